@@ -22,8 +22,8 @@ from .hf.adapt import load_adapter
 from .images.contracts import CodeImaging, ImagingParts
 from .loading import assemble, configs
 from .loading.arguments import check, exclusive
-from .loading.catalog import embedded_names
-from .loading.decoding_config import build_decoding_config
+from .loading.catalog import EMBEDDED, embedded_names
+from .loading.decoding_config import Overrides, build_decoding_config
 from .loading.kinds import IMAGE_MODELS
 from .loading.placement import choose_device, choose_dtype, guarded, short, stored_dtype
 from .loading.quantize import Quantizer, preferred_dtype, quantizer
@@ -67,6 +67,8 @@ def load_any(
     offline: bool = False,
     mask_id: int | None = None,
     block: int | None = None,
+    shift: int | None = None,
+    attention: str | None = None,
     decoder: str | os.PathLike[str] | None = None,
     text_encoder: str | None = None,
     quantize: str | None = None,
@@ -75,8 +77,8 @@ def load_any(
 ) -> LanguageModel | ContinuousModel:
     """Load an embedded name, a local directory or file, or a hub id.
 
-    `device_map` ("auto" or accelerate's dictionary) spreads the layers over devices; `mask_id` and `block` override
-    what the checkpoint says. For an image model, `decoder` is its image tokenizer and `text_encoder` encodes its
+    `device_map` ("auto" or accelerate's dictionary) spreads the layers over devices; `mask_id`, `block`, `shift` and
+    `attention` override what the checkpoint says. For an image model, `decoder` is its image tokenizer and `text_encoder` encodes its
     captions, if not beside the weights. `quantize` ("int8", "int4", "fp8") quantizes the linear layers. With
     `tp`, each of the processes that torchrun started holds a share of every layer. With `cuda_graphs`, forwards of few
     queries whose shapes come again are captured as CUDA graphs and replayed.
@@ -98,7 +100,14 @@ def load_any(
         published = published or inspect(weight_files(source.folder))
     configs.check_config(config, f"{source.name}: config.json", published)
     if config.get("model_type") == "mar":
-        foreign = {"mask_id": mask_id, "block": block, "device_map": device_map, "text_encoder": text_encoder}
+        foreign = {
+            "mask_id": mask_id,
+            "block": block,
+            "shift": shift,
+            "attention": attention,
+            "device_map": device_map,
+            "text_encoder": text_encoder,
+        }
         foreign |= {"quantize": quantize, "tp": tp or None, "cuda_graphs": cuda_graphs or None}
         for name, value in foreign.items():
             if value is not None:
@@ -115,7 +124,8 @@ def load_any(
     with configs.reading(source.name):
         spec, why = _recognise(config, published)
     if spec is None:
-        refused: dict[str, Any] = {"mask_id": mask_id, "block": block, "decoder": decoder, "text_encoder": text_encoder}
+        refused: dict[str, Any] = {"mask_id": mask_id, "block": block, "shift": shift, "attention": attention}
+        refused |= {"decoder": decoder, "text_encoder": text_encoder}
         refused |= {"tp": tp or None, "cuda_graphs": cuda_graphs or None}
         for name, value in refused.items():
             if value is not None:
@@ -136,7 +146,13 @@ def load_any(
     generation = read_json(source.folder / "generation_config.json")
     configs.check_config(generation, f"{source.name}: generation_config.json")
     decoding_config = build_decoding_config(
-        spec, config, generation, tokenizer, vocab=shape.vocab, mask_id=mask_id, block=block
+        spec,
+        config,
+        generation,
+        tokenizer,
+        vocab=shape.vocab,
+        name=source.name,
+        overrides=Overrides(mask_id, block, shift, attention),
     )
     published = published or inspect(weight_files(source.folder))
     stored = stored_dtype(published)
@@ -172,7 +188,8 @@ def load_any(
         layers=shape.layers,
         width=shape.width,
         max_positions=positions,
-        limit=shape.least_window if spec.attention in ("bidirectional", "block-causal") else None,
+        limit=shape.least_window if decoding_config.attention in ("bidirectional", "block-causal") else None,
+        recognized="" if source.folder.parent == EMBEDDED else spec.told_by(config),
         choice=f"{where}, {short(kind)} ({dtype_reason})"
         + ("" if quantization is None else f", {quantization.summary()}"),
         imaging=imaging,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,6 +34,7 @@ class DecodingConfig:
     shift: Literal[0, 1]  # the logits for position p stand at p - shift
     attention: Attention
     block: int | None = None  # width of a block, where the checkpoint has one; that of block-causal models is fixed
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # where each was found
     uniform: bool = False  # a canvas of random tokens instead of masks; `mask_id` then marks what is open, never fed
 
     @property
@@ -60,6 +62,7 @@ class LanguageModel:
     max_positions: int | None = None  # the length the checkpoint was made for
     limit: int | None = None  # positions past it would be computed wrongly (a sliding window ends): they are refused
     choice: str = field(default="", repr=False)  # why this device and dtype
+    recognized: str = field(default="", repr=False)  # what of its files told its family
     imaging: CodeImaging | None = field(default=None, repr=False)  # of an image model
     quantized: str | None = None  # the type its linear layers are quantized to
     processes: int = 1  # that share it
@@ -150,7 +153,8 @@ class LanguageModel:
 
     def describe(self) -> str:
         """Where and how the model runs, and why, in one line."""
-        return f"{self.name}: {self.family}, {self.choice}" if self.choice else f"{self.name}: {self.family}"
+        known = f"{self.name}: {self.family}" + (f" by {self.recognized}" if self.recognized else "")
+        return f"{known}, {self.choice}" if self.choice else known
 
     def _check(self, plan: Plan, cache: KVCache | None) -> None:
         shape, batch = plan.tokens.shape, plan.tokens.shape[0]

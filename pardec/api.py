@@ -40,6 +40,8 @@ def load(
     offline: bool = False,
     mask_id: int | None = None,
     block: int | None = None,
+    shift: int | None = None,
+    attention: str | None = None,
     decoder: str | Path | None = None,
     text_encoder: str | None = None,
     quantize: str | None = None,
@@ -57,6 +59,9 @@ def load(
         offline: use what is on the disk already.
         mask_id: the mask token, where the checkpoint's own files do not name it.
         block: the block length of a block-causal model, where they do not name it.
+        shift: how far to the left of a token the model predicts it, 0 or 1, against what its family does.
+        attention: "bidirectional", "block-causal", "windowed-causal", "causal-prefix" or "causal", against what its
+            family does: a Nemotron with "causal" is autoregressive.
         decoder: for image models, the image tokenizer or autoencoder, a file or a folder, where none lies beside the
             weights.
         text_encoder: the encoder of an image model's captions, a folder or a hub id.
@@ -86,6 +91,8 @@ def load(
             offline=offline,
             mask_id=mask_id,
             block=block,
+            shift=shift,
+            attention=attention,
             decoder=decoder,
             text_encoder=text_encoder,
             quantize=quantize,

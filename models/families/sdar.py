@@ -5,6 +5,8 @@ from __future__ import annotations
 from .base import FamilySpec, register
 from .llama_like import HARMLESS, NAMES, shape
 
+BLOCK_IN_NAME = r"-b(\d+)(?![\d.])"  # published names end so where blocks are longer than 4
+
 SDAR = register(
     FamilySpec(
         name="sdar",
@@ -17,6 +19,7 @@ SDAR = register(
         mask=(151669, "<|MASK|>"),
         turn_ends={151645: "<|im_end|>"},
         block=4,
+        block_in_name=BLOCK_IN_NAME,
         harmless=HARMLESS,
     )
 )

@@ -6,6 +6,7 @@ from .base import FamilySpec, register
 from .experts import EXPERT_NAMES, LAYOUTS
 from .llama_like import HARMLESS
 from .qwen3_moe import decoder
+from .sdar import BLOCK_IN_NAME
 
 SDAR_MOE = register(
     FamilySpec(
@@ -20,6 +21,7 @@ SDAR_MOE = register(
         mask=(151669, "<|MASK|>"),
         turn_ends={151645: "<|im_end|>"},
         block=4,
+        block_in_name=BLOCK_IN_NAME,
         harmless=HARMLESS,
     )
 )

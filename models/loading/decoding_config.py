@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from dataclasses import dataclass
+from typing import Any, get_args
 
-from ..errors import ArgumentError, ModelError
+from ..errors import ArgumentError, ModelError, did_you_mean
 from ..families import FamilySpec
 from ..families.base import BLOCK_KEYS
-from ..model import DecodingConfig
+from ..model import Attention, DecodingConfig
 from .arguments import check_whole
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What a user says of a checkpoint in the place of its files."""
+
+    mask_id: int | None = None
+    block: int | None = None
+    shift: int | None = None
+    attention: str | None = None
+
+    def check(self, spec: FamilySpec) -> None:
+        """Raises ArgumentError for a value that a family of this kind cannot have."""
+        for name in ("mask_id", "block", "shift"):
+            check_whole(name, getattr(self, name))
+        if self.mask_id is not None and (spec.mask is None or spec.uniform):
+            raise ArgumentError(
+                f"mask_id={self.mask_id} was given, but {spec.name} models are not masked models", "leave mask_id out"
+            )
+        if self.block is not None and spec.block is None:
+            raise ArgumentError(
+                f"block={self.block} was given, but {spec.name} models are not block-causal", "leave block out"
+            )
+        if self.shift not in (None, 0, 1):
+            raise ArgumentError(
+                f"shift={self.shift} was given", "predictions stand at their position (0) or before (1)"
+            )
+        if self.attention is not None and self.attention not in get_args(Attention):
+            near = did_you_mean(self.attention, get_args(Attention))
+            raise ArgumentError(f"unknown attention {self.attention!r}{near}", f"use {', '.join(get_args(Attention))}")
 
 
 def build_decoding_config(
@@ -18,25 +50,30 @@ def build_decoding_config(
     tokenizer: Any | None,
     *,
     vocab: int,
-    mask_id: int | None = None,
-    block: int | None = None,
+    name: str = "",
+    overrides: Overrides | None = None,
 ) -> DecodingConfig:
-    """A checkpoint's DecodingConfig; `mask_id` and `block` override. Raises ModelError for ids that are too large."""
-    check_whole("mask_id", mask_id)
-    check_whole("block", block)
+    """A checkpoint's DecodingConfig; `overrides` win, and the block length may stand in the checkpoint's `name`.
+
+    Raises ModelError for ids that are too large.
+    """
+    overrides = overrides or Overrides()
+    overrides.check(spec)
     if isinstance(inner := config.get("text_config"), dict):
         config = {**inner, **config}
-    if mask_id is not None and (spec.mask is None or spec.uniform):
-        raise ArgumentError(
-            f"mask_id={mask_id} was given, but {spec.name} models are not masked models", "leave mask_id out"
-        )
-    if block is not None and spec.block is None:
-        raise ArgumentError(f"block={block} was given, but {spec.name} models are not block-causal", "leave block out")
-    if spec.block is not None:
-        block = first(block, *map(config.get, BLOCK_KEYS), spec.block)
+    attention: Any = overrides.attention or spec.attention
+    causal = attention == "causal"
+    shift: Any = overrides.shift if overrides.shift is not None else 1 if causal else spec.shift
+    sources = {
+        "attention": "as asked" if overrides.attention else f"the family {spec.name}",
+        "shift": "as asked" if overrides.shift is not None else f"the family {spec.name}",
+    }
+    block = None
+    if spec.block is not None and not causal:
+        block, sources["block"] = _block(spec, config, name, overrides.block)
         if block is None or block < 1:
             raise ModelError(f"block must be at least 1, got {block}")
-    mask = vocab if spec.uniform else _mask(spec, config, generation, tokenizer, vocab, mask_id)
+    mask, sources["mask"] = _mask(spec, config, generation, tokenizer, vocab, overrides.mask_id)
     ends = end_ids(config, generation, vocab)
     ends += [
         number
@@ -52,15 +89,28 @@ def build_decoding_config(
     )
     bos = first(*(number for number in candidates if number is None or 0 <= number < vocab))
     return DecodingConfig(
-        mask_id=mask,
+        mask_id=None if causal else mask,
         eos_ids=tuple(ends),
         pad_id=pad_id(config, generation, tokenizer, ends, vocab),
         bos_id=bos,
-        shift=spec.shift,
-        attention=spec.attention,
+        shift=shift,
+        attention=attention,
         block=block,
-        uniform=spec.uniform,
+        uniform=spec.uniform and not causal,
+        sources=sources,
     )
+
+
+def _block(spec: FamilySpec, config: dict[str, Any], name: str, override: int | None) -> tuple[int | None, str]:
+    """The width of a block, and where it was found."""
+    if override is not None:
+        return override, "as asked"
+    for key in BLOCK_KEYS:
+        if config.get(key) is not None:
+            return config[key], f"config.json: {key}"
+    if spec.block_in_name and (found := re.search(spec.block_in_name, name)):
+        return int(found[1]), f"the name {name}"
+    return spec.block, f"the family {spec.name}"
 
 
 def end_ids(config: dict[str, Any], generation: dict[str, Any], vocab: int) -> list[int]:
@@ -90,25 +140,28 @@ def _mask(
     tokenizer: Any | None,
     vocab: int,
     override: int | None,
-) -> int | None:
+) -> tuple[int | None, str]:
+    """The mask id, and where it was found; a canvas of random tokens has the number behind the last token."""
+    if spec.uniform:
+        return vocab, "a canvas of random tokens"
     if spec.mask is None:
-        return None
+        return None, "an autoregressive model"
     default, token = spec.mask
-    known = tokenizer.get_vocab().get(token) if tokenizer is not None else None
-    mask = first(
-        override,
-        config.get("mask_token_id"),
-        generation.get("mask_token_id"),
-        known,
-        getattr(tokenizer, "mask_token_id", None),
-        default,
-    )
+    candidates = {
+        "as asked": override,
+        "config.json": config.get("mask_token_id"),
+        "generation_config.json": generation.get("mask_token_id"),
+        f"the tokenizer: {token}": tokenizer.get_vocab().get(token) if tokenizer is not None else None,
+        "the tokenizer": getattr(tokenizer, "mask_token_id", None),
+        f"the family {spec.name}": default,
+    }
+    source, mask = next(((where, value) for where, value in candidates.items() if value is not None), ("", None))
     if mask is None or not 0 <= mask < vocab:
         problem = f"mask id {mask} lies outside the vocabulary of {vocab}"
         if override is not None:
             raise ArgumentError(problem, f"mask_id must be below {vocab}, and not negative")
         raise ModelError(problem, "set mask_token_id in config.json, or pass mask_id= (--mask-id)")
-    return mask
+    return mask, source
 
 
 def _has_token(tokenizer: Any | None, number: int, token: str, vocab: int) -> bool:

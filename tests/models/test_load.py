@@ -28,7 +28,10 @@ def test_a_folder_is_loaded_and_described(tmp_path):
     assert (model.decoding_config.eos_ids, model.decoding_config.bos_id, model.decoding_config.pad_id) == ((3,), 2, 3)
     assert model.path == tmp_path / "mine"
     if model.device.type == "cpu":
-        assert model.describe() == "mine: llama, on cpu (no GPU found), float32 (default on a CPU)"
+        assert model.describe() == (
+            "mine: llama by model_type 'llama' and architecture 'LlamaForCausalLM', on cpu (no GPU found), "
+            "float32 (default on a CPU)"
+        )
 
 
 def test_embedded_models_are_found_by_name(tmp_path, monkeypatch):

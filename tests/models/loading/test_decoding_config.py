@@ -4,7 +4,7 @@ import pytest
 
 from pardec.models.errors import ModelError
 from pardec.models.families import FAMILIES
-from pardec.models.loading.decoding_config import build_decoding_config
+from pardec.models.loading.decoding_config import Overrides, build_decoding_config
 
 
 class Words:
@@ -23,8 +23,9 @@ class Words:
         return {value: key for key, value in self.words.items()}.get(number)
 
 
-def decoding_config(family, config, generation=None, tokenizer=None, vocab=200000, **more):
-    return build_decoding_config(FAMILIES[family], config, generation or {}, tokenizer, vocab=vocab, **more)
+def decoding_config(family, config, generation=None, tokenizer=None, vocab=200000, name="", **overrides):
+    settings = {"vocab": vocab, "name": name, "overrides": Overrides(**overrides)}
+    return build_decoding_config(FAMILIES[family], config, generation or {}, tokenizer, **settings)
 
 
 def test_the_mask_id_is_looked_for_in_order():
@@ -89,3 +90,36 @@ def test_the_block_of_block_causal_models():
         decoding_config("sdar", {}, block=0)
     with pytest.raises(ModelError, match="llada models are not block-causal"):
         decoding_config("llada", {}, block=8)
+
+
+def test_every_setting_says_where_it_was_found():
+    found = decoding_config("sdar", {"mask_token_id": 7}, name="SDAR-8B-Chat-b32")
+    assert (found.block, found.mask_id) == (32, 7)
+    assert found.sources == {
+        "attention": "the family sdar",
+        "shift": "the family sdar",
+        "block": "the name SDAR-8B-Chat-b32",
+        "mask": "config.json",
+    }
+    assert decoding_config("sdar", {"block_size": 8}, name="SDAR-8B-Chat-b32").sources["block"] == (
+        "config.json: block_size"
+    )
+    assert decoding_config("sdar_moe", {}, name="SDAR-30B-A3B-Chat-b16").block == 16
+    for name in ("SDAR-1.7B-Chat", "SDAR-8B-Chat", "TraDo-8B-Thinking", "SDAR-b1.7"):
+        assert decoding_config("sdar", {}, name=name).block == 4
+    asked = decoding_config("sdar", {}, name="SDAR-8B-Chat-b32", block=8, mask_id=9, shift=1)
+    assert (asked.block, asked.mask_id, asked.shift) == (8, 9, 1)
+    assert [asked.sources[what] for what in ("block", "mask", "shift")] == ["as asked"] * 3
+
+
+def test_attention_can_be_overridden_and_a_causal_model_has_no_mask():
+    found = decoding_config("nemotron", {}, attention="causal")
+    assert (found.attention, found.shift, found.mask_id, found.block) == ("causal", 1, None, None)
+    assert not found.masked
+    assert decoding_config("nemotron", {}).masked
+    with pytest.raises(ModelError, match="unknown attention 'block-casual' .did you mean 'block-causal'"):
+        decoding_config("nemotron", {}, attention="block-casual")
+    with pytest.raises(ModelError, match="shift=2 was given"):
+        decoding_config("dream", {}, shift=2)
+    with pytest.raises(ModelError, match="mask_id=5 was given, but diffusion_gemma models are not masked"):
+        decoding_config("diffusion_gemma", {}, mask_id=5)
