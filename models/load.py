@@ -36,6 +36,10 @@ from .parallel.tensor_parallel import Shares
 
 __all__ = ["embedded_names", "load", "load_any", "load_continuous"]
 
+_UNBOUNDED = (
+    "bidirectional",
+    "block-causal",
+)  # kinds of attention in which a window of earlier positions is no pattern
 DeviceMap = str | dict[str, Any]
 
 
@@ -78,10 +82,10 @@ def load_any(
     """Load an embedded name, a local directory or file, or a hub id.
 
     `device_map` ("auto" or accelerate's dictionary) spreads the layers over devices; `mask_id`, `block`, `shift` and
-    `attention` override what the checkpoint says. For an image model, `decoder` is its image tokenizer and `text_encoder` encodes its
-    captions, if not beside the weights. `quantize` ("int8", "int4", "fp8") quantizes the linear layers. With
-    `tp`, each of the processes that torchrun started holds a share of every layer. With `cuda_graphs`, forwards of few
-    queries whose shapes come again are captured as CUDA graphs and replayed.
+    `attention` override what the checkpoint says. For an image model, `decoder` is its image tokenizer and
+    `text_encoder` encodes its captions, if not beside the weights. `quantize` ("int8", "int4", "fp8") quantizes the
+    linear layers. With `tp`, each of the processes that torchrun started holds a share of every layer. With
+    `cuda_graphs`, forwards of few queries whose shapes come again are captured as CUDA graphs and replayed.
     Raises ModelError, with what would work, for what cannot be loaded faithfully.
     """
     check(quantize=quantize, device_map=device_map)
@@ -188,7 +192,7 @@ def load_any(
         layers=shape.layers,
         width=shape.width,
         max_positions=positions,
-        limit=shape.least_window if decoding_config.attention in ("bidirectional", "block-causal") else None,
+        limit=shape.least_window if decoding_config.attention in _UNBOUNDED else None,
         recognized="" if source.folder.parent == EMBEDDED else spec.told_by(config),
         choice=f"{where}, {short(kind)} ({dtype_reason})"
         + ("" if quantization is None else f", {quantization.summary()}"),

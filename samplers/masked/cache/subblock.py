@@ -7,8 +7,8 @@ Fast-dLLM v2: Efficient Block-Diffusion LLM, https://arxiv.org/abs/2509.26328
 
 With `reuse` the K/V of the block's other positions are those of the last forward that queried the whole block: the
 published block cache. K/V of finished blocks are kept as `block` keeps them. In a family whose predictions are shifted
-by one, `first_before` takes the first token of a block from the forward that stores the finished one before it, whatever its
-probability; without, it is a candidate like any other.
+by one, `first_before` takes the first token of a block from the forward that stores the finished one before it,
+whatever its probability; without, it is a candidate like any other.
 Whether a row's forward queries its whole block is decided by that row alone, where the published loop asks its batch.
 Exact: no.
 """
