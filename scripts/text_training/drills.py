@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import ClassVar
 
 from pardec.tasks import Generator, Problem, Task, task
+from pardec.tasks.arithmetic import THINGS
 from pardec.tasks.base import Draw
 from pardec.tasks.chains import QUESTION, Chains
 from pardec.tasks.names import PEOPLE
+from pardec.tasks.records import CITIES, JOBS
 
 LEADS = ("Copy the list:", "Repeat this list:", "Reverse the list:")
 
@@ -17,14 +20,23 @@ class Names(Generator):
 
     name = "names"
     summary = "copy or reverse a list of names"
+    vocabulary: ClassVar[tuple[str, ...]] = tuple(PEOPLE)
 
     def draw(self, rng: random.Random) -> Draw:
-        lead, items = rng.choice(LEADS), rng.sample(tuple(PEOPLE), rng.randint(2, 7))
+        lead, items = rng.choice(LEADS), rng.sample(self.vocabulary, rng.randint(2, 7))
         prompt = f"{lead} {' '.join(items)}."
         return Draw(prompt, prompt, " ".join(items[::-1] if lead.startswith("Reverse") else items))
 
     def score(self, problem: Problem, text: str) -> float:
         return float(text.split() == problem.answer.split())
+
+
+class Words(Names):
+    """Lists of jobs, cities and things: what a story copies from its notes."""
+
+    name = "words"
+    summary = "copy or reverse a list of jobs, cities and things"
+    vocabulary = (*JOBS, *CITIES, *THINGS)
 
 
 class Holders(Names):
@@ -43,7 +55,7 @@ class Holders(Names):
         return Draw(one.key, prompt, " ".join(word for word in prompt.split() if word in PEOPLE))
 
 
-DRILLS: dict[str, Task] = {drill.name: drill for drill in (Names(), Holders())}
+DRILLS: dict[str, Task] = {drill.name: drill for drill in (Names(), Words(), Holders())}
 
 
 def task_or_drill(name: str) -> Task:
