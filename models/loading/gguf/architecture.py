@@ -8,23 +8,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import ModelError, listed
+from .architectures import ARCHITECTURES, Architecture
 from .header import Header
 
-# Architectures by the name in the file, which is transformers' model_type too. The tensors of all have the same names.
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_PARTS = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3.1 and later: a divisor of each rotary frequency
 
@@ -95,11 +81,16 @@ def describe(header: Header) -> tuple[dict[str, Any], dict[str, Target]]:
     for unsupported in ("expert_count", "attention.sliding_window", "rope.scale_linear"):
         if fields.optional(unsupported):
             raise ModelError(f"{header.file}: {name}.{unsupported} is {fields.optional(unsupported)!r}: not supported")
-    config = _config(fields, header)
-    return config, _targets(header, config)
+    architecture = ARCHITECTURES[name]
+    config = _config(fields, header, architecture)
+    targets = _targets(header, config, architecture)
+    if architecture.keys and config["rope_parameters"]["rope_type"] != "default":
+        raise ModelError(f"{header.file}: rotary scaling is not supported for {name}")
+    return architecture.published(config), targets
 
 
-def _config(fields: Fields, header: Header) -> dict[str, Any]:
+def _config(fields: Fields, header: Header, architecture: Architecture) -> dict[str, Any]:
+    """The config with the keys of transformers."""
     tensors = header.tensors
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -114,10 +105,9 @@ def _config(fields: Fields, header: Header) -> dict[str, Any]:
     if not head_dim == rotated == values:
         problem = f"keys of {head_dim} values, of which {rotated} are rotated, and values of {values}: not supported"
         raise ModelError(f"{fields.file}: {problem}")
-    kind = fields.architecture
     config: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[kind]],
-        "model_type": kind,
+        "architectures": [architecture.class_name],
+        "model_type": architecture.model_type,
         "vocab_size": embedding.shape[0],
         "hidden_size": width,
         "intermediate_size": fields.whole("feed_forward_length"),
@@ -131,7 +121,7 @@ def _config(fields: Fields, header: Header) -> dict[str, Any]:
         "rope_parameters": _rope(fields, header, head_dim),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
-    if kind == "llama":
+    if architecture.optional_biases:
         config |= {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_gate.bias" in tensors}
     return config
 
@@ -161,7 +151,7 @@ def _llama3(header: Header, theta: float, head_dim: int) -> dict[str, Any]:
     raise ModelError(f"{header.file}: the divisors in {_ROPE_FACTORS} are not those of Llama 3, and are not supported")
 
 
-def _targets(header: Header, config: dict[str, Any]) -> dict[str, Target]:
+def _targets(header: Header, config: dict[str, Any], architecture: Architecture) -> dict[str, Target]:
     """The target of each tensor; every name and shape is checked."""
     width, mlp, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
@@ -176,26 +166,25 @@ def _targets(header: Header, config: dict[str, Any]) -> dict[str, Target]:
         "ffn_up": (mlp, width),
         "ffn_down": (width, mlp),
     }
-    if config["model_type"] == "qwen3":
+    if architecture.query_norms:
         shapes |= {"attn_q_norm": (head,), "attn_k_norm": (head,)}
-    biased = ["attn_q", "attn_k", "attn_v"] if config["model_type"] == "qwen2" else []
+    biased = ["attn_q", "attn_k", "attn_v"] if architecture.qkv_bias else []
     if config.get("attention_bias"):
         biased += ["attn_q", "attn_k", "attn_v", "attn_output"]
     if config.get("mlp_bias"):
         biased += ["ffn_gate", "ffn_up", "ffn_down"]
-    wanted = {
-        "token_embd.weight": (Target("model.embed_tokens.weight"), (config["vocab_size"], width)),
-        "output_norm.weight": (Target("model.norm.weight"), (width,)),
-    }
+    outer = {"token_embd": (config["vocab_size"], width), "output_norm": (width,)}
     if not config["tie_word_embeddings"]:
-        wanted["output.weight"] = (Target("lm_head.weight"), (config["vocab_size"], width))
+        outer["output"] = (config["vocab_size"], width)
+    wanted = {f"{part}.weight": (Target(f"{architecture.outer[part]}.weight"), shape) for part, shape in outer.items()}
     permuted = {}
-    if config["model_type"] == "llama":
+    if architecture.interleaved:
         permuted = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for layer in range(config["num_hidden_layers"]):
         for part, shape in shapes.items():
             for ending in ("weight", "bias")[: 1 + (part in biased)]:
-                target = Target(f"model.layers.{layer}.{_PARTS[part]}.{ending}", permuted.get(part))
+                published = architecture.layer.format(i=layer) + architecture.parts[part]
+                target = Target(f"{published}.{ending}", permuted.get(part))
                 wanted[f"blk.{layer}.{part}.{ending}"] = (target, shape if ending == "weight" else shape[:1])
     missing, unknown = wanted.keys() - header.tensors.keys(), header.tensors.keys() - wanted.keys() - {_ROPE_FACTORS}
     if missing:

@@ -88,7 +88,10 @@ def _name_source(folder: Path, file: Path) -> None:
 
 def _write(header: Header, folder: Path, config: dict[str, Any], targets: dict[str, Target]) -> None:
     """The files of a checkpoint folder, on disk before this returns."""
-    vocabulary, positions = config["vocab_size"], config["max_position_embeddings"]
+    vocabulary, positions = (
+        config["vocab_size"],
+        header.metadata[f"{header.metadata['general.architecture']}.context_length"],
+    )
     special = special_ids(header, vocabulary)
     files = tokenizer_files(header, vocabulary, positions)
     files["config.json"] = json.dumps({**config, **special}, indent=2)

@@ -12,22 +12,27 @@ _PREFIX = "tokenizer.ggml."
 _CONTROL, _USER = 3, 4  # token types
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id"}
-_SPECIAL |= {"pad_token": "padding_token_id"}
+_SPECIAL |= {"pad_token": "padding_token_id", "mask_token": "mask_token_id"}
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
+_BAILING = (  # LLaDA's
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 # How text is split before it is encoded, by the name in the file: a pattern, or "" for GPT-2's own.
 _SPLITS = {"gpt-2": "", "smollm": "", "llama-bpe": _LLAMA3, "llama3": _LLAMA3, "qwen2": _QWEN2}
+_SPLITS |= dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING)
 
 
 def special_ids(header: Header, vocabulary: int) -> dict[str, Any]:
-    """bos_token_id, eos_token_id (every token that ends a text) and pad_token_id, as configs name them."""
+    """bos_token_id, eos_token_id (every token that ends a text), pad_token_id and mask_token_id, as configs name them."""
     values = {name: _id(header, name, vocabulary) for name in (*_ENDS, *_SPECIAL.values())}
     ends = list(dict.fromkeys(values[name] for name in _ENDS if values[name] is not None))
     ids = {"bos_token_id": values["bos_token_id"], "pad_token_id": values["padding_token_id"]}
+    ids["mask_token_id"] = values["mask_token_id"]
     ids["eos_token_id"] = ends[0] if len(ends) == 1 else ends or None  # type: ignore[assignment]
     return {name: value for name, value in ids.items() if value is not None}
 

@@ -12,7 +12,7 @@ import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
-from pardec.models.loading.gguf.architecture import ARCHITECTURES
+from pardec.models.loading.gguf.architectures import ARCHITECTURES
 from tests.models.toys import write_checkpoint
 
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}<|im_start|>"
@@ -40,6 +40,11 @@ PARTS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 PARTS |= {f"self_attn.{name}_proj": f"attn_{name}" for name in "qkv"}
 PARTS |= {"self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 PARTS |= {f"mlp.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")}
+HEADS = (("n_heads", "num_attention_heads"), ("n_kv_heads", "num_key_value_heads"))
+LLADA_NAMES = {f"model.transformer.{own}.weight": f"{name}.weight" for own, name in {
+    "wte": "token_embd", "ln_f": "output_norm", "ff_out": "output"}.items()}  # fmt: skip
+LLADA_PARTS = {f"{name}_proj": f"attn_{name}" for name in "qkv"} | {"attn_norm": "attn_norm", "ff_norm": "ffn_norm"}
+LLADA_PARTS |= {"attn_out": "attn_output", "ff_proj": "ffn_gate", "up_proj": "ffn_up", "ff_out": "ffn_down"}
 
 
 def random_model(kind: str = "llama", *, tied: bool = True, **changes: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -53,7 +58,7 @@ def random_model(kind: str = "llama", *, tied: bool = True, **changes: Any) -> t
     for name, weight in network.state_dict().items():
         if not (tied and name.startswith("lm_head")):
             tensors[name] = torch.randn(weight.shape, generator=generator) * 0.3 + (1.0 if "norm" in name else 0.0)
-    return {"architectures": [ARCHITECTURES[kind]], **config}, tensors
+    return {"architectures": [ARCHITECTURES[kind].class_name], **config}, tensors
 
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -127,6 +132,46 @@ def write_gguf(file: Path, kind: str = "F32", family: str = "llama", **more: Any
     writer.close()
     ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     write_checkpoint(file.with_suffix(""), json.loads(json.dumps(config)) | ends, tensors)
+    return file
+
+
+def write_embedded_gguf(file: Path, folder: Path, family: str) -> Path:
+    """A GGUF file of a masked model, without a tokenizer, from its folder in Dream's or LLaDA's format."""
+    from safetensors.torch import load_file
+
+    config = json.loads((folder / "config.json").read_text())
+    blocks = {"llada": "model.transformer.blocks.", "dream": "model.layers."}[family]
+    heads, shared = (config.get(a) or config.get(b) for a, b in HEADS)
+    fields = {
+        "block_count": config.get("n_layers") or config["num_hidden_layers"],
+        "context_length": config.get("max_sequence_length") or config["max_position_embeddings"],
+        "embedding_length": config.get("d_model") or config["hidden_size"],
+        "feed_forward_length": config.get("mlp_hidden_size") or config["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": shared or heads,
+    }
+    writer = gguf.GGUFWriter(file, family)
+    for name, value in fields.items():
+        writer.add_uint32(f"{family}.{name}", value)
+    writer.add_float32(f"{family}.attention.layer_norm_rms_epsilon", config["rms_norm_eps"])
+    writer.add_float32(f"{family}.rope.freq_base", float(config["rope_theta"]))
+    writer.add_bool(f"{family}.attention.causal", False)
+    writer.add_uint32("tokenizer.ggml.mask_token_id", config["mask_token_id"])
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        values = tensor.float().numpy()
+        if name.startswith(blocks):
+            layer, own = name.removeprefix(blocks).split(".", 1)
+            part, ending = own.rsplit(".", 1)
+            stored = f"blk.{layer}.{(LLADA_PARTS if family == 'llada' else PARTS)[part]}.{ending}"
+            if family == "llada" and part in ("q_proj", "k_proj"):
+                values = interleaved(values, heads if part == "q_proj" else shared or heads)
+        else:
+            stored = {**NAMES, **LLADA_NAMES}[name]
+        writer.add_tensor(stored, np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     return file
 
 

@@ -22,7 +22,15 @@ from pardec.models.load import load
 from pardec.models.loading.gguf import convert
 from pardec.models.loading.gguf.listing import converted_files
 from pardec.models.loading.kinds import kind_of
-from tests.models.loading.gguf_files import CONFIG, MERGES, TEMPLATE, TOKENS, tokenizer_fields, write_gguf
+from tests.models.loading.gguf_files import (
+    CONFIG,
+    MERGES,
+    TEMPLATE,
+    TOKENS,
+    tokenizer_fields,
+    write_embedded_gguf,
+    write_gguf,
+)
 from tests.models.toys import ROOT
 
 F32 = gguf.GGMLQuantizationType.F32
@@ -63,6 +71,15 @@ def test_every_architecture(tmp_path: Path, family: str, more: dict[str, Any]) -
     own = pardec.load(file, device="cpu", dtype="float32")
     assert own.network.family == family
     assert torch.equal(logits(own), logits(pardec.load(tmp_path / "toy", device="cpu", dtype="float32")))
+
+
+@pytest.mark.parametrize("family", ["dream", "llada"])
+def test_masked_models(tmp_path: Path, family: str) -> None:
+    published = pardec.load(f"tiny-{family}", device="cpu", dtype="float32")
+    own = pardec.load(write_embedded_gguf(tmp_path / "toy.gguf", published.path, family), device="cpu", dtype="float32")
+    found, expected = own.network.decoding_config, published.network.decoding_config
+    assert (own.network.family, found.mask_id, found.shift) == (family, expected.mask_id, expected.shift)
+    assert torch.equal(logits(own), logits(published))
 
 
 def test_transformers_reads_the_same_model(tmp_path: Path) -> None:
@@ -135,6 +152,7 @@ def test_the_tokenizer_is_the_files(tmp_path: Path) -> None:
         ("gpt-2", ["a", "123", "Ġthe", "Ġ", "Ġ", "1"]),
         ("llama-bpe", ["a", "123", "Ġthe", "Ġ", "Ġ", "1"]),
         ("qwen2", ["a", "1", "2", "3", "Ġthe", "Ġ", "Ġ", "1"]),
+        ("llada-moe", ["a", "1", "2", "3", "Ġthe", "Ġ", "Ġ", "1"]),
     ],
 )
 def test_text_is_split_as_the_file_says(tmp_path: Path, split: str, expected: list[str]) -> None:
