@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -16,23 +15,22 @@ from .cuda_graphs.capture import Graphs, check_graphs
 from .cuda_graphs.runner import GraphRunner
 from .decoder import Decoder
 from .errors import ArgumentError, ModelError
-from .families import FAMILIES, FamilySpec, Unsupported, architecture, mar, match
-from .families.llamagen import read_config
+from .families import FamilySpec, mar
 from .hf.adapt import load_adapter
 from .images.contracts import CodeImaging, ImagingParts
 from .loading import assemble, configs
 from .loading.arguments import check, exclusive
 from .loading.catalog import EMBEDDED, embedded_names
 from .loading.decoding_config import Overrides, build_decoding_config
-from .loading.kinds import IMAGE_MODELS
 from .loading.placement import choose_device, choose_dtype, guarded, short, stored_dtype
 from .loading.quantize import Quantizer, preferred_dtype, quantizer
-from .loading.sources import MAR_FILE, Source, locate, read_json
+from .loading.sources import locate, read_json
 from .loading.tokenizers import load_tokenizer
 from .loading.weights import Published, inspect, weight_files
 from .model import LanguageModel
 from .parallel import tensor_parallel
 from .parallel.tensor_parallel import Shares
+from .recognition import read_description, recognise
 
 __all__ = ["embedded_names", "load", "load_any", "load_continuous"]
 
@@ -126,7 +124,7 @@ def load_any(
         with configs.reading(source.name):
             return guarded(source.name, make, published, kind)
     with configs.reading(source.name):
-        spec, why = _recognise(config, published)
+        spec, why = recognise(config, published)
     if spec is None:
         refused: dict[str, Any] = {"mask_id": mask_id, "block": block, "shift": shift, "attention": attention}
         refused |= {"decoder": decoder, "text_encoder": text_encoder}
@@ -204,54 +202,10 @@ def load_any(
     )
 
 
-def read_description(source: Source) -> tuple[dict[str, Any], dict[str, Published]]:
-    """The configuration, from config.json or the tensors' shapes, and these tensors if they were inspected."""
-    if source.file is not None:
-        published = inspect([source.file])
-        if mar.MARK in published:
-            return mar.describe(source.folder, published, source.file.stem), published
-        return read_config(source.file, published), published
-    if (source.folder / MAR_FILE).is_file() or read_json(source.folder / "config.json").get("model_type") == "mar":
-        published = inspect(weight_files(source.folder))
-        return mar.describe(source.folder, published), published
-    return read_json(source.folder / "config.json", required=True), {}
-
-
 def _imaging(builder: str, parts: ImagingParts) -> CodeImaging:
     module, _, name = builder.partition(":")
     imaging: CodeImaging = getattr(import_module(module), name)(parts)
     return imaging
-
-
-def _recognise(config: dict[str, Any], tensors: Container[str]) -> tuple[FamilySpec | None, str]:
-    """The family, or None and why transformers has to run the model. Raises ModelError if it cannot either."""
-    model_type, arch = str(config.get("model_type", "")), architecture(config)
-    spec = match(config, tensors)
-    if spec is not None:
-        try:
-            spec.decoder(config)
-            return spec, ""
-        except Unsupported as error:
-            if not _known_to_transformers(model_type):
-                raise
-            return None, str(error)
-    if _known_to_transformers(model_type):
-        return None, f"no native family for model_type {model_type}"
-    name = (
-        f"model_type {model_type!r}" + (f" with architecture {arch!r}" if arch else "")
-        if model_type
-        else "no model_type"
-    )
-    raise ModelError(
-        f"config.json has {name}, which no family matches",
-        f"families: {', '.join(sorted(FAMILIES))}; other causal LMs run if transformers knows their model_type",
-    )
-
-
-def _known_to_transformers(model_type: str) -> bool:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or model_type in IMAGE_MODELS
 
 
 def _native(

@@ -2,7 +2,8 @@
 
     python scripts/generate.py
 
-- `README.md`: the methods by stage, and the rows from the committed benchmarks;
+- `README.md`: the checkpoints that load, from `docs/checkpoints.md`, the methods by stage, and rows from the committed
+  benchmarks;
 - `CONTRIBUTING.md`: the stages, with the signatures of their contracts;
 - `docs/images/frontier.svg`, from `benchmarks/samplers.json`;
 - the pages of `docs/` on methods, commands, families and benchmarks, which are not committed: every build of the
@@ -38,8 +39,6 @@ SHOWN_MASKED = (
     "threshold:tau=0.9",
     "threshold:tau=0.7",
     "threshold:tau=0.9@dual",
-    "credit+localleap+threshold:tau=0.9",
-    "wino:draft=0.7",
 )
 SHOWN_DRAFTING = ("sequential", "lookup", "recycling", "model:name=tiny-llama-draft,k=5")
 # Of each stage: what it decides, the methods that a loop calls, and what they return.
@@ -88,7 +87,7 @@ def files() -> dict[Path, str]:
     """Every committed file with a generated part, as it should be."""
     readme, contributing = ROOT / "README.md", ROOT / "CONTRIBUTING.md"
     return {
-        readme: _filled(readme, methods=methods(), measured=measured()),
+        readme: _filled(readme, checkpoints=checkpoints(), methods=methods(), measured=measured()),
         contributing: _filled(contributing, stages=stages()),
         readme_figures.FOLDER / "frontier.svg": readme_figures.plot(_read("samplers.json")["sections"][0]),
     }
@@ -139,6 +138,18 @@ def methods() -> str:
         stages = groupby(cards, key=lambda card: card.stage)
         listed = "; ".join(f"*{stage}* {', '.join(f'`{card.name}`' for card in group)}" for stage, group in stages)
         lines.append(f"- {len(cards)} for **{name}**: {listed}.")
+    return "\n".join(lines)
+
+
+def checkpoints() -> str:
+    """The first column of each table of `docs/checkpoints.md` on models, a line for each."""
+    lines = []
+    for section in (ROOT / "docs" / "checkpoints.md").read_text().split("\n## ")[1:]:
+        title, _, text = section.partition("\n")
+        table = text.partition("| checkpoints |")[2].partition("\n\n")[0]
+        rows = [re.sub(r" \(.*?\)", "", row.split(" | ")[0].removeprefix("| ")) for row in table.splitlines()[2:]]
+        if rows:
+            lines.append(f"- **{title}**: {'; '.join(rows)}.")
     return "\n".join(lines)
 
 

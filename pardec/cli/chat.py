@@ -34,7 +34,7 @@ def chat(
     sampling: o.TextSampling,
     stop: o.Stop = None,
     seed: o.TurnSeed = 0,
-    loading: o.TextLoading,
+    loading: o.CheckpointLoading,
 ) -> None:
     """Chat with a model; answers are printed as their text becomes final. In piped input, each line is a turn.
 

@@ -37,7 +37,7 @@ def generate(
     batch_size: o.BatchSize = 8,
     executor: o.Executor = "local",
     workers: o.Workers = None,
-    loading: o.TextLoading,
+    loading: o.CheckpointLoading,
     tp: o.TensorParallel = False,
 ) -> None:
     """Decode prompts from -p, a file or stdin, and print the text.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
+from pardec.models.errors import SpecError, UnknownModelError, UnknownNameError, did_you_mean
 from pardec.models.loading.gguf.listing import converted_files
+from pardec.models.loading.sources import local
 
 from ..cards import ModelCard, list_models, list_samplers
 from . import options as o
@@ -62,11 +64,16 @@ def list_(
 
 @o.command
 def show(
-    name: Annotated[str, typer.Argument(help="A sampler, model, task or preset (or preset:NAME).")], json_: Json = False
+    name: Annotated[
+        str, typer.Argument(help="A sampler, task, preset (or preset:NAME) or model: its name, folder, file or hub id.")
+    ],
+    json_: Json = False,
 ) -> None:
-    """Show the rule, parameters, paper and source of a sampler, or the card of a model, task or preset.
+    """Show a sampler's rule, parameters, paper and source, the card of a task or preset, or what a model loads as.
 
     pardec show threshold
+
+    pardec show GSAI-ML/LLaDA-8B-Instruct
     """
     is_preset = name.startswith("preset:")  # some presets have the name of a sampler
     kinds: tuple[Kind, ...] = ("presets",) if is_preset else ("samplers", "models", "tasks", "presets")
@@ -77,6 +84,10 @@ def show(
             cards.setdefault(entry["name"], []).append(entry)
         known = cards | known
     matches = known.get(name.removeprefix("preset:"))
+    if not is_preset and (_may_be_a_model(name) if matches is None else "path" in matches[0]):
+        from pardec.models.recognition import describe
+
+        matches = [{**describe(name), **card} for card in matches or [{}]]
     if matches is None:
         what, hint = ("preset", "presets") if is_preset else ("name", "samplers")
         near = did_you_mean(name.removeprefix("preset:"), known)
@@ -85,6 +96,15 @@ def show(
         dump(matches[0] if len(matches) == 1 else matches)
     else:
         print("\n\n".join(map(_describe, matches)))
+
+
+def _may_be_a_model(name: str) -> bool:
+    """Whether a name that has no card is that of a folder, a file or a repository of the hub."""
+    try:
+        local(name)
+    except UnknownModelError:
+        return os.sep in name
+    return True
 
 
 def _describe(entry: dict[str, Any]) -> str:

@@ -65,6 +65,14 @@ TensorParallel = Annotated[bool, _option(RUN, "Tensor parallelism under torchrun
 CudaGraphs = Annotated[bool, _option(RUN, "Replay small forwards as CUDA graphs.", "--cuda-graphs")]
 Revision = Annotated[str | None, _option(RUN, "Branch, tag or commit on the hub.")]
 MaskId = Annotated[int | None, _option(RUN, "The mask token id, if the checkpoint does not name it.")]
+Block = Annotated[int | None, _option(RUN, "The block length of a block-causal checkpoint, if it does not name it.")]
+Shift = Annotated[
+    int | None, _option(RUN, "How far before a token it is predicted, 0 or 1, against what the family does.")
+]
+Attention = Annotated[
+    str | None,
+    _option(RUN, "bidirectional, block-causal, windowed-causal, causal-prefix or causal, against the family's."),
+]
 Offline = Annotated[bool, _option(RUN, "Use downloaded files only.", "--offline")]
 
 # --- of `chat` ---
@@ -221,6 +229,15 @@ class TextLoading(Loading):
     """Arguments of `load` for models of text."""
 
     mask_id: MaskId = None
+
+
+@dataclass
+class CheckpointLoading(TextLoading):
+    """Arguments of `load` for models of text, with all that overrides what a checkpoint says."""
+
+    block: Block = None
+    shift: Shift = None
+    attention: Attention = None
 
 
 @dataclass

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
-from pardec.models.load import read_description
 from pardec.models.loading.kinds import Kind, kind
 from pardec.models.loading.sources import locate, read_json
+from pardec.models.recognition import read_description
 from pardec.samplers.cards import Family
 
 from ..requests.early import check_answered, check_placing

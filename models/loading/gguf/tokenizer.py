@@ -28,7 +28,7 @@ _SPLITS |= dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING)
 
 
 def special_ids(header: Header, vocabulary: int) -> dict[str, Any]:
-    """bos_token_id, eos_token_id (every token that ends a text), pad_token_id and mask_token_id, as configs name them."""
+    """The ids of special tokens as configs name them; eos_token_id has every token that ends a text."""
     values = {name: _id(header, name, vocabulary) for name in (*_ENDS, *_SPECIAL.values())}
     ends = list(dict.fromkeys(values[name] for name in _ENDS if values[name] is not None))
     ids = {"bos_token_id": values["bos_token_id"], "pad_token_id": values["padding_token_id"]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import pardec
 from pardec.models.errors import CapacityError, ModelError
 from pardec.models.families import FAMILIES, match
 from pardec.models.families.base import FamilySpec, register
@@ -168,6 +170,25 @@ def test_causal_families_give_the_logits_of_transformers(case, tmp_path):
     at = torch.tensor([[30], [17]])
     step = Plan(tokens.gather(1, at), at, at, model.visible(), at[:, 0] + 1, torch.zeros(2, 1, dtype=torch.int64))
     agree(model.forward(step, cache).logits()[:, 0], expected[[0, 1], at[:, 0]])
+
+
+@pytest.mark.parametrize("case", ["mistral", "phi3", "gemma2", "gemma3", "qwen3-moe"])
+def test_greedy_tokens_are_those_of_transformers_alone_and_in_batches(case, tmp_path):
+    kind, changes = CAUSAL[case]
+    reference = published(kind, tmp_path, **changes)
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.randint(1, 33, (40,), generator=generator).tolist()
+    prompts = [torch.randint(3, 61, (length,), generator=generator).tolist() for length in lengths]
+    model = pardec.load(tmp_path, device="cpu")
+    more = {"max_new_tokens": 12, "stop_ids": [], "sampler": "sequential"}
+    batches = [row for start in range(0, 40, 8) for row in model.generate(input_ids=prompts[start : start + 8], **more).tokens]
+    for index, prompt in enumerate(prompts):
+        with torch.no_grad():
+            expected = reference.generate(
+                torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
+        assert batches[index] == expected[0, len(prompt) :].tolist()
+        assert model.generate(input_ids=[prompt], **more).tokens[0] == batches[index]
 
 
 def test_older_configs_say_the_same(tmp_path):
@@ -370,7 +391,15 @@ def test_a_config_is_claimed_by_one_family():
     )
     register(twin)
     try:
+        for tensors in ((), ("model.norm.weight",)):
+            with pytest.raises(ModelError, match="several families: llama, twin"):
+                match({"model_type": "llama"}, tensors)
+    finally:
+        del FAMILIES["twin"]
+    register(replace(twin, has=("model.own.weight",)))
+    try:  # a tensor tells them apart, unless the other family has a claim to it too
+        assert match({"model_type": "llama"}, ("model.norm.weight",)) is FAMILIES["llama"]
         with pytest.raises(ModelError, match="several families: llama, twin"):
-            match({"model_type": "llama"})
+            match({"model_type": "llama"}, ("model.norm.weight", "model.own.weight"))
     finally:
         del FAMILIES["twin"]

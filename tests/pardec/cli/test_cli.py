@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -314,6 +315,29 @@ def test_lists_in_text_and_json(cli: Cli) -> None:
         assert name in [entry["name"] for entry in found]
     stages = {entry["stage"] for entry in json.loads(cli("list", "samplers", "--stage", "cache", "--json")[1])}
     assert stages == {"cache"}
+
+
+def test_show_tells_what_a_model_is_taken_for(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    shutil.copytree(pardec.load("tiny-dream", device="cpu").path, folder)
+    out = cli("show", str(folder))[1]
+    assert "family: dream (Dream, Dream-Coder, DiffuCoder)\nloads: natively\nknown by: model_type 'Dream'" in out
+    assert "mask: 4 (from config.json)" in out
+    assert "shift: 1 (from the family dream)" in out
+    assert json.loads(cli("show", str(folder), "--json")[1])["attention"] == "bidirectional (from the family dream)"
+    (folder / "config.json").write_text(json.dumps({"model_type": "starcoder2"}))
+    assert "loads: through transformers: no native family for model_type starcoder2" in cli("show", str(folder))[1]
+    (folder / "config.json").write_text(json.dumps({"model_type": "nothing"}))
+    assert cli("show", str(folder))[::2] == (1, cli("generate", str(folder), "-p", "a")[2])
+    assert "there is no folder" in cli("show", str(tmp_path / "none"))[2]
+    assert "loads: natively" in cli("show", "tiny-dream")[1]
+
+
+def test_what_a_checkpoint_says_is_overridden(cli: Cli) -> None:
+    code, _, err = cli("generate", "tiny-dream", "-p", "a", "--attention", "causl")
+    assert (code, "did you mean 'causal'" in err) == (2, True)
+    assert "tiny-dream" in cli("generate", "tiny-dream", "-p", "a", "-n", "2", "--shift", "0", "--json")[1]
+    assert "block=3 was given" in cli("generate", "tiny-llama", "-p", "a", "--block", "3")[2]
 
 
 def test_show_tells_the_rule_the_parameters_and_the_source(cli: Cli) -> None:

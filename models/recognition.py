@@ -1,0 +1,97 @@
+"""What a checkpoint is, from its configuration and the names of its tensors, before any weights are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container
+from contextlib import suppress
+from typing import Any
+
+from .errors import ModelError
+from .families import FAMILIES, FamilySpec, Unsupported, architecture, mar, match
+from .families.llamagen import read_config
+from .loading import configs
+from .loading.decoding_config import build_decoding_config
+from .loading.kinds import IMAGE_MODELS
+from .loading.sources import MAR_FILE, Source, locate, read_json
+from .loading.tokenizers import load_tokenizer
+from .loading.weights import Published, inspect, weight_files
+
+
+def read_description(source: Source) -> tuple[dict[str, Any], dict[str, Published]]:
+    """The configuration, from config.json or the tensors' shapes, and these tensors if they were inspected."""
+    if source.file is not None:
+        published = inspect([source.file])
+        if mar.MARK in published:
+            return mar.describe(source.folder, published, source.file.stem), published
+        return read_config(source.file, published), published
+    if (source.folder / MAR_FILE).is_file() or read_json(source.folder / "config.json").get("model_type") == "mar":
+        published = inspect(weight_files(source.folder))
+        return mar.describe(source.folder, published), published
+    return read_json(source.folder / "config.json", required=True), {}
+
+
+def recognise(config: dict[str, Any], tensors: Container[str]) -> tuple[FamilySpec | None, str]:
+    """The family, or None and why transformers has to run the model. Raises ModelError if it cannot either."""
+    model_type, arch = str(config.get("model_type", "")), architecture(config)
+    spec = match(config, tensors)
+    if spec is not None:
+        try:
+            spec.decoder(config)
+            return spec, ""
+        except Unsupported as error:
+            if not _known_to_transformers(model_type):
+                raise
+            return None, str(error)
+    if _known_to_transformers(model_type):
+        return None, f"no native family for model_type {model_type}"
+    name = (
+        f"model_type {model_type!r}" + (f" with architecture {arch!r}" if arch else "")
+        if model_type
+        else "no model_type"
+    )
+    raise ModelError(
+        f"config.json has {name}, which no family matches",
+        f"families: {', '.join(sorted(FAMILIES))}; other causal LMs run if transformers knows their model_type",
+    )
+
+
+def _known_to_transformers(model_type: str) -> bool:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or model_type in IMAGE_MODELS
+
+
+def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = None) -> dict[str, Any]:
+    """What loading this model would take it for, and why, as plain values.
+
+    Of a model on the hub all files but the weights are downloaded, and the config alone tells the family.
+    Raises ModelError for what cannot be loaded, UnknownModelError for a name that no model has.
+    """
+    source = locate(name_or_path, revision=revision, weights=False)
+    with configs.reading(source.name):
+        config, published = read_description(source)
+    with suppress(ModelError):
+        published = published or inspect(weight_files(source.folder))
+    configs.check_config(config, f"{source.name}: config.json", published)
+    facts: dict[str, Any] = {"name": source.name, "path": str(source.file or source.folder)}
+    if config.get("model_type") == "mar":
+        return {**facts, "family": "mar", "loads": "natively"}
+    with configs.reading(source.name):
+        spec, why = recognise(config, published)
+    if spec is None:
+        return {**facts, "family": str(config.get("model_type")), "loads": f"through transformers: {why}"}
+    with configs.reading(source.name):
+        shape, positions = spec.decoder(config), spec.positions(config)
+    facts |= {"family": f"{spec.name} ({spec.summary})", "loads": "natively", "known by": spec.told_by(config)}
+    if not spec.imaging:
+        generation = read_json(source.folder / "generation_config.json")
+        tokenizer = load_tokenizer(source.tokenizer)
+        decoding = build_decoding_config(spec, config, generation, tokenizer, vocab=shape.vocab, name=source.name)
+        values = {"attention": decoding.attention, "shift": decoding.shift, "mask": decoding.mask_id}
+        values["block"] = decoding.block
+        facts |= {
+            name: f"{value} (from {decoding.sources[name]})" for name, value in values.items() if value is not None
+        }
+    facts |= {"layers": shape.layers, "width": shape.width, "vocabulary": shape.vocab, "positions": positions}
+    return facts
