@@ -17,7 +17,11 @@ from pardec.models.plan import Plan
 
 FOLDER = Path(sys.argv[1])
 IDS = torch.randint(5, 40, (2, 9), generator=torch.Generator().manual_seed(3))
-SAMPLERS = {"llama": ("sequential", "recycling+speculative"), "llada": ("threshold:tau=0.3@dual", "sequential")}
+SAMPLERS = {
+    "llama": ("sequential", "recycling+speculative"),
+    "llada": ("threshold:tau=0.3@dual", "sequential"),
+    "llada2": ("threshold:tau=0.3@block", "sequential"),
+}
 
 
 def told(name: str) -> dict[str, object]:

@@ -9,6 +9,7 @@ import torch
 
 from pardec.models.errors import ModelError
 from pardec.models.load import load
+from tests.models.families.test_experts import LLADA2, published
 from tests.models.toys import llama_config, llama_folder, llama_tensors, torchrun, write_checkpoint
 
 RUN = Path(__file__).with_name("shared_run.py")
@@ -47,11 +48,12 @@ def llada_folder(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two processes saw of two models."""
+    """What each of two processes saw of three models."""
     folder = tmp_path_factory.mktemp("shared")
     config = llama_config(**SHAPE)
     write_checkpoint(folder / "llama", config, {name: 2 * value for name, value in llama_tensors(config).items()})
     llada_folder(folder / "llada")
+    published(folder / "llada2", LLADA2)
     llama_folder(folder / "odd", **SHAPE | {"num_key_value_heads": 1})
     done = torchrun(RUN, folder)
     line = next((line for line in done.stdout.splitlines() if line.startswith("FOUND ")), None)
@@ -60,7 +62,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return made
 
 
-@pytest.mark.parametrize("name", ["llama", "llada"])
+@pytest.mark.parametrize("name", ["llama", "llada", "llada2"])
 def test_two_processes_give_what_one_gives(found, name):
     for one in found:
         assert max(one[name]["errors"]) < 1e-5
