@@ -34,9 +34,9 @@ class Setting(NamedTuple):
     arguments: Mapping[str, Any]
 
 
-CHAINS: Mapping[str, Any] = {"limit": 100, "batch_size": 50, "max_new_tokens": 192, "block_length": 32}
+CHAINS: Mapping[str, Any] = {"limit": 60, "batch_size": 60, "max_new_tokens": 192, "block_length": 32}
 # With the prompt, near the 512 positions of the embedded models.
-LONG: Mapping[str, Any] = {"limit": 24, "batch_size": 24, "max_new_tokens": 384, "block_length": 32}
+LONG: Mapping[str, Any] = {"limit": 16, "batch_size": 16, "max_new_tokens": 384, "block_length": 32}
 CODES: Mapping[str, Any] = {"limit": 100, "batch_size": 50}
 DRAFTER = "model:name=tiny-llamagen-draft,k=5"
 SETTINGS = {
