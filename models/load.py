@@ -191,7 +191,7 @@ def load_any(
         width=shape.width,
         max_positions=positions,
         limit=shape.least_window if decoding_config.attention in _UNBOUNDED else None,
-        recognized="" if source.folder.parent == EMBEDDED else spec.told_by(config),
+        recognized="" if source.folder.parent == EMBEDDED else spec.evidence(config),
         choice=f"{where}, {short(kind)} ({dtype_reason})"
         + ("" if quantization is None else f", {quantization.summary()}"),
         imaging=imaging,

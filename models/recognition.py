@@ -74,24 +74,24 @@ def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = Non
     with suppress(ModelError):
         published = published or inspect(weight_files(source.folder))
     configs.check_config(config, f"{source.name}: config.json", published)
-    facts: dict[str, Any] = {"name": source.name, "path": str(source.file or source.folder)}
+    description: dict[str, Any] = {"name": source.name, "path": str(source.file or source.folder)}
     if config.get("model_type") == "mar":
-        return {**facts, "family": "mar", "loads": "natively"}
+        return {**description, "family": "mar", "loads": "natively"}
     with configs.reading(source.name):
         spec, why = recognise(config, published)
     if spec is None:
-        return {**facts, "family": str(config.get("model_type")), "loads": f"through transformers: {why}"}
+        return {**description, "family": str(config.get("model_type")), "loads": f"through transformers: {why}"}
     with configs.reading(source.name):
         shape, positions = spec.decoder(config), spec.positions(config)
-    facts |= {"family": f"{spec.name} ({spec.summary})", "loads": "natively", "known by": spec.told_by(config)}
+    description |= {"family": f"{spec.name} ({spec.summary})", "loads": "natively", "known by": spec.evidence(config)}
     if not spec.imaging:
         generation = read_json(source.folder / "generation_config.json")
         tokenizer = load_tokenizer(source.tokenizer)
         decoding = build_decoding_config(spec, config, generation, tokenizer, vocab=shape.vocab, name=source.name)
         values = {"attention": decoding.attention, "shift": decoding.shift, "mask": decoding.mask_id}
         values["block"] = decoding.block
-        facts |= {
+        description |= {
             name: f"{value} (from {decoding.sources[name]})" for name, value in values.items() if value is not None
         }
-    facts |= {"layers": shape.layers, "width": shape.width, "vocabulary": shape.vocab, "positions": positions}
-    return facts
+    description |= {"layers": shape.layers, "width": shape.width, "vocabulary": shape.vocab, "positions": positions}
+    return description

@@ -58,13 +58,13 @@ class FamilySpec:
             return not self.has
         return all(name in tensors for name in self.has) and not any(name in tensors for name in self.lacks)
 
-    def told_by(self, config: Config) -> str:
+    def evidence(self, config: Config) -> str:
         """What of a checkpoint told that it is this family's, in words."""
-        facts = [f"model_type {config.get('model_type')!r}"]
+        signs = [f"model_type {config.get('model_type')!r}"]
         if named := architecture(config):
-            facts.append(f"architecture {named!r}")
-        facts += [f"tensor {name!r}" for name in self.has] + [f"no tensor {name!r}" for name in self.lacks]
-        return " and ".join(facts)
+            signs.append(f"architecture {named!r}")
+        signs += [f"tensor {name!r}" for name in self.has] + [f"no tensor {name!r}" for name in self.lacks]
+        return " and ".join(signs)
 
 
 FAMILIES: dict[str, FamilySpec] = {}

@@ -108,8 +108,8 @@ def _block(spec: FamilySpec, config: dict[str, Any], name: str, override: int | 
     for key in BLOCK_KEYS:
         if config.get(key) is not None:
             return config[key], f"config.json: {key}"
-    if spec.block_in_name and (found := re.search(spec.block_in_name, name)):
-        return int(found[1]), f"the name {name}"
+    if spec.block_in_name and (width := re.search(spec.block_in_name, name)):
+        return int(width[1]), f"the name {name}"
     return spec.block, f"the family {spec.name}"
 
 

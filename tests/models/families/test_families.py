@@ -181,7 +181,9 @@ def test_greedy_tokens_are_those_of_transformers_alone_and_in_batches(case, tmp_
     prompts = [torch.randint(3, 61, (length,), generator=generator).tolist() for length in lengths]
     model = pardec.load(tmp_path, device="cpu")
     more = {"max_new_tokens": 12, "stop_ids": [], "sampler": "sequential"}
-    batches = [row for start in range(0, 40, 8) for row in model.generate(input_ids=prompts[start : start + 8], **more).tokens]
+    batches = [
+        row for start in range(0, 40, 8) for row in model.generate(input_ids=prompts[start : start + 8], **more).tokens
+    ]
     for index, prompt in enumerate(prompts):
         with torch.no_grad():
             expected = reference.generate(
