@@ -22,6 +22,7 @@ import curves
 import torch
 
 from pardec.environment import processor
+from pardec.samplers.ops.learned_filters import filter_names
 
 FOLDER = Path(__file__).resolve().parent
 CLAIMED = (  # methods whose papers promise to be better than a threshold, and every kind of cache
@@ -94,10 +95,12 @@ def main() -> None:
     for model in options.models if not options.write else ():
         for task in options.tasks:
             setting = TASKS[task]
+            has_filter = Path(model).name in filter_names()  # without one `learned` has nothing to decide by
+            samplers = [sampler for sampler in setting.samplers if sampler != "learned" or has_filter]
             measured = curves.measure(
                 model,
                 task,
-                [stopping(sampler) for sampler in setting.samplers],
+                [stopping(sampler) for sampler in samplers],
                 options.run / f"{Path(model).name}-{task}",
                 limit=options.n or setting.problems,
                 problem_seed=options.seed,

@@ -2,8 +2,8 @@
 
     python benchmarks/tasks.py [--models tiny-dream,...] [-n 200] [--out benchmarks/tasks.json] [--cards]
 
-Forwards are counted up to the one that commits a row's first end token. With `--cards` the figures are written into the
-models' cards too.
+Rows stop at their first end token: blocks decoded after it change nothing before it. With `--cards` the figures are
+written into the models' cards too.
 """
 
 from __future__ import annotations
@@ -27,19 +27,25 @@ TASKS = ("arithmetic", "lists", "records")
 MASKED_TASKS = ("chains", "grids", "insert", "remove", "shuffle", "replace", "sort", "stories")  # of masked models only
 
 
+def stopping(sampler: str) -> str:
+    """The spec with `eos`."""
+    body, mark, cache = sampler.partition("@")
+    return f"{body}+eos{mark}{cache}"
+
+
 def measure(model: pardec.Model, task: str, count: int, seed: int, batch: int) -> list[dict[str, Any]]:
     """One row per sampler: the share of problems answered exactly, and mean forwards per problem."""
     masked = model.language_model.decoding_config.masked
     arguments: dict[str, Any] = {"limit": count, "problem_seed": seed, "batch_size": batch}
     arguments |= {"max_new_tokens": pardec.task(task).tokens, **({"block_length": 32} if masked else {})}
-    own_draft = f"model:name={model.name}"
-    samplers = [spec for spec in SPECS[masked] if spec != own_draft]
-    table = pardec.compare(model, task, samplers, references=False, replays=0, **arguments)
+    specs = [spec for spec in SPECS[masked] if spec != f"model:name={model.name}"]
+    samplers = {stopping(spec) if masked else spec: spec for spec in specs}
+    table = pardec.compare(model, task, list(samplers), references=False, replays=0, **arguments)
     return [
         {
             "model": model.name,
             "task": task,
-            "sampler": row["sampler"],
+            "sampler": samplers[row["sampler"]],
             "problems": row["problems"],
             "exact": row["accuracy"],
             "forwards": round(row["nfe_to_end"], 2),

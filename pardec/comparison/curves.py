@@ -81,12 +81,13 @@ class Interval:
 def accuracy_gain(setting: Setting, reference: Sequence[Setting], cost: str = "nfe") -> Interval:
     """The accuracy above the reference's curve at the same cost, negative below it.
 
-    The reference's curve is linear between its settings. Beyond its cheapest and dearest setting there is nothing to
-    compare with, so the gain is None.
+    The reference's curve is linear between its settings, and vertical between those of equal cost: an accuracy between
+    theirs lies on it. Beyond its cheapest and dearest setting there is nothing to compare with, so the gain is None.
     """
 
     def gain(scores: np.ndarray, costs: np.ndarray) -> np.ndarray:
-        above: np.ndarray = scores[:, 0] - _interpolate(costs[:, 0], costs[:, 1:], scores[:, 1:])
+        low, high = _interpolate(costs[:, 0], costs[:, 1:], scores[:, 1:])
+        above: np.ndarray = scores[:, 0] - scores[:, 0].clip(low, high)
         return above
 
     return _paired([setting, *reference], cost, gain)
@@ -181,11 +182,15 @@ def _paired(some: Sequence[Setting], cost: str, figure: Callable[[np.ndarray, np
     return Interval(value, float(low), float(high))
 
 
-def _interpolate(at: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
-    """[R] the piecewise linear curve through (xs, ys) [R, S] at `at` [R]; nan outside of it."""
-    order = np.argsort(xs, 1, kind="stable")
+def _interpolate(at: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """[R] the least and the greatest value of the curve through (xs, ys) [R, S] at `at` [R]; nan outside of it."""
+    order = np.lexsort((ys, xs), 1)  # of points with one x the highest leads on to the next x
     xs, ys = np.take_along_axis(xs, order, 1), np.take_along_axis(ys, order, 1)
-    return np.array([np.interp(x, row, values, np.nan, np.nan) for x, row, values in zip(at, xs, ys, strict=True)])
+    line = np.array([np.interp(x, row, values, np.nan, np.nan) for x, row, values in zip(at, xs, ys, strict=True)])
+    here = np.isclose(xs, at[:, None], rtol=1e-9, atol=0)
+    low, high = np.where(here, ys, np.inf).min(1), np.where(here, ys, -np.inf).max(1)
+    any_here = here.any(1)
+    return np.where(any_here, low, line), np.where(any_here, high, line)
 
 
 def _cost_at(accuracy: float, scores: np.ndarray, costs: np.ndarray) -> np.ndarray:

@@ -30,7 +30,9 @@ from ..contracts import Canvas, MaskedSampler, Proposal, Select
 @dataclass(frozen=True)
 class Threshold(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.95, 0.97, 0.98, 0.99, 0.8, 0.7, 0.6, 0.5)}
-    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.98, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5)}
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {
+        "tau": (0.98, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.55, 0.5)
+    }
 
     tau: Annotated[float, "least score, a probability (minus an entropy in nats with the entropy proposer)"] = 0.9
     fall: Annotated[float, "the threshold is max(tau, 1 - fall * forwards made); 0 is tau throughout"] = 0.0

@@ -34,6 +34,18 @@ def test_a_setting_of_the_reference_itself_has_no_gain_in_any_resample() -> None
     assert (gain.low, gain.high) == pytest.approx((0, 0))
 
 
+def test_settings_of_equal_cost_are_both_on_the_curve() -> None:
+    tied = [*REFERENCE, setting("twin", 10, 0.6)]
+    for own in tied:
+        gain = curves.accuracy_gain(own, tied)
+        assert (gain.value, gain.low, gain.high) == pytest.approx((0, 0, 0)), own.sampler
+    assert curves.accuracy_gain(setting("between", 10, 0.7), tied).value == pytest.approx(0)
+    assert curves.accuracy_gain(setting("above", 10, 0.9), tied).value == pytest.approx(0.1)
+    # The better of the two leads on to the dearer setting, the worse is what the cheaper one leads to.
+    assert curves.accuracy_gain(setting("behind", 15, 0.9), tied).value == pytest.approx(0)
+    assert curves.accuracy_gain(setting("before", 7.5, 0.5), tied).value == pytest.approx(0)
+
+
 def test_costs_are_compared_at_equal_accuracy() -> None:
     # 0.9 lies halfway between the settings with 10 and 20 forwards.
     assert curves.cost_at(REFERENCE, 0.9).value == pytest.approx(15)

@@ -24,7 +24,7 @@ def named(specs: list[str], family: str = "masked") -> dict[str, tuple[str | Non
 def test_a_method_is_swept_over_its_own_parameter_or_the_thresholds() -> None:
     found = named(["klass", "credit", "fixed+prophet", "threshold:tau=0.9+localleap", "sequential"])
     assert found["klass"] == ("klass.tau", "threshold", 7)
-    assert found["credit"] == ("threshold.tau", "threshold", 9)
+    assert found["credit"] == ("threshold.tau", "threshold", 10)
     assert found["fixed+prophet"][0] == "fixed.steps"
     assert found["threshold:tau=0.9+localleap"] == (None, "threshold", 1)
     assert found["sequential"] == (None, "threshold", 1)
@@ -98,4 +98,4 @@ def test_a_run_without_a_sweep_has_no_curves(small: Callable[..., pardec.Table])
 
 def test_a_preview_lists_the_settings_of_a_sweep() -> None:
     document = preview("tiny-dream", "arithmetic", ["entropy_bound"], limit=2, references=False, sweep=True)
-    assert len(document["samplers"]) == 6 + 9 + 5
+    assert len(document["samplers"]) == 6 + 10 + 5
