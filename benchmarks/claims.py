@@ -42,7 +42,9 @@ DRAFTER = "model:name=tiny-llamagen-draft,k=5"
 SETTINGS = {
     "credit": Setting("tiny-dream", "chains", ("credit+eos", "credit:free=true+eos"), CHAINS),
     "localleap": Setting("tiny-dream", "chains", ("localleap+eos", "localleap:relaxed=0.6+eos"), CHAINS),
-    "prophet-fixed": Setting("tiny-dream", "chains", ("fixed:steps=192+prophet+eos", "prophet+eos"), CHAINS),
+    "prophet-fixed": Setting(
+        "tiny-dream", "chains", ("fixed:steps=192+prophet+eos", "prophet+eos"), {**CHAINS, "limit": 30}
+    ),
     "prophet-answer": Setting(
         "tiny-dream", "arithmetic", ("fixed:steps=64+prophet:start=14,length=5+eos",), {**CHAINS, "max_new_tokens": 64}
     ),

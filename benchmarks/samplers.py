@@ -49,7 +49,7 @@ TASKS = {
     "chains-64": Task(200, 64, CLAIMED + OTHERS),
     "grids": Task(200, 32, CLAIMED),
     "arithmetic": Task(200, 64, CLAIMED),
-    "parallel": Task(100, 32, ("factor", "entropy_bound", "klass", "credit", "wino", "@dual")),
+    "parallel": Task(60, 32, ("factor", "entropy_bound", "klass", "credit", "wino", "@dual")),
 }
 
 
