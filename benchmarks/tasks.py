@@ -1,6 +1,6 @@
 """Measures how many held-out problems the embedded models answer exactly, and in how many forwards.
 
-    python benchmarks/tasks.py [--models tiny-dream,...] [-n 200] [--out benchmarks/tasks.json] [--cards]
+    python benchmarks/tasks.py [--models tiny-dream,...] [-n 200] [--out FILE.json] [--cards]
 
 Rows stop at their first end token: blocks decoded after it change nothing before it. With `--cards` the figures are
 written into the models' cards too.
