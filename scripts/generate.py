@@ -37,7 +37,7 @@ SHOWN_MASKED = (
     "sequential",
     "threshold:tau=0.98",
     "threshold:tau=0.9",
-    "threshold:tau=0.7",
+    "hierarchy:high=0.95",
     "threshold:tau=0.9@dual",
 )
 SHOWN_DRAFTING = ("sequential", "lookup", "recycling", "model:name=tiny-llama-draft,k=5")

@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "images"
 
 PROMPTS = [
+    "Hugo has 55 apples. Olga removes 9. Ravi buys 3. How many remain?",
     "Fill in the record: The pilot called Lena is 72.",
-    "Tom has 18 cups. He loses 4. He finds 12 cups. How many cups does Tom have now?",
 ]
 ANIMATED = {"sequential": 220, "threshold:tau=0.9": 1200}  # sampler -> milliseconds that a frame stays
 LAST = 3000  # and the last frame of each
@@ -63,7 +63,7 @@ def animate(path: Path) -> None:
             saved = model.generate(PROMPTS, sampler=sampler, max_new_tokens=32).save(f"{folder}/result")
             assert run(["view", str(saved), "--gif", f"{folder}/one.gif"]) == 0
             with Image.open(f"{folder}/one.gif") as one:
-                pages = [frame.convert("RGB").quantize(64) for frame in ImageSequence.Iterator(one)]
+                pages = [frame.convert("RGB").quantize(32) for frame in ImageSequence.Iterator(one)]
             frames += pages
             durations += [duration] * (len(pages) - 1) + [LAST]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True)

@@ -35,7 +35,7 @@ def test_marked_blocks_run_and_names_are_there_in_fresh_interpreters(tmp_path: P
     results = fresh.results([*blocks, *lookups], tmp_path)
     for piece, result in zip([*blocks, *lookups], results, strict=True):
         assert result["code"] == 0, f"{piece['code']}\n{result['told']}"
-    assert '{"name": "Lena", "age": 72, "job": "pilot"} in 2 forwards' in results[0]["told"]
+    assert "Ravi works with Olga: 46 + 3 = 49. answer 49 in 6 forwards" in results[0]["told"]
     assert (tmp_path / "runs" / "compare" / "report.html").stat().st_size > 10000
 
 
@@ -66,8 +66,8 @@ def masked_examples() -> list[str]:
 
 
 def test_the_samplers_of_the_examples_keep_the_answers() -> None:
-    """Of records: an example is a setting that one would use."""
-    examples = masked_examples()
+    """Of records: an example is a setting that one would use; those with `@block` are for an adapted model."""
+    examples = [spec for spec in masked_examples() if not spec.endswith("@block")]
     assert len(examples) >= 3
     model, task = pardec.load("tiny-dream", device="cpu"), pardec.task("records")
     problems = task.problems(split="heldout", n=4, seed=7)
