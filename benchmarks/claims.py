@@ -48,7 +48,12 @@ SETTINGS = {
     "prophet-answer": Setting(
         "tiny-dream", "arithmetic", ("fixed:steps=64+prophet:start=14,length=5+eos",), {**CHAINS, "max_new_tokens": 64}
     ),
-    "dkv-cache": Setting("tiny-dream", "chains", ("eos@dkv", "eos@dkv:prompt=keep", "eos@dual", "eos@prefix"), LONG),
+    "dkv-cache": Setting(
+        "tiny-dream",
+        "chains",
+        ("sequential+eos@dkv", "eos@dkv", "eos@dkv:prompt=keep", "eos@dual", "eos@prefix"),
+        LONG,
+    ),
     "sjd": Setting("tiny-llamagen", "captions", ("sequential", "sjd", "sjd:refresh=gumbel"), CODES),
     "sjd-greedy": Setting("tiny-llamagen", "captions", ("sequential", "sjd", "jacobi"), {**CODES, "temperature": 0.0}),
     "lantern": Setting(
