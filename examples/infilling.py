@@ -14,7 +14,7 @@ import pardec
 def main() -> None:
     model = pardec.load("tiny-dream")
     prompt = "Tom has 8 cups. He loses 3. How many cups does Tom have now?"
-    template = "8 - <mask> = <mask>; answer <mask>"
+    template = "8 - <mask> = <mask>; answer 5"
 
     result = model.generate(prompt, template=template, sampler="sequential")
     assert result.text is not None

@@ -33,7 +33,7 @@ class Doubt(Select):
 def main() -> None:
     model = pardec.load("tiny-dream")
     prompt = "Tom has 18 cups. He loses 4. He finds 12 cups. How many cups does Tom have now?"
-    for sampler in ("sequential+eos", "doubt+eos", "doubt:budget=0.01+eos@dual", Doubt(budget=0.5)):
+    for sampler in ("sequential+eos", "doubt+eos", "doubt:budget=0.01+eos@dual", Doubt(budget=0.1)):
         result = model.generate(prompt, sampler=sampler)
         assert result.text is not None
         print(f"{result.nfe[0]:3} forwards  {result.text[0]}  ({sampler})")

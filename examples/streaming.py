@@ -16,7 +16,7 @@ def main() -> None:
     prompt = "Tom has 18 cups. He loses 4. He finds 12 cups. How many cups does Tom have now?"
 
     pieces = []
-    for event in model.stream(prompt, sampler="entropy+fixed:steps=8+eos"):
+    for event in model.stream(prompt, sampler="entropy+fixed:steps=16+eos"):
         if isinstance(event, pardec.Step):
             (piece,) = event.text or ("",)  # one piece for each row that is still being decoded
             pieces.append(piece)

@@ -11,7 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import architectures
 
-FEW = {"llama4_text": "equal", "gpt2": "equal", "mamba": "refused", "gemma2": "refused"}
+FEW = {"llama4_text": "equal", "gpt2": "equal", "mamba": "refused", "gpt_oss": "refused"}
 
 
 @pytest.mark.filterwarnings("ignore")

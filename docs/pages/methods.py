@@ -61,6 +61,9 @@ _OWN = {
     "model": "model:name=tiny-llama-draft,k=5",
     "cspd": "cspd:draft=tiny-mar-draft",
     "dkv_greedy": "random+fixed@dkv_greedy",
+    "selfcondition": "selfcondition+renoise",
+    "denoise": "denoise+renoise",
+    "renoise": "renoise",
 }
 
 

@@ -6,11 +6,13 @@ import inspect
 import os
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from pardec.models.errors import SpecError, UnknownModelError, UnknownNameError, did_you_mean
+from pardec.models.loading.catalog import EMBEDDED
 from pardec.models.loading.gguf.listing import converted_files
 from pardec.models.loading.sources import local
 
@@ -85,9 +87,7 @@ def show(
         known = cards | known
     matches = known.get(name.removeprefix("preset:"))
     if not is_preset and (_may_be_a_model(name) if matches is None else "path" in matches[0]):
-        from pardec.models.recognition import describe
-
-        matches = [{**describe(name), **card} for card in matches or [{}]]
+        matches = [{**_recognition(name, card), **card} for card in matches or [{}]]
     if matches is None:
         what, hint = ("preset", "presets") if is_preset else ("name", "samplers")
         near = did_you_mean(name.removeprefix("preset:"), known)
@@ -96,6 +96,15 @@ def show(
         dump(matches[0] if len(matches) == 1 else matches)
     else:
         print("\n\n".join(map(_describe, matches)))
+
+
+def _recognition(name: str, card: dict[str, Any]) -> dict[str, Any]:
+    """What a model loads as; that of an embedded one is known without importing torch."""
+    if card and Path(card["path"]).parent == EMBEDDED:
+        return {"loads": "natively"}
+    from pardec.models.recognition import describe
+
+    return describe(name)
 
 
 def _may_be_a_model(name: str) -> bool:

@@ -24,7 +24,7 @@ from pardec.samplers.rng import row_seeds
 Cli = Callable[..., tuple[int, str, str]]
 
 TEXT = "Tom has 3 cups. How many cups does Tom have now?"
-FOREIGN = "What is a fjord?"  # nothing that the embedded models know
+FOREIGN = "Who are you?"  # nothing that the embedded models know
 DRAWN: dict[str, Any] = {"temperature": 0.9, "max_new_tokens": 8}
 
 
@@ -204,7 +204,9 @@ def test_a_shell_writes_line_breaks() -> None:
 def test_an_empty_answer_says_what_an_embedded_model_knows(cli: Cli) -> None:
     code, out, err = cli("generate", "tiny-dream", "-p", FOREIGN, "-p", TEXT)
     assert (code, out.count("\n")) == (0, 2)
-    assert "warning: 1 of 2 answers is empty: tiny-dream is trained on arithmetic, lists and records only" in err
+    assert (
+        "warning: 1 of 2 answers is empty: tiny-dream is trained on arithmetic, lists, records, chains, grids," in err
+    )
     assert "warning" not in cli("generate", "tiny-dream", "-p", FOREIGN, "--quiet")[2]
     assert "warning" not in cli("generate", "tiny-dream", "-p", TEXT)[2]
 
@@ -228,9 +230,11 @@ def test_an_instruct_model_without_its_template_says_so(cli: Cli, folder: Path, 
 
 def test_from_python_an_embedded_model_says_what_it_knows() -> None:
     model = pardec.load("tiny-dream", device="cpu")
-    with pytest.warns(pardec.EmptyAnswer, match="is trained on arithmetic, lists and records only"):
+    with pytest.warns(
+        pardec.EmptyAnswer, match="is trained on arithmetic, lists, records, chains, .* sort and stories only"
+    ):
         model.generate(FOREIGN)
-    assert empty_answer.tasks_of(model) == ["arithmetic", "lists", "records"]
+    assert empty_answer.tasks_of(model)[:3] == ["arithmetic", "lists", "records"]
     assert "EmptyAnswer" in inspect.getsource(empty_answer)
 
 

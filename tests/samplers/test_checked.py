@@ -41,7 +41,7 @@ def test_the_joint_law_is_claimed_by_those_that_are_drawn_and_counted() -> None:
 def test_a_plain_version_is_named_beside_the_method(name: tuple[str, str]) -> None:
     """In one test module at least, which is not to say that the module compares the two."""
     plain = re.compile(r"from tests\.reference|\bdef naive\b|plain_greedy|plain version")
-    texts = [file.read_text() for file in (TESTS / "samplers").rglob("test_*.py")]
+    texts = [file.read_text() for file in TESTS.rglob("test_*.py")]
     assert any(plain.search(text) and re.search(rf"\b{name[0]}\b", text) for text in texts)
 
 

@@ -30,7 +30,9 @@ class State:
     final: np.ndarray  # [B]
 
 
-@register("block", stage="cache", paper="arXiv:2510.06303", exact="greedy", checked="reference")
+@register(
+    "block", stage="cache", paper="arXiv:2510.06303", exact="greedy", checked="golden/llada2 golden/sdar_moe reference"
+)
 @dataclass(frozen=True)
 class BlockCache(Cache):
     attention = "block-causal"

@@ -23,7 +23,8 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
     stage="propose",
     paper="arXiv:2502.09992",
     exact="greedy",
-    checked="golden/dimple golden/dream golden/llada reference",
+    checked="golden/dimple golden/dream golden/fast_dllm_v2 golden/llada golden/llada2 golden/sdar_moe "
+    "golden/wedlm reference",
 )
 @dataclass(frozen=True)
 class Confidence(Propose):

@@ -17,7 +17,10 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
 @register(
-    "entropy", stage="propose", paper="arXiv:2508.15487", checked="golden/dimple golden/dream golden/llada reference"
+    "entropy",
+    stage="propose",
+    paper="arXiv:2508.15487",
+    checked="golden/dimple golden/dream golden/llada golden/sdar_moe golden/wedlm reference",
 )
 @dataclass(frozen=True)
 class Entropy(Propose):

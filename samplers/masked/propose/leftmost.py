@@ -18,7 +18,7 @@ from ...registry import register
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
-@register("leftmost", stage="propose", paper="arXiv:2505.16990", checked="golden/dimple")
+@register("leftmost", stage="propose", paper="arXiv:2505.16990", checked="golden/dimple golden/sdar_moe")
 @dataclass(frozen=True)
 class Leftmost(Propose):
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:

@@ -18,7 +18,13 @@ from ...registry import register
 from ..contracts import Canvas, Proposal, Select
 
 
-@register("sequential", stage="select", paper="arXiv:2502.09992", exact="greedy", checked="golden/dimple reference")
+@register(
+    "sequential",
+    stage="select",
+    paper="arXiv:2502.09992",
+    exact="greedy",
+    checked="golden/dimple golden/wedlm reference",
+)
 @dataclass(frozen=True)
 class Sequential(Select):
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:

@@ -26,7 +26,12 @@ from ...registry import register
 from ..contracts import Canvas, MaskedSampler, Proposal, Select
 
 
-@register("threshold", stage="select", paper="arXiv:2505.22618", checked="golden/dream golden/llada reference")
+@register(
+    "threshold",
+    stage="select",
+    paper="arXiv:2505.22618",
+    checked="golden/dream golden/fast_dllm_v2 golden/llada reference",
+)
 @dataclass(frozen=True)
 class Threshold(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.95, 0.97, 0.98, 0.99, 0.8, 0.7, 0.6, 0.5)}

@@ -1,4 +1,7 @@
-"""DiffusionGemma against transformers: logits of text and canvas, and its own generate with the same random numbers."""
+"""DiffusionGemma against transformers: logits of text and canvas, and its own generate with the same random numbers.
+
+That generate is the plain version of `selfcondition`, `anneal`, `denoise` and `renoise`: all of them decide its tokens.
+"""
 
 from __future__ import annotations
 

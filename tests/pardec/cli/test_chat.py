@@ -54,7 +54,7 @@ def test_each_line_of_a_pipe_is_a_turn(cli: Cli, monkeypatch: pytest.MonkeyPatch
     code, out, err = cli("chat", "tiny-llama", "-n", 4, "--stop", "- ")
     assert (code, out) == (0, "18 \n")
     assert "tokens in" in err
-    piped(monkeypatch, "What is a fjord?")
+    piped(monkeypatch, "Who are you?")
     assert "the answer is empty: tiny-dream is trained on" in cli("chat", "tiny-dream")[2]
 
 

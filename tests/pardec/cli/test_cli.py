@@ -40,7 +40,7 @@ def test_stdout_has_the_text_and_nothing_else(cli: Cli, folder: Path, model: par
     assert code == 0
     assert expected is not None
     assert out.splitlines() == expected
-    assert "random-dream: dream, on cpu" in err
+    assert "random-dream: dream by model_type 'Dream'" in err
     assert "tokens a forward" in err
 
 

@@ -155,11 +155,11 @@ def test_an_embedded_filter_names_its_model(name: str) -> None:
 def test_a_filter_of_another_model_is_refused_unless_forced(tmp_path: Path) -> None:
     dream, llada = (pardec.load(name, device="cpu") for name in ("tiny-dream", "tiny-llada"))
     spec = str(dream.prepare("a", sampler="learned").sampler.spec)
-    assert "learned:filter=tiny-dream,tau=0.97,force=false" in spec
+    assert "learned:filter=tiny-dream,tau=0.995,force=false" in spec
     with pytest.raises(SpecError, match="the filter 'tiny-dream' was trained on tiny-dream, and this is tiny-llada"):
         llada.generate("a", sampler="learned:filter=tiny-dream", max_new_tokens=2)
     forced = llada.generate("a", sampler="learned:filter=tiny-dream,force=true", max_new_tokens=2)
-    assert "learned:filter=tiny-dream,tau=0.97,force=true" in forced.spec
+    assert "learned:filter=tiny-dream,tau=0.995,force=true" in forced.spec
     folder = by_hand(tmp_path / "mine", torch.eye(32), -0.9)  # it names no model, so that nothing can be compared
     assert "tau=0.97" in llada.generate("a", sampler=f'learned:filter="{folder}"', max_new_tokens=2).spec
     save_file(load_filter(str(folder)).state_dict(), folder / WEIGHTS, {"model": "tiny-llada", "tau": "0.6"})
