@@ -87,7 +87,7 @@ def show(
         known = cards | known
     matches = known.get(name.removeprefix("preset:"))
     if not is_preset and (_may_be_a_model(name) if matches is None else "path" in matches[0]):
-        matches = [{**_recognition(name, card), **card} for card in matches or [{}]]
+        matches = [{"name": name, **_recognition(name, card), **card} for card in matches or [{}]]
     if matches is None:
         what, hint = ("preset", "presets") if is_preset else ("name", "samplers")
         near = did_you_mean(name.removeprefix("preset:"), known)
@@ -121,7 +121,15 @@ def _describe(entry: dict[str, Any]) -> str:
         return _describe_sampler(entry)
     if "tasks" in entry or "scoring" in entry:
         return _describe_task(entry)
-    return "\n".join(f"{key}: {value}" for key, value in entry.items())
+    lines = [f"{key}: {value}" for key, value in entry.items() if key != "accuracy"]
+    if entry.get("accuracy"):
+        rows = [
+            (f"  {sampler}", task, f"{figures[task]:.1%} of {count}", f"{figures[f'{task}_nfe']:.1f} forwards")
+            for sampler, figures in entry["accuracy"].items()
+            for task, count in figures["problems"].items()
+        ]
+        lines += ["accuracy on held-out problems", columns(rows)]
+    return "\n".join(lines)
 
 
 def _check_filter(what: str, value: str, matches: list[dict[str, Any]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -330,7 +331,9 @@ def test_show_tells_what_a_model_is_taken_for(cli: Cli, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "nothing"}))
     assert cli("show", str(folder))[::2] == (1, cli("generate", str(folder), "-p", "a")[2])
     assert "there is no folder" in cli("show", str(tmp_path / "none"))[2]
-    assert "loads: natively" in cli("show", "tiny-dream")[1]
+    embedded = cli("show", "tiny-dream")[1]
+    assert embedded.startswith("name: tiny-dream\nloads: natively")
+    assert re.search(r"^  threshold:tau=0.9 +chains +\d+\.\d% of \d+ +[\d.]+ forwards$", embedded, re.MULTILINE)
 
 
 def test_what_a_checkpoint_says_is_overridden(cli: Cli) -> None:
