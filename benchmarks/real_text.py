@@ -32,7 +32,9 @@ import torch
 import transformers
 
 import pardec
+from pardec.drafting.texts import chat_ids
 from pardec.environment import processor
+from pardec.models.draft_modules.load import KINDS as KINDS_OF_MODULES
 from pardec.samplers import registry
 
 HERE = Path(__file__).resolve().parent
@@ -40,7 +42,7 @@ KINDS = {"translation": "translation", "summarization": "summarization", "qa": "
 KINDS |= {"math_reasoning": "mathematics", "rag": "retrieval"}  # all other categories are of conversations
 RUNS = {"float32, C": ("float32", "auto"), "float32": ("float32", "reference"), "bfloat16": ("bfloat16", "auto")}
 PLAIN, LOOKUP, ASSISTED = "transformers", "transformers, prompt lookup", "transformers, assisted"
-OTHERS = {"model", "zipar"}  # they need a second model, or an image
+OTHERS = {"model", "zipar", "auto", *KINDS_OF_MODULES}  # they need a model or module that is named, or an image
 BATCH = 8
 POSITIONS, REPEATS = (1, 8, 32, 128), 15
 Row = dict[str, Any]
@@ -95,12 +97,6 @@ class Decoders:
     def _published(self, folder: Any) -> Any:
         kind = getattr(torch, self.dtype)
         return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=kind).eval()
-
-    def ids(self, prompt: Prompt) -> list[int]:
-        """The prompt in the chat template."""
-        message = [{"role": "user", "content": prompt.text}]
-        shape: Any = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
-        return list(self.model.tokenizer.apply_chat_template(message, **shape)["input_ids"])
 
     def decode(self, arm: str, prompts: list[list[int]], new: int) -> tuple[list[list[int]], Row]:
         """The tokens of each prompt, up to and with the first end token, and what they took."""
@@ -159,7 +155,7 @@ class Store:
 
 def check(decoders: Decoders, prompts: list[Prompt], options: argparse.Namespace, store: Store) -> None:
     """Decodes all prompts by transformers, one by one, and by every drafter, in batches; short ones first."""
-    ids = {prompt.id: decoders.ids(prompt) for prompt in prompts}
+    ids = {prompt.id: chat_ids(decoders.model, prompt.text) for prompt in prompts}
     ordered = sorted(prompts, key=lambda prompt: len(ids[prompt.id]))  # rows of a batch are of about one length
     for start in range(0, len(ordered), BATCH):
         for arm in [PLAIN, *options.specs]:
@@ -178,16 +174,18 @@ def check(decoders: Decoders, prompts: list[Prompt], options: argparse.Namespace
             store.add({"arm": f"gap of {row['arm']}", "id": row["id"], "gap": gap})
 
 
-def timed(prompts: list[Prompt], options: argparse.Namespace, store: Store) -> None:
-    """Decodes each prompt alone by every arm in every run, the next arm first each time."""
+def timed(prompts: list[Prompt], beside: set[int], options: argparse.Namespace, store: Store) -> None:
+    """Decodes each prompt alone by every arm in every run, in turn; `beside` by transformers, too."""
     decoders = {run: Decoders(options, run) for run in options.runs}
     arms = [PLAIN, *options.beside, *options.specs]
     warm = set()
     for number, prompt in enumerate(prompts):
-        ids = next(iter(decoders.values())).ids(prompt)
+        ids = chat_ids(next(iter(decoders.values())).model, prompt.text)
         for arm in (arms[number % len(arms) :] + arms)[: len(arms)]:
             for run, decoder in decoders.items():
                 if store.find(run=run, arm=arm, id=prompt.id) is not None:
+                    continue
+                if arm.startswith(PLAIN) and prompt.id not in beside:
                     continue
                 if (run, arm) not in warm:
                     decoder.decode(arm, [ids[-16:]], 4)
@@ -220,34 +218,54 @@ def forwards(options: argparse.Namespace) -> dict[str, dict[str, float]]:
 def summary(rows: list[Row], arms: list[str]) -> list[Row]:
     """A row for each arm, over the prompts that it and transformers have decoded."""
     plain = {row["id"]: row for row in rows if row["arm"] == PLAIN}
+    one_by_one = {row["id"]: row for row in rows if row["arm"] == "sequential"}
     summaries = []
     for arm in arms:
-        own = [row for row in rows if row["arm"] == arm and row["id"] in plain]
+        own = [row for row in rows if row["arm"] == arm]
         if not own:
             continue
-        base = [plain[row["id"]] for row in own]
         total = {name: sum(row[name] for row in own) for name in ("process_s", "clock_s")}
         tokens = sum(len(row["tokens"]) for row in own)
         entry = {"arm": arm, "prompts": len(own), "tokens": tokens, "tokens_per_second": tokens / total["process_s"]}
-        for name, seconds in total.items():
-            rate = sum(len(row["tokens"]) for row in base) / sum(row[name] for row in base)
-            entry[f"speed_up_{name}"] = tokens / seconds / rate
-        entry["equal"] = sum(row["tokens"] == other["tokens"] for row, other in zip(own, base, strict=True))
+        for label, base in (("speed_up", plain), ("over_sequential", one_by_one)):
+            entry[f"{label}_prompts"] = len([row for row in own if row["id"] in base])
+            for name in total:
+                entry[f"{label}_{name}"] = _ratio(own, base, name)
+        entry["equal"] = sum(row["tokens"] == plain[row["id"]]["tokens"] for row in own if row["id"] in plain)
+        entry["as_sequential"] = sum(
+            row["tokens"] == one_by_one[row["id"]]["tokens"] for row in own if row["id"] in one_by_one
+        )
         if "nfe" in own[0]:
             entry["acceptance_length"] = sum(row["gained"] for row in own) / max(1, sum(row["rounds"] for row in own))
             entry["forwards_per_token"] = sum(row["nfe"] for row in own) / tokens
+            entry["tokens_per_forward"] = 1 / entry["forwards_per_token"]
             entry["drafter_forwards"] = sum(row["drafter"] for row in own) / len(own)
         summaries.append(entry)
     return summaries
 
 
+def _ratio(rows: list[Row], base: Row, seconds: str) -> float | None:
+    """Tokens a second of `rows` over those of `base`, on the prompts that both have done."""
+    common = [(row, base[row["id"]]) for row in rows if row["id"] in base]
+    if not common:
+        return None
+    own, other = (
+        sum(len(row["tokens"]) for row in some) / sum(row[seconds] for row in some)
+        for some in zip(*common, strict=True)
+    )
+    return own / other
+
+
 COLUMNS = (
+    ("tokens a forward", "tokens_per_forward", "{:.2f}"),
     ("acceptance length", "acceptance_length", "{:.2f}"),
-    ("forwards a token", "forwards_per_token", "{:.3f}"),
     ("drafter's forwards a prompt", "drafter_forwards", "{:.0f}"),
     ("tokens a second", "tokens_per_second", "{:.1f}"),
+    ("over sequential", "over_sequential_process_s", "{:.2f}"),
+    ("by the clock", "over_sequential_clock_s", "{:.2f}"),
+    ("as sequential", "as_sequential", "{}"),
     ("over transformers", "speed_up_process_s", "{:.2f}"),
-    ("by the clock", "speed_up_clock_s", "{:.2f}"),
+    ("of prompts", "speed_up_prompts", "{}"),
 )
 
 
@@ -327,16 +345,16 @@ def _page(head: Row, equality: list[Row], runs: Row, kinds: Row, ratios: Row, fa
         yield f"| arm | prompts | {' | '.join(title for title, _, _ in COLUMNS)} | equal |"
         yield "|---" * (len(COLUMNS) + 3) + "|"
         for row in rows:
-            cells = " | ".join(form.format(row[name]) if name in row else "" for _, name, form in COLUMNS)
+            cells = " | ".join("" if row.get(name) is None else form.format(row[name]) for _, name, form in COLUMNS)
             name = row["arm"] if row["arm"].startswith(PLAIN) else f"`{row['arm']}`"
             yield f"| {name} | {row['prompts']} | {cells} | {row['equal']} |"
         yield ""
-        yield "Over transformers, by kind:\n"
+        yield "Over sequential, by kind; in brackets tokens a forward:\n"
         yield f"| arm | {' | '.join(kinds[run])} |"
         yield "|---" * (len(kinds[run]) + 1) + "|"
         for row in rows:
             cells_of = [{own["arm"]: own for own in rows}.get(row["arm"]) for rows in kinds[run].values()]
-            cells = " | ".join("" if own is None else f"{own['speed_up_process_s']:.2f}" for own in cells_of)
+            cells = " | ".join("" if own is None else _short(own) for own in cells_of)
             yield f"| {row['arm']} | {cells} |"
         yield ""
     if len(runs) > 1:
@@ -356,6 +374,11 @@ def _page(head: Row, equality: list[Row], runs: Row, kinds: Row, ratios: Row, fa
             yield f"| {run} | {' | '.join(f'{milliseconds[str(count)]:.0f}' for count in POSITIONS)} |"
 
 
+def _short(row: Row) -> str:
+    ratio, tokens = row["over_sequential_process_s"], row.get("tokens_per_forward")
+    return ("" if ratio is None else f"{ratio:.2f}") + (f" ({tokens:.2f})" if tokens else "")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", required=True, help="a GGUF file, a folder or a hub id, with a chat template")
@@ -365,6 +388,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--checked-tokens", type=int, help="of each answer that is compared; all if not given")
     parser.add_argument("--specs", nargs="*", default=specs())
+    parser.add_argument("--timed-beside", type=int, help="prompts of each kind that transformers' arms decode, too")
     parser.add_argument("--beside", nargs="*", default=[LOOKUP, ASSISTED], choices=[LOOKUP, ASSISTED])
     parser.add_argument("--runs", nargs="*", default=[*RUNS], choices=[*RUNS])
     parser.add_argument("--assistant", help="a smaller model of the same tokens; without one, its own first layers")
@@ -381,10 +405,11 @@ def main() -> None:
     times = Store(options.run / "timed.jsonl", settings)
     prompts = read_prompts(options.prompts, options.count)
     few = read_prompts(options.prompts, options.timed)
+    fewer = few if options.timed_beside is None else read_prompts(options.prompts, options.timed_beside)
     if options.only in (None, "check"):
         check(Decoders(options, "float32, C"), prompts, options, checks)
     if options.only in (None, "timed"):
-        timed(few, options, times)
+        timed(few, {prompt.id for prompt in fewer}, options, times)
     if options.only in (None, "forwards"):
         (options.run / "forwards.json").write_text(json.dumps(forwards(options)))
     report(options, checks, times)

@@ -11,13 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import pardec
-from pardec.comparison import Table
+from pardec.cards import list_drafters
+from pardec.comparison import Table, metrics
 from pardec.environment import processor
 from pardec.samplers import registry
 from pardec.tasks import Problem, Task
@@ -26,7 +29,11 @@ from pardec.tasks.lists import PHRASINGS
 HERE = Path(__file__).resolve().parent
 TASKS = ("arithmetic", "lists", "records", "copies")
 COPIES = ("lists", "records", "copies")  # answers that repeat some or all of the prompt
-NAMED = {"model": "model:name=tiny-llama-draft,k=5"}  # a drafter that needs an argument
+TRAINED = {card.kind: card for card in list_drafters() if card.target == "tiny-llama"}  # read its states
+NAMED = {"model": "model:name=tiny-llama-draft,k=5"}  # drafters that need an argument
+NAMED |= {kind: f"{kind}:name={card.name}" for kind, card in TRAINED.items()}
+NAMED |= {"auto": 'auto:model="eagle:name=tiny-llama-eagle",copy="lookup:k=7"'}
+UNTRAINED = ("transfer", "falcon")  # no module of this kind ships
 MORE = ("copyspec:suffix=3", "lookup:k=5,max_ngram=2", "model:name=tiny-llama-draft,k=5+dyspec")
 TARGETS = (  # sampler, least acceptance length, tasks
     ("model:name=tiny-llama-draft,k=5", 3.0, TASKS),
@@ -43,6 +50,7 @@ FIGURES = (
     "draft_forwards",
     "forwards_per_token",
     "acceptance_length",
+    "acceptance_interval",
     "draft_depth",
     "acceptance_by_position",
     "fed_per_token",
@@ -57,6 +65,7 @@ FIGURES = (
 )
 COLUMNS = (
     ("acceptance length", "acceptance_length", "{:.2f}"),
+    ("95% interval", "acceptance_interval", "{0[0]:.2f}..{0[1]:.2f}"),
     ("draft length", "draft_depth", "{:.1f}"),
     ("forwards per token", "forwards_per_token", "{:.3f}"),
     ("draft forwards per problem", "draft_forwards", "{:.1f}"),
@@ -76,12 +85,18 @@ The tasks are those of pardec; `copies` are the problems of `lists` that ask to 
 stands in the prompt. Each drafter runs with its default parameters, and some with others. Columns:
 
 - `acceptance length`: tokens gained per round of drafting and verifying, the verifier's own token included, the round
-  of the prompt left out. `draft length`: tokens of the longest drafted path per round.
+  of the prompt left out, and the interval of a bootstrap over problems.
+- `draft length`: tokens of the longest drafted path per round.
 - `forwards per token` of the target model; `draft forwards per problem` of the draft model.
 - `positions per token`: positions computed in the target's forwards, per token.
 - `identical`: the share of problems whose tokens all equal those of `sequential`.
 - `simulated speed-up`: the speed-up if the cost of a forward did not depend on the number of its positions.
   `measured speed-up`: tokens per second over those of the first row.
+
+Drafters whose intervals overlap are not ranked. Those that read the target's states were trained for it on texts that
+it wrote:
+
+{trainings}
 
 """
 
@@ -105,7 +120,8 @@ class Copies(Task):
 def specs() -> list[str]:
     """Sequential decoding, every registered drafter, and `MORE`."""
     drafters = [card.name for card in registry.cards() if card.stage == "draft"]
-    names = [name for name in drafters if name not in ("sequential", "zipar")]  # zipar is for images only
+    without = ("sequential", "zipar", *UNTRAINED)  # zipar is for images only
+    names = [name for name in drafters if name not in without]
     return ["sequential", *(NAMED.get(name, name) for name in names), *MORE]
 
 
@@ -124,6 +140,27 @@ def measure(model: pardec.Model, task: str, options: argparse.Namespace) -> Tabl
         resume=options.run is not None,
         progress=True,
     )
+
+
+def interval(rows: Sequence[dict[str, Any]]) -> tuple[float, float] | None:
+    """The 95% percentile interval of the acceptance length, resampled over problems with a fixed seed."""
+    gained = [[gain for _, _, gain in metrics.rounds([row])] for row in rows]
+    sums, counts = (np.array([of(some) for some in gained if some]) for of in (sum, len))
+    if not len(sums):
+        return None
+    weights = np.random.default_rng(0).multinomial(len(sums), np.full(len(sums), 1 / len(sums)), metrics.DRAWS)
+    low, high = np.percentile((weights @ sums) / (weights @ counts), (2.5, 97.5))
+    return float(low), float(high)
+
+
+def trainings() -> str:
+    """A table of the drafters that read the target's states."""
+    lines = ["| drafter | parameters | training | seconds on one core |", "|---|---|---|---|"]
+    for kind, card in TRAINED.items():
+        recipe = json.loads((Path(card.path) / "card.json").read_text(encoding="utf-8"))["recipe"]
+        steps = f"{recipe['steps']} steps, {recipe['answer tokens']:,} answer tokens of {recipe['texts'].split(',')[0]}"
+        lines.append(f"| `{kind}` | {card.parameters:,} | {steps} | {recipe['seconds']} |")
+    return "\n".join(lines)
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
@@ -170,7 +207,7 @@ def results(tasks: dict[str, list[dict[str, Any]]]) -> list[str]:
 def page(document: dict[str, Any]) -> str:
     """The page, from what the JSON file has."""
     tasks = document["tasks"]
-    text = PAGE.format(**{**document, "results": "\n".join(results(tasks))})
+    text = PAGE.format(**{**document, "results": "\n".join(results(tasks)), "trainings": trainings()})
     text += "\n".join(f"## {task}\n\n{markdown(rows)}" for task, rows in tasks.items())
     return text + "\n## Notes\n\n" + "\n".join(document["notes"]) + "\n" if document["notes"] else text
 
@@ -192,6 +229,9 @@ def main() -> None:
     notes: dict[str, list[str]] = {}
     for task in options.tasks.split(","):
         table = measure(model, task, options)
+        for row in table.rows:
+            own = [each for each in table.run.rows if each["sampler"] == row["sampler"]]
+            row["acceptance_interval"] = interval(metrics.successful(own))
         tasks[task] = [{name: row[name] for name in FIGURES} for row in table.rows]
         for note in table.notes:
             notes.setdefault(note, []).append(task)

@@ -95,7 +95,7 @@ class Decoder(nn.Module):
         """
         chosen = range(self.config.layers)[plan.layers] if plan.layers is not None else range(self.config.layers)
         h = self._enter(plan, chosen).flatten(0, 1)  # [B * Q, E]: one matmul costs less than one for each row
-        taps: dict[int, Tensor] = {}
+        taps: dict[int, Tensor] = {-1: h.view(*plan.tokens.shape, -1)} if -1 in plan.hidden else {}
         passes: dict[tuple[torch.device, AttentionConfig | None], LayerPass] = {}
         narrowed = plan.narrow and self._narrows(plan)
         for index, layer in enumerate(self.layers):
@@ -112,7 +112,7 @@ class Decoder(nn.Module):
             if index in plan.hidden:
                 taps[index] = h.view(*plan.tokens.shape, -1)
         shape = plan.want.shape if narrowed else plan.tokens.shape
-        return Hidden(plan, h.view(*shape, -1), self.project, taps, narrowed)
+        return Hidden(plan, h.view(*shape, -1), self.project, taps, narrowed, self.norm.forward)
 
     def _narrows(self, plan: Plan) -> bool:
         """Whether the last layer can leave out the queries that are not wanted, and gains by it."""
@@ -122,7 +122,11 @@ class Decoder(nn.Module):
 
     def project(self, states: Tensor) -> Tensor:
         """Final norm and head: states [M, E] -> logits [M, V] in the model's dtype."""
-        logits = self.head.forward(self.norm.forward(states))
+        return self.unembed(self.norm.forward(states))
+
+    def unembed(self, normed: Tensor) -> Tensor:
+        """The head alone: states behind the final norm [M, E] -> logits [M, V] in the model's dtype."""
+        logits = self.head.forward(normed)
         if self.config.logit_cap is not None:
             logits = (logits / self.config.logit_cap).tanh() * self.config.logit_cap
         return logits if self.placement is None else logits.to(self.embed_device)

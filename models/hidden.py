@@ -14,6 +14,37 @@ from .plan import Plan
 _NOTHING = nullcontext()
 
 
+def _unchanged(states: Tensor) -> Tensor:
+    return states
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStates:
+    """The states of a target that a drafter reads at every position."""
+
+    layers: tuple[int, ...] = ()  # outputs of these layers, side by side in this order; -1 is the embedding
+    normed: bool = False  # behind them the state after the final norm
+
+    def of(self, hidden: Hidden) -> Tensor:
+        """[B, Q, S] of a forward whose plan has these layers in `hidden`; without the copies that guidance adds."""
+        device = hidden.states.device
+        parts = [hidden.taps[layer].to(device) for layer in self.layers] + ([hidden.normed()] if self.normed else [])
+        return torch.cat(parts, -1)[: hidden.plan.batch]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdSubset:
+    """The ids that a head has logits of."""
+
+    ids: Tensor  # [N] int64
+    size: int  # ids of the vocabulary
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """Logits [..., N] over the whole vocabulary [..., V], -inf for all other ids."""
+        whole = logits.new_full((*logits.shape[:-1], self.size), -torch.inf)
+        return whole.index_copy_(-1, self.ids, logits)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Hidden:
     """States after the last layer that ran, before the final norm; the head runs whenever `logits` is called."""
@@ -23,11 +54,18 @@ class Hidden:
     head: Callable[[Tensor], Tensor]  # [M, E] -> [M, V], final norm included
     taps: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> [B, Q, E] output of that layer
     narrowed: bool = False  # the last layer ran on the plan's `want` alone: states is [B, K, E], aligned to it
+    norm: Callable[[Tensor], Tensor] = _unchanged  # [..., E]: the final norm, where `head` begins with one
+    subset: IdSubset | None = None  # the ids of the head's columns; None: all, in order
 
-    def logits(self, positions: Tensor | None = None) -> Tensor:
+    def normed(self) -> Tensor:
+        """[B, Q, E] the states after the final norm, which the head multiplies."""
+        return self.norm(self.states)
+
+    def logits(self, positions: Tensor | None = None, *, subset: bool = False) -> Tensor:
         """Logits of the plan's `want`, or of the queries at absolute `positions` [B, K] -> float32 [B, K, V].
 
-        An entry of -1, or a position that has no row, gives the logits of some other query: check `has` first.
+        With `subset` they are over the ids of that alone, where there is one. An entry of -1, or a position that has
+        no row, gives the logits of some other query: check `has` first.
         """
         # States of an inference-mode forward cannot enter an autograd graph.
         with (
@@ -38,6 +76,8 @@ class Hidden:
             if not self.narrowed or positions is not None:
                 states = states.index_select(0, self._flat(rows))
             logits = self.head(states).float()
+            if self.subset is not None and not subset:
+                logits = self.subset.spread(logits)
             return logits.view(*rows.shape, logits.shape[-1])
 
     def some(self, index: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -48,7 +88,8 @@ class Hidden:
             if not self.narrowed or positions is not None:
                 rows = self.plan.want if positions is None else self._rows(positions)
                 index = self._flat(rows)[index]
-            return self.head(self.states.flatten(0, 1).index_select(0, index)).float()
+            logits = self.head(self.states.flatten(0, 1).index_select(0, index)).float()
+            return logits if self.subset is None else self.subset.spread(logits)
 
     def has(self, positions: Tensor) -> Tensor:
         """Whether each of `positions` [B, K] has a row -> bool [B, K]."""

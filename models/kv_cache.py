@@ -70,7 +70,7 @@ class KVCache:
         if plan.slots.device.type == "cpu":
             if plan.uniform is None and plan.batch:
                 top = max(top, int(plan.lengths.max()))
-            if plan.span is None and plan.slots.numel():
+            if plan.slot_span is None and plan.slots.numel():
                 top = max(top, int(plan.slots.max()) + 1)
             if (
                 plan.rows is not None
@@ -95,9 +95,10 @@ class KVCache:
 
     def views(self, plan: Plan) -> list[Views] | None:
         """Where each layer's K and V of `plan` go and what it reads, if slices; the last few are kept."""
-        if plan.rows is not None or plan.span is None:
+        span = plan.slot_span
+        if plan.rows is not None or span is None:
             return None
-        key = (*plan.span, self.extent(plan))
+        key = (*span, self.extent(plan))
         if key not in self._views:
             if len(self._views) == _SPANS:
                 del self._views[next(iter(self._views))]
@@ -158,6 +159,8 @@ class KVCache:
         """
         if source.shape != target.shape:
             raise CacheError(f"move: source is {list(source.shape)} and target {list(target.shape)}; they must agree")
+        if target.device.type == "cpu" and not bool(((target >= 0) & (target != source)).any()):
+            return  # nothing moves: every layer would be written as it is
         rows = torch.arange(source.shape[0], device=source.device) if rows is None else rows
         if self.copies > 1:
             rows, source, target = self._all(rows), source.repeat(self.copies, 1), target.repeat(self.copies, 1)

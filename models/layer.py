@@ -77,9 +77,13 @@ class DecoderLayer(nn.Module):
         return h
 
     def _attention(self, h: Tensor, step: LayerPass, index: int, picked: Tensor | None) -> Tensor:
+        return self._attend(h, step.ops.norm(h, self.attn_norm, self.config.norm_eps), step, index, picked)
+
+    def _attend(self, h: Tensor, inputs: Tensor, step: LayerPass, index: int, picked: Tensor | None) -> Tensor:
+        """h [B * Q, E], or its `picked` queries, plus attention among `inputs` [B * Q, I], which the norm gives."""
         config, ops = self.config, step.ops
         heads, dim = config.heads, config.head_dim
-        qkv = matmul(ops.norm(h, self.attn_norm, config.norm_eps), self.qkv_weight, self.qkv_bias)
+        qkv = matmul(inputs, self.qkv_weight, self.qkv_bias)
         qkv = self._normed_heads(qkv.view(*step.plan.tokens.shape, -1, dim), ops)
         if config.clip_qkv is not None:
             qkv = qkv.clamp(-config.clip_qkv, config.clip_qkv)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .errors import CacheError, CapacityError, ModelError
-from .hidden import Hidden
+from .hidden import Hidden, IdSubset
 from .kv_cache import KVCache
 from .loading.quantize import weight_bytes
 from .plan import Plan, Visible
@@ -68,7 +68,13 @@ class LanguageModel:
     processes: int = 1  # that share it
     whole: int | None = field(default=None, repr=False)  # parameters of the checkpoint, where this process has a share
     embedding_scale: float = field(default=1.0, repr=False)
+    draft_modules: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # loaded ones that draft for it
     head_read: bool = field(default=False, init=False, repr=False)  # its weights are finite: see `finite.demand_head`
+
+    @property
+    def subset(self) -> IdSubset | None:
+        """The ids that its head has logits of, where it was cut."""
+        return getattr(self.decoder, "subset", None)
 
     @property
     def parameters(self) -> int:
@@ -197,7 +203,7 @@ class LanguageModel:
             )
 
     def _check_parts(self, plan: Plan) -> None:
-        if plan.hidden and not all(0 <= layer < self.layers for layer in plan.hidden):
+        if plan.hidden and not all(-1 <= layer < self.layers for layer in plan.hidden):
             raise ModelError(f"hidden names layers {list(plan.hidden)}; {self.name} has 0..{self.layers - 1}")
         if plan.skip and not all(0 <= layer < self.layers and part in ("attn", "mlp") for layer, part in plan.skip):
             raise ModelError(

@@ -84,7 +84,7 @@ class Plan:
     soft: Tensor | None = None  # [B, Q, E] added to the embeddings; the incoming states when `layers` starts above 0
     layers: slice | None = None  # a part of the stack
     skip: frozenset[tuple[int, str]] = frozenset()  # (layer, "attn" | "mlp") sub-blocks left out
-    hidden: tuple[int, ...] = ()  # layers whose outputs are kept
+    hidden: tuple[int, ...] = ()  # layers whose outputs are kept; -1 is the embedding
     rows: Tensor | None = None  # [B] int64 cache row of each plan row; None: row i is cache row i
     uniform: int | None = None  # host knowledge: every row's length is this
     span: tuple[int, int] | None = None  # host knowledge: every row's positions and slots are arange(start, stop)
@@ -101,6 +101,13 @@ class Plan:
     def width(self) -> int:
         """Queries per row Q, padding included."""
         return self.tokens.shape[1]
+
+    @property
+    def slot_span(self) -> tuple[int, int] | None:
+        """Host knowledge: every row's slots are arange(start, stop), as those of a tree are."""
+        if self.span is None and self.uniform is not None and self.visible.parents is not None:
+            return self.uniform - self.width, self.uniform
+        return self.span
 
     @staticmethod
     def full(tokens: Tensor, visible: Visible, lengths: Tensor | None = None) -> Plan:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from pardec.models.loading.catalog import EMBEDDED, embedded_names
+from pardec.models.loading.catalog import DRAFTERS, EMBEDDED, embedded_drafters, embedded_names
 
 if TYPE_CHECKING:
     from pardec.samplers.cards import Card
@@ -23,6 +23,19 @@ class ModelCard:
     summary: str
     parameters: int
     accuracy: Mapping[str, Any]
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterCard:
+    """An embedded draft module: the target it reads, and how many tokens a forward it gained there."""
+
+    name: str
+    kind: str
+    target: str
+    summary: str
+    parameters: int
+    acceptance: Mapping[str, Any]
     path: str
 
 
@@ -61,4 +74,14 @@ def list_models() -> list[ModelCard]:
         card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
         family = str(config["model_type"]).lower()
         cards.append(ModelCard(name, family, card["summary"], card["parameters"], card["accuracy"], str(folder)))
+    return cards
+
+
+def list_drafters() -> list[DrafterCard]:
+    """The card of every draft module that ships with the package; needs no torch."""
+    cards = []
+    for name in embedded_drafters():
+        card = json.loads((DRAFTERS / name / "card.json").read_text(encoding="utf-8"))
+        own = {field.name: card[field.name] for field in fields(DrafterCard) if field.name != "path"}
+        cards.append(DrafterCard(**own, path=str(DRAFTERS / name)))
     return cards

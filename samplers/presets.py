@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from pardec.models.errors import UnknownNameError, did_you_mean
+from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
+
+from .spec import Part, Spec, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +273,43 @@ PRESETS = (
         "d3LLM on Dream, one block at a time",
         _BLOCKS,
     ),
+    # Drafters that read the target's states: `preset:medusa:name=...` names the module that was trained for the target.
+    Preset(
+        "medusa",
+        "medusa:name=tiny-llama-medusa,k=4+paths:tree=mc_sim_7b_63,top=true+typical:reference=true",
+        "arXiv:2401.10774",
+        "Medusa: the tree of 63 paths with typical acceptance; preset:medusa:name=FOLDER for other heads",
+        {"max_new_tokens": 512, "temperature": 0.7},
+    ),
+    Preset(
+        "hydra",
+        "hydra:name=tiny-llama-hydra,k=4+paths:tree=mc_sim_7b_63,top=true",
+        "arXiv:2402.05109",
+        "Hydra and Hydra++: Medusa's tree, whose levels depend on each other; preset:hydra:name=FOLDER for other heads",
+        {"max_new_tokens": 512},
+    ),
+    Preset(
+        "eagle",
+        "eagle:name=tiny-llama-eagle,k=5+paths:tree=eagle_mc_sim_7b_63",
+        "arXiv:2401.15077",
+        "EAGLE: its fixed tree, 26 nodes with the last token; preset:eagle:name=FOLDER for another module",
+        {"max_new_tokens": 1024},
+    ),
+    # The authors count the last token in their 60 nodes, and one level fewer than they draft: 5 and 7.
+    *(
+        Preset(
+            name,
+            f"eagle:name=tiny-llama-eagle,k={k}+beam:beams=10,nodes=59,raw=true",
+            paper,
+            f"{title}: its dynamic tree, {k} levels deep, 60 nodes with the last token;"
+            f" preset:{name}:name=FOLDER for another module",
+            {"max_new_tokens": 1024},
+        )
+        for name, title, k, paper in (
+            ("eagle2", "EAGLE-2", 6, "arXiv:2406.16858"),
+            ("eagle3", "EAGLE-3", 8, "arXiv:2503.01840"),
+        )
+    ),
     # Families whose attention follows the canvas.
     Preset(
         "wedlm",
@@ -302,9 +341,25 @@ def presets() -> tuple[Preset, ...]:
 
 
 def preset(name: str) -> Preset:
-    """The preset called `name`, with or without `preset:` before it."""
+    """The preset called `name`, with or without `preset:` before it; parameters behind it are of its first method.
+
+    >>> preset("preset:hydra:name=FOLDER,k=2").spec
+    'hydra:name=FOLDER,k=2+paths:tree=mc_sim_7b_63,top=true'
+    """
     known = {p.name: p for p in PRESETS}
-    name = name.removeprefix("preset:")
+    name, _, parameters = name.removeprefix("preset:").partition(":")
     if name not in known:
         raise UnknownNameError(f"unknown preset {name!r}{did_you_mean(name, known)}", hint='run "pardec list presets"')
-    return known[name]
+    chosen = known[name]
+    if not parameters:
+        return chosen
+    spec = parse(chosen.spec)
+    first, *others = spec.parts
+    own = parse(f"{first.name}:{parameters}")
+    if len(own.parts) > 1 or own.cache is not None:
+        raise SpecError(
+            f"a preset takes parameters of its first method, {first.name}, got {parameters!r}",
+            hint=f"write out another sampler: {chosen.spec}",
+        )
+    part = Part(first.name, tuple({**dict(first.params), **dict(own.parts[0].params)}.items()))
+    return replace(chosen, spec=str(Spec((part, *others), spec.cache)))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.images.conditioned import Prefix
 from pardec.models.images.contracts import Condition
 from pardec.models.model import LanguageModel
@@ -54,7 +55,7 @@ class Request:
     cfg_interval: int | None = None
     conditions: tuple[Condition, ...] = ()
     prefix: Prefix | None = None
-    draft_model: LanguageModel | None = None
+    draft_model: LanguageModel | DraftModule | None = None
     stop_ids: tuple[int, ...] = ()
     stops: tuple[Ending | None, ...] = ()
     allowed: Allowed | None = None

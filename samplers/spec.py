@@ -27,6 +27,7 @@ _TOKEN = re.compile(r'\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<bare>[^+@,:="\s]+)
 
 
 ModelName = str  # the type of a parameter that names a model: embedded, a folder, or a hub id
+DraftModuleName = str  # the same of a draft module
 
 
 @dataclass(frozen=True, slots=True)

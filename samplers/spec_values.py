@@ -11,10 +11,10 @@ from functools import cache
 from typing import Any, Literal
 
 from pardec.models.errors import SpecError, did_you_mean
-from pardec.models.loading.sources import local
+from pardec.models.loading.sources import local, local_drafter
 
 from .cards import SINGLE, Card, Family, cards_named, find
-from .spec import ModelName, Part, Spec, format_value, parse
+from .spec import DraftModuleName, ModelName, Part, Spec, format_value, parse
 
 MOST = 2**16  # of whole numbers: a method may allocate that much, and no canvas is as long
 Named = list[tuple[str, Any]]  # name and method, in the order of the spec
@@ -44,6 +44,8 @@ def check(spec: Spec, family: Family | None = None) -> None:
                 value = _read(text, _type_of(known[key]), f"{part.name}:{key}")
             if value is not None and known[key].startswith("ModelName"):
                 local(value)
+            elif value is not None and known[key].startswith("DraftModuleName"):
+                local_drafter(value)
     refuse_doubles(spec, stages)
 
 
@@ -119,7 +121,8 @@ def _type_of(text: str) -> Any:
     """The type of an annotation; str, which takes anything, for a name that only its module knows."""
     try:
         return typing.get_type_hints(
-            types.SimpleNamespace(__annotations__={"it": text}), {"Literal": Literal, "ModelName": ModelName}
+            types.SimpleNamespace(__annotations__={"it": text}),
+            {"Literal": Literal, "ModelName": ModelName, "DraftModuleName": DraftModuleName},
         )["it"]
     except NameError:
         return str

@@ -16,6 +16,7 @@ import typer
 
 import pardec
 from pardec.cli.app import app
+from pardec.samplers import registry
 
 sys.path.append(str(Path(__file__).resolve().parent))
 import fresh
@@ -193,11 +194,13 @@ def test_the_example_of_every_method_is_a_valid_spec() -> None:
         from pages.methods import example
     finally:
         sys.path.remove(str(DOCS))
-    # Of block-causal models, of windows, and of random canvases; none of these is embedded.
-    elsewhere = {"block", "causal", "subblock", "window", "selfcondition", "denoise", "renoise"}
+    # Of block-causal models, of windows, of random canvases, and of draft modules; none of these is embedded.
+    elsewhere = {"block", "causal", "subblock", "window", "selfcondition", "denoise", "renoise", "falcon", "transfer"}
     models = {"masked": "tiny-dream", "ar": "tiny-llama", "continuous": "tiny-mar"}
     loaded = {family: pardec.load(name, device="cpu") for family, name in models.items()}
     for card in pardec.list_samplers():
         asked: dict[str, Any] = {"label": [0]} if card.family == "continuous" else {"prompt": "Tom has 8 cups."}
-        if card.name not in elsewhere:
-            loaded[card.family].prepare(**asked, sampler=example(card))
+        if card.name in elsewhere:
+            assert registry.resolve(example(card), card.family).spec
+        else:
+            assert loaded[card.family].prepare(**asked, sampler=example(card)) is not None

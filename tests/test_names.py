@@ -100,6 +100,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "transfer_index": ("pardec/interop/diffusers/",),
     # copies between device and host
     "host_transfer": ("samplers/",),
+    # hidden transfer, a method
+    "HiddenTransfer": ("models/draft_modules/transfer.py", "samplers/speculative/draft/transfer.py"),
+    "Transfer": ("samplers/speculative/draft/transfer.py",),
+    "transfer": ("samplers/speculative/draft/transfer.py",),
     # public: options, parameters, methods that users write, attributes of results, fields of files
     "PictureError": ("pardec/images/pngs.py",),
     "Quiet": ("pardec/cli/",),

@@ -29,7 +29,10 @@ NAMES: dict[str, str | tuple[str, ...]] = {
 }
 QUERY_NORM = "model.layers.0.self_attn.q_norm.weight"  # of stacks that normalise queries and keys
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
-HARMLESS = (r".*rotary_emb\.inv_freq",)  # buffers in old checkpoints; they follow from the config
+HARMLESS = (
+    r".*rotary_emb\.inv_freq",  # buffers in old checkpoints; they follow from the config
+    r"medusa_head\..*",  # heads of Medusa 1.0 beside their target: a draft module
+)
 
 
 def complete(config: Config, kind: str) -> Any:

@@ -144,6 +144,7 @@ class Conditioned:
             hidden.head,
             hidden.taps,
             hidden.narrowed,
+            hidden.norm,
             hidden=hidden,
             shifts=tuple(self.shift[:, whom]),
             scale=self.scale,
@@ -173,8 +174,9 @@ class Shifted(Hidden):
     scale: float = 1.0
     last: Tensor | None = None  # [B] the last query whose logits are guided
 
-    def logits(self, positions: Tensor | None = None) -> Tensor:
-        logits = self.hidden.logits(None if positions is None else self._copied(positions)).chunk(len(self.shifts))
+    def logits(self, positions: Tensor | None = None, *, subset: bool = False) -> Tensor:
+        copied = None if positions is None else self._copied(positions)
+        logits = self.hidden.logits(copied, subset=subset).chunk(len(self.shifts))
         if len(logits) == 1:
             return logits[0]
         cond, uncond = logits

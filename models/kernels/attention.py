@@ -28,11 +28,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: floa
         from .attention_triton import attend_triton
 
         return attend_triton(q, k, v, pattern)
+    in_c = pattern.backend == "c" or pattern.last is not None or pattern.ends is not None
+    if in_c and cap is None and faster(q):
+        return attend_c(q, _read(k, pattern), _read(v, pattern), pattern.last, pattern.ends)
     k, v = _rows(k, pattern), _rows(v, pattern)
     if cap is not None:
         return _capped(q, k, v, pattern, cap)
-    if pattern.backend == "c" and faster(q):
-        return attend_c(q, k, v)
     q = q.transpose(1, 2)
     batch, heads, queries, dim = q.shape
     # Where all queries see the same, heads that share keys stand one behind the other: these are read once for all.
@@ -64,11 +65,15 @@ def _capped(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: flo
     return rearrange(torch.einsum("bkgqs,bskd->bkgqd", weights, v), "b k g q d -> b q (k g) d")
 
 
-def _rows(stored: Tensor, pattern: AttentionPattern) -> Tensor:
-    """The slots that are read, as rows of the plan; whatever stands past a row's length becomes zero."""
+def _read(stored: Tensor, pattern: AttentionPattern) -> Tensor:
+    """The slots that are read, as rows of the plan."""
     read = stored if stored.shape[1] == pattern.extent else stored[:, : pattern.extent]
-    if pattern.rows is not None:
-        read = read.index_select(0, pattern.rows)
+    return read if pattern.rows is None else read.index_select(0, pattern.rows)
+
+
+def _rows(stored: Tensor, pattern: AttentionPattern) -> Tensor:
+    """The same; whatever stands past a row's length becomes zero."""
+    read = _read(stored, pattern)
     if pattern.dead is None:
         return read
     # A masked weight is 0, but 0 * NaN is NaN: the values themselves have to go.

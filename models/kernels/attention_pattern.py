@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
 
 
+_LAST = 256  # slots at the end of a row, up to which the kernel in C takes a mask
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionPattern:
     """What every query of a forward sees, worked out once for all layers."""
@@ -26,6 +29,8 @@ class AttentionPattern:
     rows: Tensor | None = None  # [B] cache row of each plan row
     mask: Tensor | CausalBias | None = None  # [B, 1, Q, S] additive
     causal: bool = False
+    ends: Tensor | None = None  # [B] int64: the kernel in C reads so many slots of a row; with it `last` is of these
+    last: Tensor | None = None  # [B, Q, M] of a mask that hides some of the last M slots alone, its part over these
     dead: Tensor | None = None  # flat indices into [B * S] (CPU) or bool [B, S, 1, 1]: slots past their row's length
     positions: Tensor | None = None  # the rest is for the Triton version, which reads the pattern itself
     lengths: Tensor | None = None
@@ -39,6 +44,7 @@ class AttentionPattern:
             return self
         rows = torch.arange(len(picked), device=picked.device)[:, None]
         mask, positions, allowed, nodes = self.mask, self.positions, self.allowed, self.nodes
+        last = None if self.last is None else self.last[rows, picked]
         if self.causal or hasattr(mask, "seq_len_q"):  # queries stand at the end of what is read, in order
             slot = torch.arange(self.extent, device=picked.device)
             width = self.extent if self.causal else mask.seq_len_q  # type: ignore[union-attr]
@@ -51,7 +57,8 @@ class AttentionPattern:
             allowed = allowed[rows, picked]
         if nodes is not None:
             nodes = nodes[rows, picked]
-        return replace(self, mask=mask, causal=False, positions=positions, allowed=allowed, nodes=nodes)
+        own = replace(self, mask=mask, causal=False, last=last)
+        return replace(own, positions=positions, allowed=allowed, nodes=nodes)
 
 
 def attention_pattern(
@@ -77,6 +84,9 @@ def attention_pattern(
         return AttentionPattern(chosen, extent, plan.rows)
     span, uniform = plan.span, plan.uniform
     straight = plan.visible.kind == "causal" and span is not None and uniform == span[1] and window is None
+    ends = None if window is not None or uniform is None else plan.slot_span
+    few = not reference and ends is not None and ends[1] == uniform and ends[0] > 0 and plan.rows is None
+    few = few and (straight or plan.visible.parents is not None) and backend(device, dtype) == "c"
     if straight and span is not None and chosen == "reference":
         if span[0] == 0:
             return AttentionPattern(chosen, extent, plan.rows, causal=True)
@@ -105,7 +115,26 @@ def attention_pattern(
     # A query that sees nothing is padding: it may see anything, as long as its row stays finite.
     allowed |= ~allowed.any(-1, keepdim=True)
     mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
-    return AttentionPattern(chosen, extent, plan.rows, mask=mask[:, None], dead=_dead(plan, extent))
+    pattern = AttentionPattern(chosen, extent, plan.rows, mask=mask[:, None], dead=_dead(plan, extent))
+    if few and ends is not None:
+        return replace(pattern, last=mask[..., ends[0] :])
+    if reference or plan.fixed or backend(device, dtype) != "c":
+        return pattern
+    return _of_row_ends(pattern, mask, plan.lengths)
+
+
+def _of_row_ends(pattern: AttentionPattern, mask: Tensor, lengths: Tensor) -> AttentionPattern:
+    """The pattern for the kernel in C, where no query misses more than some of the last slots of its row."""
+    order = torch.arange(mask.shape[-1])
+    hidden = (mask < 0).any(1) & (order < lengths[:, None])
+    count = int((lengths - torch.where(hidden, order, mask.shape[-1]).amin(1)).amax())
+    if count > min(_LAST, int(lengths.min())) or not bool((lengths > 0).all()):
+        return pattern
+    if count <= 0:
+        return replace(pattern, ends=lengths.contiguous())
+    index = (lengths - count)[:, None] + torch.arange(count)
+    last = mask.gather(2, index[:, None].expand(-1, mask.shape[1], -1))
+    return replace(pattern, ends=lengths.contiguous(), last=last)
 
 
 def visible_slots(plan: Plan, extent: int, window: int | None = None) -> Tensor:

@@ -50,7 +50,8 @@ def backend(device: torch.device, dtype: torch.dtype | None = None, *, suited: b
 
 def prepare(device: torch.device, dtype: torch.dtype, *folders: Path) -> None:
     """Compiles the C files in `folders` and here, so that the first step of a decode need not wait for them."""
-    if device.type == "cpu" and dtype == torch.float32:
+    in_panels = dtype == torch.bfloat16 and not library.has_tiles()
+    if device.type == "cpu" and (dtype == torch.float32 or in_panels):
         library.prepare(Path(library.__file__).parent, *folders)
 
 

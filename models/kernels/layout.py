@@ -19,10 +19,17 @@ _APART = 16  # entries, one line of a cache, that put them into different ones
 _STRIP = 64  # rows that are transposed at once, so that what is written stays in a cache
 
 
-def empty(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory for weights; a matrix [N, K] is laid out for the fastest matmuls of few rows."""
+def empty(
+    shape: Sequence[int], *, dtype: torch.dtype, device: torch.device, source: torch.dtype | None = None
+) -> Tensor:
+    """Memory for weights that multiply states of `dtype`; a matrix [N, K] is laid out for matmuls of few rows.
+
+    Where the numbers come as bfloat16 (`source`), float32 panels keep them so: they lose nothing and are read faster.
+    """
+    if dtype == torch.float32 and source == torch.bfloat16 and panels.runs(shape, device):
+        return panels.empty(shape[0], shape[1], source)
     if panels.is_faster(shape, dtype, device):
-        return panels.empty(*shape)
+        return panels.empty(shape[0], shape[1], dtype)
     if device.type != "cpu" or dtype != torch.float32 or len(shape) != 2:
         return torch.empty(shape, dtype=dtype, device=device)
     rows, columns = shape
@@ -36,7 +43,7 @@ def repacked(weight: Tensor) -> Tensor | None:
     """A copy of `weight` [N, K] in panels; None where matmuls are as fast without."""
     if not panels.is_faster(weight.shape, weight.dtype, weight.device):
         return None
-    copy = panels.empty(*weight.shape)
+    copy = panels.empty(weight.shape[0], weight.shape[1], weight.dtype)
     copy.fill(weight.detach())
     return copy
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import ArgumentError, ModelError, UnknownModelError, did_you_mean, one_line
 from ..printable import plain
-from .catalog import EMBEDDED, TOKENIZER, embedded_names
+from .catalog import DRAFTERS, EMBEDDED, TOKENIZER, embedded_drafters, embedded_names
 from .gguf import is_gguf
 from .json_text import parse
 
@@ -76,6 +76,19 @@ def local(name_or_path: str | os.PathLike[str]) -> Source | None:
     if os.sep in name or name.startswith(("~", ".")):
         raise UnknownModelError(f"there is no folder {name}", _usage())
     raise UnknownModelError(f"unknown model {name!r}{did_you_mean(name, embedded_names())}", _usage())
+
+
+def local_drafter(name_or_path: str | os.PathLike[str]) -> Source | None:
+    """The files of an embedded draft module, or what `local` finds. Raises UnknownModelError as that does."""
+    name = os.fspath(name_or_path)
+    if name in embedded_drafters():
+        return Source(name, DRAFTERS / name, TOKENIZER)
+    try:
+        return local(name)
+    except UnknownModelError as error:
+        near, names = did_you_mean(name, embedded_drafters()), ", ".join(embedded_drafters())
+        hint = f"give an embedded one ({names}), a folder in a published layout, or a hub id"
+        raise UnknownModelError(f"there is no draft module {name!r}{near}", hint) from error
 
 
 def read_json(file: Path, *, required: bool = False) -> dict[str, Any]:

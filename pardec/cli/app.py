@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ..version import __version__
+from .align import align
 from .bench import bench
 from .chat import chat
 from .compare import compare
@@ -46,6 +47,7 @@ app.command("chat")(chat)
 app.command("image")(image)
 app.command("compare")(compare)
 app.command("tune")(tune)
+app.command("align")(align)
 app.add_typer(bench, name="bench")
 app.command("list")(list_)
 app.command("show")(show)

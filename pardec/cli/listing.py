@@ -16,15 +16,16 @@ from pardec.models.loading.catalog import EMBEDDED
 from pardec.models.loading.gguf.listing import converted_files
 from pardec.models.loading.sources import local
 
-from ..cards import ModelCard, list_models, list_samplers
+from ..cards import DrafterCard, ModelCard, list_drafters, list_models, list_samplers
 from . import options as o
 from .common import Json, columns, dump
+from .drafter_check import check_drafter
 
 if TYPE_CHECKING:
     from pardec.samplers.cards import Card
     from pardec.samplers.presets import Preset
 
-Kind = Literal["samplers", "models", "tasks", "presets"]
+Kind = Literal["samplers", "models", "drafters", "tasks", "presets"]
 
 
 @o.command
@@ -35,7 +36,7 @@ def list_(
     family: Annotated[str | None, typer.Option(help="Only samplers for masked, ar or continuous models.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Samplers as a Markdown table.")] = False,
 ) -> None:
-    """List the samplers, models, tasks or presets.
+    """List the samplers, models, draft modules, tasks or presets.
 
     pardec list samplers --stage select
 
@@ -57,7 +58,9 @@ def list_(
         print(table(matches))
     elif matches:
         names = [
-            name for name in ("name", "stage", "exact", "spec", "family", "group", "summary") if name in matches[0]
+            name
+            for name in ("name", "kind", "target", "stage", "exact", "spec", "family", "group", "summary")
+            if name in matches[0]
         ]
         if kind == "samplers":
             names.remove("family")
@@ -69,6 +72,14 @@ def show(
     name: Annotated[
         str, typer.Argument(help="A sampler, task, preset (or preset:NAME) or model: its name, folder, file or hub id.")
     ],
+    target: Annotated[
+        str | None,
+        typer.Option(help="Load NAME as a draft module of this model and compare an EAGLE's tokens with it."),
+    ] = None,
+    rows: Annotated[
+        list[Path] | None,
+        typer.Option("--rows", help="With --target: rows it served, in place of answers it writes now."),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Show a sampler's rule, parameters, paper and source, the card of a task or preset, or what a model loads as.
@@ -76,9 +87,16 @@ def show(
     pardec show threshold
 
     pardec show GSAI-ML/LLaDA-8B-Instruct
+
+    pardec show tiny-llama-eagle --target tiny-llama
     """
+    if target is not None:
+        check_drafter(name, target, rows or [], json_=json_)
+        return
+    if rows:
+        raise SpecError("--rows are of a target", hint=f"name it: pardec show {name} --target MODEL --rows FILE")
     is_preset = name.startswith("preset:")  # some presets have the name of a sampler
-    kinds: tuple[Kind, ...] = ("presets",) if is_preset else ("samplers", "models", "tasks", "presets")
+    kinds: tuple[Kind, ...] = ("presets",) if is_preset else ("samplers", "models", "drafters", "tasks", "presets")
     known: dict[str, list[dict[str, Any]]] = {}
     for kind in kinds:
         cards: dict[str, list[dict[str, Any]]] = {}
@@ -86,7 +104,7 @@ def show(
             cards.setdefault(entry["name"], []).append(entry)
         known = cards | known
     matches = known.get(name.removeprefix("preset:"))
-    if not is_preset and (_may_be_a_model(name) if matches is None else "path" in matches[0]):
+    if not is_preset and (_may_be_a_model(name) if matches is None else "accuracy" in matches[0]):
         matches = [{"name": name, **_recognition(name, card), **card} for card in matches or [{}]]
     if matches is None:
         what, hint = ("preset", "presets") if is_preset else ("name", "samplers")
@@ -132,6 +150,26 @@ def _describe(entry: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _drafting_presets(drafter: str) -> list[tuple[str, str]]:
+    """The presets that draft with a method, and their specs."""
+    from pardec.samplers.presets import presets
+    from pardec.samplers.spec import parse
+
+    return [
+        (f"  preset:{preset.name}", preset.spec) for preset in presets() if parse(preset.spec).parts[0].name == drafter
+    ]
+
+
+def _layouts(drafter: str) -> list[tuple[str, str]]:
+    """The layouts of draft modules that a drafter loads; none for a drafter that has no module."""
+    if not (EMBEDDED.parent / "draft_modules" / f"{drafter}.py").is_file():  # others are shown without importing torch
+        return []
+    from pardec.models.draft_modules.load import kind_named
+
+    kind = kind_named(drafter)
+    return [(f"  {layout}", verified) for layout, verified in (kind.published if kind else {}).items()]
+
+
 def _check_filter(what: str, value: str, matches: list[dict[str, Any]]) -> None:
     """Refuses a stage or a family that no sampler has."""
     known = list(dict.fromkeys(entry[what] for entry in matches))
@@ -150,6 +188,8 @@ def entries(kind: Kind) -> list[dict[str, Any]]:
             for file in converted_files()
         )
         return [_plain(card) for card in [*list_models(), *files]]
+    if kind == "drafters":
+        return [_plain(card) for card in list_drafters()]
     if kind == "tasks":
         return _tasks()
     from pardec.samplers.presets import presets
@@ -221,7 +261,7 @@ def _describe_checks(checked: Sequence[str]) -> str:
     return "; ".join(dict.fromkeys(lines))
 
 
-def _plain(card: Card | ModelCard | Preset) -> dict[str, Any]:
+def _plain(card: Card | ModelCard | DrafterCard | Preset) -> dict[str, Any]:
     values = {field.name: getattr(card, field.name) for field in fields(card)}
     if "parameters" in values and "stage" in values:
         values["parameters"] = [dict(parameter) for parameter in values["parameters"]]
@@ -242,4 +282,8 @@ def _describe_sampler(entry: dict[str, Any]) -> str:
         lines.append(f"checked: {_describe_checks(entry['checked'])}")
     if entry["paper"]:
         lines.append(f"paper: {entry['paper']}")
+    if entry["stage"] == "draft" and (published := _drafting_presets(entry["name"])):
+        lines += ["", "presets, with the trees of their papers", columns(published), ""]
+    if entry["stage"] == "draft" and (layouts := _layouts(entry["name"])):
+        lines += ["", "published checkpoints that load, and how each was verified", columns(layouts), ""]
     return "\n".join([*lines, f"source: {entry['file']}:{entry['line']}"])

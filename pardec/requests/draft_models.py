@@ -7,8 +7,11 @@ from functools import lru_cache
 import torch
 
 from pardec.models.continuous.contracts import ContinuousModel
+from pardec.models.draft_modules.contracts import DraftModule, ModuleName
+from pardec.models.draft_modules.load import load_draft_module
 from pardec.models.load import load, load_continuous
 from pardec.models.model import LanguageModel
+from pardec.models.trimmed import read_ids, trimmed
 from pardec.samplers.continuous.contracts import ContinuousSampler
 from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.speculative.contracts import SpeculativeSampler
@@ -23,15 +26,38 @@ def language_model(name: str, device: torch.device, dtype: torch.dtype) -> Langu
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
+def trimmed_model(model: LanguageModel, vocabulary: str) -> LanguageModel:
+    """A draft model of text whose head is cut to a list of ids, cached."""
+    return trimmed(model, read_ids(vocabulary, model.path))
+
+
+@lru_cache(maxsize=_CACHE_SIZE)
 def continuous_model(name: str, device: torch.device, dtype: torch.dtype) -> ContinuousModel:
     """A draft model with continuous tokens, cached."""
     return load_continuous(name, device=device, dtype=dtype)
 
 
-def for_text(sampler: MaskedSampler | SpeculativeSampler, target: LanguageModel) -> LanguageModel | None:
-    """The checkpoint that the drafter names, on the target's device and in its dtype; None where it names none."""
-    name = sampler.draft.needed_model if isinstance(sampler, SpeculativeSampler) else None
-    return None if name is None else language_model(name, target.device, target.dtype)
+def draft_module(wanted: ModuleName, target: LanguageModel) -> DraftModule:
+    """A draft module bound to this target, kept with it."""
+    modules: dict[ModuleName, DraftModule] = target.draft_modules
+    if wanted not in modules:
+        while len(modules) >= _CACHE_SIZE:
+            del modules[next(iter(modules))]
+        modules[wanted] = load_draft_module(wanted.name, target, kind=wanted.kind, **dict(wanted.options))
+    return modules[wanted]
+
+
+def for_text(sampler: MaskedSampler | SpeculativeSampler, target: LanguageModel) -> LanguageModel | DraftModule | None:
+    """What the drafter names, on the target's device and in its dtype; None where it names nothing."""
+    if not isinstance(sampler, SpeculativeSampler):
+        return None
+    if (wanted := sampler.draft.needed_module) is not None:
+        return draft_module(wanted, target)
+    name = sampler.draft.needed_model
+    if name is None:
+        return None
+    model, vocabulary = language_model(name, target.device, target.dtype), sampler.draft.needed_vocabulary
+    return model if vocabulary is None else trimmed_model(model, vocabulary)
 
 
 def for_vectors(sampler: ContinuousSampler, target: ContinuousModel) -> ContinuousModel | None:

@@ -19,6 +19,12 @@ from .distribution import filter_logits
 from .penalties import without_ends
 
 
+def reads_ids(request: Request) -> bool:
+    """Whether processing tells the ids of logits apart; temperature and filters do not, and take those of some ids."""
+    some = request.processors or request.repetition_penalty is not None or request.allowed is not None
+    return bool(some or request.min_new_tokens)
+
+
 class Processing:
     """The processing of one request; the same for the target and for a drafter, so that p and q can be compared.
 
@@ -49,6 +55,16 @@ class Processing:
         if request.min_new_tokens:
             logits = self._without_early_ends(logits, draft, nodes)
         return filter_logits(logits, temperature=request.temperature, order="top_k", **request.filters)
+
+    def drafted(self, raw: Tensor, draft: Draft, nodes: Tensor | None = None) -> Tensor:
+        """Processed logits of a drafter; all tokens are equally likely where what it can draft is ruled out.
+
+        A drafter of a part of the vocabulary may know none of the tokens that are allowed somewhere.
+        """
+        logits, request = self(raw, draft, nodes), self.request
+        if not self.processors and request.allowed is None and not request.min_new_tokens:
+            return logits
+        return torch.where(logits.amax(-1, keepdim=True) == -torch.inf, 0, logits)
 
     def failure(self, raw: Tensor, draft: Draft, row: Tensor, node: Tensor) -> SpecError:
         """The error for nodes [N] of rows [N] without a distribution, of `raw` [B, T, V]; runs processors again."""

@@ -17,13 +17,16 @@ from torch import Tensor
 
 from ..ops.rank import argmax
 from ..spec import Policy, Spec
+from .over_ids import LogitsOverIds
 
 if TYPE_CHECKING:
-    from pardec.models.hidden import Hidden
+    from pardec.models.draft_modules.contracts import DraftModule, ModuleName
+    from pardec.models.hidden import Hidden, TargetStates
     from pardec.models.kv_cache import KVCache
     from pardec.models.model import LanguageModel
 
     from ..request import Request
+    from .queries import Queries
     from .sequences import Sequences
 
 Siblings = Literal["without", "with"]  # how siblings are sampled: without replacement, or independently
@@ -49,6 +52,8 @@ class Draft:
     q: Tensor | None = None  # [B, T, V] float32; None: every node is a point mass
     point: Tensor | None = None  # [B, T] bool, with `q`: True is a point mass
     early: EarlyStates | None = None  # the outputs of the first layers, if the drafter has run them
+    uncontrolled: np.ndarray | None = None  # [B] bool, on the host: rows that the length controller has no part in
+    queries: Queries | None = None  # of the drafter, behind the nodes: only it learns what comes out of them
     forwards: int = 0  # forwards of a drafting model
     highest: Tensor | None = None  # [] the sum of its highest logits, finite only if these are (see `models.finite`)
 
@@ -59,10 +64,7 @@ class Draft:
 
     @cached_property
     def ids(self) -> Tensor:
-        """[B, T] int64: `tokens` as indices into the vocabulary, with 0 for -1.
-
-        Node 0 is -1 behind the condition of an image, where no token was fed.
-        """
+        """[B, T] int64: `tokens` as indices; 0 for -1, which is node 0 behind the condition of an image."""
         return self.tokens.clamp(min=0)
 
     @cached_property
@@ -81,9 +83,8 @@ class Draft:
     @cached_property
     def parent(self) -> Tensor:
         """[B, T] int64."""
-        batch, width = self.tokens.shape
-        chain = torch.arange(-1, width - 1, device=self.tokens.device)
-        return (chain if self.parents is None else self.parents).expand(batch, width)
+        chain = torch.arange(-1, self.width - 1, device=self.tokens.device)
+        return (chain if self.parents is None else self.parents).expand_as(self.tokens)
 
     @cached_property
     def depth(self) -> Tensor:
@@ -162,34 +163,26 @@ class RoundResult:
     distributions: TargetDistributions
     before: np.ndarray  # [B] lengths before the round's commit
     gained: np.ndarray  # [B] tokens committed, cut at an end token or the length limit
-    hidden: Hidden | None = None  # the drafter's `hidden_layers`
+    states: Tensor | None = None  # [B, T, S] the drafter's `target_states` at every node, and behind them its queries'
 
     def levels(self) -> tuple[np.ndarray, np.ndarray]:
-        """The accepted and the drafted levels of each row, both [B], on the host."""
-        drafted = torch.where(self.draft.tested, self.draft.depth, 0).amax(1)
-        return self.verdict.count.cpu().numpy(), drafted.cpu().numpy()
+        """The accepted and the drafted levels of each row, both [B], on the host; 0 of rows that are `uncontrolled`."""
+        drafted = torch.where(self.draft.tested, self.draft.depth, 0).amax(1).cpu().numpy()
+        accepted, others = self.verdict.count.cpu().numpy(), self.draft.uncontrolled
+        return (accepted, drafted) if others is None else (np.where(others, 0, accepted), np.where(others, 0, drafted))
 
 
 class Uniforms(Protocol):
     """A round's random numbers: keyed by seed, or recorded ones replayed in a test."""
 
     def accept(self, node: int, tested: Tensor, token: Tensor) -> Tensor:
-        """[B] uniforms in (0, 1), float64, for the test of `node`.
-
-        `tested` [B] marks the rows in which it takes place, `token` [B] is the tested token.
-        """
-        ...
+        """[B] uniforms in (0, 1), float64, for the test of `node`, of `token` [B], in the rows `tested` [B]."""
 
     def draw(self, weights: Tensor, purpose: str, node: int = 0) -> Tensor:
         """[B] int64: one index a row, sampled in proportion to `weights` [B, V], at least 0."""
-        ...
 
     def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
-        """[B, K, width] uniforms for absolute `positions` [B, K].
-
-        With `fixed` they depend on the position alone, are the same in every round, and must not be used elsewhere.
-        """
-        ...
+        """[B, K, width] uniforms for absolute `positions` [B, K]; `fixed`: the same each round, for one use only."""
 
 
 @runtime_checkable
@@ -198,7 +191,6 @@ class BatchedUniforms(Protocol):
 
     def accepts(self, width: int) -> Tensor:
         """[B, width]: what `accept` gives for each node."""
-        ...
 
 
 @runtime_checkable
@@ -207,7 +199,6 @@ class InverseCDFUniforms(BatchedUniforms, Protocol):
 
     def draw_uniform(self, purpose: str, node: int = 0) -> Tensor:
         """[B] float64: the uniforms behind `draw`."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,10 +235,9 @@ class Drafter(Stage):
 
     takes_shape: ClassVar[bool] = False  # whether a spec may name a shape for it
     takes_length: ClassVar[bool] = False  # whether a spec may name a length controller for it
+    one_pass: ClassVar[bool] = False  # one drafting forward gives all of a round's tokens
+    copies: ClassVar[bool] = False  # it drafts chains of known tokens, with no state but the text's
     default_acceptance: ClassVar[str | None] = None  # if the spec names none; None: exact sampling, or greedy
-    hidden_layers: ClassVar[
-        tuple[int, ...]
-    ] = ()  # layers of the target whose outputs `RoundResult.hidden` is to contain
 
     def width(self, model: LanguageModel) -> int:
         """The most nodes of a draft, node 0 included."""
@@ -263,7 +253,25 @@ class Drafter(Stage):
         """The checkpoint that drafts, which the caller loads and hands in as `Request.draft_model`."""
         return None
 
-    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | None) -> float | None:
+    @property
+    def needed_vocabulary(self) -> str | None:
+        """What its head is cut to, as `pardec.models.trimmed.read_ids` takes it; None: nothing."""
+        return None
+
+    @property
+    def needed_module(self) -> ModuleName | None:
+        """The draft module, bound to the target, which the caller hands in as `Request.draft_model` instead."""
+        return None
+
+    def target_states(self, request: Request) -> TargetStates | None:
+        """The states of the target that `RoundResult.states`, and the prompt's forward, are to have; None: none."""
+        return None
+
+    def most_queries(self, nodes: int, request: Request) -> int:
+        """The most queries of its own behind a draft of `nodes` nodes: see `Draft.queries`."""
+        return 0
+
+    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
         """The cost of one drafting forward in forwards of the target; None if unknown."""
         return None
 
@@ -306,17 +314,33 @@ class DraftModel(Protocol):
 
         -1 is padding, which comes last in a row. Node 0 is fed first and alone.
         """
-        ...
+
+    def forward_over_ids(self, draft: Draft, nodes: Tensor) -> LogitsOverIds:
+        """As `forward`, over the ids alone that the model can draft, where the processing of the request allows it."""
+        return LogitsOverIds(self.forward(draft, nodes))
 
     def prune(self, nodes: Tensor) -> None:
         """Reduces the draft to these of its nodes [B, T], in this order."""
-        ...
+
+    def acceptance(self) -> Tensor | None:
+        """[B, K] how likely a token drafted behind each node of the last forward is accepted; None: it does not say."""
+        return None
 
 
 class Shape(Stage):
     """How a draft model's guesses grow into a draft: a chain, or a tree."""
 
     adaptive: ClassVar[bool] = False  # a node's number of children depends on the sampled tokens
+
+    @property
+    def unprocessed(self) -> bool:
+        """Whether it grows by the drafter's own logits, not processed as the target's are."""
+        return False
+
+    @property
+    def fixed_depth(self) -> int | None:
+        """How deep a tree is that is fixed beforehand; None: as deep as the drafter's k."""
+        return None
 
     def width(self, k: int) -> int:
         """The most nodes of a draft `k` tokens deep, including node 0 and nodes that are pruned in the end."""
@@ -342,9 +366,9 @@ class Length(Stage):
     def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: Any) -> Tensor | None:
         """[B] bool: whether to stop after drafted token `step`, counted from 0; None continues in all rows.
 
-        `confidence` [B] is the highest probability of the distribution that the token is sampled from. It is known
-        before the sample, so that dropping the token does not change its distribution. For a level of a tree it is
-        that of its most certain node.
+        `confidence` [B] is the highest probability of the distribution that the token is sampled from, or what the
+        drafting model says itself of its acceptance. It is known before the sample, so that dropping the token does
+        not change its distribution. For a level of a tree it is that of its most certain node.
         """
         return None
 
@@ -366,7 +390,7 @@ class SpeculativeSampler:
     def width(self, model: LanguageModel) -> int:
         """The most nodes of a draft while it grows, node 0 included."""
         most = self.draft.width(model)
-        return most if self.shape is None else self.shape.width(most - 1)
+        return most if self.shape is None else max(most, self.shape.width(most - 1))
 
     @property
     def stages(self) -> tuple[Any, ...]:

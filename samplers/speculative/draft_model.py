@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,13 +18,13 @@ from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
-from .contracts import DecodeContext, Draft, RoundResult, Uniforms
-from .forward import grouped
+from ..ops.processing import reads_ids
+from .contracts import DecodeContext, Draft, DraftModel, RoundResult, Uniforms
+from .forward import catch_up_groups
+from .over_ids import LogitsOverIds
 
-_SHORT = 8  # up to this many missing tokens are fed in one forward despite padding: a second forward costs more
 
-
-class DraftModelState:
+class DraftModelState(DraftModel):
     """One drafting model during one request.
 
     In a round, the nodes that a row feeds take the slots from its last committed token on, in the order in which they
@@ -34,8 +35,10 @@ class DraftModelState:
     start: Tensor  # [B] the same
     slots_used: Tensor  # [B] slots used in this round
     slot: Tensor  # [B, T] the slot of each node behind `start`, -1 if it was not fed
+    fed: np.ndarray  # [B] bool, on the host: the rows whose node 0 was fed
     highest: Tensor  # [] the sum of this round's highest logits: see `models.finite`
     visible_slots: Tensor  # [B, R, R] bool: which slots behind `start` each of them attends to; unused on chains
+    lag: ClassVar[int] = 0  # slots by which a token's own lies before its position
 
     def __init__(
         self,
@@ -55,14 +58,12 @@ class DraftModelState:
         self.calls = 0  # forwards of this round
         self.runs: list[finite.Run] = []  # their plans and caches
         self.drafting = False
+        shape = context.sampler.shape
+        self.unprocessed = shape is not None and shape.unprocessed
 
     def draft(self, most: int, room: np.ndarray, uniforms: Uniforms) -> Draft:
         """A draft of the spec's shape and length, at most `most` tokens and `room` [B] deep."""
-        context, length = self.context, self.context.sampler.length
-        limit = np.full_like(room, most)
-        if length is not None:
-            limit = length.budget(most, context, context.state(length))
-        budget = np.minimum(room, limit.clip(0, most))
+        context, budget = self.context, depth_budget(self.context, most, room)
         self.calls, self.drafting = 0, bool((budget > 0).any())
         self.runs.clear()
         if not self.drafting:
@@ -92,10 +93,24 @@ class DraftModelState:
             put_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
 
     def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
+        return self._processed(self._fitted(self._raw(draft, nodes)), draft, nodes)
+
+    def forward_over_ids(self, draft: Draft, nodes: Tensor) -> LogitsOverIds:
+        subset = self.model.subset
+        if subset is None or (not self.unprocessed and reads_ids(self.context.request)):
+            return LogitsOverIds(self.forward(draft, nodes))
+        raw = self._raw(draft, nodes, subset=True)
+        return LogitsOverIds(self._processed(raw, draft, nodes), subset.ids)
+
+    def _raw(self, draft: Draft, nodes: Tensor, *, subset: bool = False) -> Tensor:
+        """[B, K, V] logits behind `nodes` [B, K], or over the ids that the model drafts, [B, K, N]."""
         first = self.own and not self.slot.shape[1]
-        raw = self._catch_up(nodes) if first else self._feed(draft, nodes).logits()
+        raw = self._catch_up(nodes, subset=subset) if first else self._feed(draft, nodes).logits(subset=subset)
         self.highest = self.highest + torch.where(nodes >= 0, raw.amax(-1), 0).sum()
-        return self.context.distribution(self._fitted(raw), draft, nodes)
+        return raw
+
+    def _processed(self, logits: Tensor, draft: Draft, nodes: Tensor) -> Tensor:
+        return logits if self.unprocessed else self.context.distribution(logits, draft, nodes)
 
     def prune(self, nodes: Tensor) -> None:
         known = nodes < self.slot.shape[1]
@@ -117,7 +132,8 @@ class DraftModelState:
 
     def _begin(self) -> None:
         text = self.context.text
-        self.base = text.length - 1
+        self.base = text.length - 1 - self.lag
+        self.fed = np.zeros(len(text), dtype=bool)
         self.start = torch.from_numpy(self.base).to(text.device)
         self.slots_used = torch.zeros_like(self.start)
         self.highest = torch.zeros((), device=text.device)
@@ -143,6 +159,7 @@ class DraftModelState:
             visible=visible,
             lengths=self.start + self.slots_used,
             want=order.expand_as(nodes),
+            soft=self._drafted_soft(draft, at),
             layers=self.layers,
             skip=self.skip,
             uniform=last,
@@ -152,20 +169,29 @@ class DraftModelState:
         self.slot = known.scatter(1, torch.where(real, nodes, draft.width), slot)[:, :-1]
         return self._run(plan)
 
+    def _committed_soft(self, rows: Tensor, width: int) -> Tensor | None:
+        """[b, width, E] `Plan.soft` of the tokens of `rows` [b] from `cached` on."""
+        return None
+
+    def _drafted_soft(self, draft: Draft, nodes: Tensor) -> Tensor | None:
+        """[B, K, E] `Plan.soft` of `nodes` [B, K]."""
+        return None
+
     def _run(self, plan: Plan) -> Hidden:
         self.calls += 1
         self.runs.append((plan, self.cache))
         return self.model.run(plan, self.cache)
 
-    def _catch_up(self, nodes: Tensor) -> Tensor:
-        """[B, 1, V] logits behind node 0 of the rows that draft, after feeding committed tokens whose K/V are missing.
+    def _catch_up(self, nodes: Tensor, *, subset: bool) -> Tensor:
+        """[B, 1, V or N] logits behind node 0 of the rows that draft, after feeding committed tokens without K/V.
 
         At first that is the whole text, later the accepted tokens that were never fed.
         """
         text, real = self.context.text, nodes[:, 0] >= 0
-        live = np.flatnonzero(real.cpu().numpy())
+        self.fed = real.cpu().numpy()
+        live = np.flatnonzero(self.fed)
         missing = self.base[live] + 1 - self.cached[live]
-        groups = grouped(missing) if missing.max() > _SHORT else [np.arange(len(live))]
+        groups = catch_up_groups(missing)
         raw: Tensor | None = None
         for group in groups:
             count = torch.from_numpy(missing[group]).to(text.device)[:, None]
@@ -174,7 +200,7 @@ class DraftModelState:
             order = torch.arange(int(missing[group].max()), device=text.device)
             where = first + order
             slots = torch.where(order < count, where, -1)
-            tokens = text.tokens[rows].gather(1, where.clamp(max=text.tokens.shape[1] - 1))
+            tokens = text.tokens[rows].gather(1, (where + self.lag).clamp(max=text.tokens.shape[1] - 1))
             plan = Plan(
                 tokens=self._tokens(tokens),
                 positions=slots,
@@ -182,10 +208,14 @@ class DraftModelState:
                 visible=Visible.causal(),
                 lengths=self.start[rows] + 1,
                 want=count - 1,
+                soft=self._committed_soft(rows, where.shape[1]),
                 rows=None if len(group) == len(text) else rows,
                 narrow=True,
             )
-            logits = self._run(plan).logits()
+            logits = self._run(plan).logits(subset=subset)
+            if len(group) == len(text):
+                raw = logits
+                break
             if raw is None:
                 raw = logits.new_zeros(len(text), *logits.shape[1:])
             raw[rows] = logits
@@ -222,3 +252,11 @@ class DraftModelState:
         """Logits over the target's ids; ids in only one of the two tables are padding."""
         short = self.context.model.vocab_size - raw.shape[-1]
         return raw if not short else pad(raw, (0, short), value=-torch.inf)
+
+
+def depth_budget(context: DecodeContext, most: int, room: np.ndarray) -> np.ndarray:
+    """[B] the tokens to draft: at most `most`, the `room` [B], and what the length controller allows."""
+    length = context.sampler.length
+    limit = np.full_like(room, most) if length is None else length.budget(most, context, context.state(length))
+    budget: np.ndarray = np.minimum(room, limit.clip(0, most))
+    return budget

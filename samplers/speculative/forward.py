@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pardec.models.finite import Run
-from pardec.models.hidden import Hidden
+from pardec.models.hidden import Hidden, TargetStates
 from pardec.models.images.conditioned import put_rows
 from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from .contracts import Draft, Verdict
+from .query_layout import extended, inputs_of
 from .sequences import Sequences
 
+_SHORT = 8  # missing tokens of a row, up to which a drafting model feeds all rows in one forward
 _SLACK = 1.25  # positions fed, padding included, over those needed: above this ratio rows are fed in groups
 
 
@@ -37,6 +40,11 @@ def grouped(sizes: np.ndarray) -> list[np.ndarray]:
             groups.append(np.sort(order[start:end]))
             start = end
     return groups
+
+
+def catch_up_groups(missing: np.ndarray) -> list[np.ndarray]:
+    """`grouped`, but one group where no row misses many tokens: a second forward costs more than padding."""
+    return grouped(missing) if missing.max() > _SHORT else [np.arange(len(missing))]
 
 
 @dataclass(slots=True)
@@ -62,8 +70,9 @@ class FedNodes:
 class VerifyForward:
     """Runs the model for one request and keeps its cache."""
 
-    def __init__(self, model: LanguageModel, text: Sequences, nodes: int) -> None:
-        self.model, self.text = model, text
+    def __init__(self, model: LanguageModel, text: Sequences, nodes: int, states: TargetStates | None = None) -> None:
+        """`states` are what every forward is to give beside logits; drafts have at most `nodes` nodes."""
+        self.model, self.text, self.states = model, text, states
         self.cache: KVCache = model.new_cache(len(text), int(text.limit.max()), scratch=nodes - 1)
         self.order = torch.arange(self.cache.capacity + 1, device=text.device)
         self.fed: list[FedNodes] = []
@@ -88,26 +97,60 @@ class VerifyForward:
         put_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
         self.order = torch.arange(self.cache.capacity + 1, device=self.text.device)
 
-    def verify(self, draft: Draft, hidden: tuple[int, ...] = ()) -> tuple[Tensor, Hidden | None]:
-        """Raw logits [B, T, V] behind every node, and the forward if there was one group."""
+    def verify(self, draft: Draft) -> tuple[Tensor, Tensor | None]:
+        """Raw logits [B, T, V] behind every node, and the `states` [B, T', S] there and at the draft's queries."""
         text = self.text
-        depths = None if draft.depths is None else draft.depths.cpu().numpy()
-        self.fed.append(FedNodes(text.rows, draft.base, draft.sizes, depths))
+        whole = draft if draft.queries is None else extended(draft)
+        depths = None if whole.depths is None else whole.depths.cpu().numpy()
+        self.fed.append(FedNodes(text.rows, whole.base, whole.sizes, depths))
         self.runs.clear()
-        groups = [np.arange(len(text))] if draft.early is not None or hidden else grouped(draft.sizes)
+        groups = [np.arange(len(text))] if draft.early is not None else grouped(whole.sizes)
         if len(groups) == 1:
-            output = self._run(draft, groups[0], hidden=hidden)
-            raw = output.logits()
-            spare = draft.width - raw.shape[1]  # columns that no row uses
-            return raw if not spare else torch.nn.functional.pad(raw, (0, 0, 0, spare)), output
-        logits: Tensor | None = None
+            output = self._verified(draft, whole, groups[0])
+            raw, states = output.logits(), self._states(output)
+            # Columns that no row uses.
+            spare, unused = (0, 0, 0, draft.width - raw.shape[1]), (0, 0, 0, whole.width - output.plan.width)
+            return pad(raw, spare) if spare[-1] else raw, pad(states, unused) if states is not None else None
+        parts: list[list[tuple[np.ndarray, Tensor]]] = [[], []]
         for rows in groups:
-            part = self._run(_part(draft, rows), rows).logits()
-            if logits is None:
-                logits = part.new_zeros(len(text), draft.width, part.shape[-1])
-            logits[torch.from_numpy(rows).to(part.device), : part.shape[1]] = part
+            output = self._verified(_part(draft, rows), _part(whole, rows), rows)
+            parts[0].append((rows, output.logits()))
+            if (states := self._states(output)) is not None:
+                parts[1].append((rows, states))
+        widths = (draft.width, whole.width)
+        logits, states = (
+            self._joined(part, width) if part else None for part, width in zip(parts, widths, strict=True)
+        )
         assert logits is not None
-        return logits, None
+        return logits, states
+
+    def _verified(self, draft: Draft, whole: Draft, rows: np.ndarray) -> Hidden:
+        """The forward of a draft and, with it, of its queries, which `whole` has as nodes; logits are of the nodes."""
+        queries, nodes = draft.queries, int(draft.sizes.max())
+        if queries is None:
+            return self._run(draft, rows, soft=None if draft.early is None else draft.early.states)
+        if not queries.splices:
+            return self._run(whole, rows, soft=inputs_of(draft, whole.width), wanted=nodes)
+        start, states, part = 0, None, draft
+        for number, splice in enumerate(queries.splices):
+            output = self._run(part, rows, soft=states, layers=slice(start, splice.layer + 1), wanted=nodes)
+            last = number + 1 == len(queries.splices)
+            part = whole if last else extended(replace(draft, queries=queries.until(number + 1)))
+            begun = splice.make(output.states[:, :nodes])
+            states = _appended(output.states, begun, queries.index[:, number, :nodes], part.width)
+            start = splice.layer + 1
+        return self._run(part, rows, soft=states, layers=slice(start, None), wanted=nodes)
+
+    def _states(self, output: Hidden) -> Tensor | None:
+        return None if self.states is None else self.states.of(output)
+
+    def _joined(self, parts: list[tuple[np.ndarray, Tensor]], width: int) -> Tensor:
+        """[B, width, *] of what groups of rows gave."""
+        first = parts[0][1]
+        whole = first.new_zeros(len(self.text), width, first.shape[-1])
+        for rows, part in parts:
+            whole[torch.from_numpy(rows).to(part.device), : part.shape[1]] = part
+        return whole
 
     def keep_path(self, draft: Draft, verdict: Verdict) -> None:
         """Moves the K/V of the accepted path directly behind each row's committed tokens; called before the commit."""
@@ -124,14 +167,26 @@ class VerifyForward:
             self.cache.keep(torch.from_numpy(rows))
 
     def _run(
-        self, draft: Draft, rows: np.ndarray, *, whole: bool = True, narrow: bool = False, hidden: tuple[int, ...] = ()
+        self,
+        draft: Draft,
+        rows: np.ndarray,
+        *,
+        soft: Tensor | None = None,
+        layers: slice | None = None,
+        whole: bool = True,
+        wanted: int | None = None,
+        narrow: bool = False,
     ) -> Hidden:
-        """One forward of `draft` for the live `rows`.
+        """One forward of `draft` for the live `rows`, of a part of the stack with `layers`.
 
-        With `whole` logits are computed behind every node, else behind the last; with `narrow` no others can be.
+        With `whole` logits are computed behind every node, or the first `wanted`, else behind the last; with `narrow`
+        no others can be.
         """
         width, base = int(draft.sizes.max()), draft.base
-        self.padded += width * len(rows) - int(draft.sizes.sum())
+        if draft.early is not None:
+            layers = slice(draft.early.layers, None)
+        if layers is None or layers.stop is None:
+            self.padded += width * len(rows) - int(draft.sizes.sum())
         same = bool((base == base[0]).all() and (draft.sizes == width).all())
         start, all_rows = int(base[0]), len(rows) == len(self.text)
         device = self.text.device
@@ -144,7 +199,7 @@ class VerifyForward:
             depth = draft.depth[:, :width]
             positions = first + depth if sizes is None else torch.where(order < sizes, first + depth, -1)
             visible = Visible.tree(draft.parent[:, :width], draft.start)
-        want = order if whole else torch.from_numpy(draft.sizes - 1).to(device)[:, None]
+        want = order[:, :wanted] if whole else torch.from_numpy(draft.sizes - 1).to(device)[:, None]
         chain = same and draft.parents is None
         plan = Plan(
             tokens=draft.tokens[:, :width],
@@ -153,9 +208,9 @@ class VerifyForward:
             visible=visible,
             lengths=torch.from_numpy(base + draft.sizes).to(device),
             want=want,
-            soft=None if draft.early is None else draft.early.states[:, :width],
-            layers=None if draft.early is None else slice(draft.early.layers, None),
-            hidden=hidden,
+            soft=None if soft is None else soft[:, :width],
+            layers=layers,
+            hidden=() if self.states is None else self.states.layers,
             rows=None if all_rows else torch.from_numpy(rows).to(device),
             uniform=start + width if same else None,
             span=(start, start + width) if chain else None,
@@ -163,6 +218,13 @@ class VerifyForward:
         )
         self.runs.append((plan, self.cache))
         return self.model.run(plan, self.cache)
+
+
+def _appended(states: Tensor, begun: Tensor, index: Tensor, width: int) -> Tensor:
+    """[.., width, E]: `states` [.., W, E] with those `begun` [.., T, E] at the numbers `index` [B, T], -1: nowhere."""
+    index = torch.where(index < 0, width, index).repeat(len(states) // len(index), 1)
+    wide = pad(states, (0, 0, 0, width + 1 - states.shape[1]))
+    return wide.scatter(1, index[..., None].expand_as(begun), begun)[:, :-1]
 
 
 def _part(draft: Draft, rows: np.ndarray) -> Draft:
@@ -175,4 +237,5 @@ def _part(draft: Draft, rows: np.ndarray) -> Draft:
         draft.base[rows],
         parents if parents is None or parents.dim() == 1 else parents[where],
         depths if depths is None or depths.dim() == 1 else depths[where],
+        queries=None if draft.queries is None else draft.queries.rows(rows),
     )

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from pardec.models import finite
 from pardec.models.errors import ModelError, PardecError
-from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 
 from ..batching import put_rows, take_rows, unbatchable
@@ -75,12 +74,15 @@ class VerifyLoop:
             pad_id=model.decoding_config.pad_id,
             device=model.device,
         )
-        self.forward = VerifyForward(model, self.text, sampler.width(model))
+        nodes = sampler.width(model)
+        nodes += sampler.draft.most_queries(nodes, request)
+        self.forward = VerifyForward(model, self.text, nodes, sampler.draft.target_states(request))
         self.process = Processing(request, self.text)
         self.memory: dict[int, Any] = {}
         self.summary: dict[str, np.ndarray] = {}  # the round's verdict, on the host
         self.state = partial(_state_of, self.memory)  # a stage's state for this request
-        self.context = DecodeContext(model, request, self.text, self.process, self.forward.cache, sampler, self.state)
+        drafted = self.process.drafted
+        self.context = DecodeContext(model, request, self.text, drafted, self.forward.cache, sampler, self.state)
         self.stops = np.array(request.stop_ids, dtype=np.int64)
         self.endings = Endings(request.stops, len(self.text))
         self.ended = np.zeros(len(self.text), dtype=bool)  # a live row ends with its newest token
@@ -92,10 +94,10 @@ class VerifyLoop:
         text, sampler = self.text, self.sampler
         uniforms = RoundUniforms(self.request.source, text.rows, text.nfe.copy(), text.device)
         if not self.forward.fed:
-            draft, raw, hidden = self._begin()
+            draft, raw, states = self._begin()
         else:
             draft = sampler.draft.propose(self.context, text.room - 1, uniforms, self.state(sampler.draft))
-            raw, hidden = self.forward.verify(draft, sampler.draft.hidden_layers)
+            raw, states = self.forward.verify(draft)
         distributions = TargetDistributions(raw, self.process(raw, draft), greedy=not self.request.temperature)
         verdict = sampler.accept.accept(draft, distributions, uniforms, self.state(sampler.accept))
         self.forward.keep_path(draft, verdict)
@@ -106,12 +108,12 @@ class VerifyLoop:
             raise self.state(sampler.draft).failure()
         gained = self._commit(draft, distributions, verdict)
         self.recorder.add(text.rows, draft, self.summary)
-        outcome = RoundResult(draft, verdict, distributions, before, gained, hidden)
+        outcome = RoundResult(draft, verdict, distributions, before, gained, states)
         sampler.draft.observe(outcome, self.context, self.state(sampler.draft))
         if sampler.length is not None:
             sampler.length.observe(outcome, self.context, self.state(sampler.length))
 
-    def _begin(self) -> tuple[Draft, Tensor, Hidden | None]:
+    def _begin(self) -> tuple[Draft, Tensor, Tensor | None]:
         """The forward over the prompts, before which the stages' states are made."""
         last: list[Tensor] = []
         order: list[np.ndarray] = []

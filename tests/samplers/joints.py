@@ -16,20 +16,30 @@ from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 from tests.samplers.ar_toys import counted, floor, g_test, joint, run, spread, toy_ar, variation
+from tests.samplers.module_files import random_modules
 
 ROWS = 4000  # of one batch
 
 # What a toy of four or six tokens can show anything with; a method that is not named here runs with its defaults.
 SMALL = {
     "aggressive": "aggressive:k=4,max_ngram=2",
+    "auto": 'auto:model="model:name=draft,k=3",copy="lookup:k=3,max_ngram=2"',
     "beam": "beam:beams=2,nodes=6",
     "copyspec": "copyspec:k=4,suffix=1",
+    "dflash": "dflash:name=draft,k=3",
     "dyspec": "dyspec:nodes=6,children=3",
+    "eagle": "eagle:name=toy,k=3",
     "earlyexit": "earlyexit:layers=1",
+    "falcon": "falcon:name=draft,k=3",
+    "hydra": "hydra:name=draft,k=3",
     "lookup": "lookup:k=3",
+    "medusa": "medusa:name=draft,k=3",
     "model": "model:name=draft,k=3",
+    "paths": "paths:tree=0-1-0.0-0.1-1.0-0.0.0-1.0.0",
+    "prompts": "prompts:name=draft",
     "recycling": "recycling:k=3,tree=3-4-2",
     "template": "template:widths=3-2-1",
+    "transfer": "transfer:name=draft",
 }
 VARIANTS = {"match": ("match", "match:noise=seeded"), "rrs": ("rrs", "rrs:replacement=true")}
 
@@ -71,9 +81,9 @@ class Reading:
 
 @contextmanager
 def drafting(vocab: int) -> Iterator[None]:
-    """Lets `model` draft with another toy, whatever its name says."""
+    """Lets `model` draft with another toy, and draft modules be random ones, whatever their names say."""
     toy = toy_ar(21, vocab, 0.8)
-    with patch.object(draft_models, "language_model", lambda name, device, dtype: toy):
+    with patch.object(draft_models, "language_model", lambda name, device, dtype: toy), random_modules():
         yield
 
 
@@ -98,6 +108,7 @@ def specs() -> list[str]:
     Among drafts that are chains of copied tokens `rrs` is `speculative` under another name: it is left out there.
     """
     shapes = [f"{small('model')}+{shape}" for shape in named("shape") if shape != "chain"]
+    shapes += [f"{small(name)}+{small(shape)}" for name in ("auto", "dflash") for shape in ("beam", "dyspec")]
     found = [(drafter, accept) for drafter in [*named("draft"), *shapes] for accept in acceptances()]
     found = [(drafter, accept) for drafter, accept in found if "rrs" not in accept or shaped(drafter)]
     pairs = [f"{drafter}+{accept}" for drafter, accept in found]

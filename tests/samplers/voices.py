@@ -19,7 +19,7 @@ from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.rng import Keyed as Seeds
 from pardec.samplers.spec import parse
-from pardec.samplers.speculative.contracts import Draft, Length, RoundResult, Verdict
+from pardec.samplers.speculative.contracts import Draft, DraftModel, Length, RoundResult, Verdict
 from pardec.samplers.speculative.draft_model import DraftModelState
 from pardec.samplers.speculative.forward import VerifyForward
 from pardec.samplers.speculative.sequences import Sequences
@@ -108,8 +108,8 @@ def heard(truth: Callable[[list[int]], Tensor] | None = None) -> Iterator[list[f
                     errors.append(apart(said[row, at], truth(text)))
         return said
 
-    def verified(self: VerifyForward, draft: Draft, hidden: tuple[int, ...] = ()) -> Any:
-        raw, made = verify(self, draft, hidden)
+    def verified(self: VerifyForward, draft: Draft) -> Any:
+        raw, made = verify(self, draft)
         for row, size in enumerate(draft.sizes):
             for node in range(size):
                 text = [*self.text.row(row).tolist(), *path(draft, row, node)]
@@ -123,7 +123,7 @@ def heard(truth: Callable[[list[int]], Tensor] | None = None) -> Iterator[list[f
 # --- shapes without a model ---
 
 
-class Told:
+class Told(DraftModel):
     """A voice whose law behind a path is drawn once for that path, [V] logits."""
 
     def __init__(self, text: Sequences, vocab: int = 6, sharp: float = 2.0, least: float = -np.inf) -> None:
@@ -153,7 +153,7 @@ def context(text: Sequences, *, temperature: float = 0.0, accept: str = "specula
     rule = registry.build_method(parse(accept).parts[0], "ar")
     return SimpleNamespace(
         text=text,
-        request=SimpleNamespace(temperature=temperature),
+        request=SimpleNamespace(temperature=temperature, draft_model=None),
         sampler=SimpleNamespace(length=length, accept=rule),
         siblings=getattr(rule, "siblings", "without"),
         state=lambda stage: None,

@@ -1,6 +1,8 @@
-/* Attention of few queries over many slots, all of which are seen.
+/* Attention of few queries over many slots, all of which are seen but for some of the last.
  *
- *     out[q] = sum over s of softmax_s(q . k[s] / sqrt(D)) v[s]                                              float32
+ *     out[q] = sum over s of softmax_s(q . k[s] / sqrt(D) + mask[q, s]) v[s]                                 float32
+ *
+ * with a mask of 0 and -infinity over the slots from `from` on, such as a draft's nodes; each query sees one at least.
  *
  * Vectors hold queries: one number of a key is multiplied with 16 of them, so that scores lie slot by slot and maxima,
  * exponentials and sums never cross a vector. A few that are left over go alone, and there vectors hold dimensions.
@@ -11,6 +13,7 @@
  */
 
 #include <math.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +22,7 @@
 #define VECTORS 3               /* of queries at once, at most */
 #define ROWS 8                  /* slots, or dimensions, at once */
 #define BLOCK 64                /* slots */
-#define PART 16                 /* dimensions whose products are summed for themselves */
+#define PART 8                  /* dimensions whose products are summed for themselves */
 #define ALONE 4                 /* queries that go alone, at most */
 #define LOWEST -1e30f
 #define LINE 16                 /* numbers that are fetched together */
@@ -97,7 +100,9 @@ typedef struct {
     const float *q, *k, *v;
     float *out;
     ptrdiff_t q_query, q_head, k_slot, v_slot, out_query, out_head;
-    int queries, dim, slots;
+    const float *mask;
+    ptrdiff_t mask_query;
+    int queries, dim, slots, from;
     float scale;
 } Head;
 
@@ -111,9 +116,12 @@ INLINE float *out_of(const Head *one, int at)
     return one->out + at / one->queries * one->out_head + at % one->queries * one->out_query;
 }
 
-/* One query over `slots` slots, with vectors along its dimensions. */
-static void alone(const Head *one, const float *query, const float *k, const float *v, int slots, float *highest,
-                  float *total, float *out)
+/* The mask of a query over the slots from `from` on. */
+INLINE const float *mask_of(const Head *one, int at) { return one->mask + at % one->queries * one->mask_query; }
+
+/* One query over `slots` slots, with vectors along its dimensions; `mask` is of the slots from `from` on. */
+static void alone(const Head *one, const float *query, const float *k, const float *v, int slots, const float *mask,
+                  int from, float *highest, float *total, float *out)
 {
     vec weights[BLOCK / LANES], mass = {0};
     float *weight = (float *)weights, top = *highest;
@@ -123,6 +131,7 @@ static void alone(const Head *one, const float *query, const float *k, const flo
         for (int d = 0; d < one->dim; d += LANES)
             sum += *(const vec *)(query + d) * *(const vec *)(k + s * one->k_slot + d);
         weight[s] = sum_of(sum);
+        if (s >= from) weight[s] += mask[s - from];
         top = weight[s] > top ? weight[s] : top;
     }
     vec share = power(every((*highest - top) * one->scale));
@@ -174,9 +183,15 @@ INLINE void few(const int vectors, const Head *one, int first, int count, int mo
                     KEYS[rows - 1][vectors - 1](k + s * one->k_slot + d, one->k_slot, 1, turned + d * width,
                                                 scores + s * width, least(PART, dim - d), d > 0);
         }
+        int from = one->from - slot, seen = from < 0 ? 0 : least(from, slots), past = from < 0 ? -from : 0;
         for (int e = 0; e < more; e++)
-            alone(one, query_of(one, first + count + e), k, v, slots, tops + e, masses + e, others + e * dim);
+            alone(one, query_of(one, first + count + e), k, v, slots, mask_of(one, first + count + e) + past, seen,
+                  tops + e, masses + e, others + e * dim);
         if (!vectors) continue;
+        for (int n = 0; n < width && seen < slots; n++) {
+            const float *mask = mask_of(one, first + least(n, count - 1)) + past;
+            for (int s = seen; s < slots; s++) scores[s * width + n] += mask[s - seen];
+        }
         weigh(vectors, scores, slots, one->scale, highest, total, out, dim);
         for (int b = 0; b < full + (rest > 0); b++)
             VALUES[(b < full ? ROWS : rest) - 1][vectors - 1](v + b * ROWS, 1, one->v_slot, scores,
@@ -214,21 +229,25 @@ static void many(const Head *one, int count, float *held)
     }
 }
 
-/* q [batch, queries, heads, dim], k and v [batch, slots, kv_heads, dim], out as q; `steps` are those of the first three
- * dimensions of each in turn, the last lies together. Returns 0, or 1 where there is no memory. */
-int pardec_attend(const float *q, const float *k, const float *v, float *out, const ptrdiff_t *steps, int batch,
-                  int queries, int heads, int kv_heads, int slots, int dim, int threads)
+/* q [batch, queries, heads, dim], k and v [batch, slots, kv_heads, dim], out as q, mask [batch, queries, last];
+ * `steps` are those of the first three dimensions of each in turn, and of the first two of the mask; the dimension
+ * after them lies together. A row reads its first `lengths` [batch] slots, or all where that is NULL; the mask is of the
+ * `last` of these (0 without one). Returns 0, or 1 where there is no memory. */
+int pardec_attend(const float *q, const float *k, const float *v, float *out, const float *mask,
+                  const ptrdiff_t *steps, const int64_t *lengths, int batch, int queries, int heads, int kv_heads,
+                  int slots, int last, int dim, int threads)
 {
     const ptrdiff_t *q_steps = steps, *k_steps = steps + 3, *v_steps = steps + 6, *out_steps = steps + 9;
     int shared = heads / kv_heads, count = shared * queries, failed = 0;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int unit = 0; unit < batch * kv_heads; unit++) {
-        int row = unit / kv_heads, head = unit % kv_heads;
+        int row = unit / kv_heads, head = unit % kv_heads, read = lengths ? (int)lengths[row] : slots;
         Head one = {
             q + row * q_steps[0] + head * shared * q_steps[2], k + row * k_steps[0] + head * k_steps[2],
             v + row * v_steps[0] + head * v_steps[2], out + row * out_steps[0] + head * shared * out_steps[2],
             q_steps[1], q_steps[2], k_steps[1], v_steps[1], out_steps[1], out_steps[2],
-            queries, dim, slots, 1.44269504f / sqrtf((float)dim),
+            mask ? mask + row * steps[12] : NULL, steps[13],
+            queries, dim, read, read - last, 1.44269504f / sqrtf((float)dim),
         };
         float *held = malloc(sizeof(float) * (VECTORS * LANES * (2 * dim + BLOCK) + ALONE * dim));
         if (held) many(&one, count, held);

@@ -72,9 +72,25 @@ def kernel(source: Path, name: str, arguments: tuple[Any, ...]) -> Any:
 
 
 def supported() -> bool:
-    """On Intel's processors with AVX-512: the name decides and no measurement, so that a machine rounds one way."""
+    """On processors with AVX-512: what it has decides and no measurement, so that a machine rounds one way."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+@cache
+def has_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16 itself."""
+    return has_tiles() or bool(_capabilities().get("avx512_bf16"))
+
+
+@cache
+def has_tiles() -> bool:
+    """Whether it has AMX: PyTorch's matmuls of many rows of bfloat16 are then faster than ours."""
+    return bool(_capabilities().get("amx_bf16"))
+
+
+def _capabilities() -> dict[str, Any]:
     about: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return "Intel" in str(about.get("cpu_name")) and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return about
 
 
 @cache

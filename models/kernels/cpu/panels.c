@@ -2,13 +2,17 @@
  *
  *     out[m, n] = sum over k of x[m, k] * w[n, k] + base[m, n]        float32, in one order, whatever M is
  *
+ * The weights are float32 or bfloat16, which has the upper half of its bits: memory then gives twice as many. Where x is
+ * bfloat16 as well, and the processor multiplies it, two products go into a sum at once.
+ *
  * A sum is made of the sums over parts of k, and the base comes last: a rounding costs what the sum has grown to, so
  * that one long sum, or one begun with a base that is larger than it, would lose several times as much.
  *
- * A panel holds WIDTH rows n of w, k by k, so that what is read next always lies next: w[n, k] is
- * panels[n / WIDTH][k][n % WIDTH], the last panel filled up with zeros. While ROWS rows of x go over a part of a panel
- * that the cache next to the processor holds, the part that comes after it is fetched: with few rows a product takes as
- * long as reading the weights does, and with more as long as its arithmetic.
+ * A panel holds WIDTH rows n of w, step by step, so that what is read next always lies next: w[n, k] is
+ * panels[n / WIDTH][k][n % WIDTH] of float32, and panels[n / WIDTH][k / 2][n % WIDTH][k % 2] of bfloat16, both filled up
+ * with zeros. While ROWS rows of x go over a part of a panel that the cache next to the processor holds, the part that
+ * comes after it is fetched: with few rows a product takes as long as reading the weights does, and with more as long
+ * as its arithmetic.
  */
 
 #include <stdlib.h>
@@ -20,35 +24,62 @@
 #define WIDTH (LANES * VECTORS)
 #define ROWS 8                  /* of x at once: ROWS * VECTORS sums are as many as registers hold beside the rest */
 #define MOST 4                  /* panels that go together where there are fewer rows */
-#define DEPTH 192               /* numbers k of a panel at once, at most: 36 KiB */
-#define PARTS 4                 /* of a sum at least, where it is that long: one unbroken sum of some 100 is rounded */
+#define STEP (WIDTH * 4)        /* bytes: of one k in float32, of two in bfloat16 */
+#define DEPTH 192               /* steps of a panel at once, at most: 36 KiB */
+#define PARTS 6                 /* of a sum at least, where it is that long: one unbroken sum of some 100 is rounded */
 #define SHORT 16                /* two to three times as much as PyTorch's of few rows. No part need be shorter */
 #define CHUNK 96                /* rows of x that go over all panels before the next do, so that they stay in a cache */
-#define LINE 16                 /* numbers that are fetched together */
+#define LINE 64                 /* bytes that are fetched together */
+
+/* What is multiplied: both float32, float32 by bfloat16, or both bfloat16. */
+enum { FLOATS, HALVES, PAIRS };
 
 #define ARGUMENTS                                                                                                  \
-    const float *x, const float *w, ptrdiff_t apart, int onto, const float *base, ptrdiff_t base_step, float *out, \
-        ptrdiff_t out_step, int depth, const float *ahead, ptrdiff_t pace
+    const float *x, const char *w, ptrdiff_t apart, int onto, const float *base, ptrdiff_t base_step, float *out, \
+        ptrdiff_t out_step, int steps, const char *ahead, ptrdiff_t pace
 
-/* `rows` rows of x, k by k, times `panels` panels that lie `apart`, added to what is there where it goes `onto` that,
- * and to the base where there is one. Each k fetches `lines` lines of every panel from
- * `ahead` on, which moves by `pace`. */
-INLINE void tile(const int rows, const int panels, const int lines, ARGUMENTS)
+INLINE vec pair_sum(vec sum, vec pair, const float *x)
+{
+#ifdef __AVX512BF16__
+    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)pair, (__m512bh)(vec)_mm512_set1_ps(*x));
+#else
+    return sum; /* not reached: see pardec_pairs */
+#endif
+}
+
+/* `rows` rows of x, step by step, times `panels` panels that lie `apart`, added to what is there where it goes `onto`
+ * that, and to the base where there is one. Each step fetches `lines` lines of every panel from `ahead` on, which moves
+ * by `pace`. */
+INLINE void tile(const int rows, const int panels, const int lines, const int kind, ARGUMENTS)
 {
     vec sum[ROWS][MOST * VECTORS], column[MOST * VECTORS];
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int j = 0; j < panels * VECTORS; j++)
             sum[i][j] = (vec){0};
-    for (int k = 0; k < depth; k++) {
+    for (int step = 0; step < steps; step++) {
         UNROLL for (int j = 0; j < panels * VECTORS; j++)
-            column[j] = *(const vec *)(w + j / VECTORS * apart + j % VECTORS * LANES);
+            column[j] = *(const vec *)(w + j / VECTORS * apart + j % VECTORS * LANES * 4);
         UNROLL for (int line = 0; line < lines * panels; line++)
             __builtin_prefetch(ahead + line / lines * apart + line % lines * LINE, 0, 2);
-        UNROLL for (int i = 0; i < rows; i++)
-            UNROLL for (int j = 0; j < panels * VECTORS; j++)
-                sum[i][j] += column[j] * x[i];
-        x += rows;
-        w += WIDTH;
+        if (kind == PAIRS) {
+            UNROLL for (int i = 0; i < rows; i++)
+                UNROLL for (int j = 0; j < panels * VECTORS; j++)
+                    sum[i][j] = pair_sum(sum[i][j], column[j], x + i);
+        } else if (kind == FLOATS) {
+            UNROLL for (int i = 0; i < rows; i++)
+                UNROLL for (int j = 0; j < panels * VECTORS; j++)
+                    sum[i][j] += column[j] * x[i];
+        } else {
+            UNROLL for (int j = 0; j < panels * VECTORS; j++) {
+                vec even = (vec)((ints)column[j] << 16), odd = (vec)((ints)column[j] & (int)0xffff0000);
+                UNROLL for (int i = 0; i < rows; i++)
+                    sum[i][j] += even * x[i];
+                UNROLL for (int i = 0; i < rows; i++)
+                    sum[i][j] += odd * x[rows + i];
+            }
+        }
+        x += kind == HALVES ? 2 * rows : rows;
+        w += STEP;
         ahead += pace;
     }
     UNROLL for (int i = 0; i < rows; i++)
@@ -62,112 +93,137 @@ INLINE void tile(const int rows, const int panels, const int lines, ARGUMENTS)
 
 typedef void (*Tile)(ARGUMENTS);
 
-#define TILE(rows, panels, lines)                                                                                  \
-    static void tile_##rows##_##panels##_##lines(ARGUMENTS)                                                        \
+#define TILE(rows, panels, lines, kind)                                                                            \
+    static void tile_##rows##_##panels##_##lines##_##kind(ARGUMENTS)                                               \
     {                                                                                                              \
-        tile(rows, panels, lines, x, w, apart, onto, base, base_step, out, out_step, depth, ahead, pace);                \
+        tile(rows, panels, lines, kind, x, w, apart, onto, base, base_step, out, out_step, steps, ahead, pace);    \
     }
-#define TILES(rows) TILE(rows, 1, 1) TILE(rows, 1, 2) TILE(rows, 1, 3)
-#define NAMES(rows) {tile_##rows##_1_1, tile_##rows##_1_2, tile_##rows##_1_3}
+#define LINES(rows, kind) TILE(rows, 1, 1, kind) TILE(rows, 1, 2, kind) TILE(rows, 1, 3, kind)
+#define ALL(kind)                                                                                                  \
+    LINES(1, kind) LINES(2, kind) LINES(3, kind) LINES(4, kind) LINES(5, kind) LINES(6, kind) LINES(7, kind)       \
+    LINES(8, kind) TILE(1, 4, 3, kind) TILE(2, 2, 3, kind) TILE(3, 2, 3, kind)
+#define OF(rows, kind) {tile_##rows##_1_1_##kind, tile_##rows##_1_2_##kind, tile_##rows##_1_3_##kind}
+#define EACH(kind)                                                                                                 \
+    {OF(1, kind), OF(2, kind), OF(3, kind), OF(4, kind), OF(5, kind), OF(6, kind), OF(7, kind), OF(8, kind)}
+#define TOGETHER(kind) {tile_1_4_3_##kind, tile_2_2_3_##kind, tile_3_2_3_##kind}
 
-TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6) TILES(7) TILES(8)
-TILE(1, 4, 3) TILE(2, 2, 3) TILE(3, 2, 3)
+ALL(FLOATS) ALL(HALVES) ALL(PAIRS)
 
-static const Tile TILE_OF[ROWS][3] = {NAMES(1), NAMES(2), NAMES(3), NAMES(4), NAMES(5), NAMES(6), NAMES(7), NAMES(8)};
+static const Tile TILE_OF[3][ROWS][3] = {EACH(FLOATS), EACH(HALVES), EACH(PAIRS)};
+static const Tile WIDE[3][3] = {TOGETHER(FLOATS), TOGETHER(HALVES), TOGETHER(PAIRS)};
 
 /* Row where block `b` of `blocks` begins, in which `rows` rows go. */
 static int begin(int rows, int blocks, int b) { return (int)((ptrdiff_t)rows * b / blocks); }
 
-/* Parts of a sum of `length` numbers: of a long one by what the cache holds, of a short one by what it is rounded by. */
-static int parts_of(int length)
+/* Parts of a sum of `pairs` pairs: of a long one by what the cache holds of float32, of a short one by what it is
+ * rounded by. They are the same whatever the type, so that the same numbers give the same bits. */
+static int parts_of(int pairs)
 {
-    int fit = (length + DEPTH - 1) / DEPTH, few = least(PARTS, (length + SHORT - 1) / SHORT);
+    int fit = (2 * pairs + DEPTH - 1) / DEPTH, few = least(PARTS, (2 * pairs + SHORT - 1) / SHORT);
     return fit > few ? fit : few;
 }
 
 static int blocks_of(int rows) { return (rows + ROWS - 1) / ROWS; }
 
-/* `rows` rows of `x`, turned (see `turn`), times the panels at `w`, `columns` wide in all. */
-static void strip(const float *x, const float *w, const float *base, ptrdiff_t base_step, float *out,
+/* `rows` rows of `x`, turned (see `turn`), times the panels at `w`, `columns` wide in all. `length` counts what a row of
+ * x has: numbers, or pairs of them. */
+static void strip(const float *x, const char *w, int kind, const float *base, ptrdiff_t base_step, float *out,
                   ptrdiff_t out_step, int rows, int columns, int panels, int length)
 {
-    int parts = parts_of(length), blocks = blocks_of(rows);
-    int pace = (WIDTH + blocks - 1) / blocks, lines = (pace + LINE - 1) / LINE; /* a block's share of what is fetched */
+    int each = kind == HALVES ? 2 : 1, steps = length / each; /* entries of x a step */
+    int pairs = kind == FLOATS ? (length + 1) / 2 : steps, pair = kind == FLOATS ? 2 : 1; /* steps of a pair */
+    int parts = parts_of(pairs), blocks = blocks_of(rows);
+    int pace = (WIDTH + blocks - 1) / blocks * 4, lines = (pace + LINE - 1) / LINE; /* a block's share of fetching */
     float edge[ROWS * WIDTH];
     for (int part = 0; part < parts; part++) {
-        int k = begin(length, parts, part), depth = begin(length, parts, part + 1) - k;
-        const float *here = w + (ptrdiff_t)k * WIDTH, *ahead = here + (ptrdiff_t)depth * WIDTH;
+        int step = begin(pairs, parts, part) * pair;
+        int count_of_steps = least(begin(pairs, parts, part + 1) * pair, steps) - step;
+        const char *here = w + (ptrdiff_t)step * STEP, *ahead = here + (ptrdiff_t)count_of_steps * STEP;
         for (int b = 0; b < blocks; b++) {
             int m = begin(rows, blocks, b), count = begin(rows, blocks, b + 1) - m;
-            Tile run = panels == 4 ? tile_1_4_3
-                : panels == 2 ? (count == 2 ? tile_2_2_3 : tile_3_2_3) : TILE_OF[count - 1][lines - 1];
+            Tile run = panels > 1 ? WIDE[kind][count - 1] : TILE_OF[kind][count - 1][lines - 1];
             float *to = out + m * out_step;
             const float *from = base && part == parts - 1 ? base + m * base_step : NULL;
-            ptrdiff_t apart = (ptrdiff_t)length * WIDTH;
-            const float *given = x + (ptrdiff_t)m * length + (ptrdiff_t)k * count;
+            ptrdiff_t apart = (ptrdiff_t)steps * STEP;
+            const float *entries = x + (ptrdiff_t)m * length + (ptrdiff_t)step * each * count;
             if (columns == panels * WIDTH) {
-                run(given, here, apart, part > 0, from, base_step, to, out_step, depth, ahead, pace);
+                run(entries, here, apart, part > 0, from, base_step, to, out_step, count_of_steps, ahead, pace);
             } else { /* the last panel: what lies behind its rows is none of ours */
-                run(given, here, apart, 0, NULL, 0, edge, WIDTH, depth, ahead, pace);
+                run(entries, here, apart, 0, NULL, 0, edge, WIDTH, count_of_steps, ahead, pace);
                 for (int i = 0; i < count; i++)
                     for (int n = 0; n < columns; n++) {
                         float sum = edge[i * WIDTH + n] + (part ? to[i * out_step + n] : 0);
                         to[i * out_step + n] = sum + (from ? from[i * base_step + n] : 0);
                     }
             }
-            ahead += (ptrdiff_t)pace * depth;
+            ahead += (ptrdiff_t)pace * count_of_steps;
         }
     }
 }
 
-INLINE void turned(const int count, const float *x, ptrdiff_t step, float *to, int length)
+INLINE void turned(const int count, const float *x, ptrdiff_t step, float *to, int length, int even)
 {
     for (int k = 0; k < length; k++)
         UNROLL for (int i = 0; i < count; i++)
             to[k * count + i] = x[i * step + k];
+    for (int i = 0; i < count * (even - length); i++)
+        to[length * count + i] = 0;
 }
 
-/* The rows of x, block by block, each k by k: what a tile reads lies together. */
-static void turn(const float *x, ptrdiff_t step, float *to, int rows, int length)
+/* The rows of x, block by block, each k by k: what a tile reads lies together. They are filled up to `even` numbers. */
+static void turn(const float *x, ptrdiff_t step, float *to, int rows, int length, int even)
 {
     for (int b = 0, blocks = blocks_of(rows); b < blocks; b++) {
         int m = begin(rows, blocks, b), count = begin(rows, blocks, b + 1) - m;
         const float *from = x + m * step;
-        float *block = to + (ptrdiff_t)m * length;
+        float *block = to + (ptrdiff_t)m * even;
         switch (count) {
-        case 1: turned(1, from, step, block, length); break;
-        case 2: turned(2, from, step, block, length); break;
-        case 3: turned(3, from, step, block, length); break;
-        case 4: turned(4, from, step, block, length); break;
-        case 5: turned(5, from, step, block, length); break;
-        case 6: turned(6, from, step, block, length); break;
-        case 7: turned(7, from, step, block, length); break;
-        default: turned(8, from, step, block, length);
+        case 1: turned(1, from, step, block, length, even); break;
+        case 2: turned(2, from, step, block, length, even); break;
+        case 3: turned(3, from, step, block, length, even); break;
+        case 4: turned(4, from, step, block, length, even); break;
+        case 5: turned(5, from, step, block, length, even); break;
+        case 6: turned(6, from, step, block, length, even); break;
+        case 7: turned(7, from, step, block, length, even); break;
+        default: turned(8, from, step, block, length, even);
         }
     }
 }
 
+/* Whether `kind` PAIRS can be multiplied: the processor for which this was compiled has the instruction. */
+int pardec_pairs(void)
+{
+#ifdef __AVX512BF16__
+    return 1;
+#else
+    return 0;
+#endif
+}
+
 /* x [rows, length] of rows `step` apart, times panels of `columns` rows, onto `base` (NULL: zeros; its rows lie
- * `base_step` apart, 0 where all are one) -> out [rows, columns]. Returns 0, or 1 where there is no memory. */
-int pardec_product(const float *x, ptrdiff_t step, const float *w, const float *base, ptrdiff_t base_step, float *out,
-                   int rows, int columns, int length, int threads)
+ * `base_step` apart, 0 where all are one) -> out [rows, columns]. `kind` says of which types they are; of PAIRS, length
+ * and step count pairs. Returns 0, or 1 where there is no memory. */
+int pardec_product(const float *x, ptrdiff_t step, const char *w, int kind, const float *base, ptrdiff_t base_step,
+                   float *out, int rows, int columns, int length, int threads)
 {
     int together = rows == 1 ? 4 : rows <= 3 ? 2 : 1, panels = (columns + WIDTH - 1) / WIDTH;
-    float *held = NULL;
-    if (rows > 1 && !(held = malloc(sizeof(float) * least(CHUNK, rows) * length))) return 1;
+    int even = kind == HALVES ? (length + 1) / 2 * 2 : length;
+    ptrdiff_t panel = (ptrdiff_t)(kind == HALVES ? even / 2 : length) * STEP; /* bytes */
+    float *buffer = NULL;
+    if ((rows > 1 || even > length) && !(buffer = malloc(sizeof(float) * least(CHUNK, rows) * even))) return 1;
     for (int m = 0; m < rows; m += CHUNK) {
         int count = least(CHUNK, rows - m);
-        if (held) turn(x + m * step, step, held, count, length);
+        if (buffer) turn(x + m * step, step, buffer, count, length, even);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
         for (int group = 0; group < (panels + together - 1) / together; group++)
             for (int p = group * together, end = least(p + together, panels), some; p < end; p += some) {
                 int n = p * WIDTH, width = columns - n;
                 some = width >= together * WIDTH ? together : 1; /* a last panel that is not full goes alone */
                 if (width > some * WIDTH) width = some * WIDTH;
-                strip(held ? held : x, w + (ptrdiff_t)n * length, base ? base + m * base_step + n : NULL, base_step,
-                      out + (ptrdiff_t)m * columns + n, columns, count, width, some, length);
+                strip(buffer ? buffer : x, w + p * panel, kind, base ? base + m * base_step + n : NULL, base_step,
+                      out + (ptrdiff_t)m * columns + n, columns, count, width, some, even);
             }
     }
-    free(held);
+    free(buffer);
     return 0;
 }

@@ -1,15 +1,20 @@
 """Weights in panels: matmuls of few rows with matrices larger than the processor's caches, at the speed of memory.
 
-    panels[p, k, j] = W[48 p + j, k]
+    panels[p, k, j, 0] = W[48 p + j, k] of float32;  panels[p, k, j, i] = W[48 p + j, 2 k + i] of bfloat16
 
 PyTorch's matmuls of 2 to 48 float32 rows take as long as those of 64, since the matrix comes from memory before its
 arithmetic begins; here the two go on at once. A sum is made in one order whatever else is multiplied, so that a row
 gives the same bits alone and in any batch.
+
+Weights are float32 or bfloat16. Sums are float32 in either case; with bfloat16 weights x may be bfloat16, and what
+comes out is rounded to its type. Half the bytes are half the time where memory decides, as in forwards of few tokens;
+where the processor multiplies pairs of bfloat16, the arithmetic takes half the time as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,59 +28,69 @@ from . import library
 from .library import COUNT, POINTER, STEP
 
 WIDTH = 48  # rows of a panel, as panels.c has it
-LEAST = 2**19  # entries of a matrix, below which a cache may hold it and PyTorch's matmul is as fast
+LEAST = 2**18  # entries of a float32 matrix, below which a cache may hold it and PyTorch's matmul is as fast
+LEAST_BFLOAT16 = 2**14  # entries of a bfloat16 matrix, below which a call costs more than PyTorch's slow arithmetic
 _FILE = Path(__file__).with_suffix(".c")
-_ARGUMENTS = (POINTER, STEP, POINTER, POINTER, STEP, POINTER, COUNT, COUNT, COUNT, COUNT)
+_FLOATS, _HALVES, _PAIRS = range(3)  # types of x and of weights: see panels.c
+_ARGUMENTS = (POINTER, STEP, POINTER, COUNT, POINTER, STEP, POINTER, COUNT, COUNT, COUNT, COUNT)
 
 
 class Panels(Tensor):
-    """A matrix [N, K] of float32 weights in panels, on a CPU. Other operations of PyTorch read it as a dense matrix."""
+    """A matrix [N, K] of weights in panels, on a CPU. Other operations of PyTorch read it as a dense matrix."""
 
-    packed: Tensor  # [ceil(N / 48), K, 48], zero behind the last row
+    packed: Tensor  # [ceil(N / 48), K, 48, 1], or [ceil(N / 48), ceil(K / 2), 48, 2]; zero behind the last row and k
 
     @staticmethod
-    def __new__(cls, packed: Tensor, rows: int) -> Panels:
-        weight: Panels = Tensor._make_wrapper_subclass(
-            cls, (rows, packed.shape[1]), dtype=packed.dtype, device=packed.device
-        )
+    def __new__(cls, packed: Tensor, rows: int, columns: int) -> Panels:
+        weight: Panels = Tensor._make_wrapper_subclass(cls, (rows, columns), dtype=packed.dtype, device=packed.device)
         weight.packed = packed
         return weight
 
-    def __init__(self, packed: Tensor, rows: int) -> None: ...
+    def __init__(self, packed: Tensor, rows: int, columns: int) -> None: ...
 
     @property
     def dense(self) -> Tensor:
         """[N, K], row by row."""
-        return rearrange(self.packed, "p k j -> (p j) k")[: self.shape[0]]
+        return rearrange(self.packed, "p k j i -> (p j) (k i)")[: self.shape[0], : self.shape[1]]
 
     def fill(self, source: Tensor, start: int = 0) -> None:
         """Copies `source` [n, K] to the rows from `start` on."""
         row = 0
         while row < len(source):
             panel, first = divmod(start + row, WIDTH)
-            part = source[row : row + WIDTH - first]
-            self.packed[panel, :, first : first + len(part)] = part.t()
+            part, each = source[row : row + WIDTH - first], self.packed.shape[3]
+            for i in range(each):
+                entries = part[:, i::each].t()
+                self.packed[panel, : len(entries), first : first + len(part), i] = entries
             row += len(part)
 
     def matmul(self, x: Tensor, base: Tensor | None = None) -> Tensor:
         """base + x [..., K] @ self.T: [..., N]; `base` is of that shape, or a bias [N]."""
         run = kernel()
-        if run is None or x.dtype != torch.float32 or not x.is_cpu or x.requires_grad or library.is_traced():
-            out = F.linear(x, self.dense)
+        fits = x.dtype == torch.float32 or x.dtype == self.dtype
+        if run is None or not fits or not x.is_cpu or x.requires_grad or library.is_traced():
+            out = F.linear(x, self.dense.to(x.dtype))
             return out if base is None else out + base
         rows, length = self.shape
+        kind = _FLOATS if self.dtype == torch.float32 else _HALVES
         flat = x.reshape(-1, length)
+        if x.dtype == torch.bfloat16 and length % 2 == 0 and multiplies_pairs():
+            kind, length = _PAIRS, length // 2
+            whole = flat.is_contiguous() and flat.storage_offset() % 2 == 0
+            flat = (flat if whole else flat.clone(memory_format=torch.contiguous_format)).view(torch.float32)
+        elif x.dtype != torch.float32:
+            flat = flat.float()
         if flat.stride(1) != 1:
             flat = flat.contiguous()
         out = torch.empty((*x.shape[:-1], rows))
         count, start, apart = flat.shape[0], None, 0
         if base is not None:
-            base = base.contiguous()
+            base = base.contiguous().float()
             start, apart = base.data_ptr(), 0 if base.dim() == 1 else rows
         ends = out.data_ptr(), count, rows, length, library.threads(count * self.numel())
-        if run(flat.data_ptr(), flat.stride(0), self.packed.data_ptr(), start, apart, *ends):
+        if run(flat.data_ptr(), flat.stride(0), self.packed.data_ptr(), kind, start, apart, *ends):
             raise MemoryError(f"no memory for a matmul of {count} rows of {length}")
-        return out
+        return out if x.dtype == torch.float32 else out.to(x.dtype)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Panels:
         return _rebuild(self.packed.clone(), *self._rest)
@@ -84,15 +99,15 @@ class Panels(Tensor):
         return _rebuild, (self.packed, *self._rest)
 
     @property
-    def _rest(self) -> tuple[int, bool]:
-        return len(self), isinstance(self, nn.Parameter)
+    def _rest(self) -> tuple[int, int, bool]:
+        return *self.shape, isinstance(self, nn.Parameter)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
-            return Panels(args[0].packed, args[0].shape[0])
+            return Panels(args[0].packed, *args[0].shape)
         if func._schema.is_mutable and isinstance(args[0], Panels):
             raise NotImplementedError(f"{func} would write to weights in panels, which are only read")
         args, kwargs = tree_map_only(Panels, lambda panels: panels.dense, (args, kwargs or {}))
@@ -101,25 +116,41 @@ class Panels(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 
-def _rebuild(packed: Tensor, rows: int, parameter: bool) -> Panels:
-    weight = Panels(packed, rows)
+def _rebuild(packed: Tensor, rows: int, columns: int, parameter: bool) -> Panels:
+    weight = Panels(packed, rows, columns)
     return nn.Parameter(weight, requires_grad=False) if parameter else weight  # type: ignore[return-value]
 
 
 def is_faster(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether matmuls with such weights are faster in panels."""
-    large = len(shape) == 2 and shape[0] * shape[1] >= LEAST
-    fits = large and dtype == torch.float32 and device.type == "cpu"
-    return fits and library.allowed() and kernel() is not None
+    """Whether matmuls of `dtype` are faster with such weights in panels."""
+    least = {torch.float32: LEAST, torch.bfloat16: LEAST_BFLOAT16}.get(dtype)
+    if least is None or (dtype == torch.bfloat16 and library.has_tiles()):
+        return False
+    return runs(shape, device, least)
 
 
-def empty(rows: int, columns: int) -> Panels:
-    """Memory for a matrix of so many rows and columns."""
-    packed = torch.empty(-(-rows // WIDTH), columns, WIDTH, dtype=torch.float32, device="cpu")
+def runs(shape: Sequence[int], device: torch.device, least: int = LEAST) -> bool:
+    """Whether a matrix has `least` entries, and there is a kernel for panels."""
+    large = len(shape) == 2 and shape[0] * shape[1] >= least
+    return large and device.type == "cpu" and library.allowed() and kernel() is not None
+
+
+def empty(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Panels:
+    """Memory for a matrix of so many rows and columns, of float32 or bfloat16."""
+    each = 1 if dtype == torch.float32 else 2
+    packed = torch.empty(-(-rows // WIDTH), -(-columns // each), WIDTH, each, dtype=dtype, device="cpu")
     packed[-1, :, (rows - 1) % WIDTH + 1 :] = 0
-    return Panels(packed, rows)
+    packed[:, columns // each :] = 0
+    return Panels(packed, rows, columns)
 
 
 def kernel() -> Any:
     """The compiled matmul; None where there is none."""
     return library.kernel(_FILE, "pardec_product", _ARGUMENTS)
+
+
+@cache
+def multiplies_pairs() -> bool:
+    """Whether the kernel multiplies pairs of bfloat16."""
+    run = library.kernel(_FILE, "pardec_pairs", ())
+    return run is not None and bool(run())

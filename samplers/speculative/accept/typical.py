@@ -28,7 +28,7 @@ from ...registry import register
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 
 
-@register("typical", stage="accept", paper="arXiv:2401.10774", checked="golden/acceptance reference")
+@register("typical", stage="accept", paper="arXiv:2401.10774", checked="golden/acceptance golden/heads reference")
 @dataclass(frozen=True)
 class Typical(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"epsilon": (0.3, 0.2, 0.09, 0.03, 0.01)}

@@ -57,11 +57,15 @@ class NGramIndex:
 
     def match(self) -> int | None:
         """The index behind an earlier occurrence of the longest n-gram that ends the text; None if there is none."""
+        size = self.longest()
+        return self.starts[tuple(self.text[-size:])] + size if size else None
+
+    def longest(self) -> int:
+        """Tokens of the longest n-gram that ends the text and occurs before; 0 if there is none."""
         for size in sorted(self.sizes, reverse=True):
-            start = self.starts.get(tuple(self.text[-size:])) if size <= len(self.text) else None
-            if start is not None:
-                return start + size
-        return None
+            if size <= len(self.text) and tuple(self.text[-size:]) in self.starts:
+                return size
+        return 0
 
 
 class GridIndex:

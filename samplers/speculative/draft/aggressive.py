@@ -17,7 +17,7 @@ Exact: greedy and distribution, with an exact acceptance: every drafted token is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -32,6 +32,8 @@ from ._history import PerRow, chain
 @register("aggressive", stage="draft", paper="arXiv:2106.04970", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
 class Aggressive(Drafter):
+    copies: ClassVar[bool] = True
+
     k: Annotated[int, "tokens drafted"] = 32
     max_ngram: Annotated[int, "longest suffix of the output that is searched in the source"] = 8
     source: Annotated[str | None, "the text that the output repeats; none: each row's prompt"] = None

@@ -31,6 +31,7 @@ from ._history import NGramIndex, PerRow, chain, repeated
 @register("copyspec", stage="draft", paper="arXiv:2502.08923", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
 class CopySpec(Drafter):
+    copies: ClassVar[bool] = True
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "suffix": (1, 3, 5)}
 
     k: Annotated[int, "tokens drafted"] = 10

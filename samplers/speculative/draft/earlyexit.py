@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
@@ -53,7 +54,7 @@ class EarlyExit(Drafter):
             )
         return self.k + 1
 
-    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | None) -> float | None:
+    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
         """The share of the layers that a forward runs, although the verify pass does not run them again."""
         return self.layers / target.layers
 

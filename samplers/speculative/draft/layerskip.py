@@ -30,6 +30,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 import torch
 
+from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
@@ -61,7 +62,7 @@ class LayerSkip(Drafter):
     def width(self, model: LanguageModel) -> int:
         return self.k + 1
 
-    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | None) -> float | None:
+    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
         """The sub-blocks that a forward runs, of all."""
         return 1 - len(uniform(target.layers, self.ratio)) / (2 * target.layers)
 

@@ -35,6 +35,7 @@ Index = NGramIndex | SuffixIndex | GridIndex
 @register("lookup", stage="draft", paper="arXiv:2304.04487", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
 class Lookup(Drafter):
+    copies: ClassVar[bool] = True
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "max_ngram": (3, 2)}
 
     k: Annotated[int, "tokens drafted"] = 10

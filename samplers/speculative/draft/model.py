@@ -5,6 +5,9 @@ Accelerating Large Language Model Decoding with Speculative Sampling, https://ar
 
     x_i ~ q(. | text, x_1 .. x_(i-1)),  i = 1 .. k,  q processed like the target's distribution
 
+With `vocab` the drafter's head has the rows of some ids alone, and q is 0 elsewhere:
+VOCABTRIM: Vocabulary Pruning for Efficient Speculative Decoding in LLMs, https://arxiv.org/abs/2506.22694
+
 Deviates from the papers: rows of any lengths in a batch, drafts of any shape. Accepted tokens that the drafter was
 never fed, such as the last one of a chain, are fed with the next round's first token.
 Exact: greedy and distribution, with an exact acceptance.
@@ -17,8 +20,10 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
+from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
+from pardec.models.trimmed import parameters_read
 
 from ...conditioning import conditioned_model
 from ...registry import register
@@ -36,6 +41,9 @@ class Model(Drafter):
 
     name: Annotated[ModelName | None, "of the drafting checkpoint: embedded name, folder or hub id"] = None
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5
+    vocab: Annotated[
+        str | None, "ids that it drafts: a file that lists them, or how many of frequent_ids.json beside the checkpoint"
+    ] = None
 
     def __post_init__(self) -> None:
         self.require("k", least=1)
@@ -51,16 +59,20 @@ class Model(Drafter):
     def needed_model(self) -> str | None:
         return self.name
 
+    @property
+    def needed_vocabulary(self) -> str | None:
+        return self.vocab
+
     def width(self, model: LanguageModel) -> int:
         return self.k + 1
 
-    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | None) -> float | None:
+    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
         """Parameters of the drafter over those of the target: reading them is most of a forward's cost."""
-        return None if draft_model is None else draft_model.parameters / target.parameters
+        return parameters_read(draft_model) / target.parameters if isinstance(draft_model, LanguageModel) else None
 
     def start(self, context: DecodeContext) -> DraftModelState:
         drafter = context.request.draft_model
-        if drafter is None:
+        if not isinstance(drafter, LanguageModel):
             raise ModelError("model: the request has no draft model", "load it and hand it in as Request.draft_model")
         check_pair(drafter, context.model)
         drafter = conditioned_model(drafter, context.request)

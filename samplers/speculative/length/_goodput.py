@@ -34,18 +34,33 @@ def lengths(acceptance: np.ndarray, most: int, costs: Costs, context: float) -> 
     """[B] int64: tokens to draft for each row, at most `most`, that maximise the round's tokens per unit of time.
 
     Token j of row b adds acceptance[b] ** j expected tokens and one position to feed; the longest row determines the
-    number of drafter forwards. For each such number the best choice is a prefix of all tokens sorted by what they add.
+    number of drafter forwards.
     """
-    rows = len(acceptance)
-    idle = costs.fixed + costs.token * rows + costs.context * context
-    best, chosen = rows / max(idle, 1e-12), np.zeros(rows, dtype=np.int64)
+    best, chosen = idle_rate(len(acceptance), costs, context), np.zeros(len(acceptance), dtype=np.int64)
     gains = acceptance[:, None] ** np.arange(1, most + 1)
     for deep in range(1, most + 1):
-        gain = gains[:, :deep].ravel()
-        order = np.argsort(-gain, kind="stable")
-        price = idle + costs.draft * deep + costs.token * np.arange(1, len(gain) + 1)
-        rate = (rows + gain[order].cumsum()) / np.maximum(price, 1e-12)
-        at = int(rate.argmax())
-        if rate[at] > best:
-            best, chosen = float(rate[at]), np.bincount(order[: at + 1] // deep, minlength=rows)
+        rate, counts = prefixes(gains[:, :deep], costs, context, deep)
+        if rate > best:
+            best, chosen = rate, counts
     return chosen
+
+
+def prefixes(survival: np.ndarray, costs: Costs, context: float, forwards: int) -> tuple[float, np.ndarray]:
+    """The highest tokens per unit of time after that many drafter forwards, and the tokens of each row [B] for it.
+
+    `survival` [B, K] is the probability that a row's first tokens are all accepted, which is what each adds. It does
+    not rise along a row, so that the best choice of any size is a prefix of all tokens sorted by what they add.
+    """
+    rows, width = survival.shape
+    gain = survival.ravel()
+    order = np.argsort(-gain, kind="stable")
+    fed = costs.token * np.arange(rows, rows + len(gain) + 1)
+    price = costs.fixed + costs.draft * forwards + costs.context * context + fed
+    rate = (rows + np.concatenate(([0.0], gain[order].cumsum()))) / np.maximum(price, 1e-12)
+    at = int(rate.argmax())
+    return float(rate[at]), np.bincount(order[:at] // max(width, 1), minlength=rows)
+
+
+def idle_rate(rows: int, costs: Costs, context: float) -> float:
+    """Tokens per unit of time of a round that drafts nothing."""
+    return rows / max(costs.fixed + costs.token * rows + costs.context * context, 1e-12)

@@ -6,6 +6,14 @@ Optimizing Speculative Decoding for Serving Large Language Models Using Goodput,
     T = 1 + c max_b k_b + token sum_b (k_b + 1) + context L
     a_b = acceptance of row b so far, counts fading by `decay` a round;  L tokens of context
 
+Where the drafter estimates acceptances itself, in one forward, as DSpark does (https://arxiv.org/abs/2607.05147):
+
+    tokens of row b = 1 + sum over j of s_bj,  s_bj = a_b1 a_b2 .. a_bj,  T = 1 + c + token sum_b (k_b + 1) + context L
+
+All levels are drafted if that promises more, by the counts, than no draft; then each row ends where the best choice
+among the tokens known so far, of all rows, has no more of it. Tokens that are chosen already stay: what follows a token
+depends on it, and to drop it for that would change what is sampled. For a single row that is the maximum over k.
+
 Costs are relative to an empty forward of the target. With `measured` they are fitted by least squares to the timed
 rounds of the request. The number of drafted tokens then depends on measured times, and always on the other rows; this
 affects the sampled tokens, but not their distribution.
@@ -22,12 +30,15 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import SpecError
 
 from ...registry import register
 from ..contracts import DecodeContext, Length, RoundResult
-from ._goodput import Costs, Round, lengths
+from ._goodput import Costs, Round, idle_rate, lengths, prefixes
 
 _WEIGHT = 2.0  # tested tokens that the prior counts as
 _UNIFORM_ROUNDS = 6  # rounds of different lengths before measured costs are used
@@ -38,6 +49,8 @@ _RECENT = 64  # rounds that the costs are fitted to
 class _Memory:
     tested: np.ndarray  # [B]
     accepted: np.ndarray  # [B]
+    survival: np.ndarray  # [B, steps] of this round's tokens, by the drafter's estimates
+    costs: Costs | None = None  # of this round, if the drafter's estimates end its drafts
     started: float | None = None  # seconds
     rounds: list[Round] = field(default_factory=list)
 
@@ -46,6 +59,7 @@ class _Memory:
 @dataclass(frozen=True)
 class Goodput(Length):
     times_rounds: ClassVar[bool] = True
+    drops_last: ClassVar[bool] = True
 
     c: Annotated[float, "cost of a drafter's forward"] = 0.1
     token: Annotated[float, "cost of each position fed to the target"] = 0.005
@@ -62,17 +76,31 @@ class Goodput(Length):
 
     def start(self, context: DecodeContext) -> _Memory:
         rows = len(context.text)
-        return _Memory(np.zeros(rows), np.zeros(rows))
+        return _Memory(np.zeros(rows), np.zeros(rows), np.ones((rows, 0)))
 
     def budget(self, most: int, context: DecodeContext, state: _Memory) -> np.ndarray:
         rows, costs = len(context.text), Costs(1, self.c, self.token, self.context)
+        state.survival, state.costs = np.ones((rows, 0)), None
         if self.measured:
             state.started = time.perf_counter()
             if (count := len(state.rounds)) < _UNIFORM_ROUNDS:
                 return np.full(rows, (most, 0, (most + 1) // 2)[count % 3])
             costs = Costs.fitted(state.rounds[-_RECENT:])
         acceptance = (_WEIGHT * self.prior + state.accepted) / (_WEIGHT + state.tested)
-        return lengths(acceptance, most, costs, float(context.text.length.sum()))
+        total, module = float(context.text.length.sum()), context.request.draft_model
+        if not (isinstance(module, DraftModule) and module.estimates_acceptance):
+            return lengths(acceptance, most, costs, total)
+        state.costs = costs
+        promised, _ = prefixes(acceptance[:, None] ** np.arange(1, most + 1), costs, total, 1)
+        return np.full(rows, most if promised > idle_rate(rows, costs, total) else 0)
+
+    def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: _Memory) -> Tensor | None:
+        if state.costs is None:
+            return None
+        before = state.survival[:, -1] if step else np.ones(len(state.survival))
+        state.survival = np.column_stack((state.survival, before * confidence.double().cpu().numpy()))
+        _, counts = prefixes(state.survival, state.costs, float(context.text.length.sum()), 1)
+        return torch.from_numpy(counts <= step)
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: _Memory) -> None:
         accepted, drafted = outcome.levels()

@@ -70,16 +70,19 @@ def packed(chosen: Tensor, width: int) -> Tensor:
     return torch.where(chosen.gather(1, order), order, -1)
 
 
-def stopped_rows(context: DecodeContext, logits: Tensor, nodes: Tensor, step: int) -> np.ndarray | None:
+def stopped_rows(
+    context: DecodeContext, draft_model: DraftModel, logits: Tensor, nodes: Tensor, step: int
+) -> np.ndarray | None:
     """[B] bool: the rows that stop after level `step`, from 0, which is about to be drafted; None if none stops.
 
     Args:
-        logits: [B, K, V] processed, behind `nodes` [B, K].
+        logits: [B, K, V] processed, behind `nodes` [B, K], of the last forward of `draft_model`.
     """
     length = context.sampler.length
     if length is None:
         return None
-    sure = logits.softmax(-1).amax(-1).masked_fill(nodes < 0, 0).amax(1)
+    estimate = draft_model.acceptance()
+    sure = (logits.softmax(-1).amax(-1) if estimate is None else estimate).masked_fill(nodes < 0, 0).amax(1)
     stop = length.stop(sure, step, context, context.state(length))
     return None if stop is None else stop.cpu().numpy()
 

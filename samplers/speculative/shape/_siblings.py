@@ -54,6 +54,20 @@ def siblings(logits: Tensor, count: int, context: DecodeContext, uniforms: Unifo
     return Siblings(pad(tokens, missing), pad(share, missing), pad(probs > 0, missing), distribution)
 
 
+def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` most likely tokens behind each node [B, K, W], the likeliest first, and whether each is possible.
+
+    Args:
+        logits: [B, K, V] processed; where all nodes of a row have the same, as a view without copies, it is read once.
+    """
+    nodes = logits.shape[1]
+    some = min(count, logits.shape[-1])
+    best = (logits[:, :1] if nodes and not logits.stride(1) else logits).topk(some)
+    missing = (0, count - some)
+    wide = (-1, nodes, -1)
+    return pad(best.indices, missing).expand(wide), pad(best.values > -torch.inf, missing).expand(wide)
+
+
 def conditional_distributions(tokens: Tensor, parent: Tensor, distribution: Tensor, *, replacement: bool) -> Tensor:
     """q [B, T, V]: each node's distribution given its earlier siblings.
 

@@ -5,8 +5,10 @@ EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees, https://a
     score of a node = log q along its path;  of each level the top `beams` are expanded
     in the end the `nodes` of the highest score are kept, which include their parents
 
-Deviates from the authors' code: the depth is the drafter's k. The children are the top tokens of q, not samples, so
-they count as point masses; tested against q, as published, sampling would not be exact.
+Deviates from the authors' code: the depth is the drafter's k, which is their `depth` + 1, and `nodes` is their
+`total_token` - 1. By default q has the temperature and filters of the request; theirs has none (`raw`). The children
+are the top tokens of q, not samples, so they count as point masses; tested against q, as published, sampling would not
+be exact.
 Exact: greedy and distribution, with an exact acceptance.
 """
 
@@ -25,11 +27,12 @@ from ..contracts import DecodeContext, Draft, DraftModel, Shape, SpeculativeSamp
 from ._growth import Tree, drops_last, packed, stopped_rows
 
 
-@register("beam", stage="shape", paper="arXiv:2406.16858", exact="greedy", checked="reference joint")
+@register("beam", stage="shape", paper="arXiv:2406.16858", exact="greedy", checked="golden/eagle reference joint")
 @dataclass(frozen=True)
 class Beam(Shape):
     beams: Annotated[int, "nodes expanded a level, and children of each"] = 10
     nodes: Annotated[int, "drafted tokens, in all"] = 60
+    raw: Annotated[bool, "the drafter's probabilities without temperature and filters, as published"] = False
 
     def __post_init__(self) -> None:
         self.require("beams", "nodes", least=1)
@@ -41,6 +44,10 @@ class Beam(Shape):
                 hint="use template or dyspec, or another acceptance",
             )
 
+    @property
+    def unprocessed(self) -> bool:
+        return self.raw
+
     def width(self, k: int) -> int:
         return 1 + self.beams * (k - 1) + self.nodes  # nodes fed, and nodes kept without being fed
 
@@ -51,10 +58,11 @@ class Beam(Shape):
         tree, live = Tree(text), budget > 0
         frontier = torch.from_numpy(np.where(live, 0, -1)).to(device)[:, None]
         for depth in range(int(budget.max())):
-            logits = draft_model.forward(tree.draft(), frontier)
-            stopped = stopped_rows(context, logits, frontier, depth)
-            distribution = logits.double().softmax(-1)
-            probs, tokens = distribution.topk(min(self.beams, distribution.shape[-1]))
+            over = draft_model.forward_over_ids(tree.draft(), frontier)
+            stopped = stopped_rows(context, draft_model, over.logits, frontier, depth)
+            mass = over.logits.logsumexp(-1, keepdim=True)
+            highest, columns = over.logits.topk(min(self.beams, over.logits.shape[-1]))
+            probs, tokens = (highest - mass).exp(), over.tokens(columns)
             more = live if stopped is None else live & ~stopped
             expanding = torch.from_numpy(more if drops_last(context) else live).to(device)[:, None] & (frontier >= 0)
             parent_values = tree.values.gather(1, frontier.clamp(min=0)) * expanding

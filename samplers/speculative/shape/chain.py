@@ -19,6 +19,7 @@ from torch import Tensor
 from ...ops.rank import argmax
 from ...registry import register
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
+from ..over_ids import LogitsOverIds
 from ._growth import drops_last, stopped_rows
 
 
@@ -37,13 +38,18 @@ class Chain(Shape):
         for step in range(int(budget.max())):
             draft = Draft(torch.stack(tokens, 1), counts + 1, text.length - 1)
             nodes = torch.from_numpy(np.where(live, step, -1)).to(text.device)[:, None]
-            logits = draft_model.forward(draft, nodes)
-            stopped = stopped_rows(context, logits, nodes, step)
+            over = (
+                LogitsOverIds(draft_model.forward(draft, nodes))
+                if sampling
+                else draft_model.forward_over_ids(draft, nodes)
+            )
+            logits = over.logits
+            stopped = stopped_rows(context, draft_model, logits, nodes, step)
             if sampling:
                 distributions.append(logits[:, 0].softmax(-1))
                 tokens.append(uniforms.draw(distributions[-1], "draft", step))
             else:
-                tokens.append(argmax(logits[:, 0]))
+                tokens.append(over.tokens(argmax(logits[:, 0])))
             more = live if stopped is None else live & ~stopped
             counts = counts + (more if drops_last(context) else live)
             live = more & (budget > step + 1)

@@ -54,7 +54,7 @@ class DySpec(Shape):
         for depth in range(int(budget.max())):
             order = torch.arange(frontier.shape[1], device=device)
             logits = draft_model.forward(tree.draft(), frontier)
-            stopped = stopped_rows(context, logits, frontier, depth)
+            stopped = stopped_rows(context, draft_model, logits, frontier, depth)
             keys = depth * (self.nodes + 1) + order
             children = siblings(logits, min(self.children, self.nodes), context, uniforms, keys.expand_as(frontier))
             more = live if stopped is None else live & ~stopped

@@ -66,7 +66,7 @@ class Template(Shape):
             draft = Draft(tokens, np.full_like(sizes, len(parents)), base, parents, depths) if depth else None
             nodes = torch.where(torch.from_numpy(live).to(device)[:, None], level, -1)
             logits = draft_model.forward(draft or Draft.none(text), nodes)
-            stopped = stopped_rows(context, logits, nodes, depth)
+            stopped = stopped_rows(context, draft_model, logits, nodes, depth)
             children = siblings(logits, count, context, uniforms, level.expand(batch, -1))
             distributions.append(children.distribution)
             above = level.repeat_interleave(count)

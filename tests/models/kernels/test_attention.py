@@ -173,3 +173,62 @@ def test_narrowing_a_sight_keeps_the_picked_queries():
         pattern = attention_pattern(plan, extent=plan.uniform or 10, dtype=q.dtype, device=q.device)
         whole = attend(q, k, v, pattern)
         torch.testing.assert_close(attend(q[rows, picked], k, v, pattern.narrowed(picked)), whole[rows, picked])
+
+
+@pytest.mark.parametrize("rows", [None, [4, 0, 2]], ids=["in order", "rows"])
+@pytest.mark.parametrize("kind", ["bidirectional", "causal", "one query", "mask", "tree"])
+@torch.no_grad()
+def test_rows_of_any_lengths_are_read_to_their_ends_by_the_kernel_in_c(kind, rows, in_c):
+    """The queries stand at the ends of their rows; one row has fewer, and padding behind them."""
+    lengths = torch.tensor([12, 8, 4])
+    width = 1 if kind == "one query" else 4
+    sizes = torch.tensor([width, max(1, width - 1), width])[:, None]
+    order = torch.arange(width)
+    positions = torch.where(order < sizes, lengths[:, None] - sizes + order, -1)
+    dense = torch.ones(3, 4, SLOTS, dtype=torch.bool)
+    dense[0, 2, 9] = dense[1, 1, 5] = dense[2, 3, 0] = False
+    visible = {
+        "bidirectional": Visible.bidirectional(),
+        "mask": Visible.mask(dense),
+        "tree": Visible.tree(torch.tensor([-1, 0, 0, 1]), lengths - sizes[:, 0]),
+    }.get(kind, Visible.causal())
+    plan = ask(ids(3, width), positions, visible, lengths, rows=rows and torch.tensor(rows))
+    generator = torch.Generator().manual_seed(5)
+    q = torch.randn(3, width, 4, 8, generator=generator)
+    k, v = torch.randn(2, 5 if rows else 3, SLOTS + 1, 2, 8, generator=generator)
+    for row, stored in enumerate(rows or [0, 1, 2]):
+        k[stored, lengths[row] :] = v[stored, lengths[row] :] = float("nan")
+    pattern = attention_pattern(plan, extent=SLOTS, dtype=q.dtype, device=q.device)
+    assert pattern.ends is not None
+    assert (pattern.last is None) == (kind in ("bidirectional", "one query"))
+    out, real = attend(q, k, v, pattern), positions >= 0
+    assert out.isfinite().all()
+    expected = naive(q, k[rows or [0, 1, 2]], v[rows or [0, 1, 2]], visible_slots(plan, SLOTS))
+    torch.testing.assert_close(out[real], expected[real], rtol=1e-4, atol=1e-5)
+    if width > 1:
+        picked = torch.tensor([[3, 0], [1, 2], [2, 2]])
+        some = attend(q[torch.arange(3)[:, None], picked], k, v, pattern.narrowed(picked))
+        torch.testing.assert_close(some, out[torch.arange(3)[:, None], picked], rtol=1e-4, atol=1e-5)
+    for row in range(3):  # to the last bit: a row alone is the row in any batch
+        stored = (rows or [0, 1, 2])[row]
+        end = int(lengths[row])
+        alone = ask(plan.tokens[row : row + 1], positions[row : row + 1], _of_row(visible, row), lengths[row : row + 1])
+        own = attention_pattern(alone, extent=end, dtype=q.dtype, device=q.device)
+        result = attend(q[row : row + 1], k[stored : stored + 1], v[stored : stored + 1], own)
+        assert torch.equal(result[0][real[row]], out[row][real[row]])
+
+
+def _of_row(visible, row):
+    if visible.kind == "mask":
+        return Visible.mask(visible.dense[row : row + 1])
+    return Visible.tree(visible.parents, visible.base[row : row + 1]) if visible.kind == "tree" else visible
+
+
+@torch.no_grad()
+def test_what_is_hidden_early_in_a_row_keeps_the_definition(in_c):
+    positions, lengths = torch.tensor([[9, 2], [6, 5]]), torch.tensor([10, 7])
+    dense = torch.rand(2, 2, 10, generator=torch.Generator().manual_seed(6)) < 0.5
+    dense[1, :, 0] = False
+    plan = ask(ids(2, 2), positions, Visible.mask(dense), lengths)
+    q = torch.randn(2, 2, 4, 8)
+    assert attention_pattern(plan, extent=10, dtype=q.dtype, device=q.device).ends is None

@@ -96,6 +96,22 @@ def test_attention(queries, slots, heads, kv, dim):
     close(attend_c(q, k, v), attended(q, k, v))
 
 
+@pytest.mark.parametrize("dim", [32, 20])
+@pytest.mark.parametrize(("heads", "kv"), [(6, 2), (3, 3)])
+@pytest.mark.parametrize("queries", [1, 2, 5, 17, 33, 53])
+@pytest.mark.parametrize(("seen", "more"), [(0, 1), (3, 60), (60, 8), (64, 53), (200, 17)])
+def test_attention_of_queries_that_do_not_see_all_of_the_last_slots(seen, more, queries, heads, kv, dim):
+    slots = seen + more
+    q, k, v = random(2, queries, heads, dim), random(2, slots, kv, dim, seed=1), random(2, slots, kv, dim, seed=2)
+    sees = random(2, queries, slots, seed=3) > 0.3
+    sees[..., :seen] = True
+    sees[..., seen] |= ~sees[..., seen:].any(-1)  # one of the last at least
+    mask = torch.zeros(sees.shape).masked_fill(~sees, -torch.inf)
+    parts = (each.double().transpose(1, 2) for each in (q, k, v))
+    expected = F.scaled_dot_product_attention(*parts, attn_mask=mask[:, None].double(), enable_gqa=True)
+    close(attend_c(q, k, v, mask[..., seen:]), expected.transpose(1, 2))
+
+
 @pytest.mark.parametrize("queries", [1, 33])
 def test_threads_change_nothing_in_attention(in_two_threads, queries):
     q, k, v = random(3, queries, 6, 32), random(3, 70, 2, 32, seed=1), random(3, 70, 2, 32, seed=2)

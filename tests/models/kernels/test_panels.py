@@ -24,6 +24,7 @@ CPU = torch.device("cpu")
 def everywhere(in_c, monkeypatch):
     """For matrices of any size."""
     monkeypatch.setattr(panels, "LEAST", 0)
+    monkeypatch.setattr(panels, "LEAST_BFLOAT16", 0)
 
 
 def randn(*shape, seed=0):
@@ -64,6 +65,65 @@ def test_a_row_alone_is_the_row_in_any_batch_to_the_last_bit():
     for count in (1, 2, 3, 5, 8, 16, 33, 96, 97):
         assert torch.equal(matmul.add_matmul(h[:count], x[:count], weight), whole[:count])
     assert torch.equal(matmul.add_matmul(h[60:61], x[60:61], weight), whole[60:61])
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize(("rows", "columns"), [(96, 64), (100, 1), (47, 193), (336, 577)])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 8, 9, 97])
+def test_weights_may_be_bfloat16(rows, columns, count):
+    """Their products are those of the same numbers in float32, bit for bit; a bfloat16 x has its results rounded."""
+    numbers, x, h, bias = (
+        randn(rows, columns, seed=1).bfloat16(),
+        randn(count, columns),
+        randn(count, rows),
+        randn(rows),
+    )
+    half, whole = panels.empty(rows, columns, torch.bfloat16), panels.empty(rows, columns)
+    half.fill(numbers)
+    whole.fill(numbers.float())
+    assert torch.equal(half.dense, numbers)
+    for base in (None, h, bias):
+        assert torch.equal(half.matmul(x, base), whole.matmul(x, base))
+        short, base_ = x.bfloat16(), None if base is None else base.bfloat16()
+        exact = whole.matmul(short.float(), None if base_ is None else base_.float())
+        # Pairs are summed in another order; what is rounded may then differ by one in the last place.
+        torch.testing.assert_close(half.matmul(short, base_), exact.bfloat16(), rtol=2**-7, atol=1e-5)
+        if columns % 2 or not panels.multiplies_pairs():
+            assert torch.equal(half.matmul(short, base_), exact.bfloat16())
+
+
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("columns", [388, 389])
+def test_a_bfloat16_row_alone_is_the_row_in_any_batch(in_two_threads, columns):
+    weight, x, h = panels.empty(500, columns, torch.bfloat16), randn(130, 2 * columns).bfloat16(), randn(130, 500)
+    weight.fill(randn(500, columns, seed=1).bfloat16())
+    x, h = x[:, 1 : columns + 1], h.bfloat16()  # rows that begin anywhere
+    whole = weight.matmul(x, h)
+    exact = x.double() @ weight.dense.double().t() + h.double()
+    torch.testing.assert_close(whole.double(), exact, rtol=2**-7, atol=1e-3)
+    for count in (1, 2, 3, 5, 8, 16, 33, 96, 97):
+        assert torch.equal(weight.matmul(x[:count], h[:count]), whole[:count])
+    assert torch.equal(weight.matmul(x[60:61], h[60:61]), whole[60:61])
+    assert torch.equal(in_two_threads(lambda: weight.matmul(x, h)), whole)
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_bfloat16_weights_are_read_where_there_is_no_kernel(monkeypatch):
+    numbers, x = randn(96, 64, seed=1).bfloat16(), randn(5, 64)
+    weight = panels.empty(96, 64, torch.bfloat16)
+    weight.fill(numbers)
+    expected = weight.matmul(x)
+    monkeypatch.setattr(panels, "kernel", lambda: None)
+    torch.testing.assert_close(weight.matmul(x), expected, rtol=1e-5, atol=1e-5)
+    assert weight.matmul(x.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_matrices_lie_in_panels_of_bfloat16_where_the_processor_has_no_tiles(monkeypatch):
+    for able, kind in ((True, torch.Tensor), (False, panels.Panels)):
+        monkeypatch.setattr(library, "has_tiles", lambda able=able: able)
+        assert type(layout.empty((96, 64), dtype=torch.bfloat16, device=CPU)) is kind
+    assert type(layout.empty((96, 64), dtype=torch.float16, device=CPU)) is torch.Tensor
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -155,7 +215,7 @@ def test_small_matrices_other_dtypes_and_forced_definitions_lie_otherwise(monkey
     assert lies()
     assert not lies(shape=(1023, large[1]))
     assert not lies(shape=(*large, 1))
-    assert not lies(dtype=torch.bfloat16)
+    assert not lies(dtype=torch.float16)
     assert not lies(device="meta")
     monkeypatch.setenv("PARDEC_KERNELS", "reference")
     assert not lies()
@@ -198,7 +258,7 @@ def test_a_head_that_is_the_embedding_is_held_again_only_where_it_is_faster(monk
     assert type(tied.head.again) is panels.Panels
     assert tied.head.weight is tied.embed.weight
     torch.testing.assert_close(tied.head(states), expected, rtol=1e-5, atol=1e-5)
-    half = Decoder(tied.config).requires_grad_(False).bfloat16()
+    half = Decoder(tied.config).requires_grad_(False).half()
     monkeypatch.setattr(torch, "empty", None)  # no memory is asked for
     assemble.copy_tied_head(half)
     assert half.head.again is None

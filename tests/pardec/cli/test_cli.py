@@ -353,6 +353,8 @@ def test_show_tells_the_rule_the_parameters_and_the_source(cli: Cli) -> None:
     assert json.loads(cli("show", "threshold", "--json")[1])["stage"] == "select"
     for name in ("tiny-llama", "arithmetic", "fast-dllm", "preset:fast-dllm"):
         assert name.removeprefix("preset:") in cli("show", name)[1]
+    assert "preset:eagle3  eagle:name=tiny-llama-eagle,k=8+beam" in cli("show", "eagle")[1]
+    assert "presets" not in cli("show", "lookup")[1]
     assert cli("show", "preset:prophet")[1].startswith("name: prophet")  # and not the sampler of that name
     assert "unknown preset 'preset:edit'" in cli("show", "preset:edit")[2]
     said = cli("list", "families")[2]

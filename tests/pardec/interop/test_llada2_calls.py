@@ -83,6 +83,8 @@ def random_call(seed: int) -> dict[str, Any]:
         padding = torch.from_numpy(render.randint(0, width, rows))
         real = torch.arange(width) >= padding[:, None]
         call["attention_mask"] = (real if one(True, False) else real.flip(1)).long()
+    if not width:  # all masks of an empty row are alike: rounding alone would choose which of them comes first
+        call["num_inference_steps"] = 1
     if one(True, False, False, False):
         call |= {"temperature": one(0.7, 1.0), "top_k": one(None, 0, 5), "top_p": one(None, 0.8)}
         call |= {"sampling_method": one("auto", "multinomial", "greedy")}

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import SpecError
-from pardec.samplers.speculative.length._goodput import Costs, lengths
+from pardec.samplers.speculative.length._goodput import Costs, lengths, prefixes
 from pardec.samplers.speculative.length.goodput import Goodput
 from tests.samplers.ar_toys import rows, run
+from tests.samplers.joints import WORLDS, measure
 from tests.samplers.voices import (
     NEW,
     RAGGED,
@@ -131,3 +136,80 @@ def test_measured_costs_are_asked_for_with_different_lengths_first() -> None:
 def test_values_out_of_range_are_refused(part: dict[str, float], said: str) -> None:
     with pytest.raises(SpecError, match=f"goodput: {said}"):
         Goodput(**part)  # type: ignore[arg-type]
+
+
+# --- where the drafter says how likely each token is accepted ---
+
+
+def estimating(count: int) -> Any:
+    """What the controller sees of rows that a module with a confidence head drafts for."""
+    stage = context(written([[1]] * count))
+    module = DraftModule.__new__(DraftModule)
+    torch.nn.Module.__init__(module)
+    module.estimates_acceptance = True
+    stage.request = SimpleNamespace(temperature=0.0, draft_model=module)
+    return stage
+
+
+def cut(controller: Goodput, confidence: np.ndarray) -> list[int]:
+    """The tokens that each row drafts, level by level as shapes ask."""
+    count, most = confidence.shape
+    stage = estimating(count)
+    state = controller.start(stage)
+    budget = controller.budget(most, stage, state)
+    counts, live = np.zeros(count, dtype=int), budget > 0
+    for step in range(most):
+        sure = torch.from_numpy(np.where(live, confidence[:, step], 0)).float()
+        stopped = controller.stop(sure, step, stage, state)
+        assert stopped is not None
+        live = live & ~stopped.numpy()
+        counts += live
+    return counts.tolist()
+
+
+def test_one_row_drafts_what_gains_the_most_tokens_over_cost() -> None:
+    """c = 0.2 and 0.1 a token: (1, 1.9, 2.62, 2.98, 2.998) / (1.3, 1.4, 1.5, 1.6, 1.7) is greatest for three."""
+    confidence = np.array([[0.9, 0.8, 0.5, 0.05]])
+    rates = [1 / 1.3, 1.9 / 1.4, 2.62 / 1.5, 2.98 / 1.6, 2.998 / 1.7]
+    assert int(np.argmax(rates)) == 3
+    assert cut(Goodput(c=0.2, token=0.1), confidence) == [3]
+    assert cut(Goodput(c=0.2, token=0.1), confidence[:, :2]) == [2]
+    # A doubtful first token spoils what is sure behind it: each adds 0.05 tokens and costs more.
+    assert cut(Goodput(c=0.2, token=0.1), np.array([[0.05, 1.0, 1.0, 1.0]])) == [0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_length_of_one_row_makes_more_tokens_a_second_than_its_estimates_choose(seed: int) -> None:
+    random = np.random.RandomState(seed)
+    confidence, token = random.rand(1, 6) ** 0.3, float(random.choice([0.01, 0.05, 0.2]))
+    survival = np.concatenate(([1.0], confidence[0].cumprod()))
+    rates = [survival[: k + 1].sum() / (1.1 + token * (k + 1)) for k in range(7)]
+    assert cut(Goodput(c=0.1, token=token), confidence) == [int(np.argmax(rates))]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_prefixes_of_several_rows_make_more_tokens_a_second(seed: int) -> None:
+    random = np.random.RandomState(seed)
+    survival, costs = random.rand(3, 4).cumprod(1), Costs(1.0, 0.3, float(random.choice([0.02, 0.1])), 0.01)
+
+    def of(k: tuple[int, ...]) -> float:
+        tokens = 3 + sum(survival[row, :count].sum() for row, count in enumerate(k))
+        return float(tokens / (1.0 + 0.3 * 2 + costs.token * (3 + sum(k)) + 0.01 * 5))
+
+    rate, counts = prefixes(survival, costs, 5, 2)
+    best = max(of(k) for k in product(range(5), repeat=3))
+    assert (rate, of(tuple(counts))) == (pytest.approx(best), pytest.approx(best))
+
+
+def test_rows_that_are_surer_draft_more_and_under_load_none_does() -> None:
+    confidence = np.array([[0.9, 0.9, 0.9, 0.9], [0.9, 0.3, 0.9, 0.9], [0.1, 0.9, 0.9, 0.9]])
+    assert cut(Goodput(c=0.1, token=0.2), confidence) == [4, 1, 0]
+    assert cut(Goodput(c=0.1, token=0.0), confidence) == [4, 4, 4]
+    assert cut(Goodput(c=3.0, token=0.2), confidence) == [0, 0, 0]  # by the counts, before any forward
+
+
+def test_draws_that_estimates_cut_have_the_joint_law_of_the_target() -> None:
+    """The costs are such that drafts of these random drafters are cut everywhere."""
+    for reading in measure("dflash:name=draft,k=3+goodput:token=0.0001", WORLDS["5 tokens, length 4"], 4000):
+        assert reading.z < 4, reading
+        assert reading.distance < reading.noise + 4 * reading.spread, reading

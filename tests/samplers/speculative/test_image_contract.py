@@ -6,6 +6,7 @@ combined is refused by name. The same is checked of text in test_verify_contract
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from itertools import product
 
@@ -20,11 +21,17 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 from tests.grids import one_in, thinned
 from tests.samplers.drafting import SETTINGS
+from tests.samplers.module_files import random_modules
 from tests.samplers.picture_toys import codes, draw, features, logits, toy_pictures
 
 SIDE, VOCAB = 3, 7
 CAPTIONS = features((3, 1, 2), seed=6)
-NEEDS = {"model": "model:name=toy,k=3"}  # what a drafter cannot do without
+KINDS = ("dflash", "eagle", "falcon", "hydra", "medusa", "model")
+NEEDS = {kind: f"{kind}:name=toy,k=3" for kind in KINDS} | {  # what a drafter cannot do without
+    "auto": 'auto:model="model:name=toy,k=3"',
+    "prompts": "prompts:name=toy",
+    "transfer": "transfer:name=toy",
+}
 GREEDY_AT_0 = ("typical", "gsd")  # relaxed ones whose cards say that they are `greedy` at temperature 0
 
 
@@ -54,8 +61,10 @@ def target() -> LanguageModel:
 
 
 @pytest.fixture(autouse=True)
-def near(monkeypatch: pytest.MonkeyPatch) -> None:
+def near(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(draft_models, "language_model", lambda *_: toy_pictures(5, SIDE, VOCAB, 0.7, layers=3, knock=1))
+    with random_modules():
+        yield
 
 
 @cache

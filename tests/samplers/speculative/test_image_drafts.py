@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from pardec.samplers.speculative.draft._history import GridIndex
 from pardec.samplers.speculative.draft.sjd import Sjd
 from pardec.samplers.speculative.sequences import Sequences
 from tests.samplers.ar_toys import run, toy_ar
+from tests.samplers.module_files import random_modules
 from tests.samplers.picture_toys import PLACES, codes, draw, features, logits, toy_pictures
 
 SIDE, VOCAB = 5, 9
@@ -44,6 +46,15 @@ SPECS = [
     "recycling:k=3,tree=3-4-2",
     "model:name=toy,k=4",
     "model:name=toy,k=3+template:widths=3-2-1",
+    'auto:model="model:name=toy,k=3"',
+    "dflash:name=toy,k=2",
+    "falcon:name=toy,k=3",
+    "hydra:name=toy,k=3",
+    "medusa:name=toy,k=3",
+    "prompts:name=toy",
+    "transfer:name=toy",
+    "eagle:name=toy,k=4",
+    "eagle:name=toy,k=3+template:widths=3-2-1",
     "earlyexit:layers=1,k=3",
     "earlyexit:layers=2,k=3+template:widths=2-2-1",
     "layerskip:k=3",
@@ -53,8 +64,10 @@ SPECS = [
 
 
 @pytest.fixture(autouse=True)
-def near(monkeypatch: pytest.MonkeyPatch) -> None:
+def near(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(draft_models, "language_model", lambda name, device, dtype: small())
+    with random_modules():
+        yield
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import product
@@ -26,10 +26,14 @@ from tests.grids import one_in, thinned
 from tests.models.toys import SMALL
 from tests.samplers.ar_toys import logits, prompts, request, rows, run, toy_ar
 from tests.samplers.drafting import SETTINGS
+from tests.samplers.module_files import random_modules
 
 VOCAB = 8  # few tokens, so that copies and guesses are often right
 TIE = 1e-4  # two logits nearer than this may change places between a wide and a narrow forward
-NEEDS = {"model": "model:name=toy"}  # what a drafter cannot do without
+MODULES = ("eagle", "falcon", "hydra", "medusa", "prompts", "transfer")
+# What a drafter cannot do without, and the depth of the random modules that have one, to which fixed trees are cut.
+NEEDS = {name: f"{name}:name=toy" for name in ("model", *MODULES)}
+NEEDS |= {name: f"{NEEDS[name]},k=3" for name in ("hydra", "medusa", "prompts", "transfer")}
 PICTURES = ("zipar",)  # what text cannot be drafted by; see test_image_drafts.py
 LENGTHS, NEW = (3, 6, 1, 9, 4, 12, 2, 7), (9, 12, 7, 1, 10, 2, 11, 5)
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -94,9 +98,11 @@ def in_turn(spec: str) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second checkpoint: the target after a knock, right often and wrong often."""
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The second checkpoint: the target after a knock, right often and wrong often. Draft modules are random."""
     monkeypatch.setattr(draft_models, "language_model", lambda name, device, dtype: drafter())
+    with random_modules():
+        yield
 
 
 @cache

@@ -68,8 +68,8 @@ def watch(monkeypatch: pytest.MonkeyPatch, look: Callable[[VerifyLoop, Draft, to
         loops.append(self)
         return begin(self)
 
-    def verify(self: VerifyForward, draft: Draft, hidden: tuple[int, ...] = ()) -> Any:
-        raw, made = real(self, draft, hidden)
+    def verify(self: VerifyForward, draft: Draft) -> Any:
+        raw, made = real(self, draft)
         look(loops[-1], draft, raw)
         return raw, made
 
@@ -235,14 +235,14 @@ def test_08_siblings_drawn_without_replacement_are_tested_in_their_order(monkeyp
 
     real = VerifyForward.verify
 
-    def turned(self: VerifyForward, draft: Draft, hidden: tuple[int, ...] = ()) -> Any:
+    def turned(self: VerifyForward, draft: Draft) -> Any:
         if draft.parents is not None and draft.width > 3:
             assert draft.q is not None
             order = torch.arange(draft.width)
             order[1:4] = torch.tensor([3, 2, 1])
             draft.tokens.copy_(draft.tokens[:, order].clone())
             draft.q.copy_(draft.q[:, order].clone())
-        return real(self, draft, hidden)
+        return real(self, draft)
 
     monkeypatch.setattr(VerifyForward, "verify", turned)
     assert abs(g_test(counted(run(model, spec, [prompt] * draws, 3, temperature=1.0), 3, 3, 4), distribution)) > 6

@@ -1,0 +1,203 @@
+"""Shared by heads on a target's state: residual blocks and a linear each, read in the layout of fast matmuls.
+
+g = x + silu(W x + b), some times;  logits = U g (+ c)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from ..errors import ModelError, listed
+from ..kernels import layout
+from ..kernels.matmul import matmul
+from ..model import LanguageModel
+from .contracts import DraftFiles
+
+_PADDING = 256  # rows by which the vocabulary of a head may differ from the target's: tables are padded to multiples
+
+
+@dataclass(slots=True)
+class HeadNames:
+    """The published names of one head's tensors."""
+
+    blocks: dict[int, str] = field(default_factory=dict)  # the stem of each block, by its index in the file
+    out: str = ""  # the stem of the last linear
+    entry: str = ""  # the stem of a second linear beside the first block, which makes its input narrower
+
+
+class Block(nn.Module):
+    """x + silu(W x + b)."""
+
+    bias: nn.Parameter | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + silu(matmul(x, self.weight, self.bias))
+
+
+class Entry(Block):
+    """R z + c + silu(W z + b) of a wider z; the weight [2 E, Z] has the rows of R above those of W."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        linear, gate = matmul(x, self.weight, self.bias).chunk(2, -1)
+        return linear + silu(gate)
+
+
+class Output(Block):
+    """U x + c."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return matmul(x, self.weight, self.bias)
+
+
+_B = TypeVar("_B", bound=Block)
+
+
+class Head(nn.Module):
+    """The blocks of one head, and its last linear, which several heads may share."""
+
+    def __init__(self, blocks: Iterable[Block], out: Output) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.out = out
+
+    def states(self, x: Tensor) -> Tensor:
+        """[..., E] what the last linear reads."""
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.states(x))  # type: ignore[no-any-return]
+
+
+def matrix(*parts: Tensor) -> Tensor:
+    """A copy of a weight, whose rows are those of `parts`, as matmuls read it fastest."""
+    first = parts[0]
+    weight = layout.empty((sum(map(len, parts)), *first.shape[1:]), dtype=first.dtype, device=first.device)
+    start = 0
+    for tensor in parts:
+        layout.fill(weight, tensor, start)
+        start += len(tensor)
+    return weight
+
+
+def read_heads(
+    files: DraftFiles,
+    target: LanguageModel,
+    heads: list[HeadNames],
+    *,
+    rows: int | None = None,
+    row_index: Tensor | None = None,
+    inputs: Sequence[int] = (),
+) -> list[Head]:
+    """The heads of these names, in order; a tensor that several hold is in memory once.
+
+    Raises ModelError for tensors that are missing or do not fit the target.
+
+    Args:
+        rows: those that every last linear is to have, by default the target's vocabulary.
+        row_index: which of a longer last linear, by default the first.
+        inputs: the widths that the heads read, by default the target's.
+    """
+    rows = target.vocab_size if rows is None else rows
+    _check(files, target, heads, rows, row_index, inputs or [target.width] * len(heads))
+    known: dict[tuple[Any, ...], Block] = {}
+
+    def part(make: type[_B], *stems: str) -> _B:
+        names = {f"{stem}.{kind}": f"{at}.{kind}" for at, stem in enumerate(stems) for kind in ("weight", "bias")}
+        names = {name: to for name, to in names.items() if name in files.published or name.endswith(".weight")}
+        tensors = files.read(names, target.dtype, target.device)
+        if make is Output:
+            tensors = {name: _fitted(tensor, rows, row_index) for name, tensor in tensors.items()}
+        weight, bias = (
+            [tensor for name, tensor in tensors.items() if name.endswith(kind)] for kind in ("weight", "bias")
+        )
+        key = (make, *map(_digest, (*weight, *bias)))
+        if key not in known:
+            known[key] = make(matrix(*weight), torch.cat(bias) if bias else None)
+        return cast(_B, known[key])
+
+    result = []
+    for names in heads:
+        stems = [names.blocks[at] for at in sorted(names.blocks)]
+        blocks: list[Block] = [part(Entry, names.entry, stems.pop(0))] if names.entry else []
+        result.append(Head([*blocks, *(part(Block, stem) for stem in stems)], part(Output, names.out)))
+    return result
+
+
+def _digest(tensor: Tensor) -> tuple[torch.Size, bytes]:
+    values = tensor.detach().cpu().contiguous().view(torch.uint8).numpy()
+    return tensor.shape, blake2b(values.data, digest_size=16).digest()
+
+
+def _fitted(tensor: Tensor, rows: int, row_index: Tensor | None) -> Tensor:
+    """The rows [rows, ...] of a last linear; rows of padding are left out, and missing ones stay missing."""
+    if len(tensor) <= rows:
+        return tensor
+    return tensor[:rows] if row_index is None else tensor[row_index]
+
+
+def _check(
+    files: DraftFiles,
+    target: LanguageModel,
+    heads: list[HeadNames],
+    rows: int,
+    row_index: Tensor | None,
+    inputs: Sequence[int],
+) -> None:
+    """Raises ModelError for heads that are not complete, or do not fit the target."""
+    if not heads or any(not names.out for names in heads):
+        without = [str(at) for at, names in enumerate(heads) if not names.out]
+        raise ModelError(
+            f"{files.name}: heads {listed(without)} have no last linear" if heads else f"{files.name} has no heads",
+            f"it has {listed(sorted(files.published)[:12])}",
+        )
+    shapes: Mapping[str, tuple[int, ...]] = {name: entry.shape for name, entry in files.published.items()}
+    for at, names in enumerate(heads):
+        if sorted(names.blocks) != sorted(heads[0].blocks):
+            raise ModelError(
+                f"{files.name}: head {at} has {len(names.blocks)} blocks, and head 0 has {len(heads[0].blocks)}",
+                "all heads have the same",
+            )
+    for at, (names, width) in enumerate(zip(heads, inputs, strict=True)):
+        stems = [names.blocks[index] for index in sorted(names.blocks)]
+        for stem, columns in zip(stems, [width, *[target.width] * len(stems)], strict=False):
+            actual = shapes.get(f"{stem}.weight", (target.width, columns))  # a missing one is named when it is read
+            if actual != (target.width, columns):
+                raise ModelError(
+                    f"{files.name}: {stem}.weight is {list(actual)}, and {target.name} needs {[target.width, columns]}",
+                    "draft for the target that the heads were trained on",
+                )
+        if names.entry:
+            pair = [
+                {kind for kind in ("weight", "bias") if f"{stem}.{kind}" in shapes} for stem in (names.entry, stems[0])
+            ]
+            if pair[0] != pair[1] or shapes[f"{names.entry}.weight"] != (target.width, width):
+                raise ModelError(f"{files.name}: {names.entry} does not fit {stems[0]}", "they are of one shape")
+        out = shapes.get(f"{names.out}.weight", (rows, target.width))
+        if len(out) != 2 or out[1] != target.width:
+            raise ModelError(
+                f"{files.name}: head {at} has {list(out)}, and the states of {target.name} have {target.width} entries",
+                "draft for the target that the heads were trained on",
+            )
+        if row_index is None:
+            fits = abs(rows - out[0]) <= min(_PADDING, rows // 4)
+        else:
+            fits = out[0] == rows or out[0] > int(row_index.max())
+        if not fits:
+            raise ModelError(
+                f"{files.name}: head {at} predicts {out[0]} tokens, and {target.name} has {rows}",
+                "draft for the target that the heads were trained on",
+            )

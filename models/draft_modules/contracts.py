@@ -1,0 +1,124 @@
+"""What every draft module has, and the description of a kind of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ModelError, listed
+from ..hidden import IdSubset, TargetStates
+from ..loading.weights import Published, read
+from ..model import LanguageModel
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleName:
+    """Which draft module is to be loaded, as `load_draft_module` takes it."""
+
+    kind: str
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftFiles:
+    """The files of one draft module, of which no weights have been read."""
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    published: Mapping[str, Published]  # by the name of each tensor
+
+    def read(self, names: Mapping[str, str], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        """The tensors by their new names, from {published: new}; whole numbers and booleans keep their type.
+
+        Raises ModelError for one that is missing. Nothing else is read.
+        """
+        missing = [name for name in names if name not in self.published]
+        if missing:
+            raise ModelError(f"{self.name} lacks {listed(missing)}", f"it has {listed(sorted(self.published))}")
+        tensors: dict[str, Tensor] = {}
+
+        def keep(name: str, tensor: Tensor) -> None:
+            kind = dtype if tensor.is_floating_point() else tensor.dtype
+            tensors[names[name]] = tensor.to(device=device, dtype=kind, copy=True)
+
+        read({name: self.published[name] for name in names}, keep)
+        return tensors
+
+
+class DraftModule(nn.Module):
+    """A trained module bound to its target, whose embedding, and often head, it uses. Runs without gradients."""
+
+    kind: ClassVar[str]
+    states = TargetStates()  # what it reads of the target
+    vocabulary: Tensor | None = None  # [Vd] the target's id of each id that it drafts; None: all of them
+    depth: int | None = None  # tokens that it drafts ahead at most; None: any number
+    estimates_acceptance: bool = False  # whether one forward also says how likely each of its tokens is accepted
+    default_k: int | None = None  # tokens to draft that its files recommend
+    about: tuple[str, ...] = ()  # what was decided while loading, for people: one line each
+
+    def __init__(self, files: DraftFiles, target: LanguageModel) -> None:
+        super().__init__()
+        self.name, self.path, self.config = files.name, files.folder, dict(files.config)
+        self.target = target
+        self.device, self.dtype = target.device, target.dtype
+        self.vocab_size = target.vocab_size
+
+    @property
+    def subset(self) -> IdSubset | None:
+        """The ids that its heads have logits of."""
+        return None if self.vocabulary is None else IdSubset(self.vocabulary, self.vocab_size)
+
+    @property
+    def parameter_count(self) -> int:
+        """Its own parameters."""
+        return sum(weight.numel() for weight in self.parameters())
+
+    @property
+    def parameters_read(self) -> int:
+        """Parameters that one drafting forward reads, the target's that it uses included: what it costs."""
+        return self.parameter_count
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[..., E] the target's input embeddings of ids [...]; 0 where the id is -1."""
+        target = self.target
+        rows = nn.functional.embedding(tokens.clamp(min=0), target.decoder.embedding)
+        if target.embedding_scale != 1:
+            rows = rows * target.embedding_scale
+        return rows.masked_fill((tokens < 0)[..., None], 0)
+
+    def over_vocabulary(self, logits: Tensor) -> Tensor:
+        """Logits [..., Vd] as float32 [..., V] over the target's ids; -inf for an id that it does not draft."""
+        logits = logits.float()
+        if self.subset is not None:
+            return self.subset.spread(logits)
+        short = self.vocab_size - logits.shape[-1]
+        return logits if not short else nn.functional.pad(logits, (0, short), value=-torch.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftKind:
+    """One kind of draft module: how its files are told, and how they are loaded."""
+
+    name: str  # also that of the drafter
+    summary: str
+    matches: Callable[[Mapping[str, Any], Mapping[str, Published]], bool]  # of config and tensors; keys decide first
+    load: Callable[..., DraftModule]  # (files, target, **options); raises ModelError for what cannot be loaded
+    published: Mapping[str, str] = field(default_factory=dict)  # layouts that load -> how each was verified
+
+
+KINDS: dict[str, DraftKind] = {}
+
+
+def register(kind: DraftKind) -> DraftKind:
+    """Add a kind; its name must be new."""
+    if kind.name in KINDS:
+        raise ValueError(f"the kind of draft module {kind.name!r} is registered twice")
+    KINDS[kind.name] = kind
+    return kind

@@ -1,0 +1,261 @@
+"""The published layouts of DFlash, DFlash 2 and DSpark: which tensors are which parameters, and what the config says.
+
+    DFlash   `fc.weight`, `hidden_norm.weight`, `layers.{i}.*`, `norm.weight`; what else it needs is the target's
+    DSpark   the same with `embed_tokens`, `lm_head`, `markov_head.*`, `confidence_head.*`
+    DFlash 2  those of DFlash with `layers.{i}.{attention,mlp}_conv.*`, `candidate_selector.*`
+    a reduced vocabulary   `d2t`, `t2d` and a head of these ids, or none: the target's rows
+
+Keys of the method are in `dflash_config` or at the top level. Tensors decide where a config can be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..decoder_config import DecoderConfig
+from ..errors import ModelError, listed
+from ..families.llama_like import shape
+from ..loading.weights import Published, count_parts
+from .contracts import DraftFiles
+
+TRANSITIONS = ("vanilla", "gated", "rnn")
+_QUERY = "layers.0.self_attn.q_proj.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashLayout:
+    """What one folder says."""
+
+    style: str  # whose layout it is, for people
+    config: DecoderConfig  # of the layers
+    block: int  # B queries: the last token and masks
+    mask: int
+    taps: tuple[int, ...]  # layers of the target whose outputs are fused
+    reason: str  # for these
+    from_anchor: bool  # the last token's own query drafts, too
+    causal: tuple[bool, ...]  # of each layer: inside the block a query sees those before it only
+    vocabulary: int | None  # ids that it drafts; None: all
+    scale: float = 1.0  # of embeddings
+    multiplier: float = 1.0  # of logits
+    cap: float | None = None  # logits x become cap * tanh(x / cap)
+    transition: str = ""  # how a token's bias depends on the one before it
+    rank: int = 0
+    selected: int = 0  # of a selector: ids of a position that it scores
+    conv_taps: int = 0  # of the convolutions around attention and MLP; 0: there are none
+    conv_group: int = 1  # channels that share a kernel's varying part
+
+    @property
+    def depth(self) -> int:
+        """Tokens that a pass drafts."""
+        return self.block - (not self.from_anchor)
+
+    @property
+    def names(self) -> dict[str, str | tuple[str, ...]]:
+        """The published name, or names, of each parameter that there may be."""
+        names: dict[str, str | tuple[str, ...]] = {
+            "fc_weight": "fc.weight",
+            "hidden_norm": "hidden_norm.weight",
+            "norm": "norm.weight",
+            "embedding": "embed_tokens.weight",
+            "head": "lm_head.weight",
+            "transition.table": "markov_head.markov_w1.weight",
+            "transition.output": "markov_head.markov_w2.weight",
+            "transition.gate": "markov_head.gate_proj.weight",
+            "transition.gate_bias": "markov_head.gate_proj.bias",
+            "transition.joint": "markov_head.joint_proj.weight",
+            "transition.joint_bias": "markov_head.joint_proj.bias",
+            "transition.projection": "candidate_selector.hidden_projection.weight",
+            "confidence": "confidence_head.proj.weight",
+            "confidence_bias": "confidence_head.proj.bias",
+        }
+        if self.selected:
+            names["transition.table"] = "candidate_selector.predecessor_codebook"
+            names["transition.output"] = "candidate_selector.successor_codebook"
+        for index in range(self.config.layers):
+            names |= _layer(f"layers.{index}.")
+        return names
+
+    def fused_rows(self, name: str) -> tuple[int, ...]:
+        """Rows of each tensor in the fused parameter `name`."""
+        config, leaf = self.config, name.rpartition(".")[2]
+        rows = config.mlp_width if leaf.startswith("gate_up") else config.kv_heads * config.head_dim
+        return rows, rows
+
+
+def is_dflash(config: Mapping[str, Any], published: Mapping[str, Published]) -> bool:
+    """Whether these are the tensors of a DFlash or a relative of it."""
+    return {"hidden_norm.weight", "fc.weight", _QUERY} <= set(published)
+
+
+def read_layout(files: DraftFiles, layers: int, taps: str | None = None) -> DFlashLayout:
+    """What the files say, for a target of `layers`. Raises ModelError for a variant that is not built."""
+    config, published = files.config, files.published
+    _refuse(files)
+    method = config.get("dflash_config") or {}
+
+    def value(name: str, default: Any = None) -> Any:
+        stated = method.get(name)
+        stated = config.get(name) if stated is None else stated
+        return default if stated is None else stated
+
+    block, mask = value("block_size", 16), value("mask_token_id")
+    if not isinstance(block, int) or block < 2:
+        raise ModelError(f"block_size of {files.name} is a whole number of at least 2, got {block!r}")
+    if not isinstance(mask, int) or mask < 0:
+        raise ModelError(f"the config of {files.name} does not say mask_token_id", "its blocks are made of that token")
+    shaped = _layers(files, config.get("transformer_layer_config") or config)
+    spark = "markov_head.markov_w1.weight" in published or "confidence_head.proj.weight" in published
+    chosen, reason = _taps(files, value, shaped.layers, layers, taps)
+    transition = str(value("markov_head_type", "vanilla")).lower() if spark and value("markov_rank", 0) else ""
+    if transition not in ("", *TRANSITIONS):
+        raise ModelError(
+            f"{files.name} has a Markov head of type {transition!r}, which is not built",
+            f"types that are: {listed(TRANSITIONS)}",
+        )
+    windows = [shaped.of(layer).window for layer in range(shaped.layers)]
+    sliding = _sliding(config.get("transformer_layer_config") or config, shaped.layers)
+    if spark and any(sliding):
+        raise ModelError(f"{files.name} is a DSpark with sliding layers, which are not built")
+    causal = value("is_causal")
+    inside = tuple(bool(causal) if causal is not None else slides for slides in sliding)
+    if any(window is not None and window < block and not each for window, each in zip(windows, inside, strict=True)):
+        raise ModelError(
+            f"{files.name} has sliding layers that are not causal, with a window below its blocks of {block}",
+            "these are not built",
+        )
+    reduced = value("draft_vocab_size")
+    selected, taps_group = _selector(files, value, shaped.width, bool(reduced) or spark)
+    if selected:
+        transition = "selector"
+    rank = "selector_rank" if selected else "markov_rank"
+    return DFlashLayout(
+        "DSpark" if spark else "DFlash 2" if selected else "DFlash",
+        shaped,
+        block,
+        mask,
+        chosen,
+        reason,
+        bool(value("sample_from_anchor", spark)),
+        inside,
+        int(reduced) if reduced and ("d2t" in published or int(reduced) < shaped.vocab) else None,
+        float(value("input_embedding_scale", 1.0)),
+        float(value("output_multiplier", 1.0)),
+        float(value("final_logit_softcapping", 0.0)) or None,
+        transition,
+        int(value(rank, 0)) if transition else 0,
+        selected,
+        *taps_group,
+    )
+
+
+def _selector(files: DraftFiles, value: Any, width: int, mixed: bool) -> tuple[int, tuple[int, int]]:
+    """Of a DFlash 2 the ids that its selector scores, and taps and group of its convolutions; 0 of another."""
+    keys = ("selector_top_k", "selector_rank", "conv_kernel_size", "conv_group_size")
+    own = next((name for name in files.published if "_conv." in name or name.startswith("candidate_selector.")), None)
+    if own is None and "DFlash2DraftModel" not in (files.config.get("architectures") or ()):
+        return 0, (0, 1)
+    if mixed:
+        raise ModelError(
+            f"{files.name} is a DFlash 2 ({own}) with a Markov head, a confidence head or a reduced vocabulary",
+            "such a mixture is not published",
+        )
+    values = [value(key) for key in keys]
+    unusable = [key for key, each in zip(keys, values, strict=True) if not isinstance(each, int) or each < 1]
+    if unusable:
+        raise ModelError(f"{files.name} is a DFlash 2, and its config does not say {listed(unusable)}")
+    count, _, taps, group = values
+    if width % group:
+        raise ModelError(f"conv_group_size {group} of {files.name} does not divide its width {width}")
+    return count, (taps, group)
+
+
+def _refuse(files: DraftFiles) -> None:
+    published = files.published
+    foreign = next((name for name in published if "correction" in name or name.startswith("draft_adapter.")), None)
+    if foreign is not None:
+        raise ModelError(f"{files.name} has {foreign}: this relative of DFlash is not built")
+
+
+def _taps(files: DraftFiles, value: Any, drafts: int, layers: int, taps: str | None) -> tuple[tuple[int, ...], str]:
+    """Layers of the target whose outputs are fused, -1 being the embedding, and why these."""
+    width = files.published["fc.weight"].shape[-1]
+    if taps is not None:
+        if not all(part.isdecimal() for part in taps.split("-")):
+            raise ModelError(f"taps are numbers of layers joined by '-', got {taps!r}", "write taps=1-9-17")
+        chosen, reason = tuple(map(int, taps.split("-"))), "as requested"
+    elif (ids := value("target_layer_ids")) is not None:
+        if not isinstance(ids, list) or not all(type(each) is int for each in ids):
+            raise ModelError(f"target_layer_ids of {files.name} is no list of numbers: {ids!r}")
+        chosen, reason = tuple(ids), "target_layer_ids, which are outputs of layers"
+    elif value("aux_hidden_state_layer_ids") is not None:
+        raise ModelError(
+            f"{files.name} names aux_hidden_state_layer_ids, which are outputs of layers to one reader and inputs to"
+            " another",
+            f"say which outputs it was trained on: taps={'-'.join(map(str, value('aux_hidden_state_layer_ids')))}",
+        )
+    else:
+        chosen = (
+            (layers // 2,) if drafts == 1 else tuple(round(1 + i * (layers - 4) / (drafts - 1)) for i in range(drafts))
+        )
+        reason = "its config names none: spread evenly, one for each of its own layers"
+    if not all(-1 <= each < layers for each in chosen) or not chosen:
+        raise ModelError(
+            f"{files.name} reads layers {listed(map(str, chosen))} and the target has 0..{layers - 1}",
+            "it was trained for another target",
+        )
+    if width % len(chosen):
+        raise ModelError(
+            f"fc.weight of {files.name} has {width} columns, which {len(chosen)} layers do not share evenly"
+        )
+    return chosen, reason
+
+
+def _layers(files: DraftFiles, config: Mapping[str, Any]) -> DecoderConfig:
+    """The shape of the layers."""
+    published, settings = files.published, dict(config)
+    settings["num_hidden_layers"] = count_parts(published, "layers")
+    absent = [key for key in ("hidden_size", "num_attention_heads", "intermediate_size") if not settings.get(key)]
+    if absent:
+        raise ModelError(f"the config of {files.name} does not say {' and '.join(absent)}")
+    if not settings.get("head_dim"):
+        settings["head_dim"] = published[_QUERY].shape[0] // settings["num_attention_heads"]
+    if settings.get("layer_types"):
+        settings["use_sliding_window"] = "sliding_attention" in settings["layer_types"]
+    return replace(
+        shape(settings, "qwen3"),
+        qkv_bias="layers.0.self_attn.q_proj.bias" in published,
+        out_bias="layers.0.self_attn.o_proj.bias" in published,
+        mlp_bias=False,
+        qk_norm="layers.0.self_attn.q_norm.weight" in published,
+        tied=False,
+    )
+
+
+def _sliding(config: Mapping[str, Any], layers: int) -> list[bool]:
+    kinds = config.get("layer_types") or ["full_attention"] * layers
+    return [kind == "sliding_attention" for kind in kinds[:layers]]
+
+
+def _layer(stem: str) -> dict[str, str | tuple[str, ...]]:
+    """Names of the parameters of one layer."""
+    attention = stem + "self_attn."
+    return {
+        stem + "attn_norm": stem + "input_layernorm.weight",
+        stem + "mlp_norm": stem + "post_attention_layernorm.weight",
+        stem + "q_norm": attention + "q_norm.weight",
+        stem + "k_norm": attention + "k_norm.weight",
+        stem + "q_weight": attention + "q_proj.weight",
+        stem + "q_bias": attention + "q_proj.bias",
+        stem + "kv_weight": (attention + "k_proj.weight", attention + "v_proj.weight"),
+        stem + "kv_bias": (attention + "k_proj.bias", attention + "v_proj.bias"),
+        stem + "out_weight": attention + "o_proj.weight",
+        stem + "out_bias": attention + "o_proj.bias",
+        stem + "gate_up_weight": (stem + "mlp.gate_proj.weight", stem + "mlp.up_proj.weight"),
+        stem + "down_weight": stem + "mlp.down_proj.weight",
+        stem + "attn_conv.base": stem + "attention_conv.base_kernel",
+        stem + "attn_conv.projection": stem + "attention_conv.kernel_projection.weight",
+        stem + "mlp_conv.base": stem + "mlp_conv.base_kernel",
+        stem + "mlp_conv.projection": stem + "mlp_conv.kernel_projection.weight",
+    }

@@ -1,0 +1,216 @@
+"""EAGLE of every version: one small transformer over pairs of a token and the target's state before it.
+
+EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty, https://arxiv.org/abs/2401.15077
+EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees, https://arxiv.org/abs/2406.16858
+EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test,
+https://arxiv.org/abs/2503.01840
+
+    EAGLE-1:  u = fc [e(x_i); g_(i-1)];  g_i = layers(u), the first without a norm before it;
+              logits = target's head g_i
+    EAGLE-3:  g = fc [f_a; f_b; f_c] of the target;  q, k, v of [norm(e(x_i)); norm(g_(i-1))], added to g_(i-1);
+              logits = head(norm(g_i)) over the ids of `d2t`
+    FSPAD (https://arxiv.org/abs/2408.15562), as EAGLE-1 but for
+              b = fc [e; g];  u = b + down(silu(gate e) * up(norm b));  the layer gives [g_i; what the head reads]
+
+g_(i-1) is the target's state where the target has run, and the drafter's own output elsewhere. A pair has the slot and
+the position of its state, i - 1. Base and epsilon are those of the drafter's config, never the target's.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..decoder_config import DecoderConfig
+from ..hidden import Hidden
+from ..kernels.attention_pattern import attention_pattern
+from ..kernels.matmul import matmul
+from ..kernels.ops import Ops, choose_ops
+from ..kv_cache import KVCache
+from ..layer import DecoderLayer, LayerPass
+from ..model import LanguageModel
+from ..plan import Plan
+from ..rope import Rope
+from .contracts import DraftFiles, DraftModule
+from .eagle_files import EagleLayout
+from .eagle_taps import Taps
+from .parameters import parameter
+
+_NARROW = 0.8  # share of the queries wanted, above which the last layer runs on all of them
+
+
+class PairLayer(DecoderLayer):
+    """The first layer: attention reads `inputs` wide states that no norm of its own precedes."""
+
+    def __init__(self, config: DecoderConfig, inputs: int) -> None:
+        super().__init__(config)
+        del self.attn_norm
+        self.qkv_weight = nn.Parameter(torch.empty(sum(config.fused_rows("qkv_weight")), inputs))
+
+    def pair(self, h: Tensor, inputs: Tensor, step: LayerPass, picked: Tensor | None) -> Tensor:
+        """h [M, E], or its `picked` queries, plus attention among `inputs` [M, I], then the MLP."""
+        return self._mlp(self._attend(h, inputs, step, 0, picked), step)
+
+
+class SplitLayer(PairLayer):
+    """FSPAD's layer, whose MLP gives [M, 2 E]: what is fed back, and what the head reads; both add to the states."""
+
+    def __init__(self, config: DecoderConfig, inputs: int) -> None:
+        super().__init__(config, inputs)
+        self.down_weight = nn.Parameter(torch.empty(2 * config.width, config.mlp_width))
+
+    def _mlp(self, h: Tensor, step: LayerPass) -> Tensor:
+        inner = matmul(step.ops.norm(h, self.mlp_norm, self.config.norm_eps), self.gate_up_weight)
+        return torch.cat((h, h), -1) + matmul(step.ops.glu(inner, self.config.activation), self.down_weight)
+
+
+class Fusion(nn.Module):
+    """FSPAD's b + down(silu(gate e) * up(norm b)) [M, E] of embeddings e and b, both [M, E]."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.norm, self.gate, self.up = parameter(width), parameter(inner, width), parameter(inner, width)
+        self.down = parameter(width, inner)
+
+    def forward(self, embedded: Tensor, both: Tensor, ops: Ops, epsilon: float) -> Tensor:
+        gate = nn.functional.silu(matmul(embedded, self.gate))
+        return both + matmul(gate * matmul(ops.norm(both, self.norm, epsilon), self.up), self.down)
+
+
+class EagleModule(DraftModule):
+    """Runs plans whose `soft` [B, Q, E] are the states before each token: `fuse` makes them of the target's."""
+
+    kind: ClassVar[str] = "eagle"
+    head_read: ClassVar[bool] = True  # loading has looked at every weight
+    more_names: ClassVar[dict[str, str]] = {}  # published names of parameters that a subclass adds: looked up by rows
+    taps: Taps | None = None  # of an EAGLE-3
+
+    def __init__(self, files: DraftFiles, target: LanguageModel, form: EagleLayout, *, own_embedding: bool) -> None:
+        super().__init__(files, target)
+        config = form.config
+        self.form, self.layers_config = form, config
+        self.width, self.epsilon = config.width, config.norm_eps
+        paired = form.version == "3"
+        self.fc_weight = parameter(config.width, form.features * target.width if paired else 2 * config.width)
+        self.fc_bias = parameter(config.width) if form.names(files.published)["fc_bias"] in files.published else None
+        self.inputs_norm = parameter(form.features * target.width) if form.norm_inputs == "all" else None
+        self.each_norm = nn.ParameterList(
+            [parameter(target.width) for _ in range(form.features)] if form.norm_inputs == "each" else []
+        )
+        self.embed_norm = parameter(config.width) if paired else None
+        self.state_norm = parameter(config.width) if paired else None
+        split = form.version == "fspad"
+        self.fusion = Fusion(config.width, config.mlp_width) if split else None
+        self.first = (SplitLayer if split else PairLayer)(config, config.width * (2 if paired else 1))
+        self.later = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers - 1))
+        self.norm = parameter(config.width) if form.norm_head or form.norm_output else None
+        self.head = None if form.vocabulary is None or form.tied else parameter(form.vocabulary, config.width)
+        self.embedding = parameter(config.vocab, config.width) if own_embedding else None
+        self.rope = Rope(torch.tensor(config.frequencies, device="cpu"), config.rope_scale)
+
+    @property
+    def parameter_count(self) -> int:
+        copy = self.head.numel() if self.form.tied and self.head is not None else 0
+        return super().parameter_count - copy
+
+    @property
+    def parameters_read(self) -> int:
+        looked_up = 0 if self.embedding is None else self.embedding.numel()
+        shared = self.vocab_size * self.width if self.head is None else 0
+        return super().parameter_count - looked_up + shared
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        if self.embedding is None:
+            return super().embed(tokens)
+        rows = nn.functional.embedding(tokens.clamp(min=0), self.embedding)
+        return rows.masked_fill((tokens < 0)[..., None], 0)
+
+    def new_cache(self, batch: int, capacity: int, *, scratch: int = 0) -> KVCache:
+        """An empty cache; `scratch` more slots are for trees, whose nodes take more slots than positions."""
+        config = self.layers_config
+        return KVCache(
+            layers=config.layers,
+            batch=batch,
+            capacity=capacity + scratch,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """[..., E] what stands for the target's `states` [..., S] in pairs."""
+        states = states.to(device=self.device, dtype=self.dtype)
+        if self.form.version != "3":
+            return states
+        ops = choose_ops(self.device, self.dtype)
+        if self.inputs_norm is not None:
+            states = ops.norm(states, self.inputs_norm, self.epsilon)
+        elif self.each_norm:
+            parts = torch.split(states, self.target.width, -1)
+            normed = [
+                ops.norm(part.contiguous(), weight, self.epsilon)
+                for part, weight in zip(parts, self.each_norm, strict=True)
+            ]
+            states = torch.cat(normed, -1)
+        return matmul(states, self.fc_weight, self.fc_bias)
+
+    def fed_back(self, states: Tensor) -> Tensor:
+        """[..., E] the part of a result's `states` that stands for the target's in the next pair."""
+        return states[..., : self.width] if self.fusion is not None else states
+
+    def run(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
+        """Runs a plan of pairs."""
+        step = self._pass(plan, cache)
+        assert plan.soft is not None, "a pair has a state"
+        narrowed = plan.narrow and plan.want.shape[1] <= _NARROW * plan.width
+        picked = plan.want.clamp(min=0) if narrowed else None
+        last = len(self.later)
+        h, inputs = self._enter(self.embed(plan.tokens).flatten(0, 1), plan.soft.flatten(0, 1), step.ops)
+        h = self.first.pair(h, inputs, step, None if last else picked)
+        for index, layer in enumerate(self.later, 1):
+            h = layer.forward(h, step, index, picked if index == last else None)
+        if self.form.norm_output:
+            h = self._normed(h)
+        shape = plan.want.shape if narrowed else plan.tokens.shape
+        return Hidden(plan, h.view(*shape, -1), self._head, {}, narrowed, subset=self.subset)
+
+    def _enter(self, embedded: Tensor, states: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:
+        """What the first layer adds to [M, E], and what its attention reads [M, I]."""
+        if self.embed_norm is None or self.state_norm is None:
+            both = matmul(torch.cat((embedded, states), -1), self.fc_weight, self.fc_bias)
+            if self.fusion is not None:
+                both = self.fusion.forward(embedded, both, ops, self.epsilon)
+            return both, both
+        normed = ops.norm(states, self.state_norm, self.epsilon)
+        inputs = torch.cat((ops.norm(embedded, self.embed_norm, self.epsilon), normed), -1)
+        return normed if self.form.norm_residual else states, inputs
+
+    def _head(self, states: Tensor) -> Tensor:
+        """Logits [M, Vd] over the ids that it drafts of a result's states [M, E]."""
+        if self.fusion is not None:
+            states = states[:, self.width :]
+        if self.form.norm_head and not self.form.norm_output:
+            states = self._normed(states)
+        if self.head is None:
+            logits: Tensor = self.target.decoder.unembed(states)  # type: ignore[attr-defined]
+            return logits.to(self.device)
+        logits = matmul(states, self.head)
+        cap: float | None = self.target.decoder.config.logit_cap if self.form.tied else None  # type: ignore[attr-defined]
+        return logits if cap is None else (logits / cap).tanh() * cap
+
+    def _normed(self, states: Tensor) -> Tensor:
+        assert self.norm is not None
+        return choose_ops(self.device, self.dtype).norm(states, self.norm, self.epsilon)
+
+    def _pass(self, plan: Plan, cache: KVCache | None) -> LayerPass:
+        limit = None if cache is None else cache.capacity
+        cos, sin = self.rope.rows(plan, limit=limit, device=self.device)
+        extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
+        pattern = attention_pattern(
+            plan, extent=extent, dtype=self.dtype, device=self.device, window=self.layers_config.window
+        )
+        slots = None if cache is None else cache.slots(plan)
+        return LayerPass(plan, choose_ops(self.device, self.dtype), pattern, slots, cos, sin)

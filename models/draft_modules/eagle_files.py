@@ -1,0 +1,183 @@
+"""The published layouts of EAGLE: which tensors are which parameters, and what the config says of the layers.
+
+    EAGLE-1, EAGLE-2, HASS   `fc.*`, `layers.{i}.*`; in old files of the speculators library `fusion_fc`, `transformer`
+    FSPAD                    as EAGLE-1, with `fc.fc.*`, `fc.mlp.*` and `layers.0.mlp.down_proj` of twice the width
+    EAGLE-3                  `fc.weight`, `midlayer.*`, `norm.weight`, `lm_head.weight`, `d2t`, `t2d`
+    EAGLE-3, speculators     the same with `layers.0.*`, more layers behind it, and a nested config
+
+Tensors decide where a config can be wrong: biases, norms of heads and widths of heads are those of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ..decoder_config import DecoderConfig
+from ..errors import ModelError
+from ..families.llama_like import shape
+from ..loading.weights import Published, count_parts
+from .contracts import DraftFiles
+
+# Of P-EAGLE and DFlash, whose other tensors are those of EAGLE-3, and of a drafter of blocks in EAGLE-1's layout.
+_FOREIGN = ("mask_hidden", "hidden_norm.weight", "block_offsets.weight")
+HARMLESS = (r".*rotary_emb\..*",)
+
+
+@dataclass(frozen=True, slots=True)
+class EagleLayout:
+    """One folder: the shape of its layers, its flags, and the published names of its parameters."""
+
+    version: Literal["1", "3", "fspad"]
+    style: str  # whose layout it is, for people
+    config: DecoderConfig  # of the layers
+    features: int  # states of the target that are fused; 1 in EAGLE-1
+    vocabulary: int | None  # tokens that the head has; None: the head is the target's
+    norm_residual: bool = False  # the first layer adds to the normalised state
+    norm_inputs: Literal["", "each", "all"] = ""  # RMSNorm of each of the target's states, or of all side by side
+    norm_output: bool = False  # the normalised state is fed back
+    norm_head: bool = True  # the head reads the normalised state
+    tied: bool = False  # the head is the target's, rows of `d2t`
+
+    def names(self, published: Mapping[str, Published]) -> dict[str, str | tuple[str, ...]]:
+        """The published name, or names, of each parameter that there may be."""
+        old = "fusion_fc.weight" in published
+        fusion = "fusion_fc" if old else "fc.fc" if self.version == "fspad" else "fc"
+        first = (
+            "transformer." if old else "midlayer." if "midlayer.self_attn.q_proj.weight" in published else "layers.0."
+        )
+        names: dict[str, str | tuple[str, ...]] = {
+            "fc_weight": f"{fusion}.weight",
+            "fc_bias": f"{fusion}.bias",
+            "inputs_norm": "input_norm.weight",
+            "embed_norm": first + "input_layernorm.weight",
+            "state_norm": first + "hidden_norm.weight",
+            "norm": "norm.weight",
+            "head": "lm_head.weight",
+            "embedding": "embed_tokens.weight",
+        }
+        names |= {f"fusion.{part}": f"fc.mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
+        names["fusion.norm"] = "fc.post_attention_layernorm.weight"
+        names |= {f"each_norm.{index}": f"fc_norm.{index}.weight" for index in range(self.features)}
+        names |= _layer("first.", first)
+        for index in range(1, self.config.layers):
+            names |= _layer(f"later.{index - 1}.", f"layers.{index}.")
+        return names
+
+
+def is_eagle(config: Mapping[str, Any], published: Mapping[str, Published]) -> bool:
+    """Whether these are the tensors of an EAGLE of any version."""
+    if any(name in published for name in _FOREIGN):
+        return False
+    attention = any(f"{first}self_attn.q_proj.weight" in published for first in ("midlayer.", "layers.0."))
+    fused = "fc.weight" in published or "fc.fc.weight" in published
+    return "fusion_fc.weight" in published or (fused and attention)
+
+
+def read_layout(files: DraftFiles) -> EagleLayout:
+    """What the files say. Raises ModelError for a variant that is not built, and for a config that names no layers."""
+    config, published = files.config, files.published
+    for name in ("embedding_layernorm.weight", "pre_lm_head_layernorm.weight"):
+        if name in published:
+            raise ModelError(
+                f"{files.name} has {name}: this variant of HASS (layernorms) is not built",
+                "two readers of the format disagree on where that norm stands",
+            )
+    third = any(f"{first}.hidden_norm.weight" in published for first in ("midlayer", "layers.0"))
+    return _third(files, config, published) if third else _first(files, config, published)
+
+
+def _first(files: DraftFiles, config: Mapping[str, Any], published: Mapping[str, Published]) -> EagleLayout:
+    old = "fusion_fc.weight" in published
+    first = "transformer" if old else "layers.0"
+    if f"{first}.input_layernorm.weight" in published:
+        raise ModelError(
+            f"{files.name} has {first}.input_layernorm.weight: the first layer of an EAGLE has no norm before it",
+            "its config may say `layernorms`: that variant is not built",
+        )
+    layers = _layers(files, config.get("transformer_layer_config") or config, first, published)
+    head = "lm_head.weight" in published
+    if "fc.fc.weight" in published:
+        if layers.layers > 1:
+            raise ModelError(f"{files.name} is an FSPAD of {layers.layers} layers", "only one is built")
+        return EagleLayout("fspad", "official", layers, 1, layers.vocab if head else None, norm_head=False)
+    return EagleLayout(
+        "1", "speculators" if old else "official", layers, 1, layers.vocab if head else None, norm_head=False
+    )
+
+
+def _third(files: DraftFiles, config: Mapping[str, Any], published: Mapping[str, Published]) -> EagleLayout:
+    nested = config.get("transformer_layer_config")
+    speculators = nested is not None or "speculators_model_type" in config
+    first = "midlayer" if "midlayer.hidden_norm.weight" in published else "layers.0"
+    layers = _layers(files, nested or config, first, published)
+    width = config.get("target_hidden_size") or layers.width
+    columns = published["fc.weight"].shape[-1]
+    if columns % width:
+        raise ModelError(f"fc.weight of {files.name} has {columns} columns, not a multiple of the target's {width}")
+    each, every = "fc_norm.0.weight" in published, "input_norm.weight" in published
+    for flag, present, names in (("fc_norm", each, "fc_norm.0.weight"), ("norm_before_fc", every, "input_norm.weight")):
+        if bool(config.get(flag)) != present and (config.get(flag) or speculators):
+            raise ModelError(f"{flag} is {config.get(flag)} in the config of {files.name}, and {names} is {present}")
+    if each and every:
+        raise ModelError(f"{files.name} has both fc_norm and input_norm", "at most one of them is built")
+    tied = bool(config.get("tie_word_embeddings")) and "lm_head.weight" not in published
+    vocabulary = config.get("draft_vocab_size") or layers.vocab
+    output = config.get("norm_output")  # the two projects mean different things by it
+    return EagleLayout(
+        "3",
+        "speculators" if speculators else "official",
+        layers,
+        columns // width,
+        int(vocabulary),
+        norm_residual=bool(config.get("norm_before_residual")),
+        norm_inputs="each" if each else "all" if every else "",
+        norm_output=bool(output) and speculators,
+        norm_head=speculators or output is None or bool(output),
+        tied=tied,
+    )
+
+
+def _layers(
+    files: DraftFiles, config: Mapping[str, Any], first: str, published: Mapping[str, Published]
+) -> DecoderConfig:
+    """The shape of the layers. Absent keys are those of Llama: a base of 10000, an epsilon of 1e-6."""
+    settings = {key: value for key, value in config.items() if key not in ("sliding_window", "layer_types")}
+    settings.setdefault("num_hidden_layers", max(1, count_parts(published, "layers")))
+    absent = [key for key in ("hidden_size", "num_attention_heads", "intermediate_size") if not settings.get(key)]
+    if absent:
+        raise ModelError(f"the config of {files.name} does not say {' and '.join(absent)}")
+    query = published.get(f"{first}.self_attn.q_proj.weight")
+    if query is None:
+        raise ModelError(f"{files.name} lacks {first}.self_attn.q_proj.weight")
+    if not settings.get("head_dim"):
+        settings["head_dim"] = query.shape[0] // settings["num_attention_heads"]
+    kind = "qwen3" if config.get("model_type") == "qwen3" else "llama"
+    layers = shape(settings, kind)
+    return replace(
+        layers,
+        qkv_bias=f"{first}.self_attn.q_proj.bias" in published,
+        out_bias=f"{first}.self_attn.o_proj.bias" in published,
+        mlp_bias=f"{first}.mlp.down_proj.bias" in published,
+        qk_norm=f"{first}.self_attn.q_norm.weight" in published,
+        tied=False,
+    )
+
+
+def _layer(parameter: str, stem: str) -> dict[str, str | tuple[str, ...]]:
+    """Names of the parameters of one layer."""
+    return {
+        parameter + "attn_norm": stem + "input_layernorm.weight",
+        parameter + "mlp_norm": stem + "post_attention_layernorm.weight",
+        parameter + "q_norm": stem + "self_attn.q_norm.weight",
+        parameter + "k_norm": stem + "self_attn.k_norm.weight",
+        parameter + "qkv_weight": tuple(stem + f"self_attn.{part}_proj.weight" for part in "qkv"),
+        parameter + "qkv_bias": tuple(stem + f"self_attn.{part}_proj.bias" for part in "qkv"),
+        parameter + "out_weight": stem + "self_attn.o_proj.weight",
+        parameter + "out_bias": stem + "self_attn.o_proj.bias",
+        parameter + "gate_up_weight": (stem + "mlp.gate_proj.weight", stem + "mlp.up_proj.weight"),
+        parameter + "gate_up_bias": (stem + "mlp.gate_proj.bias", stem + "mlp.up_proj.bias"),
+        parameter + "down_weight": stem + "mlp.down_proj.weight",
+        parameter + "down_bias": stem + "mlp.down_proj.bias",
+    }

@@ -1,0 +1,99 @@
+"""From a name to a draft module: find its files, recognise the kind, read the weights that fit the target."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError, listed
+from ..loading.sources import local_drafter, locate, read_json
+from ..loading.weights import inspect, weight_files
+from ..model import LanguageModel
+from .contracts import KINDS, DraftFiles, DraftKind, DraftModule
+
+# Weight files that only draft modules have.
+_FILES = tuple(
+    f"{stem}.{suffix}"
+    for stem, suffixes in {
+        "medusa_lm_head": ("safetensors", "pt"),
+        "hydra_lm_head": ("safetensors", "pt"),
+        "adapter_model": ("safetensors", "bin"),
+    }.items()
+    for suffix in suffixes
+)
+
+
+def load_draft_module(
+    name_or_path: str | os.PathLike[str],
+    target: LanguageModel,
+    *,
+    kind: str | None = None,
+    revision: str | None = None,
+    offline: bool = False,
+    **options: Any,
+) -> DraftModule:
+    """The draft module of an embedded name, a folder or a hub id, on the target's device and in its dtype.
+
+    Raises ModelError if the files are of another `kind`, or of none that is known, or do not fit the target.
+    """
+    files = find(name_or_path, revision=revision, offline=offline)
+    match = recognise(files)
+    if kind is not None and match.name != kind:
+        raise ModelError(
+            f"{files.name} is a draft module of kind {match.name}, not {kind}", f"write {match.name}:name=..."
+        )
+    module = match.load(files, target, **options)
+    return module.to(target.device).eval()
+
+
+def kind_named(name: str) -> DraftKind | None:
+    """The kind of this name, which is also its drafter's; None if there is none."""
+    import_kinds()
+    return KINDS.get(name)
+
+
+def find(name_or_path: str | os.PathLike[str], *, revision: str | None = None, offline: bool = False) -> DraftFiles:
+    """The config and the tensors' names and shapes; no weights are read."""
+    source = local_drafter(name_or_path) or locate(name_or_path, revision=revision, offline=offline)
+    name, folder = source.name, source.folder
+    config = read_json(folder / "config.json") or read_json(folder / "adapter_config.json", required=True)
+    return DraftFiles(name, folder, config, inspect(_weights(folder)))
+
+
+def recognise(files: DraftFiles) -> DraftKind:
+    """The kind of module, told by the tensors first. Raises ModelError, with the tensors, if it is none."""
+    import_kinds()
+    _refuse_parallel_eagle(files)
+    for kind in KINDS.values():
+        if kind.matches(files.config, files.published):
+            return kind
+    keys = listed(sorted(files.published)[:12])
+    raise ModelError(
+        f"{files.name} is no draft module that is known: its tensors are {keys}", f"known kinds: {listed(KINDS)}"
+    )
+
+
+def _refuse_parallel_eagle(files: DraftFiles) -> None:
+    """A P-EAGLE has the tensors of an EAGLE-3, and drafts otherwise: as one it would load, and draft badly."""
+    names = {files.config.get("speculators_model_type"), *(files.config.get("architectures") or ())}
+    if "mask_hidden" in files.published or names & {"peagle", "PEagleDraftModel"}:
+        raise ModelError(
+            f"{files.name} is a P-EAGLE, which is not built",
+            "its mask token and the order of its parallel positions are not published with certainty",
+        )
+
+
+@cache
+def import_kinds() -> None:
+    """Import every module of this folder, each of which registers its kind."""
+    for entry in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        import_module(f".{entry.name}", __package__)
+
+
+def _weights(folder: Path) -> list[Path]:
+    own = next(([folder / name] for name in _FILES if (folder / name).is_file()), None)
+    return own or weight_files(folder)

@@ -1,0 +1,120 @@
+"""Fills the parameters of a draft module with published tensors: each is used once, harmless, or named in an error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ModelError, listed
+from ..finite import damaged
+from ..kernels import layout
+from ..loading.weights import read
+from ..model import LanguageModel
+from .contracts import DraftFiles
+
+Names = Mapping[str, str | tuple[str, ...]]  # parameter -> published tensor, or those that are fused in it, in order
+
+
+def fill(
+    module: nn.Module,
+    files: DraftFiles,
+    names: Names,
+    *,
+    fused_rows: Callable[[str], tuple[int, ...]],
+    harmless: Iterable[str],
+    dtype: torch.dtype,
+    device: torch.device,
+    by_rows: tuple[str, ...] = (),
+) -> None:
+    """Reads every parameter of `module`, which is on the meta device; one tensor at a time is held beside them.
+
+    Args:
+        fused_rows: the rows of each part of a fused parameter.
+        harmless: patterns of tensors that need not be read.
+        by_rows: parameters that are looked up by rows and not multiplied.
+    """
+    wanted: dict[str, tuple[str, int, tuple[int, ...]]] = {}  # published -> parameter, first row, shape
+    parameters = dict(module.named_parameters())
+    for name, parameter in parameters.items():
+        parts = names[name]
+        rows = (len(parameter),) if isinstance(parts, str) else fused_rows(name)
+        start = 0
+        for part, count in zip((parts,) if isinstance(parts, str) else parts, rows, strict=True):
+            wanted[part] = name, start, (count, *parameter.shape[1:])
+            start += count
+    _check(files, wanted, harmless)
+    rooms: dict[str, Tensor] = {}
+
+    def keep(part: str, tensor: Tensor) -> None:
+        name, start, _ = wanted[part]
+        if name not in rooms:
+            shape = parameters[name].shape
+            if name in by_rows:
+                rooms[name] = torch.empty(shape, dtype=dtype, device=device)
+            else:
+                rooms[name] = layout.empty(shape, dtype=dtype, device=device, source=tensor.dtype)
+        layout.fill(rooms[name], tensor, start)
+
+    read({part: files.published[part] for part in wanted}, keep)
+    for name, room in rooms.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(owner), leaf, nn.Parameter(room, requires_grad=False))
+    if wrong := damaged(module.named_parameters()):
+        raise ModelError(f"{files.name} cannot draft: {wrong}", "fetch its files again")
+
+
+def _check(files: DraftFiles, wanted: Mapping[str, tuple[str, int, tuple[int, ...]]], harmless: Iterable[str]) -> None:
+    published, patterns = files.published, tuple(harmless)
+    surplus = [
+        name for name in published if name not in wanted and not any(re.fullmatch(entry, name) for entry in patterns)
+    ]
+    missing = [name for name in wanted if name not in published]
+    present = {name: shape for name, (_, _, shape) in wanted.items() if name in published}
+    misshapen = [
+        f"{name} {list(published[name].shape)} instead of {list(shape)}"
+        for name, shape in present.items()
+        if published[name].shape != shape
+    ]
+    foreign = [name for name in present if published[name].dtype is None]
+    problems = (
+        ("missing", missing),
+        ("not known", surplus),
+        ("of the wrong shape", misshapen),
+        ("not floating-point", foreign),
+    )
+    mismatches = [f"{len(entries)} {kind}: {listed(entries)}" for kind, entries in problems if entries]
+    if mismatches:
+        raise ModelError(
+            f"the tensors of {files.name} do not match its config and its target; {'; '.join(mismatches)}",
+            "check that config.json and the weights belong together, and that it was trained for this target",
+        )
+
+
+def parameter(*shape: int) -> nn.Parameter:
+    """Room for a parameter, on the meta device until `fill` reads it."""
+    return nn.Parameter(torch.empty(shape))
+
+
+def target_rows(files: DraftFiles, target: LanguageModel, ids: Tensor) -> nn.Parameter:
+    """[Vd, E] a copy of the rows `ids` of the target's head; beside bfloat16 files it may be bfloat16, as they are."""
+    weight = layout.dense(target.decoder.head.weight)  # type: ignore[attr-defined]
+    if type(weight) not in (Tensor, nn.Parameter):
+        raise ModelError(f"{files.name} drafts with rows of the head of {target.name}, which is quantized")
+    rows = weight.detach().index_select(0, ids.to(weight.device))
+    kinds = {tensor.dtype for tensor in files.published.values() if tensor.dtype is not None}
+    source = torch.bfloat16 if torch.bfloat16 in kinds else None
+    room = layout.empty(rows.shape, dtype=target.dtype, device=target.device, source=source)
+    layout.fill(room, rows.to(room.device))
+    return nn.Parameter(room, requires_grad=False)
+
+
+def is_copy(own: Tensor | None, theirs: Tensor) -> bool:
+    """Whether a matrix is that of the target, which can then be shared."""
+    if own is None or own.shape != theirs.shape or own.device != theirs.device:
+        return False
+    ours, known = layout.dense(own), layout.dense(theirs)
+    plain = (Tensor, nn.Parameter)
+    return type(ours) in plain and type(known) in plain and torch.equal(ours, known.to(ours.dtype))

@@ -1,0 +1,64 @@
+"""The ids that a module of fewer ids drafts: draft id j is the target's id j + d2t[j], and t2d marks those."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import ModelError
+from ..loading.weights import read
+from ..model import LanguageModel
+from .contracts import DraftFiles
+
+
+def find_vocabulary(files: DraftFiles, target: LanguageModel, count: int | None, *, of: int) -> Tensor | None:
+    """[Vd] int64 the target's id of each draft id, None where they are the same.
+
+    Args:
+        count: what the config says of the draft ids; None: nothing.
+        of: the vocabulary of the config: as many draft ids may lack a `d2t`.
+
+    Raises:
+        ModelError: a `d2t` is missing, names other ids than the target's, or contradicts `t2d`; or the module's own
+            head has other rows.
+    """
+    if count is None:
+        return None
+    published = files.published
+    head = published.get("lm_head.weight")
+    if head is not None and head.shape[0] != count:
+        raise ModelError(
+            f"lm_head.weight of {files.name} has {head.shape[0]} rows and its config says draft_vocab_size={count}"
+        )
+    whole = count >= of
+    if "d2t" not in published:
+        if whole:
+            return None
+        raise ModelError(
+            f"{files.name} lacks d2t, which says which {count} of {target.vocab_size} ids its head has",
+            "export it with d2t, or with a head of the whole vocabulary",
+        )
+    names = [name for name in ("d2t", "t2d") if name in published]
+    tensors: dict[str, Tensor] = {}
+    read({name: published[name] for name in names}, lambda name, tensor: tensors.update({name: tensor.clone()}))
+    offsets = tensors["d2t"].long()
+    if offsets.shape != (count,):
+        raise ModelError(f"d2t of {files.name} has {len(offsets)} entries and its head {count} rows")
+    ids = torch.arange(count) + offsets
+    outside = int(((ids < 0) | (ids >= target.vocab_size)).sum())
+    if whole and not bool(offsets.any()):
+        return None
+    if outside:
+        raise ModelError(f"d2t of {files.name} names {outside} ids that are none of {target.name}'s")
+    ordered = ids.sort().values
+    if repeated := int((ordered[1:] == ordered[:-1]).sum()):
+        raise ModelError(f"d2t of {files.name} names {repeated} ids twice")
+    if (marks := tensors.get("t2d")) is not None:
+        known = marks.bool()
+        inside = ids[ids < len(known)]
+        wrong = int(known.sum()) - int(known[inside].sum()) + count - int(known[inside].sum())
+        if wrong:
+            raise ModelError(
+                f"d2t and t2d of {files.name} disagree on {wrong} ids", "one of the two was not exported with the other"
+            )
+    return ids.to(target.device)

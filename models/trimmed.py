@@ -1,0 +1,149 @@
+"""A model whose head computes the logits of some ids alone; all others are ruled out.
+
+VOCABTRIM: Vocabulary Pruning for Efficient Speculative Decoding in LLMs, https://arxiv.org/abs/2506.22694
+
+    logits[ids] = W[ids] h,  -inf elsewhere
+
+Meant for drafting: an exact acceptance makes up for what such a model never predicts, and its head, most of what a
+small model with a large vocabulary reads, shrinks to the rows that matter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from .decoder import Decoder
+from .errors import ModelError, listed, one_line
+from .hidden import Hidden, IdSubset
+from .kernels import layout
+from .kernels.matmul import Linear
+from .kv_cache import KVCache
+from .model import LanguageModel
+from .plan import Plan
+
+ORDER = "frequent_ids.json"  # beside a checkpoint: ids as a JSON list, the commonest first
+
+
+class Trimmed:
+    """The stack `base` with the rows `ids` [N] of its head."""
+
+    def __init__(self, base: Decoder, ids: Tensor) -> None:
+        weight = base.head.weight
+        self.base, self.subset = base, IdSubset(ids, len(weight))
+        rows = layout.empty((len(ids), weight.shape[1]), dtype=weight.dtype, device=weight.device)
+        layout.fill(rows, layout.dense(weight.detach())[ids])
+        self.head = Linear(weight.shape[1], len(ids), bias=False, device="meta")
+        self.head.weight = nn.Parameter(rows, requires_grad=False)
+        self.head.again = layout.repacked(rows)
+
+    def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
+        hidden: Hidden = self.base(plan, cache)
+        return replace(hidden, head=self.project, subset=self.subset)
+
+    def project(self, states: Tensor) -> Tensor:
+        """Final norm and head: states [M, E] -> logits [M, N] of the ids."""
+        logits = self.head.forward(self.base.norm.forward(states))
+        if (cap := self.base.config.logit_cap) is not None:
+            logits = (logits / cap).tanh() * cap
+        return logits
+
+    @property
+    def embedding(self) -> Tensor:
+        return self.base.embedding
+
+    @property
+    def parameters_unread(self) -> int:
+        """Parameters of the base's head that a forward does not read."""
+        return (self.subset.size - len(self.subset.ids)) * self.head.weight.shape[1]
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        return self.base.new_cache(batch, capacity)
+
+    def parameters(self) -> Iterable[Tensor]:
+        return self.base.parameters()
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        return self.base.named_parameters()
+
+
+def trimmed(model: LanguageModel, ids: Sequence[int]) -> LanguageModel:
+    """The model with logits of these ids alone. Raises ModelError for ids that it has not, and for heads in parts."""
+    decoder = model.decoder
+    plain = isinstance(decoder, Decoder) and decoder.placement is None and model.processes == 1
+    if not isinstance(decoder, Decoder) or not plain or model.quantized is not None:
+        raise ModelError(
+            f"the head of {model.name} cannot be cut: {model.choice or 'it does not run natively'}",
+            "cut that of a native model on one device, without quantization",
+        )
+    wrong = [value for value in ids if not 0 <= value < model.vocab_size]
+    twice = [value for value, count in Counter(ids).items() if count > 1]
+    if not ids or wrong or twice:
+        what = f"not in 0..{model.vocab_size - 1}: {listed(map(str, wrong))}" if wrong else "none at all"
+        what = f"listed twice: {listed(map(str, twice))}" if twice and not wrong else what
+        raise ModelError(f"the ids that the head of {model.name} is cut to are {what}", "list each id once")
+    stack = Trimmed(decoder, torch.tensor(sorted(ids), device=model.device))
+    cut = f"head of {len(ids)} of {model.vocab_size} ids"
+    return replace(model, decoder=stack, choice=f"{model.choice}, {cut}".removeprefix(", "))
+
+
+def parameters_read(model: LanguageModel) -> int:
+    """Parameters that a forward of few tokens reads, those of a head that was cut left out."""
+    unread = model.decoder.parameters_unread if isinstance(model.decoder, Trimmed) else 0
+    return model.parameters - unread
+
+
+def read_ids(source: str, folder: Path | None) -> list[int]:
+    """The ids that `source` stands for: a JSON list or a safetensors file of one tensor, or how many of the commonest.
+
+    A number takes so many ids from the beginning of `frequent_ids.json` in the checkpoint's `folder`.
+    Raises ModelError for a file that holds no such list, and for a number above its length.
+    """
+    if not source.isdecimal():
+        return _ids_in(Path(source))
+    file = Path("no folder") if folder is None else folder / ORDER
+    if not file.is_file():
+        raise ModelError(
+            f"vocab={source} takes the commonest ids of {ORDER} beside the checkpoint, and there is none",
+            "pardec.models.trimmed.frequent_ids makes the list; or name a file with vocab=FILE",
+        )
+    ids = _ids_in(file)
+    if not 0 < int(source) <= len(ids):
+        raise ModelError(f"vocab={source} is outside 1..{len(ids)}, the ids that {file} lists")
+    return ids[: int(source)]
+
+
+def _ids_in(file: Path) -> list[int]:
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt", device="cpu") as handle:
+                (name,) = handle.keys()
+                ids = handle.get_tensor(name).tolist()
+        else:
+            ids = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(f"{file} cannot be read as a list of ids: {one_line(error)}") from error
+    if not isinstance(ids, list) or not all(type(value) is int for value in ids):
+        raise ModelError(f"{file} is no list of ids", "a JSON list of whole numbers, or one safetensors tensor of them")
+    return ids
+
+
+def frequent_ids(texts: Iterable[Sequence[int]], *, always: Iterable[int] = (), most: int | None = None) -> list[int]:
+    """Ids by how often `texts` have them, commonest first and the lower of equals; at most `most`.
+
+    Those of `always`, such as end tokens, come first, in any text or not.
+
+    >>> frequent_ids([[5, 3, 3], [7, 5, 3]], always=[2], most=3)
+    [2, 3, 5]
+    """
+    first = list(dict.fromkeys(always))
+    counts = Counter(token for text in texts for token in text)
+    rest = sorted(set(counts) - set(first), key=lambda token: (-counts[token], token))
+    return (first + rest)[:most]

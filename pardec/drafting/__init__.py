@@ -1,0 +1,1 @@
+"""Training of drafters that read a target's states: texts, states, losses, networks, runs."""

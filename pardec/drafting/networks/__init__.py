@@ -1,0 +1,14 @@
+"""The networks that learn to draft: one file for each kind."""
+
+from __future__ import annotations
+
+from .contracts import Network, Options, Target
+from .dflash import DFlash
+from .eagle import Eagle
+from .hydra import Hydra
+from .medusa import Medusa
+from .prompts import Prompts
+
+KINDS: dict[str, type[Network]] = {network.kind: network for network in (Eagle, Medusa, Hydra, DFlash, Prompts)}
+
+__all__ = ["KINDS", "Network", "Options", "Target"]

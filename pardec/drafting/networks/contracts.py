@@ -1,0 +1,238 @@
+"""What a network that learns to draft has, and what it sees of its target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pardec.models.draft_modules.contracts import DraftFiles
+from pardec.models.errors import SpecError
+from pardec.models.kernels import layout
+from pardec.models.kernels.cpu import library
+from pardec.models.model import LanguageModel
+
+from ..losses import Loss
+from ..states import Batch, States
+
+_LOGITS = 1 << 20  # made at once: they stay in the processor's cache
+
+
+@dataclass
+class Options:
+    """The shape of a network and of its loss."""
+
+    vocab: int | None = None  # ids that it drafts; None: all
+    layers: int = 1
+    mlp_width: int | None = None  # None: the target's
+    kv_heads: int | None = None  # None: the target's
+    taps: tuple[int, ...] | None = None  # layers whose outputs it reads; None: those of the kind
+    heads: int = 4  # of medusa and hydra; prompts a node
+    block: int = 8  # of dflash, the anchor included
+    unroll: int = 4  # steps of training-time test
+    ramp: tuple[float, float] = (0.3, 0.7)  # shares of the run from which, and at which all, of them are taken
+    decay: float = 0.8  # of the loss from step to step
+    mask_id: int | None = None  # of dflash
+    prompt_share: float = 0.1  # share of the prompts' positions that count
+    tied: bool = True  # the target's head is the drafter's where the kind allows it
+    start: str = "target"  # where weights come from: "target", "linear" or "random"
+    wrong_only: bool = False  # positions count at which the likeliest drafted token is not the target's
+    dropout: float = 0.0  # of what attention and MLP add, and of the states that are read
+    seed: int = 0
+
+    def chosen(self) -> dict[str, Any]:
+        """What differs from the defaults."""
+        values = {entry.name: (getattr(self, entry.name), entry.default) for entry in fields(self)}
+        return {name: value for name, (value, default) in values.items() if value != default}
+
+
+@dataclass
+class Target:
+    """What a network reads of its target, frozen."""
+
+    model: LanguageModel
+    embedding: Tensor = field(init=False)  # [V, E], scaled as the target scales it
+    head: Tensor = field(init=False)  # [V, E]
+    norm: Tensor = field(init=False)  # [E] of the final norm
+    dtype: torch.dtype = field(init=False)  # that forwards compute in: float32 where bfloat16 is emulated
+    eps: float = field(init=False)
+    theta: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        decoder: Any = self.model.decoder
+        config = self.model.config
+        if not hasattr(decoder, "config") or decoder.config.logit_cap is not None:
+            raise SpecError(f"drafters of {self.model.name} cannot be trained: its stack is not the native one")
+        emulated = self.model.device.type == "cpu" and not library.has_bfloat16()
+        self.dtype = torch.float32 if emulated else torch.bfloat16
+        self.embedding = layout.dense(decoder.embedding.detach()).to(self.dtype) * self.model.embedding_scale
+        self.head = layout.dense(decoder.head.weight.detach()).to(self.dtype)
+        self.norm = decoder.norm.weight.detach().float()
+        self.eps = float(decoder.config.norm_eps)
+        self.theta = float((config.get("rope_parameters") or config).get("rope_theta", 10000.0))
+
+    @property
+    def shape(self) -> Any:
+        """Of its stack: heads, kv_heads, head_dim, mlp_width and so on."""
+        decoder: Any = self.model.decoder
+        return decoder.config
+
+    def layer(self, index: int) -> dict[str, Tensor]:
+        """The matrices of one of its layers in float32, under the published names."""
+        decoder: Any = self.model.decoder
+        weights = {name: value.detach().float() for name, value in decoder.layers[index].named_parameters()}
+        shape = self.shape.of(index % self.model.layers)
+        rows = (shape.heads * shape.head_dim, *[shape.kv_heads * shape.head_dim] * 2)
+        q, k, v = weights["qkv_weight"].split(rows)
+        gate, up = weights["gate_up_weight"].chunk(2)
+        return {
+            "input_layernorm": weights["attn_norm"],
+            "post_attention_layernorm": weights["mlp_norm"],
+            "q_proj": q,
+            "k_proj": k,
+            "v_proj": v,
+            "o_proj": weights["out_weight"],
+            "gate_proj": gate,
+            "up_proj": up,
+            "down_proj": weights["down_weight"],
+        }
+
+
+class Network(nn.Module):
+    """A drafter that learns. Its parameters are float32, its forward computes in the target's `dtype`."""
+
+    kind: ClassVar[str]
+    file: ClassVar[str] = "model.safetensors"  # that its weights are published in
+    config_file: ClassVar[str] = "config.json"
+    depths: int  # tokens that it learns to draft ahead
+    taps: tuple[int, ...] = ()  # layers whose outputs it reads
+    progress: float = 1.0  # share of the run that is behind
+
+    def __init__(self, target: Target, options: Options) -> None:
+        super().__init__()
+        self.target, self.options = target, options
+        self.compute = target.dtype
+        self.ids: Tensor | None = None  # [Vd] the target's id of each id that it drafts
+        self.index: Tensor | None = None  # [V] and back; -1 where there is none
+
+    def draft_ids(self, ids: Tensor) -> None:
+        """Draft these ids of the target [Vd] only, in this order."""
+        self.ids = ids
+        self.index = torch.full((len(self.target.head),), -1)
+        self.index[ids] = torch.arange(len(ids))
+
+    def prepare(self, states: States) -> None:
+        """Choose the weights that a run starts with, once the ids that are drafted are known."""
+
+    def loss(self, batch: Batch, divergence: Loss, generator: torch.Generator) -> tuple[Tensor, list[float]]:
+        """The loss to descend, and how often the likeliest drafted token is the target's, by depth."""
+        raise NotImplementedError
+
+    def chain(self, batch: Batch, length: int) -> Tensor:
+        """Greedy drafts [B, W, length]: at t of a text, of the tokens at t + 2 and on; that at t + 1 is known."""
+        raise NotImplementedError
+
+    def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The config and the tensors under their published names."""
+        raise NotImplementedError
+
+    @classmethod
+    def read_shape(cls, files: DraftFiles, target: LanguageModel) -> dict[str, Any]:
+        """The `Options` with which a network exports such files.
+
+        Raises ModelError for a variant that loads for drafting and is not what this network learns.
+        """
+        raise NotImplementedError
+
+    def load_weights(self, tensors: Mapping[str, Tensor], states: States) -> None:
+        """Take over tensors of `export` by their published names; `states` are those that it will learn from."""
+        with torch.no_grad():
+            for name, value in self.export()[1].items():
+                if isinstance(value, nn.Parameter):
+                    value.copy_(tensors[name])
+
+    def drop(self, x: Tensor) -> Tensor:
+        """x with dropout while it learns."""
+        return F.dropout(x, self.options.dropout, torch.is_grad_enabled()) if self.options.dropout else x
+
+    # -- parts of a loss ---------------------------------------------------------------------------------------------
+
+    def weights(self, batch: Batch, generator: torch.Generator) -> Tensor:
+        """[B, W] bool: the tokens whose prediction counts, those of the answers and some of the prompts."""
+        order = torch.arange(batch.width)
+        answers = (order >= batch.begins[:, None]) & (order < batch.lengths[:, None])
+        some = torch.rand(batch.ids.shape, generator=generator) < self.options.prompt_share
+        return answers | (some & (order > 0) & (order < batch.begins[:, None]))
+
+    def draft_head(self) -> Tensor:
+        """[Vd, E] the target's head over the ids that are drafted."""
+        return self.target.head if self.ids is None else self.target.head[self.ids]
+
+    def compare(
+        self,
+        states: Tensor,
+        head: Tensor | Callable[[Tensor], Tensor],
+        normed: Tensor,
+        best: Tensor,
+        divergence: Loss,
+        weight: float = 1.0,
+    ) -> tuple[Tensor, float]:
+        """`weight` times the mean loss of N drafted distributions, and how often their likeliest token is the target's.
+
+        Logits are made and differentiated a few rows at a time, so that they are never in memory as a whole; what
+        `head` learns has its gradient when this returns.
+
+        Args:
+            states: [N, E] what the head makes draft logits of.
+            head: [Vd, E] that is frozen, or a function that learns.
+            normed: [N, E] the target's states behind its final norm.
+            best: [N] the target's likeliest tokens.
+        """
+        labels = best if self.index is None else self.index[best]
+        weights = torch.ones(len(labels)) if divergence.overlap else (labels >= 0).float()
+        weights *= weight / max(1.0, float(weights.sum()))
+        own_head = self.draft_head()
+        target_head = self.target.head if divergence.overlap else own_head
+        learning = torch.is_grad_enabled() and states.requires_grad
+        gradient, leaf = torch.zeros_like(states), states.detach()
+        total, right = torch.zeros(()), 0
+        size = max(1, _LOGITS // len(own_head))
+        for start in range(0, len(states), size):
+            part = slice(start, start + size)
+            rows, teacher = leaf[part], F.linear(normed[part].to(target_head.dtype), target_head)
+            frozen = isinstance(head, Tensor) and divergence.softmax
+            rows.requires_grad_(learning and not frozen)
+            draft = F.linear(rows, head) if isinstance(head, Tensor) else head(rows)
+            same = draft.detach().max(-1).indices == labels[part]
+            right += int(same.sum())
+            counts = weights[part] * ~same if self.options.wrong_only else weights[part]
+            if isinstance(head, Tensor) and divergence.softmax:
+                value, slope = divergence.with_slope(draft, teacher.to(draft.dtype), labels[part], counts)
+                gradient[part] = slope @ head
+            else:
+                value = (divergence(draft, teacher, labels[part], self.ids) * counts).sum()
+                if learning:
+                    value.backward()  # type: ignore[no-untyped-call]
+                    assert rows.grad is not None
+                    gradient[part] = rows.grad
+            total += value.detach()
+        if learning:
+            total = _WithGradient.apply(states, total, gradient)  # type: ignore[no-untyped-call]
+        return total, right / max(1, len(states))
+
+
+class _WithGradient(torch.autograd.Function):
+    """A number whose gradient by `states` is known already."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.gradient * grads[0], None, None

@@ -1,0 +1,87 @@
+"""Medusa: heads that say the tokens behind the next one from the target's state alone.
+
+Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads, https://arxiv.org/abs/2401.10774
+
+    g_j = h_t + silu(W_j h_t + b_j);  logits_j = U_j g_j: the distribution of x_(t+1+j), j = 1 .. J
+
+W and b start at 0 and U as the target's head, so that an untrained head says what the target says. h is the state
+behind the final norm. Deviates from the authors' recipe: soft targets are the target's own distributions (loss fkl).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pardec.models.draft_modules.contracts import DraftFiles
+from pardec.models.model import LanguageModel
+
+from ..losses import Loss
+from ..states import Batch
+from .contracts import Network, Options, Target
+from .parts import linear
+
+
+class Medusa(Network):
+    kind = "medusa"
+    file = "medusa_lm_head.safetensors"
+
+    def __init__(self, target: Target, options: Options) -> None:
+        super().__init__(target, options)
+        width = target.model.width
+        self.depths = options.heads
+        self.inner = nn.ParameterList(
+            nn.Parameter(torch.zeros(width, width)) for _ in range(options.heads * options.layers)
+        )
+        self.bias = nn.ParameterList(nn.Parameter(torch.zeros(width)) for _ in self.inner)
+        self.head = nn.ParameterList(nn.Parameter(target.head.float().clone()) for _ in range(options.heads))
+
+    def _states(self, normed: Tensor, head: int) -> Tensor:
+        layers = self.options.layers
+        g = normed.to(self.compute)
+        for at in range(head * layers, (head + 1) * layers):
+            g = g + F.silu(linear(g, self.inner[at]) + self.bias[at].to(g.dtype))
+        return g
+
+    def loss(self, batch: Batch, divergence: Loss, generator: torch.Generator) -> tuple[Tensor, list[float]]:
+        counted = self.weights(batch, generator)
+        total, rates = torch.zeros(()), []
+        for head in range(min(self.depths, batch.width - 2)):
+            chosen = counted[:, 2 + head :]  # head j at t says x_(t+2+j), counted from 0
+            width = batch.width - 2 - head
+            normed = batch.normed[:, 1 + head : 1 + head + width][chosen]
+            best = batch.best[:, 1 + head : 1 + head + width][chosen]
+            states = self._states(batch.normed[:, :width][chosen], head)
+            weight = self.options.decay**head
+
+            def logits(rows: Tensor, head: int = head) -> Tensor:
+                return linear(rows, self.head[head])
+
+            part, rate = self.compare(states, logits, normed, best, divergence, weight)
+            total = total + part
+            rates.append(rate)
+        return total, rates
+
+    @torch.no_grad()
+    def chain(self, batch: Batch, length: int) -> Tensor:
+        heads = [linear(self._states(batch.normed, head), self.head[head]) for head in range(min(length, self.depths))]
+        drafts = torch.stack([logits.argmax(-1) for logits in heads], -1)
+        return F.pad(drafts, (0, length - drafts.shape[-1]), value=-1)
+
+    def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        layers = self.options.layers
+        tensors: dict[str, Tensor] = {}
+        for head in range(self.depths):
+            for at in range(layers):
+                tensors[f"{head}.{at}.linear.weight"] = self.inner[head * layers + at]
+                tensors[f"{head}.{at}.linear.bias"] = self.bias[head * layers + at]
+            tensors[f"{head}.{layers}.weight"] = self.head[head]
+        return {"medusa_num_heads": self.depths, "medusa_num_layers": layers}, tensors
+
+    @classmethod
+    def read_shape(cls, files: DraftFiles, target: LanguageModel) -> dict[str, Any]:
+        heads = {name.split(".")[0] for name in files.published}
+        return {"heads": len(heads), "layers": sum(name.startswith("0.") for name in files.published) // 2}

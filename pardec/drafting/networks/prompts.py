@@ -1,0 +1,136 @@
+"""PPD: learned input vectors, fed behind a token, whose outputs say the tokens behind the next one.
+
+PPD: Hardware-Aware Parallel Prompt Decoding, https://arxiv.org/abs/2405.18628
+
+    v_1 .. v_s at p + 1 .. p + s see the text up to p and one another in order;  v_j says the token at p + j + 1
+
+The target runs them with its own weights, which are frozen; only the vectors learn. Deviates from the authors' recipe:
+one vector a step, the tokens to stand behind are drawn from the answers, where they cut texts at random.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pardec.models.draft_modules.contracts import DraftFiles
+from pardec.models.errors import ModelError
+from pardec.models.model import LanguageModel
+from pardec.models.plan import Plan, Visible
+
+from ..losses import Loss
+from ..states import Batch, States
+from .contracts import Network, Options, Target
+
+_ANCHORS = 0.15  # of the tokens of the texts, at most
+
+
+class Prompts(Network):
+    kind = "prompts"
+    file = "adapter_model.safetensors"
+    config_file = "adapter_config.json"
+
+    def __init__(self, target: Target, options: Options) -> None:
+        super().__init__(target, options)
+        self.depths = options.heads
+        self.vectors = nn.Parameter(torch.zeros(options.heads, target.model.width))
+
+    def prepare(self, states: States) -> None:
+        """Start as embeddings of common tokens, as prompt tuning does."""
+        common = states.counts(len(self.target.head)).topk(self.depths).indices
+        with torch.no_grad():
+            self.vectors.copy_(self.target.embedding[common].float())
+
+    def _run(self, batch: Batch, anchors: Tensor) -> Tensor:
+        """States behind the final norm [B, A, s, E] of vectors behind the tokens at `anchors` [B, A]."""
+        decoder: Any = self.target.model.decoder
+        decoder.requires_grad_(False)
+        rows, width, steps = len(batch.ids), batch.width, self.depths
+        count = anchors.shape[1] * steps
+        positions = (anchors[..., None] + 1 + torch.arange(steps)).flatten(1)
+        order = torch.arange(width).expand(rows, -1)
+        tokens = torch.cat((batch.ids, torch.full((rows, count), -1)), 1)
+        soft = torch.zeros(rows, width + count, self.target.model.width)
+        soft = torch.cat((soft[:, :width], self.vectors.repeat(anchors.shape[1], 1).expand(rows, -1, -1)), 1)
+        text = torch.arange(width)
+        visible = torch.zeros(rows, width + count, width + count, dtype=torch.bool)
+        visible[:, :width, :width] = text[:, None] >= text
+        visible[:, width:, :width] = text <= anchors.repeat_interleave(steps, 1)[..., None]
+        query = torch.arange(count)
+        visible[:, width:, width:] = (query[:, None] >= query) & (query[:, None] // steps == query // steps)
+        slots = torch.arange(width + count).expand(rows, -1)
+        plan = Plan(
+            tokens,
+            torch.cat((order, positions), 1),
+            slots,
+            Visible.mask(visible),
+            torch.full((rows,), width + count),
+            slots,
+            soft=soft,
+            uniform=width + count,
+        )
+        training = decoder.training
+        decoder.train()
+        hidden = decoder(plan, None)
+        decoder.train(training)
+        states: Tensor = hidden.normed()[:, width:].unflatten(1, (-1, steps))
+        return states
+
+    def loss(self, batch: Batch, divergence: Loss, generator: torch.Generator) -> tuple[Tensor, list[float]]:
+        room = (batch.lengths - batch.begins).clamp(min=1)
+        count = max(1, int(batch.width * _ANCHORS))
+        shares = torch.rand(len(room), count, generator=generator)
+        anchors = batch.begins[:, None] - 1 + (shares * room[:, None]).long()
+        states = self._run(batch, anchors)
+        head = self.target.head.to(states.dtype)
+        total, rates = torch.zeros(()), []
+        for step in range(self.depths):
+            at = anchors + 2 + step
+            chosen = at < batch.lengths[:, None]
+            source = (at - 1).clamp(max=batch.width - 1)
+            rows = torch.arange(len(room))[:, None].expand_as(source)
+            normed, best = batch.normed[rows, source][chosen], batch.best[rows, source][chosen]
+            weight = self.options.decay**step
+            part, rate = self.compare(states[:, :, step][chosen], head, normed, best, divergence, weight)
+            total = total + part
+            rates.append(rate)
+        return total, rates
+
+    @torch.no_grad()
+    def chain(self, batch: Batch, length: int) -> Tensor:
+        anchors = torch.arange(batch.width).expand(len(batch.ids), -1)
+        states = torch.cat([self._run(batch, part) for part in torch.split(anchors, 32, 1)], 1)
+        drafts = F.linear(states, self.target.head.to(states.dtype)).argmax(-1)[..., :length]
+        return F.pad(drafts, (0, length - drafts.shape[-1]), value=-1)
+
+    def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        config: dict[str, Any] = {
+            "peft_type": "PROMPT_TUNING",
+            "task_type": "CAUSAL_LM",
+            "inference_mode": True,
+            "num_virtual_tokens": self.depths,
+            "num_special_tokens": self.depths,
+            "virtual_tokens_per_special_token": 1,
+            "token_dim": self.target.model.width,
+            "num_layers": self.target.model.layers,
+            "num_attention_heads": self.target.shape.heads,
+            "num_transformer_submodules": 1,
+            "prompt_tuning_init": "TEXT",
+            "vt_attention_type": "decoder",
+            "aggregation_type": "mean",
+        }
+        return config, {"prompt_embeddings": self.vectors}
+
+    @classmethod
+    def read_shape(cls, files: DraftFiles, target: LanguageModel) -> dict[str, Any]:
+        config = files.config
+        each, attention = config.get("virtual_tokens_per_special_token", 1), config.get("vt_attention_type", "decoder")
+        if each != 1 or str(attention).lower().rpartition(".")[2] != "decoder":
+            raise ModelError(
+                f"{files.name} has {each} vectors a step and attention {attention!r}, which cannot be trained here",
+                "one vector a step that sees those before it can: attention decoder",
+            )
+        return {"heads": int(config["num_special_tokens"])}

@@ -1,0 +1,50 @@
+"""From a target, texts and a plan to a run: what the training script and `pardec align` have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pardec.models.model import LanguageModel
+
+from .export import read_export
+from .networks import Options, Target
+from .networks.eagle import default_taps
+from .run import Plan, Run, state_file
+from .states import Row, States
+
+RATE = {"eagle": 2e-3, "medusa": 2e-3, "hydra": 2e-3, "dflash": 2e-3, "prompts": 2e-2}  # peak, of a whole training
+
+
+def prepare(
+    target: LanguageModel,
+    files: Mapping[str, Sequence[Row]],
+    plan: Plan,
+    chosen: Mapping[str, Any],
+    *,
+    folder: Path,
+    longest: int,
+    report: Callable[[str], object] | None = None,
+) -> Run:
+    """The states of the texts, computed where `folder` lacks them, and the run, which goes on where it was stopped.
+
+    Args:
+        target: what the drafter drafts for.
+        files: prompts and answers as ids, by the name of their file.
+        plan: all but the network's options.
+        chosen: the `Options` that are named; the others are those of the exported drafter `plan.init`, or the defaults.
+        folder: where states are stored, for every kind of drafter that reads the same layers.
+        longest: tokens of a text; prompts are cut at their beginning.
+        report: called with each line of the log, by default printed.
+
+    Raises:
+        ModelError: an option contradicts the exported drafter, which may also be of another kind or target.
+    """
+    exported = plan.init is not None and state_file(plan.init) is None
+    options = read_export(plan.init, target, plan.kind).options(chosen) if exported and plan.init else Options(**chosen)
+    taps = options.taps or default_taps(target.layers)
+    states = States(folder / ("states-" + "-".join(map(str, taps))), taps, target.width)
+    states.update(target, files, longest)
+    return Run(Target(target), states, replace(plan, network=replace(options, taps=taps)), report)

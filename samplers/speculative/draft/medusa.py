@@ -1,0 +1,47 @@
+"""Drafts with Medusa's heads on the target's last state; each predicts one further token, without a forward.
+
+Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads, https://arxiv.org/abs/2401.10774
+
+    q(. | node of depth d) = softmax(head_(d + 1)(h)),  h the target's normed state at the last token it has read
+
+The distributions of all nodes of a level are the same. A head's logits are computed when its level is asked for; no
+drafting forward is counted. `k` is cut to the number of heads.
+
+Deviates from the authors' code: any shape, length controller and acceptance, rows of any lengths in a batch; a path is
+never accepted beyond its own end. Their tree is the shape `paths` with `top=true`, their acceptance
+`typical:reference=true`, behind which the next token is the argmax; their nucleus acceptance, in which paths that share
+a node sample behind it again and again, is here `match` with `top_p`, which samples once a node.
+Exact: greedy and distribution, with an exact acceptance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from pardec.models.hidden import Hidden
+
+from ...registry import register
+from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
+from ._heads import StaticState
+from ._module import ModuleDrafter
+
+
+@register("medusa", stage="draft", paper="arXiv:2401.10774", exact="greedy", checked="golden/heads reference joint")
+@dataclass(frozen=True)
+class Medusa(ModuleDrafter):
+    one_pass: ClassVar[bool] = True
+
+    def start(self, context: DecodeContext) -> StaticState:
+        return StaticState(context, self.fitting_module(context))
+
+    def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: StaticState) -> None:
+        state.read_prompt(rows, hidden)
+
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: StaticState) -> Draft:
+        return state.draft(self.k, room, uniforms)
+
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: StaticState) -> None:
+        state.observe(outcome)

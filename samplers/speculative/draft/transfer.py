@@ -1,0 +1,39 @@
+"""Drafts with states of coming positions that are made inside the stack and run the rest of it in the verify pass.
+
+Parallel Decoding via Hidden Transfer for Lossless Large Language Model Acceleration, https://arxiv.org/abs/2404.12022
+
+    behind layer l_j every node t of the draft gets a query at position t + j with the state T_j f^(l_j)_t
+    the logits at the queries of the last accepted node are the next round's, for depths 1 .. k of its draft
+
+A query runs the layers behind l_j and attends to its node, to what the node attends to, and to the node's earlier
+queries. No node attends to one.
+
+Deviates from the paper: any batch, shape and acceptance; `carry` gives the queries behind a node by its depth. The
+prompt's forward has none, so the first draft comes a round later.
+Exact: greedy and distribution, with an exact acceptance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+from pardec.models.draft_modules.transfer import HiddenTransfer
+
+from ...registry import register
+from ..queries import Chains, Queries, Splice
+from ._behind import QueryDrafter
+
+
+@register("transfer", stage="draft", paper="arXiv:2404.12022", exact="greedy", checked="reference joint")
+@dataclass(frozen=True)
+class Transfer(QueryDrafter):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (3, 2, 1)}
+
+    def chains(self, module: HiddenTransfer) -> Chains:
+        return Chains.single(min(self.k, module.steps))
+
+    def begin(self, queries: Queries, module: HiddenTransfer) -> Queries:
+        steps = range(len(queries.chains.step))
+        return replace(queries, splices=tuple(Splice(module.layers[j], partial(module.make, j)) for j in steps))

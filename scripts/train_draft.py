@@ -1,0 +1,137 @@
+"""Train a drafter that reads a target's hidden states, seeded and resumable.
+
+    python scripts/train_draft.py tiny-llama --kind medusa --task arithmetic,lists,records --minutes 10
+    python scripts/train_draft.py SmolLM2-135M-Instruct.Q4_1.gguf --kind eagle --vocab 8192 --minutes 60
+
+Without texts the target writes them first, in the user's place as well (Magpie), which takes longer than the training.
+Texts, the target's states of them and the run lie below --state; a command that finds some of them goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402
+from until_done import until_done  # noqa: E402
+
+import pardec  # noqa: E402
+from pardec.drafting.losses import LOSSES  # noqa: E402
+from pardec.drafting.networks import KINDS  # noqa: E402
+from pardec.drafting.run import Plan, Run  # noqa: E402
+from pardec.drafting.setup import RATE, prepare  # noqa: E402
+from pardec.drafting.texts import Writing, network_of, rows, write  # noqa: E402
+
+SHAPE = ("vocab", "layers", "mlp_width", "kv_heads", "heads", "block", "mask_id", "unroll", "decay", "prompt_share")
+SHAPE += ("dropout", "start", "seed")  # options that are named like those of a network
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("target", help="embedded name, folder, file or hub id")
+    parser.add_argument("--kind", required=True, choices=tuple(KINDS))
+    texts = parser.add_argument_group("texts")
+    texts.add_argument("--rows", type=Path, nargs="+", default=[], help="texts that the target wrote")
+    texts.add_argument("--task", default="", help="tasks whose training problems are the prompts, as arithmetic,lists")
+    texts.add_argument("--prompts", type=Path, help='prompts, one {"prompt": text} a line')
+    texts.add_argument("--texts", type=int, default=4000, help="texts to write, where no --rows are named")
+    texts.add_argument("--longest", type=int, default=600, help="tokens of a text; prompts are cut at their beginning")
+    shape = parser.add_argument_group("network")
+    shape.add_argument("--vocab", type=int, help="draft the commonest ids of the texts only")
+    shape.add_argument("--layers", type=int, help="of dflash; blocks of a medusa head (default 1)")
+    shape.add_argument("--mlp-width", type=int)
+    shape.add_argument("--kv-heads", type=int)
+    shape.add_argument("--taps", help="layers of the target whose outputs are read, as 1-14-26")
+    shape.add_argument("--heads", type=int, help="of medusa and hydra; vectors of prompts (default 4)")
+    shape.add_argument("--block", type=int, help="of dflash: tokens of a block, the known one included (default 8)")
+    shape.add_argument("--unroll", type=int, default=4, help="of eagle: steps of training-time test")
+    shape.add_argument("--mask-id", type=int, help="of dflash: the target's id of a mask")
+    shape.add_argument("--own-head", action="store_true", help="of eagle: a head of its own, in place of the target's")
+    shape.add_argument(
+        "--start", choices=("target", "linear", "random"), default="target", help="where weights come from"
+    )
+    run = parser.add_argument_group("run")
+    run.add_argument("--loss", default="fkl", help=f"one of {', '.join(LOSSES)}; jsd:0.5 and lk_hybrid:3 take a number")
+    run.add_argument("--decay", type=float, default=0.8, help="of the loss from depth to depth")
+    run.add_argument("--minutes", type=float, help="wall-clock length of the training, resumed parts included")
+    run.add_argument("--steps", type=int, help="length in steps, in place of --minutes")
+    run.add_argument("--batch", type=int, default=3000, help="tokens a step")
+    run.add_argument("--lr", type=float, help="peak learning rate")
+    run.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
+    run.add_argument("--weight-decay", type=float, default=0.02)
+    run.add_argument("--dropout", type=float, default=0.0)
+    run.add_argument("--ramp", default="0.3-0.7", help="of eagle: shares of the run between which steps are added")
+    run.add_argument("--prompt-share", type=float, default=0.1, help="share of the prompts' positions that count")
+    run.add_argument(
+        "--init", help="what to start from: the state folder of a run, or an exported drafter (folder or embedded name)"
+    )
+    run.add_argument("--every", type=float, default=3.0, help="minutes between measurements and exports")
+    run.add_argument("--validation", type=int, default=64, help="texts that are held out")
+    run.add_argument("--drafts", type=int, default=5, help="tokens of a measured draft")
+    run.add_argument("--seed", type=int, default=0)
+    run.add_argument("--dtype", default="auto", help="of the target")
+    run.add_argument("--state", type=Path, help="folder of texts, states and runs (default runs/<target>)")
+    run.add_argument("--out", type=Path, help="export folder (default models/embedded/drafters/<target>-<kind>)")
+    run.add_argument("--name", help="of the run, whose state lies in that folder (default that of the export folder)")
+    run.add_argument("--target-name", help="of the target in the card")
+    run.add_argument("--target-path", help="of the target in the config")
+    return parser
+
+
+def start(given: argparse.Namespace) -> Run:
+    """Texts, states, and the run."""
+    torch.set_num_threads(1)
+    model = pardec.load(given.target, dtype=given.dtype)
+    name = given.target_name or model.name
+    state = given.state or ROOT / "runs" / name
+    out = given.out or ROOT / "models" / "embedded" / "drafters" / f"{name}-{given.kind}"
+    paths = given.rows
+    if not paths:
+        paths = [state / "texts.jsonl"]
+        tasks = [task for task in given.task.split(",") if task]
+        write(model, Writing(paths[0], given.texts, seed=given.seed, tasks=tasks, prompts=given.prompts))
+    begin, end = (float(share) for share in given.ramp.split("-"))
+    shape = {option: getattr(given, option) for option in SHAPE} | {"ramp": (begin, end)}
+    shape["taps"] = tuple(int(tap) for tap in given.taps.split("-")) if given.taps else None
+    shape["tied"] = False if given.own_head else None
+    plan = Plan(
+        kind=given.kind,
+        name=out.name,
+        out=out,
+        state=state / (given.name or out.name),
+        loss=given.loss,
+        steps=given.steps,
+        minutes=given.minutes,
+        batch=given.batch,
+        rate=given.lr or RATE[given.kind],
+        optimizer=given.optimizer,
+        weight_decay=given.weight_decay,
+        seed=given.seed,
+        every=given.every,
+        validation=given.validation,
+        drafts=given.drafts,
+        init=given.init,
+        target_name=name,
+        target_path=given.target_path or name,
+    )
+    chosen = {option: value for option, value in shape.items() if value is not None}
+    files = {path.name: list(rows([path])) for path in paths}
+    return prepare(network_of(model), files, plan, chosen, folder=state, longest=given.longest)
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = parser()
+    given = options.parse_args(argv)
+    if (given.minutes is None) == (given.steps is None):
+        options.error("give one of --minutes and --steps")
+    until_done(start(given))
+
+
+if __name__ == "__main__":
+    main()

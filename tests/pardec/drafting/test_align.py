@@ -1,0 +1,159 @@
+"""A drafter goes on learning from what it served: rows of every form, a new folder, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import pardec
+from pardec.drafting.losses import loss
+from pardec.drafting.networks import KINDS, Options, Target
+from pardec.drafting.served import served
+from pardec.models.draft_modules.load import load_draft_module
+from pardec.models.errors import SpecError
+
+Cli = Callable[..., tuple[int, str, str]]
+SHORT = ("--steps", "2", "--batch", "200", "--drafts", "2", "--validation", "2")
+
+
+@pytest.fixture(scope="module")
+def model() -> pardec.Model:
+    return pardec.load("tiny-llama", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Plain rows of ids."""
+    file = tmp_path_factory.mktemp("served") / "rows.jsonl"
+    lines = [{"prompt": list(range(20 + n, 30 + n)), "answer": list(range(40, 60 + n % 3))} for n in range(8)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def test_what_generate_wrote_aligns_a_drafter_into_a_new_folder(cli: Cli, model: pardec.Model, tmp_path: Path) -> None:
+    prompts, file, out = tmp_path / "prompts.jsonl", tmp_path / "rows.jsonl", tmp_path / "out"
+    problems = pardec.task("arithmetic").problems(n=6)
+    prompts.write_text("".join(json.dumps({"prompt": problem.prompt}) + "\n" for problem in problems))
+    assert cli("generate", "tiny-llama", "--prompts", prompts, "-o", file, "--device", "cpu", "--batch-size", 6)[0] == 0
+    command = ("align", "tiny-llama", "--drafter", "tiny-llama-eagle", "--rows", file, *SHORT, "--out")
+    code, text, err = cli(*command, out)
+    assert code == 0, err
+    assert [line.split(":")[0] for line in text.splitlines()] == ["before", "after", f"wrote {out}"]
+    assert "2 steps on 5 rows; 1 held out" in err
+    module = load_draft_module(out, model.network, kind="eagle")
+    assert module.states.layers == (0, 1, 2)
+    card = json.loads((out / "card.json").read_text())
+    assert (card["recipe"]["script"], card["recipe"]["started from"]) == ("pardec align", "tiny-llama-eagle")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "prompts.jsonl", "rows.jsonl"]
+
+    code, _, err = cli(*command, out)
+    assert (code, f"--out {out} exists" in err) == (2, True)
+    again = ("align", "tiny-llama", "--drafter", out, "--rows", file, *SHORT, "--out", out)
+    assert "is the drafter itself" in cli(*again)[2]
+    code, text, _ = cli(*again, "--overwrite", "--json", "--quiet")
+    result = json.loads(text)
+    assert (code, result["steps"], result["out"]) == (0, 2, str(out))
+    assert result["before"]["length"] >= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_aligned_where_it_was_wrong(kind: str, cli: Cli, rows: Path, tmp_path: Path) -> None:
+    code, text, err = cli(
+        *("align", "tiny-llama", "--drafter", f"tiny-llama-{kind}", "--rows", rows),
+        *(*SHORT, "--wrong-only", "--loss", "lk_hybrid:3", "--out", tmp_path / "out", "--json", "--quiet"),
+    )
+    assert code == 0, err
+    result = json.loads(text)
+    assert (result["rows"], result["validation"]) == (6, 2)
+    assert result["after"]["rounds"] > 0
+
+
+def test_positions_that_are_right_do_not_count_with_wrong_only(model: pardec.Model) -> None:
+    target = Target(model.network)
+    normed = torch.randn(12, model.network.width, generator=torch.Generator().manual_seed(0)).to(target.dtype)
+    best = torch.nn.functional.linear(normed, target.head).argmax(-1)
+    wrong = best.clone()
+    wrong[:3] = (wrong[:3] + 1) % len(target.head)
+    values = {}
+    for only in (False, True):
+        network = KINDS["medusa"](target, Options(heads=1, wrong_only=only))
+        values[only] = [
+            float(network.compare(normed, target.head, normed, labels, loss(name))[0])
+            for labels in (best, wrong)
+            for name in ("ce", "jsd:0.5")
+        ]
+        assert network.compare(normed, target.head, normed, wrong, loss("ce"))[1] == 0.75
+    assert values[True][:2] == [0, 0]
+    assert 0 < values[True][2] < values[False][2]
+
+
+def test_rows_are_text_messages_or_ids_and_a_line_in_writing_is_left_out(model: pardec.Model, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    text = model.tokenizer("Tom has 3 cups.")["input_ids"]
+    lines: list[dict[str, object]] = [
+        {"prompt": "Tom has 3 cups.", "answer": [5, 6, 7]},
+        {"prompt": text, "tokens": [5, 6, 7], "text": "?", "run": {"model": "tiny-llama"}},
+        {"prompt": text, "answer": "3 cups"},
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"prompt": [1, 2')
+    first, second, third = served(model.network, [file])[str(file)]
+    assert first == second == (text, [5, 6, 7])
+    assert model.tokenizer.decode(third[1]) == "3 cups"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("", "has no answer of two tokens or more"),
+        ('{"prompt": [5, 6], "answer": [7]}\n', "has no answer of two tokens or more"),
+        ('{"prompt": "a"}\n', "line 1 has no answer, only prompt"),
+        ("{\n{}\n", "line 1 is not JSON"),
+        ("[1]\n", "line 1 is no object"),
+        ('{"prompt": [5, 999], "answer": [7, 8]}\n', "the prompt of .* outside the vocabulary of 361"),
+        ('{"prompt": [5, 6], "answer": [7, -8]}\n', "the answer of .* outside the vocabulary of 361"),
+        ('{"prompt": "a", "tokens": [5, 6], "run": {"model": "tiny-dream"}}\n', "answered by tiny-dream"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(lines: str, message: str, model: pardec.Model, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(lines)
+    with pytest.raises(SpecError, match=message):
+        served(model.network, [file])
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "more", "message"),
+    [
+        ("tiny-llama", "smollm2-eagle", (), "the target has layers 0..3"),
+        ("tiny-llama", "tiny-llama-eagel", (), "did you mean 'tiny-llama-eagle'"),
+        ("tiny-dream", "tiny-llama-eagle", (), "tiny-dream fills masks"),
+        ("tiny-llama", "tiny-llama-draft", (), "no draft module that is known"),
+        ("tiny-llama", "tiny-llama-eagle", ("--minutes", "1"), "--steps and --minutes are both given"),
+        ("tiny-llama", "tiny-llama-eagle", ("--loss", "fkll"), "unknown loss 'fkll' (did you mean 'fkl' or 'rkl'?)"),
+    ],
+)
+def test_a_drafter_that_does_not_fit_is_refused(
+    target: str, drafter: str, more: tuple[str, ...], message: str, cli: Cli, rows: Path, tmp_path: Path
+) -> None:
+    code, text, err = cli(
+        "align", target, "--drafter", drafter, "--rows", rows, *SHORT, *more, "--out", tmp_path / "out"
+    )
+    assert (code in (1, 2), text) == (True, "")
+    assert message in err, err
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_prompt_is_not_enough_and_no_other_folder_is_replaced(cli: Cli, rows: Path, tmp_path: Path) -> None:
+    one, out = tmp_path / "one.jsonl", tmp_path / "out"
+    one.write_text(rows.read_text().splitlines()[0] + "\n")
+    command = ("align", "tiny-llama", "--drafter", "tiny-llama-eagle", *SHORT, "--out", out)
+    assert "the rows have one prompt" in cli(*command, "--rows", one)[2]
+    assert "No such file" in cli(*command, "--rows", tmp_path / "none.jsonl")[2]
+    out.mkdir()
+    (out / "README.md").write_text("mine")
+    assert "is no folder of a drafter" in cli(*command, "--rows", rows, "--overwrite")[2]
+    assert (out / "README.md").read_text() == "mine"

@@ -1,0 +1,119 @@
+"""Short trainings of every kind: the loss falls, a resumed run is the whole one, tensors have published names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import pardec
+from pardec.drafting.losses import loss
+from pardec.drafting.networks import KINDS, Options, Target
+from pardec.drafting.run import Plan, Run
+from pardec.drafting.states import States
+from pardec.drafting.texts import Writing, rows, write
+from pardec.models.draft_modules.load import load_draft_module
+
+TAPS = (0, 1, 2)
+SHAPE = {"heads": 2, "block": 4, "unroll": 2, "mlp_width": 64, "mask_id": 4}
+LAYER = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
+LAYER += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "post_attention_layernorm", "input_layernorm"]
+NAMES = {
+    "eagle": {"fc.weight", "norm.weight", "d2t", "t2d", "midlayer.hidden_norm.weight"}
+    | {f"midlayer.{name}.weight" for name in LAYER},
+    "medusa": {f"{head}.{part}" for head in (0, 1) for part in ("0.linear.weight", "0.linear.bias", "1.weight")},
+    "hydra": {
+        f"{stem}.{part}"
+        for head in (0, 1)
+        for stem in (f"hydra_mlp.{head}.0.linear", f"hydra_mlp.{head}.0.res_connection", f"hydra_lm_head.{head}")
+        for part in ("weight", "bias")
+    },
+    "dflash": {"fc.weight", "hidden_norm.weight", "norm.weight", "d2t", "t2d"}
+    | {f"layers.0.{name}.weight" for name in [*LAYER, "self_attn.q_norm", "self_attn.k_norm"]},
+    "prompts": {"prompt_embeddings"},
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> pardec.Model:
+    return pardec.load("tiny-llama", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def states(model: pardec.Model, tmp_path_factory: pytest.TempPathFactory) -> States:
+    folder = tmp_path_factory.mktemp("texts")
+    how = Writing(folder / "texts.jsonl", rows=32, batch=32, answer_tokens=16, tasks=("lists",))
+    write(model, how)
+    states = States(folder / "states", TAPS, model.network.width)
+    states.update(model.network, {"texts.jsonl": list(rows([how.out]))}, 200)
+    return states
+
+
+def start(kind: str, model: pardec.Model, states: States, folder: Path, name: str = "drafter") -> Run:
+    vocab = 120 if kind in ("eagle", "dflash") else None
+    shape = Options(**SHAPE, vocab=vocab, ramp=(0.0, 0.5))
+    plan = Plan(
+        kind, name, folder / "out", folder / name, shape, steps=20, batch=200, rate=3e-3, validation=6, drafts=3
+    )
+    return Run(Target(model.network), states, plan)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_falls_a_resumed_run_is_the_whole_one_and_the_export_loads(
+    kind: str, model: pardec.Model, states: States, tmp_path: Path
+) -> None:
+    run = start(kind, model, states, tmp_path)
+    batch = states.batch(run.learning[:12])
+
+    def error() -> float:
+        with torch.no_grad():
+            return float(run.network.loss(batch, loss("fkl"), torch.Generator().manual_seed(0))[0])
+
+    run.network.progress = 1.0
+    before = error()
+    run.train()
+    assert error() < before
+
+    parts = start(kind, model, states, tmp_path, "parts")
+    while parts.step < 3:
+        parts.take()
+    parts.save()
+    resumed = start(kind, model, states, tmp_path, "parts")
+    assert resumed.step == 3
+    resumed.train()
+    for name, value in run.average.items():
+        assert torch.equal(resumed.average[name], value), name
+
+    network = run.network
+    with safe_open(tmp_path / "out" / network.file, "pt") as file:
+        assert set(file.keys()) == NAMES[kind]
+    card = json.loads((tmp_path / "out" / "card.json").read_text())
+    assert card["recipe"]["steps"] == 20
+    assert 1 <= card["acceptance"]["length"] <= 4
+    assert (tmp_path / "out" / "README.md").read_text().startswith("# parts")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exports_load_as_draft_modules(kind: str, model: pardec.Model, states: States, tmp_path: Path) -> None:
+    run = start(kind, model, states, tmp_path)
+    run.evaluate()
+    module = load_draft_module(tmp_path / "out", model.network, kind=kind)
+    assert module.kind == kind
+    if run.network.ids is not None:
+        assert module.vocabulary is not None
+        assert module.vocabulary.tolist() == run.network.ids.tolist()
+
+
+def test_the_commonest_ids_are_drafted_and_the_end_token_is_one(
+    model: pardec.Model, states: States, tmp_path: Path
+) -> None:
+    ids = start("eagle", model, states, tmp_path).network.ids
+    assert ids is not None
+    assert len(ids) == 120
+    assert set(model.network.decoding_config.eos_ids) <= set(ids.tolist())
+    counts = states.counts(model.network.vocab_size)
+    rest = [int(count) for at, count in enumerate(counts) if at not in set(ids.tolist())]
+    assert max(rest) <= min(int(counts[at]) for at in ids.tolist() if at not in (3,))

@@ -1,0 +1,88 @@
+"""States of texts on disk, and the measure that walks through them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import pardec
+from pardec.drafting.measure import measure
+from pardec.drafting.states import Batch, States, Text
+from pardec.models.errors import ModelError
+from pardec.models.plan import Plan, Visible
+
+ROWS = [([2, 50, 60], [70, 80, 90, 3]), ([2, 51], [71, 81, 3])]
+
+
+@pytest.fixture(scope="module")
+def model() -> pardec.Model:
+    return pardec.load("tiny-llama", device="cpu")
+
+
+def test_states_are_those_of_a_forward_over_the_text(model: pardec.Model, tmp_path: Path) -> None:
+    states = States(tmp_path, (0, 2), model.network.width)
+    assert states.write(model.network, ROWS) == 12
+    batch = states.batch(states.texts)
+    assert batch.lengths.tolist() == [7, 5] or batch.lengths.tolist() == [5, 7]
+    row = batch.lengths.tolist().index(5)
+    plan = Plan.full(torch.tensor([[2, 51, 71, 81, 3]]), Visible.causal())
+    hidden = model.network.forward(plan)
+    assert torch.equal(batch.normed[row, :5], hidden.normed()[0].bfloat16())
+    assert torch.equal(batch.best[row, :5], hidden.logits()[0].argmax(-1))
+    assert states.counts(361)[3] == 2
+
+
+def test_only_what_is_new_is_added_and_what_was_cut_off_is_cut_away(model: pardec.Model, tmp_path: Path) -> None:
+    states = States(tmp_path, (0,), model.network.width)
+    assert states.update(model.network, {"a": ROWS[:1]}, 100) == 7
+    assert states.update(model.network, {"a": ROWS}, 100) == 5
+    assert states.update(model.network, {"a": ROWS}, 100) == 0
+    with (tmp_path / "ids.bin").open("ab") as file:
+        file.write(b"1234")
+    again = States(tmp_path, (0,), model.network.width)
+    assert (again.tokens, (tmp_path / "ids.bin").stat().st_size) == (12, 48)
+    with pytest.raises(ModelError, match="layers"):
+        States(tmp_path, (1,), model.network.width)
+
+
+class _Knows:
+    """Drafts the text itself, but is wrong about the tokens at the positions in `wrong`."""
+
+    def __init__(self, wrong: set[int]) -> None:
+        self.wrong = wrong
+
+    def chain(self, batch: Batch, length: int) -> Tensor:
+        drafts = torch.full((*batch.ids.shape, length), -1)
+        for at in range(batch.width):
+            for j in range(length):
+                if at + 2 + j < batch.width and at + 2 + j not in self.wrong:
+                    drafts[:, at, j] = batch.ids[:, at + 2 + j]
+        return drafts
+
+
+@pytest.mark.parametrize(
+    ("wrong", "tokens", "rounds"),
+    [
+        (set(), 8, 3),  # rounds of 3, 3 and 2 tokens: the first of the answer is known, 8 follow it
+        (set(range(3, 11)), 8, 8),
+        ({3}, 8, 4),  # 3 alone, which is the target's; 4 to 6, 7 to 9, 10
+        ({5}, 8, 3),  # 3 to 5, whose last is the target's; 6 to 8, 9 and 10
+    ],
+)
+def test_a_walk_counts_tokens_and_rounds(wrong: set[int], tokens: int, rounds: int, tmp_path: Path) -> None:
+    class Memory(States):
+        def __init__(self) -> None:
+            pass
+
+        def batch(self, texts: Any) -> Batch:
+            ids = torch.arange(100, 111)[None]
+            none = torch.zeros(1, 11, 1, 4)
+            return Batch(ids, none, none[:, :, 0], ids, torch.tensor([2]), torch.tensor([11]))
+
+    result = measure(_Knows(wrong), Memory(), [Text(0, 2, 11)], 2)  # type: ignore[arg-type]
+    assert result.rounds == rounds
+    assert result.length == pytest.approx(tokens / rounds)

@@ -1,0 +1,143 @@
+"""Draft modules with random weights for toys, written in their published layouts, and loaded like any other files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pardec.models.draft_modules.contracts import DraftModule, ModuleName
+from pardec.models.draft_modules.load import load_draft_module
+from pardec.models.model import LanguageModel
+from pardec.requests import draft_models
+from pardec.samplers.speculative.contracts import RoundResult
+from pardec.samplers.speculative.draft._behind import QueryState
+from tests.models.draft_modules import dflash_writer
+from tests.reference import eagle_folders, head_folders
+
+
+def medusa(folder: Path, model: LanguageModel) -> Path:
+    tensors = head_folders.medusa(model.width, model.vocab_size, 3)
+    return head_folders.write(folder, tensors, head_folders.CONFIGS["v0.1"], "medusa_lm_head.pt")
+
+
+def hydra(folder: Path, model: LanguageModel) -> Path:
+    """Hydra++: behind a layer of the model's sizes."""
+    stack: Any = model.decoder
+    sizes = stack.config
+    layer = {"heads": sizes.heads, "kv_heads": sizes.kv_heads, "head_dim": sizes.head_dim, "inner": sizes.mlp_width}
+    tensors = head_folders.hydra(model.width, model.vocab_size, 3, prefix=layer)
+    config = head_folders.CONFIGS["hydra"] | {"hydra_head_arch": "prefix-mlp"}
+    return head_folders.write(folder, tensors, config, "hydra_lm_head.pt")
+
+
+def eagle(folder: Path, model: LanguageModel) -> Path:
+    """EAGLE-3 of two layers and three quarters of the vocabulary, which reads the first three layers."""
+    taps = list(range(min(3, model.layers)))
+    sizes = {"width": model.width, "target": model.width, "vocab": model.vocab_size, "layers": 2, "states": len(taps)}
+    ids = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": taps}}
+    draft = max(2, model.vocab_size * 3 // 4)
+    eagle_folders.write(folder, "speculators", draft=draft, change=lambda tensors, config: config.update(ids), **sizes)
+    return folder
+
+
+def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    """The same values on every machine."""
+    return torch.from_numpy(np.random.RandomState(seed).standard_normal(shape) * scale).float()
+
+
+def write(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], stem: str = "model") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(dict(tensors), folder / f"{stem}.safetensors")
+    (folder / ("adapter_config.json" if stem == "adapter_model" else "config.json")).write_text(json.dumps(config))
+    return folder
+
+
+def prompts(folder: Path, model: LanguageModel, steps: int = 3, each: int = 1, seed: int = 0, **config: Any) -> Path:
+    settings = {"peft_type": "PROMPT_TUNING", "num_special_tokens": steps, "virtual_tokens_per_special_token": each}
+    vectors = random(steps * each, model.width, seed=seed)
+    return write(folder, {"prompt_embeddings": vectors}, settings | config, "adapter_model")
+
+
+def transfer(folder: Path, model: LanguageModel, layers: tuple[int, ...] | None = None, seed: int = 0) -> Path:
+    if layers is None:  # a layer each, as high as they can be
+        layers = tuple(range(max(0, model.layers - 4), model.layers - 1))
+    maps = {
+        f"transfer.{j}.weight": random(model.width, model.width, seed=seed + j, scale=0.4) for j in range(len(layers))
+    }
+    return write(folder, maps, {"model_type": "hidden_transfer", "layers": list(layers)})
+
+
+def falcon(folder: Path, model: LanguageModel, block: int = 2, **more: Any) -> Path:
+    """An EAGLE-1 with the offsets of blocks."""
+
+    def offsets(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+        tensors["block_offsets.weight"] = random(block - 1, model.width, seed=block)
+
+    sizes: dict[str, Any] = {"width": model.width, "target": model.width, "vocab": model.vocab_size, "change": offsets}
+    eagle_folders.write(folder, "eagle", **{**sizes, **more})
+    return folder
+
+
+def dflash(folder: Path, model: LanguageModel) -> Path:
+    """A DSpark whose Markov head remembers the path, so that siblings' children differ."""
+    taps = tuple(range(min(2, model.layers)))
+    sizes = {"vocab": model.vocab_size, "width": model.width, "mask": model.vocab_size - 1, "taps": taps, "block": 3}
+    dflash_writer.write(folder, markov="rnn", confidence="token", dtype=torch.float32, **sizes)
+    return folder
+
+
+WRITERS: dict[str, Callable[[Path, LanguageModel], Path]] = {
+    "dflash": dflash,
+    "eagle": eagle,
+    "falcon": falcon,
+    "hydra": hydra,
+    "medusa": medusa,
+    "prompts": prompts,
+    "transfer": transfer,
+}
+
+
+def random_module(kind: str, target: LanguageModel, **options: Any) -> DraftModule:
+    """A module of this kind for the target."""
+    with TemporaryDirectory() as folder:
+        return load_draft_module(WRITERS[kind](Path(folder) / kind, target), target, kind=kind, **options)
+
+
+@contextmanager
+def random_modules() -> Iterator[None]:
+    """Every `name=` of a draft module stands for a random one of the drafter's kind."""
+    load = draft_models.draft_module
+
+    def module(wanted: ModuleName, target: LanguageModel) -> DraftModule:
+        if wanted.kind not in WRITERS:
+            return load(wanted, target)
+        return random_module(wanted.kind, target, **dict(wanted.options))
+
+    with patch.object(draft_models, "draft_module", module):
+        yield
+
+
+@contextmanager
+def learned() -> Iterator[list[tuple[list[int], Tensor]]]:
+    """What is learned of each row in each round: the text before the coming node 0, and logits [m, V]."""
+    seen: list[tuple[list[int], Tensor]] = []
+    observe = QueryState.observe
+
+    def watched(self: QueryState, outcome: RoundResult) -> None:
+        observe(self, outcome)
+        raw = self.module.logits(self.states)
+        for row, count in enumerate(self.known.tolist()):
+            seen.append((self.context.text.row(row).tolist()[:-1], raw[row, :count]))
+
+    with patch.object(QueryState, "observe", watched):
+        yield seen

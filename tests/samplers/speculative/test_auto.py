@@ -1,0 +1,200 @@
+"""Two drafters by turns: greedy decoding's tokens, which one drafts, what each of them sees, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from pardec.samplers.speculative.contracts import RoundResult
+from pardec.samplers.speculative.draft._arms import Arms
+from pardec.samplers.speculative.draft.auto import Auto
+from pardec.samplers.speculative.draft.model import Model
+from pardec.samplers.speculative.length.heuristic import Heuristic
+from tests.models.draft_modules.dflash_writer import write
+from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
+from tests.samplers.drafting import cyclic
+from tests.samplers.voices import LENGTHS, NEW, RAGGED, distribution, greedy, heard, keeps_greedy, named, near, target
+
+SHAPES = ("chain", "template:widths=3-2", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
+SPEC = 'auto:model="model:name=near,k=4",copy="lookup:k=6"'
+
+
+@pytest.fixture(autouse=True)
+def toy() -> Iterator[None]:
+    with named(near=near(), same=target(), bad=toy_ar(9, 7, 4.0), cyclic=cyclic()):
+        yield
+
+
+class Watched:
+    """Which rows of the request copied in each round, and the states."""
+
+    def __init__(self) -> None:
+        self.used: list[dict[int, bool]] = []
+        self.states: list[Arms] = []
+
+    def __enter__(self) -> Watched:
+        propose = Auto.propose
+
+        def watching(auto: Auto, context: Any, room: Any, uniforms: Any, state: Arms) -> Any:
+            draft = propose(auto, context, room, uniforms, state)
+            self.used.append(dict(zip(context.text.rows.tolist(), state.used.tolist(), strict=True)))
+            self.states.append(state)
+            return draft
+
+        self.patch = patch.object(Auto, "propose", watching)
+        self.patch.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.patch.__exit__(*error)
+
+
+@pytest.mark.parametrize(("shape", "length"), list(product(SHAPES, LENGTHS)))
+def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str, length: str) -> None:
+    keeps_greedy(f"{SPEC}+{shape}{length}")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_both_draft_side_by_side_and_every_law_is_that_of_a_whole_forward(shape: str) -> None:
+    """The model's K/V then lack what was copied, which it is fed later."""
+    with heard(lambda text: distribution(near(), text)) as errors, Watched() as watched:
+        done = run(target(), f"{SPEC}+{shape}", RAGGED, NEW, temperature=1.0)
+    assert max(errors) < 5e-5
+    assert any(len(set(used.values())) == 2 for used in watched.used)
+    assert sum(map(sum, done.trace.accepted)) > 0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_row_alone_draws_what_it_draws_in_a_batch(shape: str) -> None:
+    spec = f"{SPEC}+{shape}+calibrated"
+    together = run(target(), spec, RAGGED, NEW, temperature=1.0, seeds=[5, 6, 7, 8])
+    for row, prompt in enumerate(RAGGED):
+        alone = run(target(), spec, [prompt], NEW[row], temperature=1.0, seeds=[5 + row])
+        assert rows(alone) == [rows(together)[row]]
+        assert alone.trace.accepted[0] == together.trace.accepted[row]
+
+
+def test_a_module_is_the_model_too(tmp_path: Path) -> None:
+    write(tmp_path, dtype=torch.float32, markov="rnn", confidence="token")
+    model = f'dflash:name=\\"{tmp_path}\\",k=4'
+    for more in ("", "+beam:beams=3,nodes=8", "+fallback:below=0.3"):
+        with Watched() as watched:
+            assert rows(run(target(), f'auto:model="{model}",copy="lookup:k=6"{more}', RAGGED, NEW)) == greedy()
+        assert {used for each in watched.used for used in each.values()} == {True, False}
+
+
+# --- which of the two drafts ---
+
+
+def test_a_text_that_repeats_is_copied_and_a_draft_forward_a_round_is_saved() -> None:
+    text = [0, 1, 2, 3, 4, 5, 6, 0, 1, 2]
+    with Watched() as watched:
+        done = run(cyclic(), 'auto:model="model:name=bad,k=3",copy="lookup:k=6"', [text], 40)
+    assert rows(done) == [plain_greedy(cyclic(), text, 40)]
+    assert all(used[0] for used in watched.used)
+    assert done.draft_forwards == (0,)
+    assert done.nfe == (1 + 6,)  # 39 tokens by 7 a round
+
+
+def test_a_cheap_model_that_is_always_right_is_not_left_for_copies_that_are_wrong() -> None:
+    """A sampled text of five tokens has matches everywhere, few of which go on as they did."""
+    new = [60] * len(RAGGED)
+    with Watched() as watched, patch.object(Model, "cost_ratio", lambda *_: 0.02):
+        done = run(target(), 'auto:model="model:name=same,k=4",copy="lookup:k=6"', RAGGED, new, temperature=1.0)
+    used = [value for each in watched.used for value in each.values()]
+    right = run(target(), "model:name=same,k=4", RAGGED, new, temperature=1.0)
+    assert 0 < np.mean(used) < 0.35
+    assert sum(done.nfe) <= 1.15 * sum(right.nfe)
+
+
+def test_a_model_that_costs_as_much_as_it_saves_is_left_for_copies() -> None:
+    with Watched() as watched:
+        run(target(), 'auto:model="model:name=same,k=4",copy="lookup:k=6"', RAGGED, [40] * 4)
+    assert np.mean([value for each in watched.used for value in each.values()]) > 0.8
+
+
+def test_copies_take_over_within_two_rounds_where_the_text_begins_to_repeat() -> None:
+    """The copy is judged by every round, also while the model drafts."""
+    text = [6, 3, 0, 5, 1, 4, 2]  # nothing in it is followed as the model goes on
+    with Watched() as watched:
+        done = run(cyclic(), 'auto:model="model:name=cyclic,k=3",copy="lookup:k=6"', [text], 60)
+    assert rows(done) == [plain_greedy(cyclic(), text, 60)]
+    used = [each[0] for each in watched.used]
+    first = used.index(True)
+    assert first <= 4
+    assert all(used[first + 1 :])
+
+
+def test_what_a_copy_would_have_given_is_counted() -> None:
+    arms = Arms.start(None, None, 4, 0.03)
+    arms.guess, arms.count = np.array([[1, 2, 9], [1, 2, 3], [9, 2, 3], [1, 2, 3]]), np.array([3, 3, 3, 2])
+    arms.used, arms.size = np.array([False, False, False, True]), np.full(4, 2)
+    arms.copied[:, 2] = 2.5
+    text: Any = SimpleNamespace(host=np.array([[7, 1, 2, 3, 4, 5]] * 4))
+    outcome: Any = SimpleNamespace(
+        before=np.full(4, 1), gained=np.array([3, 2, 2, 2]), draft=SimpleNamespace(sizes=np.full(4, 5))
+    )
+    # two right and one wrong; both right, and then as much as is usual there; none right; it was used
+    assert arms.would_give(outcome, text).tolist() == [3.0, 4.0, 1.0, 2.0]
+    arms.learn(outcome, text, np.full(4, 1.5))
+    assert arms.copied[:, 2].tolist() == pytest.approx([0.85 * 2.5 + gave for gave in (3.0, 4.0, 1.0, 2.0)])
+    assert arms.rounds.tolist() == [[1, 1, 1.85, 1]] * 4
+    assert arms.gained.tolist() == [3, 2, 2, 0]
+    assert arms.cost.tolist() == [1.5, 1.5, 1.5, 0]
+
+
+def test_rows_copied_count_for_no_length_controller() -> None:
+    """Or `heuristic` would lengthen the model's drafts when copies are right."""
+    told: list[np.ndarray] = []
+    observe = Heuristic.observe
+
+    def watching(self: Heuristic, outcome: RoundResult, context: Any, state: Any) -> None:
+        told.append(np.concatenate(outcome.levels()))
+        observe(self, outcome, context, state)
+
+    text = [0, 1, 2, 3, 4, 5, 6, 0, 1, 2]
+    with patch.object(Heuristic, "observe", watching):
+        run(cyclic(), 'auto:model="model:name=bad,k=3",copy="lookup:k=6"+heuristic', [text], 40)
+    assert max(each.max() for each in told) == 0
+
+
+# --- what goes together ---
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("auto", "auto: model is not given"),
+        ("auto:model=lookup", "model is the spec of one drafting model, got 'lookup'"),
+        ('auto:model="model:name=near+beam"', "model is the spec of one drafting model"),
+        ('auto:model="model:name=near",copy="model:name=near"', "copy is the spec of one drafter that copies"),
+        ('auto:model="model:name=near",copy=recycling', "does not copy known tokens"),
+        ("auto:model=earlyexit", "earlyexit drafts within the forward that verifies"),
+        ('auto:model="prompts:name=x"', "prompts drafts within the forward that verifies"),
+        ('auto:model="model:k=3"', "model: name is not given"),
+        ('auto:model="model:name=near",token=-1', "token must be at least 0"),
+        ('auto:model="model:name=near,depth=3"', "model: unknown parameter 'depth'"),
+    ],
+)
+def test_specs_that_cannot_be(spec: str, message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        registry.resolve(spec, "ar")
+    assert message in str(error.value)
+
+
+def test_a_spec_is_written_as_it_is_read() -> None:
+    resolved = registry.resolve(SPEC, "ar")
+    again = registry.resolve(str(resolved.spec), "ar")
+    assert again.spec == resolved.spec
+    assert resolved.draft.needed_model == "near"
+    assert resolved.draft.needed_module is None

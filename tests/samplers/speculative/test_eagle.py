@@ -1,0 +1,230 @@
+"""EAGLE drafting: greedy decoding's tokens, states as of one pass over a whole row, rows that wait, and the law."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from pardec.models.draft_modules.contracts import ModuleName
+from pardec.models.errors import ModelError, SpecError
+from pardec.models.model import LanguageModel
+from pardec.models.plan import Plan
+from pardec.requests import draft_models
+from pardec.samplers import registry
+from pardec.samplers.speculative.contracts import Draft
+from pardec.samplers.speculative.draft._pairs import PairState
+from tests.models.draft_modules.test_eagle import doubles, same_rope
+from tests.reference import naive_eagle
+from tests.reference.eagle_folders import write
+from tests.samplers.ar_toys import counted, g_test, joint, rows, run, toy_ar
+from tests.samplers.module_files import random_module
+from tests.samplers.voices import LENGTHS, NEW, RAGGED, Pausing, greedy, path, target
+
+LOAD = draft_models.draft_module
+SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
+LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "EAGLE-1": ("eagle", {}),
+    "FSPAD": ("fspad", {}),
+    "EAGLE-3": ("eagle3", {"draft": 4, "tie_word_embeddings": True}),
+    "EAGLE-3 of two layers, output fed back normed": ("speculators", {"layers": 2, "norm_output": True, "draft": 4}),
+}
+
+
+@pytest.fixture(autouse=True)
+def toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`eagle:name=toy` drafts with a random module; folders are loaded."""
+    made = cache(lambda model: random_module("eagle", model))
+    monkeypatch.setattr(
+        draft_models, "draft_module", lambda name, model: made(model) if name.name == "toy" else LOAD(name, model)
+    )
+
+
+def folder(at: Path, name: str, layers: int = 4, **more: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A drafter of the toys, which reads the first three layers."""
+    layout, flags = LAYOUTS[name]
+    ids = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    return write(
+        at, layout, vocab=5, change=lambda tensors, config: config.update(eagle_config=ids), **{**flags, **more}
+    )
+
+
+@pytest.mark.parametrize(("shape", "length"), list(product(SHAPES, LENGTHS)))
+def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str, length: str) -> None:
+    spec = f"eagle:name=toy,k=4+{shape}{length}"
+    done = run(target(), spec, RAGGED, NEW)
+    assert rows(done) == greedy()
+    for row, prompt in enumerate(RAGGED):
+        assert rows(run(target(), spec, [prompt], NEW[row])) == [greedy()[row]], (spec, row)
+    assert sum(map(sum, done.trace.accepted)) > 0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_greedy_decoding_is_kept_by_every_layout(name: str, shape: str, tmp_path: Path) -> None:
+    folder(tmp_path, name)
+    assert rows(run(target(), f"eagle:name={tmp_path},k=4+{shape}", RAGGED, NEW)) == greedy()
+
+
+@contextmanager
+def compared(tensors: dict[str, Tensor], flat: dict[str, Any], name: str) -> Iterator[list[float]]:
+    """Compares the state behind every drafted node with one pass over its whole text, in float64."""
+    errors: list[float] = []
+    raw = PairState._raw
+    flags = {**flat, "norm_output": flat.get("norm_output") and LAYOUTS[name][0] == "speculators"}
+
+    def truth(state: PairState, text: list[int], drafted: list[int]) -> Tensor:
+        model = state.context.model
+        plan = Plan.full(torch.tensor([text]), model.visible())
+        hidden = model.forward(replace(plan, hidden=state.model.states.layers))
+        features = state.model.fuse(state.model.states.of(hidden))[0, :-1]
+        tokens = [*text, *drafted][1:]
+        return naive_eagle.draft(tensors, model.decoder.embedding, tokens, features, flat, flags)[0][-1]
+
+    def listened(self: PairState, draft: Draft, nodes: Tensor, *, subset: bool = False) -> Tensor:
+        logits = raw(self, draft, nodes, subset=subset)
+        for row, column in zip(*torch.where(nodes >= 0), strict=True):
+            node = int(nodes[row, column])
+            found = self.states[row, self.slot[row, node]]
+            expected = truth(self, self.context.text.row(int(row)).tolist(), path(draft, int(row), node))
+            errors.append(float((found - expected).abs().max() / expected.abs().max()))
+        return logits
+
+    with patch.object(PairState, "_raw", listened):
+        yield errors
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, "pausing", "pausing trees"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_states_are_those_of_one_pass_over_the_whole_row(name: str, shape: str, tmp_path: Path) -> None:
+    """After any history: accepted nodes have the target's states, drafted ones the drafter's, and rows catch up."""
+    tensors, flat = folder(tmp_path, name)
+    model = toy_ar(0, 5, 3.0, layers=4, dtype=torch.float64)
+    form = {"pausing": "chain", "pausing trees": SHAPES[1]}.get(shape, shape)
+    made = registry.resolve(f"eagle:name={tmp_path},k=4+{form}", "ar", sampling=True)
+    if "pausing" in shape:
+        made = replace(made, length=Pausing())
+    with doubles():
+        same_rope(draft_models.draft_module(ModuleName("eagle", str(tmp_path)), model), flat)
+        with compared(tensors, flat, name) as errors:
+            done = run(model, made, RAGGED, NEW, temperature=4.0)
+    assert max(errors) < 1e-9
+    assert len(errors) > 50
+    assert sum(map(sum, done.trace.accepted)) > 3
+    assert len({sum(row) for row in done.trace.accepted}) > 1
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_row_alone_draws_what_it_draws_in_a_batch(shape: str) -> None:
+    spec = f"eagle:name=toy,k=4+{shape}+calibrated"
+    together = rows(run(target(), spec, RAGGED, NEW, temperature=1.0, seeds=[5, 6, 7, 8]))
+    for row, prompt in enumerate(RAGGED):
+        assert rows(run(target(), spec, [prompt], NEW[row], temperature=1.0, seeds=[5 + row])) == [together[row]]
+
+
+def test_slots_behind_what_a_row_has_fed_are_never_read() -> None:
+    draft = PairState.draft
+
+    def poisoned(self: PairState, *arguments: Any) -> Draft:
+        for tensor in (*self.cache.k, *self.cache.v):
+            for row, cached in enumerate(self.cached):
+                tensor[row, cached:] = torch.nan
+        return draft(self, *arguments)
+
+    for shape in SHAPES:
+        clean = run(target(), f"eagle:name=toy,k=4+{shape}", RAGGED, NEW).trace.accepted
+        with patch.object(PairState, "draft", poisoned):
+            assert run(target(), f"eagle:name=toy,k=4+{shape}", RAGGED, NEW).trace.accepted == clean
+
+
+@pytest.mark.parametrize("shape", ["beam:beams=2,nodes=5", "beam:beams=2,nodes=5,raw=true"])
+def test_a_tree_of_top_tokens_keeps_the_targets_law(shape: str) -> None:
+    draws, options = 4000, {"temperature": 0.8, "top_k": 3}
+    done = run(target(), f"eagle:name=toy,k=3+{shape}", [[1, 3]] * draws, 4, seeds=range(draws), **options)  # type: ignore[arg-type]
+    assert g_test(counted(done, 2, 4, 5), joint(target(), [1, 3], 4, **options)) < 4  # type: ignore[arg-type]
+
+
+def test_tokens_off_the_list_of_the_drafter_are_never_drafted(tmp_path: Path) -> None:
+    tensors, _ = folder(tmp_path, "EAGLE-3")
+    drafted: set[int] = set()
+    propose = PairState.draft
+
+    def noted(self: PairState, *arguments: Any) -> Draft:
+        draft = propose(self, *arguments)
+        for row, size in enumerate(draft.sizes):
+            drafted.update(draft.tokens[row, 1:size].tolist())
+        return draft
+
+    with patch.object(PairState, "draft", noted):
+        run(target(), f"eagle:name={tmp_path},k=4+{SHAPES[1]}", RAGGED, NEW, temperature=2.0)
+    assert drafted <= set((torch.arange(4) + tensors["d2t"]).tolist())
+    assert len(drafted) > 1
+
+
+def test_tiny_llama_is_drafted_for_by_a_random_folder(tmp_path: Path) -> None:
+    """The embedded model, six prompts of unequal lengths, and one forward of the module a drafted token."""
+    import pardec
+
+    write(
+        tmp_path,
+        "eagle3",
+        width=192,
+        target=192,
+        vocab=361,
+        draft=200,
+        heads=6,
+        kv_heads=2,
+        inner=256,
+        dtype=torch.float32,
+        tie_word_embeddings=True,
+        eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
+    )
+    model = pardec.load("tiny-llama", dtype="float32", device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randint(5, 360, (size,), generator=generator).tolist() for size in (3, 17, 1, 40, 8, 25)]
+    plain = model.generate(input_ids=given, sampler="sequential", max_new_tokens=16)
+    made = model.generate(input_ids=given, sampler=f"eagle:name={tmp_path},k=2", max_new_tokens=16)
+    assert [row.tolist() for row in made.sequences] == [row.tolist() for row in plain.sequences]
+
+
+# --- what is refused ---
+
+
+def test_a_drafter_without_a_name_is_refused_when_the_spec_is_read() -> None:
+    with pytest.raises(SpecError, match="eagle: name is not given: the draft module"):
+        registry.resolve("eagle:k=3", "ar")
+
+
+def test_a_module_for_another_target_is_refused_before_the_first_forward(tmp_path: Path) -> None:
+    write(tmp_path, "eagle", vocab=60)
+    with patch.object(LanguageModel, "run") as forward, pytest.raises(ModelError, match="vocabulary of 60 ids"):
+        run(target(), f"eagle:name={tmp_path}", [[1, 2]], 5)
+    assert not forward.called
+
+
+def test_other_layers_can_be_tapped(tmp_path: Path) -> None:
+    folder(tmp_path, "EAGLE-3")
+    made = registry.resolve(f"eagle:name={tmp_path},taps=1-2-3", "ar")
+    module = draft_models.for_text(made, target())
+    assert module is not None
+    assert module.states.layers == (1, 2, 3)  # type: ignore[union-attr]
+    with pytest.raises(ModelError, match="taps=1-2-9 names outputs of layers 1-2-9; the target has layers 0..3"):
+        draft_models.for_text(registry.resolve(f"eagle:name={tmp_path},taps=1-2-9", "ar"), target())
+
+
+def test_states_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    """A drafter that overflows ends in an error of its own, not in the target's."""
+    folder(tmp_path, "EAGLE-1")
+    module: Any = draft_models.draft_module(ModuleName("eagle", str(tmp_path)), target())
+    with patch.object(module, "fuse", lambda states: states * torch.inf), pytest.raises(ModelError) as error:
+        run(target(), f"eagle:name={tmp_path},k=2", [[1, 2]], 5)
+    assert "which drafts, gives logits that are not finite" in str(error.value)
