@@ -73,9 +73,9 @@ def _tables(page: str, text: str) -> list[Table]:
             spec = next((match[1] for cell in cells if (match := _SPEC.match(cell))), None)
             if spec is not None:
                 rows.append(Row(spec, dict(zip(head, cells, strict=True))))
-        if rows:
+        columns = tuple(column for column in wanted if column in head)
+        if rows and columns:
             headings = re.findall(r"^## (.+)$", text[: block.start()], re.MULTILINE)
-            columns = tuple(column for column in wanted if column in head)
             name = title[1] if title else page
             made.append(Table(page, name, headings[-1] if headings else "", command, family, columns, tuple(rows)))
     return made
