@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .errors import ModelError
 
@@ -25,6 +26,7 @@ class Visible:
     parents: Tensor | None = None  # tree: [T] or [B, T] parent of each query, -1 for a root
     base: Tensor | None = None  # tree: [B] slots below this are seen by every node
     dense: Tensor | None = None  # mask: [B, Q, C] bool
+    before: int = 0  # mask: the slots below this are seen by every query; the mask is of those from there on
     begin: Tensor | None = None  # segments: [B] where a canvas begins, from whose first slot on windows are counted
 
     @staticmethod
@@ -60,11 +62,20 @@ class Visible:
         return Visible("tree", parents=parents, base=base)
 
     @staticmethod
-    def mask(mask: Tensor) -> Visible:
-        """Query i of row b sees slot s iff mask[b, i, s] ([B, Q, C] bool; slots past its last column are not seen)."""
+    def mask(mask: Tensor, before: int = 0) -> Visible:
+        """Query i of row b sees slot s iff mask[b, i, s] ([B, Q, C] bool; slots past its last column are not seen).
+
+        With `before`, it sees all slots below that, and slot before + s iff mask[b, i, s].
+        """
         if mask.dtype != torch.bool or mask.dim() != 3:
             raise ModelError(f"mask: expected a bool tensor [B, Q, C], got {mask.dtype} {list(mask.shape)}")
-        return Visible("mask", dense=mask)
+        return Visible("mask", dense=mask, before=before)
+
+    def from_first_slot(self) -> Visible:
+        """The same, a mask being of all slots from 0 on."""
+        if self.dense is None or not self.before:
+            return self
+        return Visible.mask(pad(self.dense, (self.before, 0), value=True))
 
 
 _BIDIRECTIONAL = Visible("bidirectional")
@@ -88,6 +99,7 @@ class Plan:
     rows: Tensor | None = None  # [B] int64 cache row of each plan row; None: row i is cache row i
     uniform: int | None = None  # host knowledge: every row's length is this
     span: tuple[int, int] | None = None  # host knowledge: every row's positions and slots are arange(start, stop)
+    stored: tuple[int, int] | None = None  # host knowledge: every row's slots alone are
     origin: Tensor | None = None  # [B] int64 position of the first token of each row's image; None: 0
     narrow: bool = False  # only `want` is needed of this forward, so the last layer may leave the rest out
     fixed: bool = False  # the forward will be replayed with other values in these tensors: the host must not read any
@@ -105,6 +117,8 @@ class Plan:
     @property
     def slot_span(self) -> tuple[int, int] | None:
         """Host knowledge: every row's slots are arange(start, stop), as those of a tree are."""
+        if self.stored is not None:
+            return self.stored
         if self.span is None and self.uniform is not None and self.visible.parents is not None:
             return self.uniform - self.width, self.uniform
         return self.span

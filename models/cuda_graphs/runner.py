@@ -99,6 +99,8 @@ class GraphRunner:
 
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
         """Run `plan`, as the stack does."""
+        if plan.visible.before:
+            plan = replace(plan, visible=plan.visible.from_first_slot())
         with self._lock:
             key = self._key(plan, cache)
             graph, how = self._find(key, plan, cache)
@@ -218,4 +220,5 @@ def _fixed(plan: Plan, inputs: dict[str, Tensor]) -> Plan:
     visible: dict[str, Any] = {name: tensor for name, tensor in inputs.items() if name in names}
     own: dict[str, Any] = {"want": inputs["positions"][:, :1]}
     own |= {name: tensor for name, tensor in inputs.items() if name not in names}
-    return replace(plan, **own, visible=replace(plan.visible, **visible), uniform=None, span=None, fixed=True)
+    own |= {"uniform": None, "span": None, "stored": None}
+    return replace(plan, **own, visible=replace(plan.visible, **visible), fixed=True)

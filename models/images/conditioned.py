@@ -208,7 +208,7 @@ def put_rows(stack: Stack, cache: KVCache, rows: Tensor, others: Stack, other: K
 
 def _shift(plan: Plan, by: Tensor) -> Plan:
     """The plan with everything of row b `by[b]` slots further; what would move before slot 0 is padding."""
-    step, visible = by[:, None], plan.visible
+    step, visible = by[:, None], plan.visible.from_first_slot()
     positions = torch.where(plan.positions < 0, -1, (plan.positions + step).clamp(min=-1))
     slots = torch.where(plan.slots < 0, -1, (plan.slots + step).clamp(min=-1))
     if visible.base is not None:
@@ -219,7 +219,8 @@ def _shift(plan: Plan, by: Tensor) -> Plan:
         at = slot.clamp(0, visible.dense.shape[-1] - 1)[:, None].expand_as(visible.dense)
         visible = replace(visible, dense=visible.dense.gather(2, at) & known[:, None])
     lengths = plan.lengths + by
-    return replace(plan, positions=positions, slots=slots, visible=visible, lengths=lengths, uniform=None, span=None)
+    host: dict[str, Any] = {"uniform": None, "span": None, "stored": None}
+    return replace(plan, positions=positions, slots=slots, visible=visible, lengths=lengths, **host)
 
 
 def _join(parts: list[Plan]) -> Plan:

@@ -87,6 +87,11 @@ def attention_pattern(
     ends = None if window is not None or uniform is None else plan.slot_span
     few = not reference and ends is not None and ends[1] == uniform and ends[0] > 0 and plan.rows is None
     few = few and (straight or plan.visible.parents is not None) and backend(device, dtype) == "c"
+    if _hides_of_the_last(plan, extent) and window is None and not reference and backend(device, dtype) == "c":
+        seen = plan.visible.dense
+        assert seen is not None
+        last = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
+        return AttentionPattern(chosen, extent, mask=F.pad(last, (plan.visible.before, 0))[:, None], last=last)
     if straight and span is not None and chosen == "reference":
         if span[0] == 0:
             return AttentionPattern(chosen, extent, plan.rows, causal=True)
@@ -158,8 +163,9 @@ def visible_slots(plan: Plan, extent: int, window: int | None = None) -> Tensor:
         return valid & (segments[:, None] <= own[..., None]) & (positions >= 0)[..., None]
     if visible.parents is not None and visible.base is not None:
         return valid & _tree(visible.parents, visible.base, extent) & (positions >= 0)[..., None]
-    assert visible.dense is not None
-    return valid & F.pad(visible.dense, (0, extent - visible.dense.shape[-1]))  # a negative pad cuts
+    seen = visible.from_first_slot().dense
+    assert seen is not None
+    return valid & F.pad(seen, (0, extent - seen.shape[-1]))  # a negative pad cuts
 
 
 def _near(plan: Plan, extent: int, window: int) -> Tensor:
@@ -187,6 +193,13 @@ def _sees_all(plan: Plan) -> bool:
     if visible.kind == "causal":
         return plan.width == 1
     return visible.block is not None and (plan.uniform - 1) // visible.block <= plan.span[0] // visible.block
+
+
+def _hides_of_the_last(plan: Plan, extent: int) -> bool:
+    """Whether the host knows that a mask ends with what is read, and how many slots before it all queries see."""
+    seen, before = plan.visible.dense, plan.visible.before
+    known = before > 0 and plan.rows is None and plan.uniform == extent and seen is not None
+    return known and seen is not None and before + seen.shape[-1] == extent and seen.shape[-1] <= _LAST
 
 
 def _dead(plan: Plan, extent: int) -> Tensor | None:

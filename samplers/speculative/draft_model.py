@@ -37,6 +37,8 @@ class DraftModelState(DraftModel):
     slot: Tensor  # [B, T] the slot of each node behind `start`, -1 if it was not fed
     fed: np.ndarray  # [B] bool, on the host: the rows whose node 0 was fed
     highest: Tensor  # [] the sum of this round's highest logits: see `models.finite`
+    alone: bool  # the only row drafts: the next node's slot behind `start` is `slots_used`, on the host `used`
+    used: int
     visible_slots: Tensor  # [B, R, R] bool: which slots behind `start` each of them attends to; unused on chains
     lag: ClassVar[int] = 0  # slots by which a token's own lies before its position
 
@@ -65,6 +67,8 @@ class DraftModelState(DraftModel):
         """A draft of the spec's shape and length, at most `most` tokens and `room` [B] deep."""
         context, budget = self.context, depth_budget(self.context, most, room)
         self.calls, self.drafting = 0, bool((budget > 0).any())
+        # What a row alone feeds lies together: the host knows where, and the forwards need not be told slot by slot.
+        self.alone = len(room) == 1 and context.text.device.type == "cpu" and not context.request.conditions
         self.runs.clear()
         if not self.drafting:
             return Draft.none(context.text)
@@ -135,13 +139,16 @@ class DraftModelState(DraftModel):
         self.base = text.length - 1 - self.lag
         self.fed = np.zeros(len(text), dtype=bool)
         self.start = torch.from_numpy(self.base).to(text.device)
-        self.slots_used = torch.zeros_like(self.start)
+        self.slots_used, self.used = torch.zeros_like(self.start), 0
         self.highest = torch.zeros((), device=text.device)
         self.slot = self.start.new_zeros(len(text), 0)
         self.visible_slots = torch.ones(len(text), 1, 1, dtype=torch.bool, device=text.device)
 
     def _feed(self, draft: Draft, nodes: Tensor) -> Hidden:
         """One forward of `nodes` [B, K]."""
+        self.alone = self.alone and bool((nodes >= 0).all())
+        if self.alone:
+            return self._run(self._plan_alone(draft, nodes))
         real, at = nodes >= 0, nodes.clamp(min=0)
         order = torch.arange(nodes.shape[1], device=nodes.device)
         slot = self.slots_used[:, None] + order
@@ -168,6 +175,38 @@ class DraftModelState(DraftModel):
         known = pad(self.slot, (0, draft.width + 1 - self.slot.shape[1]), value=-1)
         self.slot = known.scatter(1, torch.where(real, nodes, draft.width), slot)[:, :-1]
         return self._run(plan)
+
+    def _plan_alone(self, draft: Draft, nodes: Tensor) -> Plan:
+        """The same for the only row, whose `nodes` [1, K] take the next slots."""
+        count, start, used = nodes.shape[1], int(self.base[0]), self.used
+        self.used = used + count
+        self.slots_used = self.slots_used + count
+        stored = start + used, start + self.used
+        slots = torch.arange(*stored, device=nodes.device)[None]
+        chain = draft.parents is None
+        if not chain:
+            old = self.visible_slots.shape[1]  # each node sees its parent's slots, and its own
+            above = self.slot.gather(1, draft.parent.gather(1, nodes).clamp(min=0))[0]
+            own = pad(self.visible_slots[0].index_select(0, above.clamp(min=0)), (0, used + count - old))
+            own.diagonal(used).fill_(True)
+            self.visible_slots = torch.cat((pad(self.visible_slots[0], (0, used + count - old)), own))[None]
+        plan = Plan(
+            tokens=self._tokens(draft.tokens.gather(1, nodes)),
+            positions=slots if chain else start + draft.depth.gather(1, nodes),
+            slots=slots,
+            visible=Visible.causal() if chain else Visible.mask(self.visible_slots[:, used:], start),
+            lengths=self.start + self.slots_used,
+            want=slots - stored[0],
+            soft=self._drafted_soft(draft, nodes),
+            layers=self.layers,
+            skip=self.skip,
+            uniform=stored[1],
+            span=stored if chain else None,
+            stored=stored,
+        )
+        known = pad(self.slot, (0, draft.width - self.slot.shape[1]), value=-1)
+        self.slot = known.scatter(1, nodes, plan.slots - start)
+        return plan
 
     def _committed_soft(self, rows: Tensor, width: int) -> Tensor | None:
         """[b, width, E] `Plan.soft` of the tokens of `rows` [b] from `cached` on."""
@@ -210,6 +249,8 @@ class DraftModelState(DraftModel):
                 want=count - 1,
                 soft=self._committed_soft(rows, where.shape[1]),
                 rows=None if len(group) == len(text) else rows,
+                uniform=int(self.base[0]) + 1 if self.alone else None,
+                span=(int(self.cached[0]), int(self.base[0]) + 1) if self.alone else None,
                 narrow=True,
             )
             logits = self._run(plan).logits(subset=subset)
@@ -221,7 +262,7 @@ class DraftModelState(DraftModel):
             raw[rows] = logits
         self.calls -= len(groups) - 1  # each row took part in one
         assert raw is not None
-        self.slots_used = real.long()
+        self.slots_used, self.used = real.long(), 1
         self.slot = torch.where(real, 0, -1)[:, None]
         return raw
 

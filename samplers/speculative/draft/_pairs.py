@@ -107,7 +107,7 @@ class PairState(DraftModelState):
                 whole = self.states if self.states.shape[1] else pad(self.states, (0, 0, 0, 1))
                 states = whole.index_copy(0, plan.rows, states)
             self.states = states
-        elif plan.visible.kind == "causal":  # a chain, one node after the other
+        elif plan.visible.kind == "causal" or plan.stored is not None:  # slot after slot
             self.states = torch.cat((self.states, states), 1)
         else:
             size = self.states.shape[1] + plan.width

@@ -61,18 +61,23 @@ class Beam(Shape):
             over = draft_model.forward_over_ids(tree.draft(), frontier)
             stopped = stopped_rows(context, draft_model, over.logits, frontier, depth)
             mass = over.logits.logsumexp(-1, keepdim=True)
-            highest, columns = over.logits.topk(min(self.beams, over.logits.shape[-1]))
-            probs, tokens = (highest - mass).exp(), over.tokens(columns)
+            top, columns = over.logits.topk(min(self.beams, over.logits.shape[-1]))
+            probs, tokens = (top - mass).exp(), over.tokens(columns)
             more = live if stopped is None else live & ~stopped
             expanding = torch.from_numpy(more if drops_last(context) else live).to(device)[:, None] & (frontier >= 0)
             parent_values = tree.values.gather(1, frontier.clamp(min=0)) * expanding
+            first = tree.tokens.shape[1]
             tree.add(tokens, parent_values[..., None] * probs, frontier)
             live = more & (budget > depth + 1)
-            level = (tree.depths == depth + 1) & (tree.values > 0) & torch.from_numpy(live).to(device)[:, None]
-            rank = tree.values.masked_fill(~level, 0).sort(dim=1, descending=True, stable=True).indices[:, : self.beams]
-            level &= torch.zeros_like(level).scatter_(1, rank, True)
-            width = int(level.sum(1).max())
+            if not live.any():
+                break
+            level = tree.values[:, first:] * torch.from_numpy(live).to(device)[:, None]
+            highest, rank = level.sort(dim=1, descending=True, stable=True)
+            chosen = torch.zeros_like(level, dtype=torch.bool)
+            chosen.scatter_(1, rank[:, : self.beams], highest[:, : self.beams] > 0)
+            width = int(chosen.sum(1).max())
             if not width:
                 break
-            frontier = packed(level, width)
+            frontier = packed(chosen, width)
+            frontier = torch.where(frontier >= 0, frontier + first, -1)
         return tree.cut(tree.best(self.nodes), draft_model)[0]

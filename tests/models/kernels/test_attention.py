@@ -131,6 +131,29 @@ def test_what_the_host_knows_replaces_the_mask_and_changes_nothing(visible, star
     torch.testing.assert_close(attend(q, k, v, pattern), expected)
 
 
+@torch.no_grad()
+def test_a_mask_of_the_last_slots_is_the_whole_mask(in_c):
+    seen = torch.rand(1, 3, 5, generator=torch.Generator().manual_seed(5)) < 0.5
+    slots = torch.arange(7, 10)[None]
+    last, whole = Visible.mask(seen, 5), Visible.mask(torch.cat((torch.ones(1, 3, 5, dtype=torch.bool), seen), -1))
+    assert last.from_first_slot().dense.equal(whole.dense)
+    loose = ask(ids(1, 3), slots, whole, torch.tensor([10]))
+    known = Plan(loose.tokens, slots, slots, last, loose.lengths, loose.want, uniform=10, stored=(7, 10))
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(1, 3, 4, 8, generator=generator)
+    k, v = torch.randn(2, 1, SLOTS, 2, 8, generator=generator)
+    pattern = attention_pattern(known, extent=10, dtype=q.dtype, device=q.device)
+    assert pattern.last is not None
+    assert pattern.last.shape[-1] == 5
+    definition = attention_pattern(loose, extent=10, dtype=q.dtype, device=q.device, reference=True)
+    torch.testing.assert_close(attend(q, k, v, pattern), attend(q, k, v, definition))
+    picked = torch.tensor([[2, 0]])
+    torch.testing.assert_close(
+        attend(q[:, [2, 0]], k, v, pattern.narrowed(picked)), attend(q, k, v, definition)[:, [2, 0]]
+    )
+    assert visible_slots(known, 10).equal(visible_slots(loose, 10))
+
+
 def test_a_deep_tree_sees_every_ancestor():
     width = 9
     plan = ask(
