@@ -10,9 +10,9 @@
  *
  * A panel holds WIDTH rows n of w, step by step, so that what is read next always lies next: w[n, k] is
  * panels[n / WIDTH][k][n % WIDTH] of float32, and panels[n / WIDTH][k / 2][n % WIDTH][k % 2] of bfloat16, both filled up
- * with zeros. While ROWS rows of x go over a part of a panel that the cache next to the processor holds, the part that
- * comes after it is fetched: with few rows a product takes as long as reading the weights does, and with more as long
- * as its arithmetic.
+ * with zeros. While ROWS rows of x go over a panel, the next one is fetched: with few rows a product takes as long as
+ * reading the weights does, and with more as long as its arithmetic. Memory gives more to several runs of addresses than
+ * to one, so that a panel is fetched in RUNS of them at once, and fewest rows take several panels together.
  */
 
 #include <stdlib.h>
@@ -30,13 +30,14 @@
 #define SHORT 16                /* two to three times as much as PyTorch's of few rows. No part need be shorter */
 #define CHUNK 96                /* rows of x that go over all panels before the next do, so that they stay in a cache */
 #define LINE 64                 /* bytes that are fetched together */
+#define RUNS (STEP / LINE)      /* of a panel, each of as many lines as the panel has steps */
 
 /* What is multiplied: both float32, float32 by bfloat16, or both bfloat16. */
 enum { FLOATS, HALVES, PAIRS };
 
 #define ARGUMENTS                                                                                                  \
     const float *x, const char *w, ptrdiff_t apart, int onto, const float *base, ptrdiff_t base_step, float *out, \
-        ptrdiff_t out_step, int steps, const char *ahead, ptrdiff_t pace
+        ptrdiff_t out_step, int steps, const char *ahead
 
 INLINE vec pair_sum(vec sum, vec pair, const float *x)
 {
@@ -48,8 +49,8 @@ INLINE vec pair_sum(vec sum, vec pair, const float *x)
 }
 
 /* `rows` rows of x, step by step, times `panels` panels that lie `apart`, added to what is there where it goes `onto`
- * that, and to the base where there is one. Each step fetches `lines` lines of every panel from `ahead` on, which moves
- * by `pace`. */
+ * that, and to the base where there is one. Each step fetches, of several panels, the step at `ahead`; of one, a line of
+ * each of `lines` runs, which lie `apart`: bfloat16 is multiplied so fast that it takes the halves of these in turn. */
 INLINE void tile(const int rows, const int panels, const int lines, const int kind, ARGUMENTS)
 {
     vec sum[ROWS][MOST * VECTORS], column[MOST * VECTORS];
@@ -59,8 +60,16 @@ INLINE void tile(const int rows, const int panels, const int lines, const int ki
     for (int step = 0; step < steps; step++) {
         UNROLL for (int j = 0; j < panels * VECTORS; j++)
             column[j] = *(const vec *)(w + j / VECTORS * apart + j % VECTORS * LANES * 4);
-        UNROLL for (int line = 0; line < lines * panels; line++)
-            __builtin_prefetch(ahead + line / lines * apart + line % lines * LINE, 0, 2);
+        if (panels > 1) {
+            UNROLL for (int line = 0; line < lines * panels; line++)
+                __builtin_prefetch(ahead + line / lines * apart + line % lines * LINE, 0, 2);
+            ahead += STEP;
+        } else {
+            ptrdiff_t half = kind == PAIRS ? step % 2 * (apart / 2 / LINE * LINE) : 0;
+            UNROLL for (int line = 0; line < lines; line++)
+                __builtin_prefetch(ahead + line * apart + half, 0, 2);
+            ahead += kind == PAIRS ? step % 2 * LINE : LINE;
+        }
         if (kind == PAIRS) {
             UNROLL for (int i = 0; i < rows; i++)
                 UNROLL for (int j = 0; j < panels * VECTORS; j++)
@@ -80,7 +89,6 @@ INLINE void tile(const int rows, const int panels, const int lines, const int ki
         }
         x += kind == HALVES ? 2 * rows : rows;
         w += STEP;
-        ahead += pace;
     }
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int j = 0; j < panels * VECTORS; j++) {
@@ -96,7 +104,7 @@ typedef void (*Tile)(ARGUMENTS);
 #define TILE(rows, panels, lines, kind)                                                                            \
     static void tile_##rows##_##panels##_##lines##_##kind(ARGUMENTS)                                               \
     {                                                                                                              \
-        tile(rows, panels, lines, kind, x, w, apart, onto, base, base_step, out, out_step, steps, ahead, pace);    \
+        tile(rows, panels, lines, kind, x, w, apart, onto, base, base_step, out, out_step, steps, ahead);          \
     }
 #define LINES(rows, kind) TILE(rows, 1, 1, kind) TILE(rows, 1, 2, kind) TILE(rows, 1, 3, kind)
 #define ALL(kind)                                                                                                  \
@@ -133,30 +141,32 @@ static void strip(const float *x, const char *w, int kind, const float *base, pt
     int each = kind == HALVES ? 2 : 1, steps = length / each; /* entries of x a step */
     int pairs = kind == FLOATS ? (length + 1) / 2 : steps, pair = kind == FLOATS ? 2 : 1; /* steps of a pair */
     int parts = parts_of(pairs), blocks = blocks_of(rows);
-    int pace = (WIDTH + blocks - 1) / blocks * 4, lines = (pace + LINE - 1) / LINE; /* a block's share of fetching */
+    int lines = (RUNS + blocks - 1) / blocks; /* a block's share of fetching */
+    ptrdiff_t panel = (ptrdiff_t)steps * STEP, run_apart = (ptrdiff_t)steps * LINE;
     float edge[ROWS * WIDTH];
     for (int part = 0; part < parts; part++) {
         int step = begin(pairs, parts, part) * pair;
         int count_of_steps = least(begin(pairs, parts, part + 1) * pair, steps) - step;
-        const char *here = w + (ptrdiff_t)step * STEP, *ahead = here + (ptrdiff_t)count_of_steps * STEP;
+        const char *here = w + (ptrdiff_t)step * STEP;
+        const char *next = w + panel + (ptrdiff_t)(kind == PAIRS ? step / 2 : step) * LINE;
         for (int b = 0; b < blocks; b++) {
             int m = begin(rows, blocks, b), count = begin(rows, blocks, b + 1) - m;
             Tile run = panels > 1 ? WIDE[kind][count - 1] : TILE_OF[kind][count - 1][lines - 1];
             float *to = out + m * out_step;
             const float *from = base && part == parts - 1 ? base + m * base_step : NULL;
-            ptrdiff_t apart = (ptrdiff_t)steps * STEP;
+            ptrdiff_t apart = panels > 1 ? panel : run_apart;
+            const char *ahead = panels > 1 ? here + (ptrdiff_t)count_of_steps * STEP : next + b * lines * run_apart;
             const float *entries = x + (ptrdiff_t)m * length + (ptrdiff_t)step * each * count;
             if (columns == panels * WIDTH) {
-                run(entries, here, apart, part > 0, from, base_step, to, out_step, count_of_steps, ahead, pace);
+                run(entries, here, apart, part > 0, from, base_step, to, out_step, count_of_steps, ahead);
             } else { /* the last panel: what lies behind its rows is none of ours */
-                run(entries, here, apart, 0, NULL, 0, edge, WIDTH, count_of_steps, ahead, pace);
+                run(entries, here, apart, 0, NULL, 0, edge, WIDTH, count_of_steps, ahead);
                 for (int i = 0; i < count; i++)
                     for (int n = 0; n < columns; n++) {
                         float sum = edge[i * WIDTH + n] + (part ? to[i * out_step + n] : 0);
                         to[i * out_step + n] = sum + (from ? from[i * base_step + n] : 0);
                     }
             }
-            ahead += (ptrdiff_t)pace * count_of_steps;
         }
     }
 }
