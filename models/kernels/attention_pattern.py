@@ -30,7 +30,7 @@ class AttentionPattern:
     mask: Tensor | CausalBias | None = None  # [B, 1, Q, S] additive
     causal: bool = False
     ends: Tensor | None = None  # [B] int64: the kernel in C reads so many slots of a row; with it `last` is of these
-    last: Tensor | None = None  # [B, Q, M] of a mask that hides some of the last M slots alone, its part over these
+    last: Tensor | None = None  # [B, Q, M] float32, of a mask that hides some of the last M slots alone
     dead: Tensor | None = None  # flat indices into [B * S] (CPU) or bool [B, S, 1, 1]: slots past their row's length
     positions: Tensor | None = None  # the rest is for the Triton version, which reads the pattern itself
     lengths: Tensor | None = None
@@ -90,8 +90,9 @@ def attention_pattern(
     if _hides_of_the_last(plan, extent) and window is None and not reference and backend(device, dtype) == "c":
         seen = plan.visible.dense
         assert seen is not None
-        last = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
-        return AttentionPattern(chosen, extent, mask=F.pad(last, (plan.visible.before, 0))[:, None], last=last)
+        last = torch.zeros(seen.shape, device=device).masked_fill_(~seen, float("-inf"))
+        mask = F.pad(last, (plan.visible.before, 0)).to(dtype)[:, None]
+        return AttentionPattern(chosen, extent, mask=mask, last=last)
     if straight and span is not None and chosen == "reference":
         if span[0] == 0:
             return AttentionPattern(chosen, extent, plan.rows, causal=True)
@@ -122,7 +123,7 @@ def attention_pattern(
     mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
     pattern = AttentionPattern(chosen, extent, plan.rows, mask=mask[:, None], dead=_dead(plan, extent))
     if few and ends is not None:
-        return replace(pattern, last=mask[..., ends[0] :])
+        return replace(pattern, last=mask[..., ends[0] :].float())
     if reference or plan.fixed or backend(device, dtype) != "c":
         return pattern
     return _of_row_ends(pattern, mask, plan.lengths)
@@ -138,7 +139,7 @@ def _of_row_ends(pattern: AttentionPattern, mask: Tensor, lengths: Tensor) -> At
     if count <= 0:
         return replace(pattern, ends=lengths.contiguous())
     index = (lengths - count)[:, None] + torch.arange(count)
-    last = mask.gather(2, index[:, None].expand(-1, mask.shape[1], -1))
+    last = mask.gather(2, index[:, None].expand(-1, mask.shape[1], -1)).float()
     return replace(pattern, ends=lengths.contiguous(), last=last)
 
 

@@ -23,9 +23,9 @@ Backend = Literal["reference", "c", "triton"]
 def backend(device: torch.device, dtype: torch.dtype | None = None, *, suited: bool = True) -> Backend:
     """Triton on CUDA where it is installed, the definition elsewhere; the variable PARDEC_KERNELS forces either.
 
-    With a `dtype`, kernels in C are chosen for float32 on the CPUs that they are made for, unless gradients are on or
-    a dispatch mode follows PyTorch's operations. `suited` False says that Triton's version would not be the faster one
-    here, so that only force chooses it.
+    With a `dtype`, kernels in C are chosen for float32 and bfloat16 on the CPUs that they are made for, unless
+    gradients are on or a dispatch mode follows PyTorch's operations. `suited` False says that Triton's version would
+    not be the faster one here, so that only force chooses it.
     Raises ModelError when the forced version cannot run on `device`. On a CPU, Triton runs under its interpreter only
     (TRITON_INTERPRET=1, set before Python starts).
     """
@@ -50,8 +50,7 @@ def backend(device: torch.device, dtype: torch.dtype | None = None, *, suited: b
 
 def prepare(device: torch.device, dtype: torch.dtype, *folders: Path) -> None:
     """Compiles the C files in `folders` and here, so that the first step of a decode need not wait for them."""
-    in_panels = dtype == torch.bfloat16 and not library.has_tiles()
-    if device.type == "cpu" and (dtype == torch.float32 or in_panels):
+    if device.type == "cpu" and dtype in library.TYPES:
         library.prepare(Path(library.__file__).parent, *folders)
 
 

@@ -36,11 +36,13 @@ def rotary_and_cache(
 def rotary_and_cache_c(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots | None, layer: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same in C where keys and values go to slices of the cache, or to none."""
+    """The same in C where keys and values go to slices of a cache of their dtype, or to none."""
     if slots is None:
         return *apply_rotary_c(qkv, cos, sin, heads, None), qkv[:, :, (heads + qkv.shape[2]) // 2 :]
     if slots.views is None:
         return rotary_and_cache(qkv, cos, sin, heads, slots, layer)
     to_k, to_v, from_k, from_v = slots.views[layer]
+    if to_k.dtype != qkv.dtype:
+        return rotary_and_cache(qkv, cos, sin, heads, slots, layer)
     q, _ = apply_rotary_c(qkv, cos, sin, heads, (to_k, to_v))
     return q, from_k, from_v

@@ -18,7 +18,7 @@ from torch import Tensor
 from pardec.models.kernels.attention import attend
 from pardec.models.kernels.attention_pattern import AttentionPattern, attention_pattern
 from pardec.models.kernels.choice import Backend, runs_in_c
-from pardec.models.kernels.cpu import panels
+from pardec.models.kernels.cpu import library, panels
 from pardec.models.kernels.cpu.panels import Panels
 from pardec.models.kernels.ops import REFERENCE, C, Ops, triton_ops
 from pardec.models.kv_cache import KVCache
@@ -105,12 +105,14 @@ def _matmul(x: Tensor, matrix: Tensor) -> Case:
         if backend != "c":
             return F.linear(x, matrix)
         if not packed:
-            packed.append(panels.empty(rows, columns))
+            packed.append(panels.empty(rows, columns, matrix.dtype))
             packed[0].fill(matrix)
         return packed[0].matmul(x)
 
+    by_pytorch = matrix.dtype == torch.bfloat16 and library.has_tiles()
+    versions: tuple[Backend, ...] = () if by_pytorch else ("c",)
     moved = x.nbytes + matrix.nbytes + len(x) * rows * x.element_size()
-    return Case("matmul", f"{len(x)} x {columns}, {rows} x {columns}", run, moved, ("c",))
+    return Case("matmul", f"{len(x)} x {columns}, {rows} x {columns}", run, moved, versions)
 
 
 def _ops(backend: Backend) -> Ops:

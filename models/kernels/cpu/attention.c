@@ -1,210 +1,278 @@
 /* Attention of few queries over many slots, all of which are seen but for some of the last.
  *
- *     out[q] = sum over s of softmax_s(q . k[s] / sqrt(D) + mask[q, s]) v[s]                                 float32
+ *     out[q] = sum over s of softmax_s(q . k[s] / sqrt(D) + mask[q, s]) v[s]
  *
  * with a mask of 0 and -infinity over the slots from `from` on, such as a draft's nodes; each query sees one at least.
+ * Numbers are float32 or bfloat16, as `type` says; what is computed is float32, and rounded where it is stored.
  *
  * Vectors hold queries: one number of a key is multiplied with 16 of them, so that scores lie slot by slot and maxima,
  * exponentials and sums never cross a vector. A few that are left over go alone, and there vectors hold dimensions.
  * A score is a sum of sums over PART dimensions, and scaled once the highest is taken off: what it is rounded by grows
  * with what it has grown to, and an exponential turns it into as large a part of the weight.
- * Slots are taken BLOCK at a time, each block's sums made for themselves and then added to what was summed before, which
- * is scaled when a higher score comes; while a block is worked on the next one's keys and values are fetched.
+ * Slots are taken BLOCK at a time, so that what is read of them again and again stays next to the processor. Each
+ * block's sums are made for themselves and then added to what was summed before, which is scaled when a higher score
+ * comes; while a block is worked on the next one's keys and values are fetched.
  */
 
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "vectors.h"
+#include "attention_tiles.h"
 
-#define VECTORS 3               /* of queries at once, at most */
-#define ROWS 8                  /* slots, or dimensions, at once */
-#define BLOCK 64                /* slots */
-#define PART 8                  /* dimensions whose products are summed for themselves */
+#define BLOCK 48                /* slots: a multiple of what SLOTS and vectors take at once */
 #define ALONE 4                 /* queries that go alone, at most */
 #define LOWEST -1e30f
-#define LINE 16                 /* numbers that are fetched together */
+#define LINE 64                 /* bytes that are fetched together */
 
-#define ARGUMENTS                                                                                                  \
-    const float *x, ptrdiff_t row_step, ptrdiff_t step, const float *w, float *out, int depth, int onto
-
-/* out[rows, n] (+)= x[rows, depth] @ w[depth, n], n = `vectors` vectors; x[i, k] is x[i * row_step + k * step]. */
-INLINE void tile(const int rows, const int vectors, ARGUMENTS)
-{
-    vec sum[ROWS][VECTORS];
-    UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int j = 0; j < vectors; j++)
-            sum[i][j] = (vec){0};
-    for (int k = 0; k < depth; k++) {
-        vec column[VECTORS];
-        UNROLL for (int j = 0; j < vectors; j++)
-            column[j] = *(const vec *)(w + j * LANES);
-        UNROLL for (int i = 0; i < rows; i++)
-            UNROLL for (int j = 0; j < vectors; j++)
-                sum[i][j] += column[j] * x[i * row_step];
-        x += step;
-        w += vectors * LANES;
-    }
-    UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int j = 0; j < vectors; j++) {
-            vec *to = (vec *)(out + (i * vectors + j) * LANES);
-            if (onto) sum[i][j] += *to;
-            *to = sum[i][j];
-        }
-}
-
-typedef void (*Tile)(ARGUMENTS);
-
-/* of keys, whose numbers lie together, and of values, whose dimensions do */
-#define TILE(rows, vectors)                                                                                        \
-    static void keys_##rows##_##vectors(ARGUMENTS) { tile(rows, vectors, x, row_step, 1, w, out, depth, onto); }   \
-    static void values_##rows##_##vectors(ARGUMENTS) { tile(rows, vectors, x, 1, step, w, out, depth, onto); }
-#define TILES(rows) TILE(rows, 1) TILE(rows, 2) TILE(rows, 3)
-#define NAMES(of, rows) {of##_##rows##_1, of##_##rows##_2, of##_##rows##_3}
-
-TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6) TILES(7) TILES(8)
-
-static const Tile KEYS[ROWS][VECTORS] = {NAMES(keys, 1), NAMES(keys, 2), NAMES(keys, 3), NAMES(keys, 4),
-                                         NAMES(keys, 5), NAMES(keys, 6), NAMES(keys, 7), NAMES(keys, 8)};
-static const Tile VALUES[ROWS][VECTORS] = {NAMES(values, 1), NAMES(values, 2), NAMES(values, 3), NAMES(values, 4),
-                                           NAMES(values, 5), NAMES(values, 6), NAMES(values, 7), NAMES(values, 8)};
-
-static void fetch(const float *row, ptrdiff_t step, int count, int dim)
-{
-    for (int s = 0; s < count; s++, row += step)
-        for (int d = 0; d < dim; d += LINE) __builtin_prefetch(row + d, 0, 2);
-}
-
-/* Scores of `slots` slots become weights; what came before, `out` [dim] and `total`, goes down to the new highest. */
-INLINE void weigh(const int vectors, float *scores, int slots, float scale, vec *highest, vec *total, float *out,
-                  int dim)
+/* Scores of `slots` slots become weights; what came before counts for `share` of itself from now on. */
+INLINE void weigh(const int vectors, float *scores, int slots, float scale, vec *highest, vec *total, vec *share)
 {
     UNROLL for (int j = 0; j < vectors; j++) {
         vec top = highest[j], mass = {0};
         for (int s = 0; s < slots; s++) top = larger(top, *(vec *)(scores + (s * vectors + j) * LANES));
-        vec share = power((highest[j] - top) * scale);
+        share[j] = power((highest[j] - top) * scale);
         for (int s = 0; s < slots; s++) {
             vec *score = (vec *)(scores + (s * vectors + j) * LANES);
             *score = power((*score - top) * scale);
             mass += *score;
         }
-        for (int d = 0; d < dim; d++) *(vec *)(out + (d * vectors + j) * LANES) *= share;
-        total[j] = total[j] * share + mass;
+        total[j] = total[j] * share[j] + mass;
         highest[j] = top;
     }
 }
 
 typedef struct {
-    const float *q, *k, *v;
-    float *out;
+    const void *q, *k, *v;
+    void *out;
     ptrdiff_t q_query, q_head, k_slot, v_slot, out_query, out_head;
     const float *mask;
     ptrdiff_t mask_query;
-    int queries, dim, slots, from;
+    int type, queries, dim, slots, from;
     float scale;
 } Head;
 
-INLINE const float *query_of(const Head *one, int at)
+/* Query `n` of the heads that share keys, counted head by head. */
+INLINE const void *query_of(const Head *one, int n)
 {
-    return one->q + at / one->queries * one->q_head + at % one->queries * one->q_query;
+    return past(one->type, one->q, n / one->queries * one->q_head + n % one->queries * one->q_query);
 }
 
-INLINE float *out_of(const Head *one, int at)
+INLINE void *out_of(const Head *one, int n)
 {
-    return one->out + at / one->queries * one->out_head + at % one->queries * one->out_query;
+    return past(one->type, one->out, n / one->queries * one->out_head + n % one->queries * one->out_query);
 }
 
-/* The mask of a query over the slots from `from` on. */
-INLINE const float *mask_of(const Head *one, int at) { return one->mask + at % one->queries * one->mask_query; }
+/* Its mask over the slots from `from` on. */
+INLINE const float *mask_of(const Head *one, int n) { return one->mask + n % one->queries * one->mask_query; }
 
-/* One query over `slots` slots, with vectors along its dimensions; `mask` is of the slots from `from` on. */
-static void alone(const Head *one, const float *query, const float *k, const float *v, int slots, const float *mask,
-                  int from, float *highest, float *total, float *out)
+static void widen(int type, const void *row, int dim, float *to)
 {
-    vec weights[BLOCK / LANES], mass = {0};
-    float *weight = (float *)weights, top = *highest;
-    for (int s = 0; s < BLOCK; s++) weight[s] = LOWEST;
-    for (int s = 0; s < slots; s++) {
-        vec sum = {0};
-        for (int d = 0; d < one->dim; d += LANES)
-            sum += *(const vec *)(query + d) * *(const vec *)(k + s * one->k_slot + d);
-        weight[s] = sum_of(sum);
-        if (s >= from) weight[s] += mask[s - from];
-        top = weight[s] > top ? weight[s] : top;
+    for (int d = 0; d < dim; d += LANES) {
+        vec x = type == FLOAT32 ? load(FLOAT32, row, d, dim - d) : load(BFLOAT16, row, d, dim - d);
+        store(FLOAT32, to, d, dim - d, x);
     }
-    vec share = power(every((*highest - top) * one->scale));
-    for (int j = 0; j < BLOCK / LANES; j++) {
-        weights[j] = power((weights[j] - top) * one->scale);
-        mass += j * LANES < slots ? weights[j] : (vec){0};
+}
+
+static void put(int type, const float *row, int dim, void *to)
+{
+    for (int d = 0; d < dim; d += LANES) {
+        vec x = load(FLOAT32, row, d, dim - d);
+        if (type == FLOAT32) store(FLOAT32, to, d, dim - d, x);
+        else store(BFLOAT16, to, d, dim - d, x);
     }
-    for (int d = 0; d < one->dim; d += LANES) {
-        vec sum = {0}, other = {0};
-        for (int s = 0; s < slots - 1; s += 2) {
-            sum += *(const vec *)(v + s * one->v_slot + d) * weight[s];
-            other += *(const vec *)(v + (s + 1) * one->v_slot + d) * weight[s + 1];
+}
+
+/* Some slots of a head: the next ones lie behind them as memory has them. */
+typedef struct {
+    const float *k, *v;
+    ptrdiff_t k_step, v_step;
+    int slots, seen;            /* what the mask is of comes after so many */
+    const void *next_k, *next_v;
+    int after;                  /* slots that come next */
+} Block;
+
+/* Fetches part `n` of `parts` of the keys or values that come next: all at once, others would wait for them. */
+INLINE void fetch(const Head *one, const Block *block, const void *next, ptrdiff_t step, int n, int parts)
+{
+    int bytes = one->dim * bytes_of(one->type);
+    for (int s = block->after * n / parts; s < block->after * (n + 1) / parts; s++)
+        for (int b = 0; b < bytes; b += LINE)
+            __builtin_prefetch((const char *)past(one->type, next, s * step) + b, 0, 2);
+}
+
+/* Keys or values of a block as float32, rows `step` apart: where they lie, or in `room`. */
+INLINE const float *block_of(int type, const void *x, ptrdiff_t *step, int slots, int dim, float *room)
+{
+    if (type == FLOAT32) return x;
+    for (int s = 0; s < slots; s++) widen(type, past(type, x, s * *step), dim, room + s * dim);
+    *step = dim;
+    return room;
+}
+
+/* Sums of the four quarters of each of four vectors: quarter i of what comes out has those of quarters i. */
+INLINE vec quarters(const vec *x)
+{
+    __m512 a = (__m512)x[0], b = (__m512)x[1], c = (__m512)x[2], d = (__m512)x[3];
+    __m512d ab = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    __m512d cd = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    return (vec)_mm512_unpacklo_pd(ab, cd) + (vec)_mm512_unpackhi_pd(ab, cd);
+}
+
+/* The sums of 16 vectors, in order, of what `quarters` made of each four. */
+INLINE vec sums_of(const vec *x)
+{
+    __m512 a = (__m512)x[0], b = (__m512)x[1], c = (__m512)x[2], d = (__m512)x[3];
+    __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    return (vec)_mm512_shuffle_f32x4(ab, cd, 0x88) + (vec)_mm512_shuffle_f32x4(ab, cd, 0xdd);
+}
+
+#define LONE                                                                                                       \
+    const Head *one, const Block *block, const float *queries, const float *const *masks, float *tops,             \
+        float *masses, float *out
+
+/* `width` vectors of dimensions of what `count` queries read: even and odd slots are summed for themselves. */
+INLINE void lone_values(const int count, const int width, const float *v, ptrdiff_t step, const float *weights,
+                        const vec *share, float *out, int slots, int dim)
+{
+    vec sum[2][ALONE][2] = {0};
+    for (int s = 0; s < slots; s += 2)
+        UNROLL for (int odd = 0; odd < 2; odd++) {
+            const float *row = v + least(s + odd, slots - 1) * step; /* behind the last the weight is 0 */
+            UNROLL for (int e = 0; e < count; e++)
+                UNROLL for (int j = 0; j < width; j++)
+                    sum[odd][e][j] += *(const vec *)(row + j * LANES) * weights[e * BLOCK + s + odd];
         }
-        if (slots % 2) sum += *(const vec *)(v + (slots - 1) * one->v_slot + d) * weight[slots - 1];
-        *(vec *)(out + d) = *(vec *)(out + d) * share + (sum + other);
-    }
-    *total = *total * share[0] + sum_of(mass);
-    *highest = top;
+    UNROLL for (int e = 0; e < count; e++)
+        UNROLL for (int j = 0; j < width; j++) {
+            vec *to = (vec *)(out + e * dim + j * LANES);
+            *to = *to * share[e] + (sum[0][e][j] + sum[1][e][j]);
+        }
 }
+
+/* `count` queries [dim] over a block, with vectors along dimensions; `masks` are of what follows those that all see. */
+INLINE void lone(const int count, LONE)
+{
+    int slots = block->slots, dim = one->dim;
+    float scale = one->scale;
+    float weights[ALONE * BLOCK];
+    vec share[ALONE];
+    for (int s = 0; s < slots; s += LANES) {
+        vec part[ALONE][4];
+        for (int g = 0; g < 4; g++) {
+            const float *row[4];
+            vec sum[ALONE][4] = {0};
+            UNROLL for (int i = 0; i < 4; i++) row[i] = block->k + least(s + 4 * g + i, slots - 1) * block->k_step;
+            fetch(one, block, block->next_k, one->k_slot, s / 4 + g, BLOCK / 4);
+            fetch(one, block, block->next_v, one->v_slot, s / 4 + g, BLOCK / 4);
+            for (int d = 0; d < dim; d += LANES)
+                UNROLL for (int e = 0; e < count; e++)
+                    UNROLL for (int i = 0; i < 4; i++)
+                        sum[e][i] += *(const vec *)(queries + e * dim + d) * *(const vec *)(row[i] + d);
+            UNROLL for (int e = 0; e < count; e++) part[e][g] = quarters(sum[e]);
+        }
+        UNROLL for (int e = 0; e < count; e++) *(vec *)(weights + e * BLOCK + s) = sums_of(part[e]);
+    }
+    UNROLL for (int e = 0; e < count; e++) {
+        float *own = weights + e * BLOCK;
+        int end = (slots + LANES - 1) / LANES * LANES;
+        for (int s = block->seen; s < slots; s++) own[s] += masks[e][s - block->seen];
+        for (int s = slots; s < end; s++) own[s] = LOWEST;
+        vec top = every(LOWEST), mass = {0};
+        for (int s = 0; s < end; s += LANES) top = larger(top, *(vec *)(own + s));
+        float highest = _mm512_reduce_max_ps((__m512)top);
+        if (highest < tops[e]) highest = tops[e];
+        share[e] = power(every((tops[e] - highest) * scale));
+        for (int s = 0; s < end; s += LANES) {
+            *(vec *)(own + s) = power((*(vec *)(own + s) - highest) * scale);
+            if (slots - s < LANES) *(vec *)(own + s) = load(FLOAT32, own, s, slots - s);
+            mass += *(vec *)(own + s);
+        }
+        masses[e] = masses[e] * share[e][0] + sum_of(mass);
+        tops[e] = highest;
+    }
+    for (int d = 0; d < dim; d += 2 * LANES) {
+        const float *v = block->v + d;
+        if (dim - d > LANES) lone_values(count, 2, v, block->v_step, weights, share, out + d, slots, dim);
+        else lone_values(count, 1, v, block->v_step, weights, share, out + d, slots, dim);
+    }
+}
+
+#define LONE_OF(count)                                                                                             \
+    static void lone_##count(LONE) { lone(count, one, block, queries, masks, tops, masses, out); }
+LONE_OF(1) LONE_OF(2) LONE_OF(3) LONE_OF(4)
+static void (*const LONE_BY[ALONE])(LONE) = {lone_1, lone_2, lone_3, lone_4};
+
+/* Numbers of float32 that `few` needs room for. */
+static size_t room_for(int dim) { return (size_t)VECTORS * LANES * (2 * dim + BLOCK) + (2 * ALONE + 2 * BLOCK) * dim; }
 
 /* The queries from `first` on of the heads that share keys, counted head by head: `count` in `vectors` vectors, and
  * `more` that go alone. */
 INLINE void few(const int vectors, const Head *one, int first, int count, int more, float *held)
 {
-    int dim = one->dim, width = vectors * LANES, full = dim / ROWS, rest = dim % ROWS;
-    float *turned = held, *out = turned + dim * width, *scores = out + dim * width, *others = scores + BLOCK * width;
-    float tops[ALONE], masses[ALONE];
-    vec highest[VECTORS], total[VECTORS] = {0};
+    int type = one->type, dim = one->dim, width = vectors * LANES, each = SLOTS(vectors);
+    int kind = HAS_PAIRS && type == BFLOAT16 && dim % 2 == 0 && one->k_slot % 2 == 0 ? PAIRS : SINGLE;
+    int length = kind == PAIRS ? dim / 2 : dim; /* numbers or pairs of a key */
+    float *turned = held, *out = turned + dim * width, *scores = out + dim * width, *queries = scores + BLOCK * width;
+    float *others = queries + ALONE * dim, *keys = others + ALONE * dim, *values = keys + BLOCK * dim;
+    float tops[ALONE], masses[ALONE] = {0};
+    const float *masks[ALONE];
+    vec highest[VECTORS], total[VECTORS] = {0}, share[VECTORS];
     for (int n = 0; n < width; n++) { /* behind the last query, it once more: what it says goes nowhere */
         const float *query = query_of(one, first + least(n, count - 1));
-        for (int d = 0; d < dim; d++) turned[d * width + n] = query[d];
+        if (kind == SINGLE) query = block_of(type, query, &(ptrdiff_t){0}, 1, dim, keys);
+        for (int d = 0; d < length; d++) turned[d * width + n] = ((const loose *)query)[d];
     }
     memset(out, 0, sizeof(float) * dim * width);
     memset(others, 0, sizeof(float) * dim * more);
     for (int e = 0; e < more; e++) {
+        widen(type, query_of(one, first + count + e), dim, queries + e * dim);
         tops[e] = LOWEST;
-        masses[e] = 0;
     }
     UNROLL for (int j = 0; j < vectors; j++) highest[j] = every(LOWEST);
     for (int slot = 0; slot < one->slots; slot += BLOCK) {
-        int slots = least(BLOCK, one->slots - slot), after = least(BLOCK, one->slots - slot - slots);
-        const float *k = one->k + slot * one->k_slot, *v = one->v + slot * one->v_slot;
-        for (int s = 0; s < slots; s += ROWS) {
-            int rows = least(ROWS, slots - s);
-            fetch(k + (slots + s) * one->k_slot, one->k_slot, least(ROWS, after - s), dim);
-            fetch(v + (slots + s) * one->v_slot, one->v_slot, least(ROWS, after - s), dim);
-            if (vectors)
-                for (int d = 0; d < dim; d += PART)
-                    KEYS[rows - 1][vectors - 1](k + s * one->k_slot + d, one->k_slot, 1, turned + d * width,
-                                                scores + s * width, least(PART, dim - d), d > 0);
+        int slots = least(BLOCK, one->slots - slot), from = one->from - slot, gone = from < 0 ? -from : 0;
+        const void *k = past(type, one->k, slot * one->k_slot), *v = past(type, one->v, slot * one->v_slot);
+        Block block = {
+            .k_step = one->k_slot, .v_step = one->v_slot, .slots = slots, .seen = from < 0 ? 0 : least(from, slots),
+            .next_k = past(type, k, slots * one->k_slot), .next_v = past(type, v, slots * one->v_slot),
+            .after = least(BLOCK, one->slots - slot - slots),
+        };
+        if (kind == SINGLE || more) block.k = block_of(type, k, &block.k_step, slots, dim, keys);
+        block.v = block_of(type, v, &block.v_step, slots, dim, values);
+        if (more) {
+            for (int e = 0; e < more; e++) masks[e] = mask_of(one, first + count + e) + gone;
+            LONE_BY[more - 1](one, &block, queries, masks, tops, masses, others);
         }
-        int from = one->from - slot, seen = from < 0 ? 0 : least(from, slots), past = from < 0 ? -from : 0;
-        for (int e = 0; e < more; e++)
-            alone(one, query_of(one, first + count + e), k, v, slots, mask_of(one, first + count + e) + past, seen,
-                  tops + e, masses + e, others + e * dim);
         if (!vectors) continue;
-        for (int n = 0; n < width && seen < slots; n++) {
-            const float *mask = mask_of(one, first + least(n, count - 1)) + past;
-            for (int s = seen; s < slots; s++) scores[s * width + n] += mask[s - seen];
+        const float *from_k = kind == PAIRS ? k : block.k;
+        ptrdiff_t step = kind == PAIRS ? one->k_slot / 2 : block.k_step;
+        for (int s = 0; s < slots; s += each) {
+            fetch(one, &block, block.next_k, one->k_slot, s / each, BLOCK / each);
+            int rows = least(each, slots - s);
+            SCORES_BY[kind][vectors - 1][rows - 1](from_k + s * step, step, turned, scores + s * width, length);
         }
-        weigh(vectors, scores, slots, one->scale, highest, total, out, dim);
-        for (int b = 0; b < full + (rest > 0); b++)
-            VALUES[(b < full ? ROWS : rest) - 1][vectors - 1](v + b * ROWS, 1, one->v_slot, scores,
-                                                              out + b * ROWS * width, slots, 1);
+        for (int n = 0; n < width && block.seen < slots; n++) {
+            const float *mask = mask_of(one, first + least(n, count - 1)) + gone;
+            for (int s = block.seen; s < slots; s++) scores[s * width + n] += mask[s - block.seen];
+        }
+        weigh(vectors, scores, slots, one->scale, highest, total, share);
+        for (int d = 0; d < dim; d += ROWS) {
+            fetch(one, &block, block.next_v, one->v_slot, d / ROWS, (dim + ROWS - 1) / ROWS);
+            VALUES_BY[vectors - 1][least(ROWS, dim - d) - 1](block.v + d, block.v_step, scores, share, out + d * width,
+                                                             slots);
+        }
     }
     UNROLL for (int j = 0; j < vectors; j++) total[j] = 1.0f / total[j];
     for (int n = 0; n < count; n++) {
-        float *to = out_of(one, first + n), share = ((const float *)total)[n];
-        for (int d = 0; d < dim; d++) to[d] = out[d * width + n] * share;
+        float part = ((const float *)total)[n];
+        for (int d = 0; d < dim; d++) keys[d] = out[d * width + n] * part;
+        put(type, keys, dim, out_of(one, first + n));
     }
     for (int e = 0; e < more; e++) {
-        float *to = out_of(one, first + count + e);
-        for (int d = 0; d < dim; d++) to[d] = others[e * dim + d] / masses[e];
+        for (int d = 0; d < dim; d++) others[e * dim + d] /= masses[e];
+        put(type, others + e * dim, dim, out_of(one, first + count + e));
     }
 }
 
@@ -232,8 +300,8 @@ static void many(const Head *one, int count, float *held)
 /* q [batch, queries, heads, dim], k and v [batch, slots, kv_heads, dim], out as q, mask [batch, queries, last];
  * `steps` are those of the first three dimensions of each in turn, and of the first two of the mask; the dimension
  * after them lies together. A row reads its first `lengths` [batch] slots, or all where that is NULL; the mask is of the
- * `last` of these (0 without one). Returns 0, or 1 where there is no memory. */
-int pardec_attend(const float *q, const float *k, const float *v, float *out, const float *mask,
+ * `last` of these (0 without one). The mask is float32, all else of `type`. Returns 0, or 1 where there is no memory. */
+int pardec_attend(int type, const void *q, const void *k, const void *v, void *out, const float *mask,
                   const ptrdiff_t *steps, const int64_t *lengths, int batch, int queries, int heads, int kv_heads,
                   int slots, int last, int dim, int threads)
 {
@@ -243,13 +311,14 @@ int pardec_attend(const float *q, const float *k, const float *v, float *out, co
     for (int unit = 0; unit < batch * kv_heads; unit++) {
         int row = unit / kv_heads, head = unit % kv_heads, read = lengths ? (int)lengths[row] : slots;
         Head one = {
-            q + row * q_steps[0] + head * shared * q_steps[2], k + row * k_steps[0] + head * k_steps[2],
-            v + row * v_steps[0] + head * v_steps[2], out + row * out_steps[0] + head * shared * out_steps[2],
+            past(type, q, row * q_steps[0] + head * shared * q_steps[2]),
+            past(type, k, row * k_steps[0] + head * k_steps[2]), past(type, v, row * v_steps[0] + head * v_steps[2]),
+            past(type, out, row * out_steps[0] + head * shared * out_steps[2]),
             q_steps[1], q_steps[2], k_steps[1], v_steps[1], out_steps[1], out_steps[2],
             mask ? mask + row * steps[12] : NULL, steps[13],
-            queries, dim, read, read - last, 1.44269504f / sqrtf((float)dim),
+            type, queries, dim, read, read - last, 1.44269504f / sqrtf((float)dim),
         };
-        float *held = malloc(sizeof(float) * (VECTORS * LANES * (2 * dim + BLOCK) + ALONE * dim));
+        float *held = malloc(sizeof(float) * room_for(dim));
         if (held) many(&one, count, held);
         else failed = 1;
         free(held);

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from . import library
-from .library import COUNT, POINTER
+from .library import COUNT, POINTER, TYPES
 
 _MOST = 256  # queries of a row, above which PyTorch's attention is as fast
 _WIDE = 64  # dimensions, above which it is faster with a single query
 _FILE = Path(__file__).with_name("attention.c")
-_ARGUMENTS = (*[POINTER] * 7, *[COUNT] * 8)
+_ARGUMENTS = (COUNT, *[POINTER] * 7, *[COUNT] * 8)
 _Steps = ctypes.c_ssize_t * 14
 
 
@@ -27,18 +27,19 @@ def faster(q: Tensor) -> bool:
 def attend_c(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, lengths: Tensor | None = None) -> Tensor:
     """Attention of q [B, Q, H, D] over the slots of k, v [B, S, K, D]: as q. The last dimensions lie together.
 
+    q, k and v are float32 or bfloat16, all the same, and the mask is float32.
     A row reads its first `lengths` [B] int64 slots, at least one, or all. All of them are seen, or all but those for
     which `mask` [B, Q, M], of the last M slots of each row, has -inf and not 0; each query sees one of its own.
     """
     batch, queries, heads, dim = q.shape
     slots, shared = k.shape[1], k.shape[2]
-    out = torch.empty(q.shape)
+    out = torch.empty(q.shape, dtype=q.dtype)
     apart = (0, 0) if mask is None else mask.stride()[:2]
     steps = _Steps(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *apart)
     last, start = (0, None) if mask is None else (mask.shape[-1], mask.data_ptr())
     ends = None if lengths is None else lengths.data_ptr()
     threads = library.threads(2 * q.numel() * slots)
-    operands = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), start, steps, ends
+    operands = TYPES[q.dtype], q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), start, steps, ends
     run = library.kernel(_FILE, "pardec_attend", _ARGUMENTS)
     if run(*operands, batch, queries, heads, shared, slots, last, dim, threads):
         raise MemoryError(f"no memory for the attention of {queries} queries of {dim} dimensions")

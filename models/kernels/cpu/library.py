@@ -36,6 +36,7 @@ SPREAD = 2**20  # multiplications, below which threads cost more than they save
 log = logging.getLogger(__name__)
 
 POINTER, STEP, COUNT = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
+TYPES = {torch.float32: 0, torch.bfloat16: 1}  # what vectors.h calls them
 
 
 def allowed() -> bool:

@@ -200,8 +200,9 @@ def test_narrowing_a_sight_keeps_the_picked_queries():
 
 @pytest.mark.parametrize("rows", [None, [4, 0, 2]], ids=["in order", "rows"])
 @pytest.mark.parametrize("kind", ["bidirectional", "causal", "one query", "mask", "tree"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.no_grad()
-def test_rows_of_any_lengths_are_read_to_their_ends_by_the_kernel_in_c(kind, rows, in_c):
+def test_rows_of_any_lengths_are_read_to_their_ends_by_the_kernel_in_c(kind, rows, in_c, dtype):
     """The queries stand at the ends of their rows; one row has fewer, and padding behind them."""
     lengths = torch.tensor([12, 8, 4])
     width = 1 if kind == "one query" else 4
@@ -217,8 +218,8 @@ def test_rows_of_any_lengths_are_read_to_their_ends_by_the_kernel_in_c(kind, row
     }.get(kind, Visible.causal())
     plan = ask(ids(3, width), positions, visible, lengths, rows=rows and torch.tensor(rows))
     generator = torch.Generator().manual_seed(5)
-    q = torch.randn(3, width, 4, 8, generator=generator)
-    k, v = torch.randn(2, 5 if rows else 3, SLOTS + 1, 2, 8, generator=generator)
+    q = torch.randn(3, width, 4, 8, generator=generator).to(dtype)
+    k, v = torch.randn(2, 5 if rows else 3, SLOTS + 1, 2, 8, generator=generator).to(dtype)
     for row, stored in enumerate(rows or [0, 1, 2]):
         k[stored, lengths[row] :] = v[stored, lengths[row] :] = float("nan")
     pattern = attention_pattern(plan, extent=SLOTS, dtype=q.dtype, device=q.device)
@@ -226,12 +227,14 @@ def test_rows_of_any_lengths_are_read_to_their_ends_by_the_kernel_in_c(kind, row
     assert (pattern.last is None) == (kind in ("bidirectional", "one query"))
     out, real = attend(q, k, v, pattern), positions >= 0
     assert out.isfinite().all()
-    expected = naive(q, k[rows or [0, 1, 2]], v[rows or [0, 1, 2]], visible_slots(plan, SLOTS))
-    torch.testing.assert_close(out[real], expected[real], rtol=1e-4, atol=1e-5)
+    near = {"rtol": 1e-4 if dtype == torch.float32 else 2**-7, "atol": 1e-5}
+    stored_rows = rows or [0, 1, 2]
+    expected = naive(q.float(), k[stored_rows].float(), v[stored_rows].float(), visible_slots(plan, SLOTS))
+    torch.testing.assert_close(out[real].float(), expected[real], **near)
     if width > 1:
         picked = torch.tensor([[3, 0], [1, 2], [2, 2]])
         some = attend(q[torch.arange(3)[:, None], picked], k, v, pattern.narrowed(picked))
-        torch.testing.assert_close(some, out[torch.arange(3)[:, None], picked], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(some, out[torch.arange(3)[:, None], picked], **near)
     for row in range(3):  # to the last bit: a row alone is the row in any batch
         stored = (rows or [0, 1, 2])[row]
         end = int(lengths[row])

@@ -240,13 +240,13 @@ def test_a_model_is_loaded_by_a_victim_of_another_user(planted, loaded, monkeypa
             assert mode(file) == 0o600
 
 
-def test_a_model_is_loaded_with_its_kernels_compiled(in_c, monkeypatch):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_is_loaded_with_its_kernels_compiled(in_c, monkeypatch, dtype):
     asked = []
     monkeypatch.setattr(compiled, "library", lambda source: asked.append(source.name))
-    monkeypatch.setattr(compiled, "has_tiles", lambda: True)  # PyTorch multiplies bfloat16 then
-    pardec.load("tiny-llama", device="cpu", dtype="bfloat16")
+    pardec.load("tiny-llama", device="cpu", dtype="float16")
     assert not asked
-    pardec.load("tiny-llama", device="cpu", dtype="float32")
+    pardec.load("tiny-llama", device="cpu", dtype=dtype)
     assert {"attention.c", "confidence.c", "layer.c", "panels.c"} <= set(asked)
 
 
@@ -261,7 +261,8 @@ def test_other_processors_and_forced_versions_take_none(in_c, monkeypatch):
     cpu = torch.device("cpu")
     with torch.no_grad():
         assert layer_c.usable(cpu, torch.float32)
-        assert not layer_c.usable(cpu, torch.bfloat16)
+        assert layer_c.usable(cpu, torch.bfloat16)
+        assert not layer_c.usable(cpu, torch.float16)
         assert not layer_c.usable(torch.device("meta"), torch.float32)
         for forced in ("reference", "triton"):
             monkeypatch.setenv("PARDEC_KERNELS", forced)

@@ -14,33 +14,59 @@ from pardec.models.rope import Rope, apply_rotary, default_frequencies
 
 pytestmark = pytest.mark.usefixtures("in_c")
 
+SHORT = torch.bfloat16
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, SHORT], ids=str)
 
-def random(*shape: int, seed: int = 0) -> Tensor:
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     """Every other number of a longer row is poison, so that strides have to be minded."""
-    held = torch.randn(*shape[:-1], 2 * shape[-1], generator=torch.Generator().manual_seed(seed))
+    held = torch.randn(*shape[:-1], 2 * shape[-1], generator=torch.Generator().manual_seed(seed)).to(dtype)
     held[..., shape[-1] :] = float("nan")
     return held[..., : shape[-1]]
 
 
-def close(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
+def close(found: Tensor, expected: Tensor, tolerance: float = 1e-5, roundings: int = 1) -> None:
+    """bfloat16 is what was expected, rounded so many times and to the nearest each time."""
     assert found.shape == expected.shape
-    torch.testing.assert_close(found.double(), expected.double(), rtol=tolerance, atol=tolerance)
+    relative = roundings * 2**-8 * 1.01 + tolerance if found.dtype == SHORT else tolerance
+    torch.testing.assert_close(found.double(), expected.double(), rtol=relative, atol=tolerance)
+
+
+def test_bfloat16_is_rounded_as_pytorch_rounds_it():
+    """Every upper half, with lower halves that are ties and what is beside them."""
+    lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int64)
+    upper = torch.arange(2**16, dtype=torch.int64)[:, None] << 16
+    numbers = (upper | lower).to(torch.int32).flatten().view(torch.float32)
+    numbers = numbers[numbers.isfinite()]
+    turned = numbers.view(1, -1, 1, 2)  # tables may have any numbers, which those of a head are multiplied with
+    one = torch.ones(1, turned.shape[1], 3, 2, dtype=SHORT)
+    q, _ = layer.apply_rotary_c(one, turned, torch.full_like(turned, -0.0), 1, None)
+    assert torch.equal(q.flatten().view(torch.int16), numbers.to(SHORT).view(torch.int16))
+
+
+@DTYPES
+def test_what_is_no_number_stays_none(dtype):
+    x = torch.tensor([[float("nan"), 1.0], [float("inf"), 1.0], [1.0, 1.0]], dtype=dtype)
+    assert layer.norm_c(x, torch.ones(2, dtype=dtype), 1e-5).isfinite().all(-1).tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5, 24), (2, 0, 8), (4, 96), (2, 1000), (1, 33)], ids=str)
-def test_norms(shape):
-    x, weight = random(*shape), torch.rand(shape[-1]) + 0.5
+@DTYPES
+def test_norms(shape, dtype):
+    x, weight = random(*shape, dtype=dtype), (torch.rand(shape[-1]) + 0.5).to(dtype)
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     close(layer.norm_c(x, weight, 1e-5), exact)
-    assert torch.equal(layer.norm_c(torch.zeros(2, shape[-1]), weight, 1e-5), torch.zeros(2, shape[-1]))
+    zeros = torch.zeros(2, shape[-1], dtype=dtype)
+    assert torch.equal(layer.norm_c(zeros, weight, 1e-5), zeros)
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (3, 5, 48), (2, 0, 8), (7, 4096), (2, 66)], ids=str)
-def test_gates(shape):
-    both = random(*shape) * 30
+@DTYPES
+def test_gates(shape, dtype):
+    both = random(*shape, dtype=dtype) * 30
     gate, up = both.double().chunk(2, -1)
     kept = both.clone()
-    close(glu_c(both), F.silu(gate) * up)
+    close(glu_c(both), F.silu(gate) * up, roundings=2)
     assert torch.equal(both, kept)
 
 
@@ -53,18 +79,19 @@ def test_gates_of_large_and_small_numbers_end_where_they_should():
 @pytest.mark.parametrize(("dim", "turned"), [(32, 32), (32, 16), (6, 4), (128, 128)])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("kept", [True, False])
-def test_rotations(dim, turned, batch, kept):
+@DTYPES
+def test_rotations(dim, turned, batch, kept, dtype):
     heads, kv, queries, slots = 4, 2, 5, 9
     rope = Rope(default_frequencies(10000.0, turned))
     cos, sin = rope._angles(torch.arange(batch * queries).view(batch, queries))
-    fused = random(batch, queries, heads + 2 * kv, dim)
-    rotated = apply_rotary(fused[:, :, : heads + kv].contiguous(), cos, sin)
+    fused = random(batch, queries, heads + 2 * kv, dim, dtype=dtype)
+    rotated = apply_rotary(fused[:, :, : heads + kv].float().contiguous(), cos, sin)
     if not kept:
         q, k = layer.apply_rotary_c(fused, cos, sin, heads, None)
     else:
         stores = [
-            torch.full((batch, slots, kv, dim), 7.0),
-            torch.full((kv, batch, slots, dim), 7.0).permute(1, 2, 0, 3),
+            torch.full((batch, slots, kv, dim), 7.0, dtype=dtype),
+            torch.full((kv, batch, slots, dim), 7.0, dtype=dtype).permute(1, 2, 0, 3),
         ]
         k, v = (store[:, 2 : 2 + queries] for store in stores)
         q, found = layer.apply_rotary_c(fused, cos, sin, heads, (k, v))
@@ -82,17 +109,24 @@ def test_rotations_of_rows_that_stand_alike_share_a_table():
     close(torch.cat((q, k), 2), apply_rotary(fused[:, :, :2].contiguous(), cos, sin))
 
 
+def operands(batch, queries, slots, heads, kv, dim, dtype=torch.float32):
+    shapes = (queries, heads), (slots, kv), (slots, kv)
+    return [random(batch, *shape, dim, seed=seed, dtype=dtype) for seed, shape in enumerate(shapes)]
+
+
 def attended(q, k, v):
     q, k, v = (each.double().transpose(1, 2) for each in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2)
 
 
-@pytest.mark.parametrize("dim", [32, 64, 20, 5, 80])
+@pytest.mark.parametrize(
+    ("dim", "dtype"), [*((dim, torch.float32) for dim in (32, 64, 20, 5, 80)), (64, SHORT), (20, SHORT), (5, SHORT)]
+)
 @pytest.mark.parametrize(("heads", "kv"), [(6, 2), (3, 3), (4, 1)])
 @pytest.mark.parametrize("queries", [1, 2, 5, 16, 17, 20, 33, 48, 49, 52, 53, 100])
 @pytest.mark.parametrize("slots", [1, 7, 64, 65, 200])
-def test_attention(queries, slots, heads, kv, dim):
-    q, k, v = random(2, queries, heads, dim), random(2, slots, kv, dim, seed=1), random(2, slots, kv, dim, seed=2)
+def test_attention(queries, slots, heads, kv, dim, dtype):
+    q, k, v = operands(2, queries, slots, heads, kv, dim, dtype)
     close(attend_c(q, k, v), attended(q, k, v))
 
 
@@ -100,9 +134,10 @@ def test_attention(queries, slots, heads, kv, dim):
 @pytest.mark.parametrize(("heads", "kv"), [(6, 2), (3, 3)])
 @pytest.mark.parametrize("queries", [1, 2, 5, 17, 33, 53])
 @pytest.mark.parametrize(("seen", "more"), [(0, 1), (3, 60), (60, 8), (64, 53), (200, 17)])
-def test_attention_of_queries_that_do_not_see_all_of_the_last_slots(seen, more, queries, heads, kv, dim):
+@DTYPES
+def test_attention_of_queries_that_do_not_see_all_of_the_last_slots(seen, more, queries, heads, kv, dim, dtype):
     slots = seen + more
-    q, k, v = random(2, queries, heads, dim), random(2, slots, kv, dim, seed=1), random(2, slots, kv, dim, seed=2)
+    q, k, v = operands(2, queries, slots, heads, kv, dim, dtype)
     sees = random(2, queries, slots, seed=3) > 0.3
     sees[..., :seen] = True
     sees[..., seen] |= ~sees[..., seen:].any(-1)  # one of the last at least
@@ -113,19 +148,20 @@ def test_attention_of_queries_that_do_not_see_all_of_the_last_slots(seen, more, 
 
 
 @pytest.mark.parametrize("queries", [1, 33])
-def test_threads_change_nothing_in_attention(in_two_threads, queries):
-    q, k, v = random(3, queries, 6, 32), random(3, 70, 2, 32, seed=1), random(3, 70, 2, 32, seed=2)
+@DTYPES
+def test_threads_change_nothing_in_attention(in_two_threads, queries, dtype):
+    q, k, v = operands(3, queries, 70, 6, 2, 32, dtype)
     assert torch.equal(in_two_threads(lambda: attend_c(q, k, v)), attend_c(q, k, v))
 
 
 @pytest.mark.parametrize("apart", ["slots", "heads"])
-def test_attention_reads_a_cache_as_it_lies_and_nothing_behind(apart):
-    shape = (2, 40, 3, 16)
-    k, v = (random(*shape, seed=seed) for seed in (1, 2))
+@DTYPES
+def test_attention_reads_a_cache_as_it_lies_and_nothing_behind(apart, dtype):
+    q, k, v = operands(2, 9, 40, 6, 3, 16, dtype)
     if apart == "heads":
         k, v = (each.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3) for each in (k, v))
     k[:, 30:], v[:, 30:] = float("nan"), float("nan")
-    q = random(2, 9, 6, 16)[:, :, :3]
+    q = q[:, :, :3]
     close(attend_c(q, k[:, :30], v[:, :30]), attended(q, k[:, :30], v[:, :30]))
 
 
@@ -138,9 +174,23 @@ def test_attention_of_scores_far_apart_and_far_from_zero():
         close(attend_c(q, keys, v), attended(q, keys, v), 1e-4)
 
 
-def test_attention_of_a_row_alone_is_that_of_the_row_in_any_batch_to_the_last_bit():
-    q, k, v = random(5, 33, 6, 32), random(5, 90, 2, 32, seed=1), random(5, 90, 2, 32, seed=2)
+@pytest.mark.parametrize("queries", [1, 7, 33])
+@DTYPES
+def test_attention_of_a_row_alone_is_that_of_the_row_in_any_batch_to_the_last_bit(queries, dtype):
+    q, k, v = operands(5, queries, 90, 6, 2, 32, dtype)
     whole = attend_c(q, k, v)
     assert all(
         torch.equal(attend_c(q[row : row + 1], k[row : row + 1], v[row : row + 1])[0], whole[row]) for row in range(5)
     )
+
+
+@DTYPES
+def test_a_row_alone_is_the_row_in_any_batch_in_norm_gate_and_rotation(dtype):
+    x, weight = random(5, 70, dtype=dtype), random(70, seed=1, dtype=dtype)
+    fused, (cos, sin) = random(5, 1, 4, 20, dtype=dtype), Rope(default_frequencies(1e4, 20))._angles(torch.ones(1, 1))
+    for row in range(5):
+        one = slice(row, row + 1)
+        assert torch.equal(layer.norm_c(x[one], weight, 1e-5), layer.norm_c(x, weight, 1e-5)[one])
+        assert torch.equal(layer.swiglu_c(x[one]), layer.swiglu_c(x)[one])
+        whole, alone = (layer.apply_rotary_c(part, cos, sin, 2, None) for part in (fused, fused[one]))
+        assert all(torch.equal(own, of_all[one]) for own, of_all in zip(alone, whole, strict=True))

@@ -1,0 +1,106 @@
+/* Products of keys and values with vectors of queries, as many at once as registers hold the sums of.
+ *
+ * Where keys and queries are bfloat16 and the processor multiplies pairs of them, a pair of dimensions counts as one.
+ */
+
+#include "vectors.h"
+
+#define VECTORS 3               /* of queries at once, at most */
+#define ROWS 8                  /* slots, or dimensions, at once, at most */
+#define PART 8                  /* dimensions, or pairs of them, whose products are summed for themselves */
+
+#ifdef __AVX512BF16__
+#define HAS_PAIRS 1
+#else
+#define HAS_PAIRS 0
+#endif
+
+enum { SINGLE, PAIRS };         /* what a number of 32 bits holds */
+
+/* Slots whose scores are made at once: as many as registers hold the sums of, and those of the present part. */
+#define SLOTS(vectors) ((vectors) == 1 ? 8 : (vectors) == 2 ? 6 : 4)
+
+typedef float loose __attribute__((aligned(1), may_alias)); /* wherever it lies */
+
+/* Held in a register from here on: read from memory at each use, loads would take longer than the arithmetic. */
+#define KEPT(x) __asm__("" : "+v"(x))
+
+#define SCORES const float *k, ptrdiff_t step, const float *q, float *out, int dim
+#define VALUES const float *v, ptrdiff_t step, const float *weights, const vec *share, float *out, int slots
+
+/* sum + a * b, b being one number or pair. */
+INLINE vec with_product(const int kind, vec sum, vec a, const float *b)
+{
+#if HAS_PAIRS
+    if (kind == PAIRS)
+        return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)_mm512_set1_ps(*(const loose *)b));
+#endif
+    return sum + a * *b;
+}
+
+/* sum[i][n] += x[i * step] * y[n], n = `vectors` vectors. */
+INLINE void add_products(const int kind, const int rows, const int vectors, vec sum[ROWS][VECTORS], const float *x,
+                         ptrdiff_t step, const float *y)
+{
+    vec column[VECTORS];
+    UNROLL for (int j = 0; j < vectors; j++)
+        column[j] = *(const vec *)(y + j * LANES);
+    UNROLL for (int j = 0; j < vectors; j++)
+        KEPT(column[j]);
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int j = 0; j < vectors; j++)
+            sum[i][j] = with_product(kind, sum[i][j], column[j], x + i * step);
+}
+
+/* out[rows, n] = k[rows, dim] @ q[dim, n], n = `vectors` vectors, by sums over PART dimensions. */
+INLINE void scores_of(const int kind, const int rows, const int vectors, SCORES)
+{
+    vec whole[ROWS][VECTORS] = {0};
+    for (; dim > 0; dim -= PART) {
+        vec sum[ROWS][VECTORS] = {0};
+        for (int d = 0, end = least(PART, dim); d < end; d++, k++, q += vectors * LANES)
+            add_products(kind, rows, vectors, sum, k, step, q);
+        UNROLL for (int i = 0; i < rows; i++)
+            UNROLL for (int j = 0; j < vectors; j++)
+                whole[i][j] += sum[i][j];
+    }
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int j = 0; j < vectors; j++)
+            *(vec *)(out + (i * vectors + j) * LANES) = whole[i][j];
+}
+
+/* out[rows, n] = out * share[n] + v[slots, rows].T @ weights[slots, n]: `rows` are dimensions here. */
+INLINE void values_of(const int rows, const int vectors, VALUES)
+{
+    vec sum[ROWS][VECTORS] = {0};
+    for (int s = 0; s < slots; s++, v += step, weights += vectors * LANES)
+        add_products(SINGLE, rows, vectors, sum, v, 1, weights);
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int j = 0; j < vectors; j++) {
+            vec *to = (vec *)(out + (i * vectors + j) * LANES);
+            *to = *to * share[j] + sum[i][j];
+        }
+}
+
+#define SCORES_OF(rows, vectors)                                                                                   \
+    static void scores_##rows##_##vectors(SCORES) { scores_of(SINGLE, rows, vectors, k, step, q, out, dim); }      \
+    static void pairs_##rows##_##vectors(SCORES) { scores_of(PAIRS, rows, vectors, k, step, q, out, dim); }
+#define VALUES_OF(rows, vectors)                                                                                   \
+    static void values_##rows##_##vectors(VALUES) { values_of(rows, vectors, v, step, weights, share, out, slots); }
+#define TO_4(each, vectors) each(1, vectors) each(2, vectors) each(3, vectors) each(4, vectors)
+#define TO_6(each, vectors) TO_4(each, vectors) each(5, vectors) each(6, vectors)
+#define TO_8(each, vectors) TO_6(each, vectors) each(7, vectors) each(8, vectors)
+
+TO_8(SCORES_OF, 1) TO_6(SCORES_OF, 2) TO_4(SCORES_OF, 3)
+TO_8(VALUES_OF, 1) TO_8(VALUES_OF, 2) TO_8(VALUES_OF, 3)
+
+#define SCORES_NAME(rows, vectors) scores_##rows##_##vectors,
+#define PAIRS_NAME(rows, vectors) pairs_##rows##_##vectors,
+#define VALUES_NAME(rows, vectors) values_##rows##_##vectors,
+
+static void (*const SCORES_BY[2][VECTORS][ROWS])(SCORES) = {
+    {{TO_8(SCORES_NAME, 1)}, {TO_6(SCORES_NAME, 2)}, {TO_4(SCORES_NAME, 3)}},
+    {{TO_8(PAIRS_NAME, 1)}, {TO_6(PAIRS_NAME, 2)}, {TO_4(PAIRS_NAME, 3)}},
+};
+static void (*const VALUES_BY[VECTORS][ROWS])(VALUES) = {
+    {TO_8(VALUES_NAME, 1)}, {TO_8(VALUES_NAME, 2)}, {TO_8(VALUES_NAME, 3)}};
