@@ -60,9 +60,8 @@ class Beam(Shape):
         for depth in range(int(budget.max())):
             over = draft_model.forward_over_ids(tree.draft(), frontier)
             stopped = stopped_rows(context, draft_model, over.logits, frontier, depth)
-            mass = over.logits.logsumexp(-1, keepdim=True)
-            top, columns = over.logits.topk(min(self.beams, over.logits.shape[-1]))
-            probs, tokens = (top - mass).exp(), over.tokens(columns)
+            top, columns = over.logits.log_softmax(-1).topk(min(self.beams, over.logits.shape[-1]))
+            probs, tokens = top.exp(), over.tokens(columns)
             more = live if stopped is None else live & ~stopped
             expanding = torch.from_numpy(more if drops_last(context) else live).to(device)[:, None] & (frontier >= 0)
             parent_values = tree.values.gather(1, frontier.clamp(min=0)) * expanding
