@@ -30,7 +30,7 @@
 #define SHORT 16                /* two to three times as much as PyTorch's of few rows. No part need be shorter */
 #define CHUNK 96                /* rows of x that go over all panels before the next do, so that they stay in a cache */
 #define LINE 64                 /* bytes that are fetched together */
-#define RUNS (STEP / LINE)      /* of a panel, each of as many lines as the panel has steps */
+#define RUNS 4                  /* of addresses, in which a panel is fetched at once */
 
 /* What is multiplied: both float32, float32 by bfloat16, or both bfloat16. */
 enum { FLOATS, HALVES, PAIRS };
@@ -49,8 +49,8 @@ INLINE vec pair_sum(vec sum, vec pair, const float *x)
 }
 
 /* `rows` rows of x, step by step, times `panels` panels that lie `apart`, added to what is there where it goes `onto`
- * that, and to the base where there is one. Each step fetches, of several panels, the step at `ahead`; of one, a line of
- * each of `lines` runs, which lie `apart`: bfloat16 is multiplied so fast that it takes the halves of these in turn. */
+ * that, and to the base where there is one. Each step fetches `lines` lines: of several panels, those at `ahead` of each; of
+ * one, those of one of its RUNS, which lie `apart`, in turn. */
 INLINE void tile(const int rows, const int panels, const int lines, const int kind, ARGUMENTS)
 {
     vec sum[ROWS][MOST * VECTORS], column[MOST * VECTORS];
@@ -65,10 +65,9 @@ INLINE void tile(const int rows, const int panels, const int lines, const int ki
                 __builtin_prefetch(ahead + line / lines * apart + line % lines * LINE, 0, 2);
             ahead += STEP;
         } else {
-            ptrdiff_t half = kind == PAIRS ? step % 2 * (apart / 2 / LINE * LINE) : 0;
             UNROLL for (int line = 0; line < lines; line++)
-                __builtin_prefetch(ahead + line * apart + half, 0, 2);
-            ahead += kind == PAIRS ? step % 2 * LINE : LINE;
+                __builtin_prefetch(ahead + step % RUNS * apart + line * LINE, 0, 2);
+            ahead += step % RUNS == RUNS - 1 ? STEP : 0;
         }
         if (kind == PAIRS) {
             UNROLL for (int i = 0; i < rows; i++)
@@ -141,21 +140,19 @@ static void strip(const float *x, const char *w, int kind, const float *base, pt
     int each = kind == HALVES ? 2 : 1, steps = length / each; /* entries of x a step */
     int pairs = kind == FLOATS ? (length + 1) / 2 : steps, pair = kind == FLOATS ? 2 : 1; /* steps of a pair */
     int parts = parts_of(pairs), blocks = blocks_of(rows);
-    int lines = (RUNS + blocks - 1) / blocks; /* a block's share of fetching */
-    ptrdiff_t panel = (ptrdiff_t)steps * STEP, run_apart = (ptrdiff_t)steps * LINE;
+    int lines = (STEP / LINE + blocks - 1) / blocks; /* a block's share of fetching */
+    ptrdiff_t panel = (ptrdiff_t)steps * STEP, apart = panels > 1 ? panel : panel / RUNS / LINE * LINE;
     float edge[ROWS * WIDTH];
     for (int part = 0; part < parts; part++) {
         int step = begin(pairs, parts, part) * pair;
         int count_of_steps = least(begin(pairs, parts, part + 1) * pair, steps) - step;
         const char *here = w + (ptrdiff_t)step * STEP;
-        const char *next = w + panel + (ptrdiff_t)(kind == PAIRS ? step / 2 : step) * LINE;
+        const char *ahead = panels > 1 ? here + (ptrdiff_t)count_of_steps * STEP : w + panel + step / RUNS * STEP;
         for (int b = 0; b < blocks; b++) {
             int m = begin(rows, blocks, b), count = begin(rows, blocks, b + 1) - m;
             Tile run = panels > 1 ? WIDE[kind][count - 1] : TILE_OF[kind][count - 1][lines - 1];
             float *to = out + m * out_step;
             const float *from = base && part == parts - 1 ? base + m * base_step : NULL;
-            ptrdiff_t apart = panels > 1 ? panel : run_apart;
-            const char *ahead = panels > 1 ? here + (ptrdiff_t)count_of_steps * STEP : next + b * lines * run_apart;
             const float *entries = x + (ptrdiff_t)m * length + (ptrdiff_t)step * each * count;
             if (columns == panels * WIDTH) {
                 run(entries, here, apart, part > 0, from, base_step, to, out_step, count_of_steps, ahead);
@@ -167,6 +164,7 @@ static void strip(const float *x, const char *w, int kind, const float *base, pt
                         to[i * out_step + n] = sum + (from ? from[i * base_step + n] : 0);
                     }
             }
+            ahead += lines * LINE;
         }
     }
 }
