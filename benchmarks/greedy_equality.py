@@ -42,8 +42,8 @@ that is refused is not listed, and one that is another's default is decoded once
 
 `{command}`
 
-| drafter | combinations | prompts decoded | unequal |
-|---|---|---|---|
+| drafter | rows a batch | combinations | prompts decoded | unequal |
+|---|---|---|---|---|
 """
 
 
@@ -151,9 +151,9 @@ def main() -> None:
         torch=torch.__version__,
         command=" ".join(["python", "benchmarks/greedy_equality.py", *sys.argv[1:]]),
     )
-    for drafter in dict.fromkeys(row["drafter"] for row in rows):
-        own = [row for row in rows if row["drafter"] == drafter]
-        page += f"| `{drafter}` | {len(own)} | {sum(row['prompts'] for row in own):,} | "
+    for drafter, batch in dict.fromkeys((row["drafter"], row["batch"]) for row in rows):
+        own = [row for row in rows if (row["drafter"], row["batch"]) == (drafter, batch)]
+        page += f"| `{drafter}` | {batch} | {len(own)} | {sum(row['prompts'] for row in own):,} | "
         page += f"{sum(len(row['unequal']) for row in own)} |\n"
     options.out.with_suffix(".md").write_text(page)
     sys.exit(1 if wrong else 0)
