@@ -276,7 +276,7 @@ def report(options: argparse.Namespace, checks: Store, times: Store) -> None:
     command += ["--prompts", options.prompts.name]
     for name in ("count", "timed", "max_new_tokens", "checked_tokens"):
         command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    for name, default in (("timed_beside", None), ("runs", [*RUNS]), ("only", None), ("specs", specs())):
+    for name, default in (("timed_beside", None), ("runs", [*RUNS]), ("specs", specs())):
         if (value := getattr(options, name)) != default:
             command += [f"--{name.replace('_', '-')}", *([str(value)] if isinstance(value, int | str) else value)]
     head = {

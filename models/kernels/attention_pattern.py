@@ -88,9 +88,9 @@ def attention_pattern(
     few = not reference and ends is not None and ends[1] == uniform and ends[0] > 0 and plan.rows is None
     few = few and (straight or plan.visible.parents is not None) and backend(device, dtype) == "c"
     if _hides_of_the_last(plan, extent) and window is None and not reference and backend(device, dtype) == "c":
-        seen = plan.visible.dense
-        assert seen is not None
-        last = torch.zeros(seen.shape, device=device).masked_fill_(~seen, float("-inf"))
+        dense = plan.visible.dense
+        assert dense is not None
+        last = torch.zeros(dense.shape, device=device).masked_fill_(~dense, float("-inf"))
         mask = F.pad(last, (plan.visible.before, 0)).to(dtype)[:, None]
         return AttentionPattern(chosen, extent, mask=mask, last=last)
     if straight and span is not None and chosen == "reference":
@@ -164,9 +164,9 @@ def visible_slots(plan: Plan, extent: int, window: int | None = None) -> Tensor:
         return valid & (segments[:, None] <= own[..., None]) & (positions >= 0)[..., None]
     if visible.parents is not None and visible.base is not None:
         return valid & _tree(visible.parents, visible.base, extent) & (positions >= 0)[..., None]
-    seen = visible.from_first_slot().dense
-    assert seen is not None
-    return valid & F.pad(seen, (0, extent - seen.shape[-1]))  # a negative pad cuts
+    dense = visible.from_first_slot().dense
+    assert dense is not None
+    return valid & F.pad(dense, (0, extent - dense.shape[-1]))  # a negative pad cuts
 
 
 def _near(plan: Plan, extent: int, window: int) -> Tensor:
@@ -198,9 +198,9 @@ def _sees_all(plan: Plan) -> bool:
 
 def _hides_of_the_last(plan: Plan, extent: int) -> bool:
     """Whether the host knows that a mask ends with what is read, and how many slots before it all queries see."""
-    seen, before = plan.visible.dense, plan.visible.before
-    known = before > 0 and plan.rows is None and plan.uniform == extent and seen is not None
-    return known and seen is not None and before + seen.shape[-1] == extent and seen.shape[-1] <= _LAST
+    dense, before = plan.visible.dense, plan.visible.before
+    known = before > 0 and plan.rows is None and plan.uniform == extent and dense is not None
+    return known and dense is not None and before + dense.shape[-1] == extent and dense.shape[-1] <= _LAST
 
 
 def _dead(plan: Plan, extent: int) -> Tensor | None:
