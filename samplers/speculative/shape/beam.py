@@ -70,7 +70,8 @@ class Beam(Shape):
             live = more & (budget > depth + 1)
             if not live.any():
                 break
-            level = tree.values[:, first:] * torch.from_numpy(live).to(device)[:, None]
+            level = tree.values[:, first:]
+            level = torch.where((level > 0) & torch.from_numpy(live).to(device)[:, None], level, 0)  # 0 for NaN, too
             highest, rank = level.sort(dim=1, descending=True, stable=True)
             chosen = torch.zeros_like(level, dtype=torch.bool)
             chosen.scatter_(1, rank[:, : self.beams], highest[:, : self.beams] > 0)
