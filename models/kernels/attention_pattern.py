@@ -87,9 +87,8 @@ def attention_pattern(
     ends = None if window is not None or uniform is None else plan.slot_span
     few = not reference and ends is not None and ends[1] == uniform and ends[0] > 0 and plan.rows is None
     few = few and (straight or plan.visible.parents is not None) and backend(device, dtype) == "c"
-    if _hides_of_the_last(plan, extent) and window is None and not reference and backend(device, dtype) == "c":
-        dense = plan.visible.dense
-        assert dense is not None
+    dense = None if reference or window is not None else _mask_of_the_last(plan, extent)
+    if dense is not None and backend(device, dtype) == "c":
         last = torch.zeros(dense.shape, device=device).masked_fill_(~dense, float("-inf"))
         mask = F.pad(last, (plan.visible.before, 0)).to(dtype)[:, None]
         return AttentionPattern(chosen, extent, mask=mask, last=last)
@@ -196,11 +195,12 @@ def _sees_all(plan: Plan) -> bool:
     return visible.block is not None and (plan.uniform - 1) // visible.block <= plan.span[0] // visible.block
 
 
-def _hides_of_the_last(plan: Plan, extent: int) -> bool:
-    """Whether the host knows that a mask ends with what is read, and how many slots before it all queries see."""
+def _mask_of_the_last(plan: Plan, extent: int) -> Tensor | None:
+    """[B, Q, M] bool of a mask that is known to end with what is read, behind slots that all queries see."""
     dense, before = plan.visible.dense, plan.visible.before
-    known = before > 0 and plan.rows is None and plan.uniform == extent and dense is not None
-    return known and dense is not None and before + dense.shape[-1] == extent and dense.shape[-1] <= _LAST
+    if dense is None or not before or plan.rows is not None or plan.uniform != extent:
+        return None
+    return dense if before + dense.shape[-1] == extent and dense.shape[-1] <= _LAST else None
 
 
 def _dead(plan: Plan, extent: int) -> Tensor | None:
