@@ -70,6 +70,22 @@ def keeps_greedy(spec: str) -> None:
 # --- laws against whole forwards ---
 
 
+def committed_slots_suffice(spec: str) -> None:
+    """Slots from the last committed token on have no part in what is decoded, which is the greedy text."""
+    clean, verify = run(target(), spec, RAGGED, NEW), VerifyForward.verify
+
+    def poisoned(self: VerifyForward, draft: Draft) -> Any:
+        for tensor in (*self.cache.k, *self.cache.v):
+            for row, length in enumerate(self.text.length):
+                tensor[row, length - 1 :] = torch.nan
+        return verify(self, draft)
+
+    with patch.object(VerifyForward, "verify", poisoned):
+        done = run(target(), spec, RAGGED, NEW)
+    assert rows(done) == rows(clean) == greedy()
+    assert done.trace.accepted == clean.trace.accepted
+
+
 def path(draft: Draft, row: int, node: int) -> list[int]:
     """The tokens from behind node 0 to `node`."""
     found: list[int] = []
