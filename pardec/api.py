@@ -17,7 +17,8 @@ from pardec.models.parallel.threads import using
 from pardec.models.plan import Plan
 from pardec.samplers.events import Event, Finished
 
-from .engine import Engine, OutOfMemory, memory_errors
+from .engine import Engine
+from .memory import OutOfMemory, memory_errors
 from .requests import empty_answer
 from .requests.continuous import VectorCall
 from .requests.prompts import check_length

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch
 
 from pardec.models.continuous.contracts import ContinuousModel
-from pardec.models.errors import ModelError, PardecError, SpecError
+from pardec.models.errors import ModelError, SpecError
 from pardec.models.kernels.choice import prepare
 from pardec.models.parallel.threads import stepping, threads_for
 from pardec.models.printable import plain
@@ -23,6 +23,7 @@ from pardec.samplers.speculative import loop as speculative
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from .environment import versions
+from .memory import memory_errors
 from .requests import continuous as vector_requests
 from .requests import text as requests
 from .requests.continuous import VectorCall
@@ -37,10 +38,6 @@ if TYPE_CHECKING:
     from pardec.models.images.contracts import Imaging
     from pardec.models.model import LanguageModel
     from pardec.samplers.cards import Family
-
-
-class OutOfMemory(PardecError, MemoryError):
-    """The device has no room for the request."""
 
 
 class Engine:
@@ -224,16 +221,3 @@ class Engine:
         if isinstance(call.sampler, SpeculativeSampler):
             return speculative.decode(self.language_model, call.sampler, call.request, steps=steps)
         return masked.decode(self.language_model, call.sampler, call.request, steps=steps)
-
-
-@contextmanager
-def memory_errors(what: str, hint: str) -> Iterator[None]:
-    """Raises OutOfMemory, with a hint, where memory runs out."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise OutOfMemory(f"out of memory: {what}", hint=hint) from error
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error) and "out of memory" not in str(error).lower():
-            raise
-        raise OutOfMemory(f"out of memory: {what}", hint=hint) from error

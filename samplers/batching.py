@@ -39,6 +39,15 @@ def take_rows(value: Any, rows: np.ndarray) -> Any:
     return value
 
 
+def free_indices(live: np.ndarray, count: int) -> np.ndarray:
+    """The `count` lowest indices in the request that no live row has: those of finished rows, then new ones.
+
+    >>> free_indices(np.array([0, 2]), 3).tolist()
+    [1, 3, 4]
+    """
+    return np.setdiff1d(np.arange(len(live) + count), live)[:count]
+
+
 def put_rows(value: Any, where: np.ndarray, other: Any) -> Any:
     """`value` with the rows of `other` in place of those at `where` [n], in every tensor and array it holds.
 

@@ -66,10 +66,11 @@ class JoinableSource:
 
 
 def assign_rows(source: Source, rows: np.ndarray, other: Source, theirs: np.ndarray) -> None:
-    """From now on `rows` [n] draw from the seeds of rows `theirs` [n] of another request."""
+    """From now on `rows` [n], which may be new ones, draw from the seeds of rows `theirs` [n] of another request."""
     assert isinstance(source, JoinableSource), "rows can only join a request with a joinable source"
     assert isinstance(other, JoinableSource), "and only from one with another"
     seeds = list(source.keyed.seeds)
+    seeds += [0] * (int(rows.max(initial=-1)) + 1 - len(seeds))
     for row, old in zip(rows.tolist(), theirs.tolist(), strict=True):
         seeds[row] = other.keyed.seeds[old]
     source.keyed = Keyed(tuple(seeds))

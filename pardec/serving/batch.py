@@ -11,30 +11,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from pardec.models.errors import SpecError
-from pardec.samplers.events import Finished, RowFinished
-from pardec.samplers.masked.contracts import MaskedSampler
-from pardec.samplers.masked.loop import MaskedLoop
-from pardec.samplers.speculative.contracts import SpeculativeSampler
-from pardec.samplers.speculative.loop import VerifyLoop
 
-from ..requests.continuous import VectorCall
 from ..result import Result
-from ..result_data import one_row
-from .queue import QueuedRow, merge_requests
+from .queue import QueuedRow
+from .running import Cost, Ended, RunningBatch, TokenBatch, start_batch
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from ..engine import Engine
-
-Loop = MaskedLoop | VerifyLoop
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,16 +64,6 @@ class Served:
         return None if self.result.images is None else self.result.images[0]
 
 
-@dataclass(slots=True)
-class Batch:
-    """What the current batch has cost so far, from the first row that it admitted to the last that left."""
-
-    rows: int  # admitted so far
-    seconds: float = 0.0  # in the loop, without reading prompts and decoding texts
-    forwards: int = 0  # of the batch, including those over the prompts of rows that join it
-    padding: int = 0  # positions fed that belong to no row (verify loop)
-
-
 class Serving(Iterator[Served]):
     """Finished rows, in the order in which they finish. Close it, or leave the `with`, to stop early.
 
@@ -107,7 +87,7 @@ class Serving(Iterator[Served]):
             raise SpecError(f"batch_size is a whole number of at least 1, got {batch_size!r}", hint="batch_size=8")
         self.model, self.batch_size, self._queue, self._guard = model, batch_size, queue, guard
         self.waits: str | None = None
-        self.batch = Batch(0)
+        self.batch = Cost(0)
         self.rows = self.tokens = self.forwards = 0
         self.seconds = 0.0
         self._sampler: Any = None
@@ -173,116 +153,23 @@ class Serving(Iterator[Served]):
 
     # --- decoding ---
 
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Adds the time of what runs inside to the batch's."""
-        start = time.perf_counter()
-        yield
-        self.batch.seconds += time.perf_counter() - start
-
     def _serve(self) -> Generator[Served, None, None]:
         while rows := self._next_rows(self.batch_size):
-            self.batch = Batch(len(rows))
-            continuous = isinstance(rows[0].call, VectorCall)
-            with closing(cast("Any", self._whole_batch(rows) if continuous else self._batch(rows))) as served:
-                yield from served
+            with closing(start_batch(self.model, rows)) as running:
+                yield from self._decode(running, rows[0].kind)
         if self._error is not None:
             raise self._error
 
-    def _whole_batch(self, rows: list[QueuedRow]) -> Iterator[Served]:
-        """Images with continuous tokens, a whole batch at a time."""
-        self.waits = "images with continuous tokens are generated a whole batch at a time"
-        first = cast("VectorCall", rows[0].call)
-        labels = tuple(label for row in rows for label in row.request.labels)
-        call = replace(first, request=replace(first.request, labels=labels))
-        call = call.seeded([row.call.seeds[0] for row in rows])
-        with self._timed():
-            *_, last = self.model.run(call, steps=False)
-        assert isinstance(last, Finished), "a loop ends with Finished"
-        self.batch.forwards = max(last.nfe)
-        whole = self.model.result(call, last, self.batch.seconds)
-        for slot, row in enumerate(rows):
-            yield Served(row.index, one_row(whole, slot), row.sample)
-
-    def _batch(self, rows: list[QueuedRow]) -> Iterator[Served]:
+    def _decode(self, running: RunningBatch, kind: tuple[Any, ...]) -> Iterator[Served]:
         """A batch, from its first rows until nothing is left that can join it."""
-        kind = rows[0].kind
-        with self._timed():
-            slots, loop = self._admit(rows), self._start_loop(rows)
-        try:
-            yield from self._remove_finished(loop, slots, loop.finished_rows())
-            first = True
-            while len(loop.rows):
-                with self._timed():
-                    self._advance(loop)
-                    if first:
-                        self.waits, first = loop.batching_obstacle(), False
-                    over = loop.finished_rows()
-                    ends = list(loop.leave(over))
-                for end in ends:
-                    yield self._row(loop, slots[end.row], end)
-                free = np.flatnonzero(over)
-                while len(free) and self.waits is None and (more := self._next_rows(len(free), kind)):
-                    with self._timed():
-                        new_rows, new_loop = self._admit(more), self._start_loop(more, loop)
-                    self.batch.rows += len(more)
-                    try:
-                        free = yield from self._join(loop, slots, free, new_loop, new_rows)
-                    finally:
-                        new_loop.memory.clear()
-                if len(free):
-                    loop.keep(np.setdiff1d(np.arange(len(loop.rows)), free))
-        finally:
-            loop.memory.clear()  # states may refer to the context, which refers back to them
+        self.batch = running.cost
+        while running.live:
+            yield from _served(running.advance())
+            self.waits = running.waits
+            if isinstance(running, TokenBatch) and running.joinable:
+                while len(running.free) and (more := self._next_rows(len(running.free), kind)):
+                    yield from _served(running.join(more))
 
-    def _join(
-        self, loop: Loop, slots: list[QueuedRow], free: np.ndarray, new_loop: Loop, new_rows: list[QueuedRow]
-    ) -> Generator[Served, None, np.ndarray]:
-        """Moves the rows of `new_loop` in; yields those that finish at once, and returns the slots that stay free."""
-        if isinstance(new_loop, VerifyLoop):
-            yield from self._remove_finished(new_loop, new_rows, new_loop.finished_rows())
-            if len(new_loop.rows):
-                with self._timed():
-                    self._advance(new_loop)  # their prompts
-        yield from self._remove_finished(new_loop, new_rows, new_loop.finished_rows())
-        targets, free = free[: len(new_loop.rows)], free[len(new_loop.rows) :]
-        if len(targets):
-            with self._timed():
-                for slot, old in zip(loop.rows[targets].tolist(), new_loop.rows.tolist(), strict=True):
-                    slots[slot] = new_rows[old]
-                loop.put(targets, cast("Any", new_loop))
-        return free
 
-    def _remove_finished(self, loop: Loop, slots: list[QueuedRow], over: np.ndarray) -> Iterator[Served]:
-        """Takes the finished rows out of the loop and yields them."""
-        if over.any():
-            for end in list(loop.leave(over)):
-                yield self._row(loop, slots[end.row], end)
-            loop.keep(np.flatnonzero(~over))
-
-    def _admit(self, rows: list[QueuedRow]) -> list[QueuedRow]:
-        """These rows, with the batch's time now as that of their admission."""
-        return [replace(row, admitted_at=self.batch.seconds) for row in rows]
-
-    def _start_loop(self, rows: list[QueuedRow], running: Loop | None = None) -> Loop:
-        """A loop for these rows, made to join the `running` one where there is one."""
-        request, network = merge_requests(rows), self.model.language_model
-        if isinstance(self._sampler, SpeculativeSampler):
-            return VerifyLoop(network, self._sampler, request)
-        assert isinstance(self._sampler, MaskedSampler), "a masked model"
-        columns = running.canvas.length if isinstance(running, MaskedLoop) else 0
-        return MaskedLoop(network, self._sampler, request, columns=columns)
-
-    def _advance(self, loop: Loop) -> None:
-        """Runs one forward of these rows and adds its cost to the batch's."""
-        self.batch.forwards += 1
-        if isinstance(loop, VerifyLoop):
-            before = loop.forward.padded
-            loop.round()
-            self.batch.padding += (loop.forward.padded - before) * loop.forward.cache.copies
-        else:
-            loop.step()
-
-    def _row(self, loop: Loop, row: QueuedRow, end: RowFinished) -> Served:
-        seconds = self.batch.seconds - row.admitted_at
-        return Served(row.index, self.model.result(row.call, loop.finished(end.row), seconds), row.sample)
+def _served(ended: Ended) -> Iterator[Served]:
+    return (Served(row.index, result, row.sample) for row, result in ended)

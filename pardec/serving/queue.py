@@ -39,7 +39,6 @@ class QueuedRow:
     index: int
     call: Call | VectorCall
     request: Any
-    admitted_at: float = 0.0  # seconds on the batch's clock
     sample: int = 0  # index among the prompt's return sequences
 
     @property

@@ -21,55 +21,41 @@ from ..requests.text import Call
 _BROKEN = "\ufffd"  # replaces bytes that do not form a character yet
 
 
-class Texts:
-    """Adds text to the events of one request: call it with every event, in order."""
+class RowText:
+    """The final text of one row, as its tokens are committed."""
 
-    def __init__(self, tokenizer: Any, call: Call | VectorCall) -> None:
-        self.tokenizer, self.call = tokenizer, call
-        rows = len(call.seeds)
-        self.sent = [""] * rows  # the text already yielded
-        self.read = [0] * rows  # how many tokens after the prompt it was decoded from
-        self.ended = [False] * rows  # whether it ends there, at an end token or a stop string
+    def __init__(self, tokenizer: Any, call: Call | VectorCall, row: int, open_: np.ndarray) -> None:
+        """`open_` [>= L] bool: the positions that were open before the first forward."""
+        self.tokenizer, self.open = tokenizer, open_
+        self.prompt, self.stop_ids, self.stops = call.prompts[row], call.stop_ids, call.stops(row)
+        self.sent = ""  # the text already yielded
+        self.read = 0  # how many tokens after the prompt it was decoded from
+        self.ended = False  # whether it ends there, at an end token or a stop string
         # Such a tokenizer removes blanks depending on what follows them.
         self.cleans = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
 
-    def __call__(self, event: Event) -> Event:
-        """The event, with its text if it has one."""
-        if self.tokenizer is None:
-            return event
-        if isinstance(event, Started):
-            self.open = event.open
-        elif isinstance(event, Step):
-            settled = event.settled.tolist()
-            rows = enumerate(event.rows.tolist())
-            texts = tuple(self._new_text(row, event.tokens[slot], settled[slot]) for slot, row in rows)
-            return replace(event, text=texts)
-        elif isinstance(event, RowFinished):
-            tokens, _ = self.call.generated(event.row, event.tokens.tolist())
-            text, stops = self._decode(tokens), self.call.stops(event.row)
-            text = text if stops is None else stops.cut(text)
-            return replace(event, text=text[len(self.sent[event.row]) :])
-        return event
-
-    def _new_text(self, row: int, canvas: np.ndarray, settled: int) -> str:
-        """The text that became final in a row whose tokens before `settled` are final."""
-        start = self.call.prompts[row]
-        if self.ended[row] or settled - start <= self.read[row]:
+    def new(self, canvas: np.ndarray, settled: int) -> str:
+        """The text that became final where the tokens [L] before `settled` are final."""
+        start = self.prompt
+        if self.ended or settled - start <= self.read:
             return ""
-        before, self.read[row] = self.read[row], settled - start
+        before, self.read = self.read, settled - start
         tokens = canvas[start:settled]
-        ends = np.flatnonzero(np.isin(tokens, self.call.stop_ids) & self.open[row, start:settled])
+        ends = np.flatnonzero(np.isin(tokens, self.stop_ids) & self.open[start:settled])
         if len(ends):
-            self.ended[row], tokens = True, tokens[: ends[0] + 1]
-        stops = self.call.stops(row)
-        if stops is not None and (count := stops.first(tokens.tolist(), before)) is not None:
-            self.ended[row], tokens = True, tokens[:count]
-        sent, text = self.sent[row], self._final_text(tokens.tolist())
-        text = text if stops is None else stops.certain(text)
-        if len(text) <= len(sent) or not text.startswith(sent):
+            self.ended, tokens = True, tokens[: ends[0] + 1]
+        if self.stops is not None and (count := self.stops.first(tokens.tolist(), before)) is not None:
+            self.ended, tokens = True, tokens[:count]
+        text = self._final_text(tokens.tolist())
+        text = text if self.stops is None else self.stops.certain(text)
+        if len(text) <= len(self.sent) or not text.startswith(self.sent):
             return ""
-        self.sent[row] = text
-        return text[len(sent) :]
+        new, self.sent = text[len(self.sent) :], text
+        return new
+
+    def rest(self, text: str) -> str:
+        """What is left of the whole `text` of the row once it has ended."""
+        return text[len(self.sent) :]
 
     def _final_text(self, tokens: list[int]) -> str:
         """The text of `tokens` as far as no later token can change it."""
@@ -77,8 +63,34 @@ class Texts:
         # even a complete character may change with the next byte.
         while tokens and is_byte(self.tokenizer, tokens[-1]):
             tokens = tokens[:-1]
-        text = self._decode(tokens).rstrip(_BROKEN)
+        text = decoded(self.tokenizer, tokens).rstrip(_BROKEN)
         return re.sub(r"\s*\S*\Z", "", text) if self.cleans else text
 
-    def _decode(self, tokens: list[int]) -> str:
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+class Texts:
+    """Adds text to the events of one request: call it with every event, in order."""
+
+    def __init__(self, tokenizer: Any, call: Call | VectorCall) -> None:
+        self.tokenizer, self.call = tokenizer, call
+        self.rows: list[RowText] = []
+
+    def __call__(self, event: Event) -> Event:
+        """The event, with its text if it has one."""
+        if self.tokenizer is None:
+            return event
+        if isinstance(event, Started):
+            self.rows = [RowText(self.tokenizer, self.call, row, open_) for row, open_ in enumerate(event.open)]
+        elif isinstance(event, Step):
+            each = zip(event.rows.tolist(), event.tokens, event.settled.tolist(), strict=True)
+            return replace(event, text=tuple(self.rows[row].new(tokens, settled) for row, tokens, settled in each))
+        elif isinstance(event, RowFinished):
+            tokens, _ = self.call.generated(event.row, event.tokens.tolist())
+            text, stops = decoded(self.tokenizer, tokens), self.call.stops(event.row)
+            text = text if stops is None else stops.cut(text)
+            return replace(event, text=self.rows[event.row].rest(text))
+        return event
+
+
+def decoded(tokenizer: Any, tokens: list[int]) -> str:
+    """Tokens as text, without special tokens."""
+    return str(tokenizer.decode(tokens, skip_special_tokens=True))

@@ -73,6 +73,16 @@ class TraceRecorder:
         self.ends[row] = RowFinished(row, tokens, reason, int(canvas.nfe[at]))
         return self.ends[row]
 
+    def reserve(self, count: int) -> None:
+        """Room for rows with indices below `count`."""
+        more = count - len(self.lengths)
+        if more > 0:
+            self.contents = [torch.nn.functional.pad(values, (0, 0, 0, more)) for values in self.contents]
+            self.lengths, self.first_forward = (
+                np.pad(values, (0, more)) for values in (self.lengths, self.first_forward)
+            )
+            self.clocks += [()] * more
+
     def put(self, rows: np.ndarray, total: np.ndarray) -> None:
         """Rows of `total` tokens, which are in the canvas by now, take the indices `rows` [n] of finished rows.
 

@@ -79,6 +79,23 @@ class TraceRecorder:
         self.finished_rows[row] = RowFinished(row, text.row(at).copy(), reason, int(text.nfe[at]))
         return self.finished_rows[row]
 
+    def reserve(self, count: int) -> None:
+        """Room for rows with indices below `count`."""
+        more = count - len(self.lengths)
+        if more <= 0:
+            return
+        for name in ("tokens", "commit_step", "commit_score"):
+            setattr(self, name, np.pad(getattr(self, name), ((0, more), (0, 0))))
+        for name in (
+            "lengths",
+            "draft_forwards",
+            "first_forward",
+            *(["deviation"] if self.deviation is not None else []),
+        ):
+            setattr(self, name, np.pad(getattr(self, name), (0, more)))
+        for lists in (self.drafted, self.accepted, self.forced, self.earlier):
+            lists += [[] for _ in range(more)]
+
     def put(self, forward: VerifyForward, rows: np.ndarray, other: TraceRecorder, others: VerifyForward) -> None:
         """The live rows of `other` replace finished rows at these indices [n]. Older forwards are dropped."""
         width = max(self.tokens.shape[1], other.tokens.shape[1])

@@ -14,6 +14,7 @@ import pardec
 from pardec.api import Model
 from pardec.models.errors import SpecError
 from pardec.result import Result
+from pardec.serving.running import TokenBatch
 from tests.grids import thinned
 from tests.pardec.painters import painter
 from tests.pardec.vector_painters import vector_painter
@@ -266,18 +267,21 @@ def test_what_cannot_be_served_is_refused(dream: Model, prompts: Any, arguments:
         list(dream.serve_batch(prompts, **arguments))
 
 
-def test_a_long_run_frees_the_memory_of_finished_rows(dream: Model, llama: Model) -> None:
+def test_a_long_run_frees_the_memory_of_finished_rows(
+    dream: Model, llama: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for model in (dream, llama):
-        serving = model.serve_batch(({"prompt": "Tom", "max_new_tokens": 1 + at % 5} for at in range(24)), batch_size=2)
-        loops = []
-        original = serving._start_loop
+        prompts = ({"prompt": "Tom", "max_new_tokens": 1 + at % 5} for at in range(24))
+        loops: list[Any] = []
+        original = TokenBatch._start
 
-        def start_loop(rows: Any, beside: Any = None, original: Any = original, loops: Any = loops) -> Any:
-            loops.append(original(rows, beside))
+        def start(batch: Any, rows: Any, running: Any = None, original: Any = original, loops: Any = loops) -> Any:
+            loops.append(original(batch, rows, running))
             return loops[-1]
 
-        serving._start_loop = start_loop  # type: ignore[method-assign]
-        assert len(list(serving)) == 24
+        monkeypatch.setattr(TokenBatch, "_start", start)
+        assert len(list(model.serve_batch(prompts, batch_size=2))) == 24
+        monkeypatch.undo()
         loop = loops[0]
         history = loop.recorder.history if model is dream else loop.forward.fed
         assert len(history) <= 12

@@ -1,0 +1,250 @@
+"""A batch under way: one loop, whose rows leave when they are finished and whose slots other rows take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from pardec.samplers.continuous.contracts import ContinuousSampler
+from pardec.samplers.events import Event, Finished, RowFinished, Step
+from pardec.samplers.masked.loop import MaskedLoop
+from pardec.samplers.speculative.contracts import SpeculativeSampler
+from pardec.samplers.speculative.loop import VerifyLoop
+
+from ..result import Result
+from ..result_data import one_row
+from .queue import QueuedRow, merge_requests
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+Loop = MaskedLoop | VerifyLoop
+Ended = list[tuple[QueuedRow, Result]]  # finished rows, each with its result of one row
+
+
+@dataclass(slots=True)
+class Cost:
+    """What a batch has cost so far, from the first row that it admitted to the last that left."""
+
+    rows: int  # admitted so far
+    seconds: float = 0.0  # in the loop, without reading prompts and decoding texts
+    forwards: int = 0  # of the batch, including those over the prompts of rows that join it
+    padding: int = 0  # positions fed that belong to no row (verify loop)
+
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """Adds the time of what runs inside."""
+        start = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - start
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a live row is."""
+
+    tokens: np.ndarray  # [L] int64, the row's canvas
+    open: np.ndarray  # [L] bool
+    settled: int  # the tokens before it are final
+    nfe: int
+
+
+class TokenBatch:
+    """Rows of discrete tokens. Close it in the end, so that its memory is freed at once.
+
+    Attributes:
+        waits: why no rows can join; None where they can, and before the first forward.
+        free: [n] slots of finished rows.
+        intact: False where rows were being moved in when an error came.
+    """
+
+    def __init__(self, model: Engine, rows: Sequence[QueuedRow]) -> None:
+        self.model, self.cost = model, Cost(len(rows))
+        self.waits: str | None = None
+        self.intact = True
+        self.free = np.zeros(0, dtype=np.int64)
+        self._sampler: Any = rows[0].call.sampler
+        self._rows = dict(enumerate(rows))  # by index in the loop's request
+        self._admitted_at = dict.fromkeys(self._rows, 0.0)
+        with self.cost.timing():
+            self._loop = self._start(rows)
+
+    @property
+    def live(self) -> list[QueuedRow]:
+        """The rows that are not finished, in the order of the slots."""
+        return [self._rows[index] for index in np.delete(self._loop.rows, self.free).tolist()]
+
+    @property
+    def joinable(self) -> bool:
+        """Whether rows can join now: not before the first forward, which makes what stages remember."""
+        return self.cost.forwards > 0 and self.waits is None
+
+    def advance(self) -> Ended:
+        """One forward of every live row; the rows that are finished."""
+        first = not self.cost.forwards
+        ended = self._finished(self._loop) if first else []  # rows without room for a token
+        self.compact()
+        if not len(self._loop.rows):
+            return ended
+        with self.cost.timing():
+            self._forward(self._loop)
+            if first:
+                self.waits = self._loop.batching_obstacle()
+        return ended + self._finished(self._loop)
+
+    def join(self, rows: Sequence[QueuedRow]) -> Ended:
+        """Takes these rows in, of the kind of the others, where `waits` is None; those that are finished at once."""
+        self.cost.rows += len(rows)
+        now = self.cost.seconds
+        with self.cost.timing():
+            other = self._start(rows, self._loop)
+        try:
+            ended = self._ended(other, rows, now)
+            if isinstance(other, VerifyLoop) and len(other.rows):
+                with self.cost.timing():
+                    self._forward(other)  # their prompts
+                ended += self._ended(other, rows, now)
+            if len(other.rows):
+                with self.cost.timing():
+                    self._put(other, rows, now)
+        finally:
+            other.memory.clear()
+        return ended
+
+    def drop(self, rows: Sequence[QueuedRow]) -> None:
+        """Removes rows that nobody waits for any more."""
+        gone = {id(row) for row in rows}
+        at = [at for at, index in enumerate(self._loop.rows.tolist()) if id(self._rows.get(index)) in gone]
+        self.free = np.union1d(self.free, np.array(at, dtype=np.int64))
+        self.compact()
+
+    def compact(self) -> None:
+        """Removes the free slots."""
+        if len(self.free):
+            for index in self._loop.rows[self.free].tolist():
+                self._rows.pop(index, None)
+            self._loop.keep(np.setdiff1d(np.arange(len(self._loop.rows)), self.free))
+            self.free = self.free[:0]
+
+    def progress(self) -> Iterator[tuple[QueuedRow, Progress]]:
+        """How far each live row is."""
+        loop = self._loop
+        for at, index in enumerate(loop.rows.tolist()):
+            if at in self.free:
+                continue
+            if isinstance(loop, VerifyLoop):
+                text = loop.text
+                tokens, end = text.host[at, : text.limit[at]], int(text.length[at])
+                open_ = np.arange(len(tokens)) >= end
+                yield self._rows[index], Progress(tokens, open_, end, int(text.nfe[at]))
+            else:
+                canvas = loop.canvas
+                total, settled, nfe = int(canvas.total[at]), int(canvas.settled[at]), int(canvas.nfe[at])
+                progress = Progress(canvas.tokens_host[at, :total], canvas.open_host[at, :total], settled, nfe)
+                yield self._rows[index], progress
+
+    def close(self) -> None:
+        """Frees the memory: states may refer to the context, which refers back to them."""
+        self._loop.memory.clear()
+
+    def _start(self, rows: Sequence[QueuedRow], running: Loop | None = None) -> Loop:
+        """A loop for these rows, made to join the `running` one where there is one."""
+        request, network = merge_requests(rows), self.model.language_model
+        if isinstance(self._sampler, SpeculativeSampler):
+            return VerifyLoop(network, self._sampler, request)
+        columns = running.canvas.length if isinstance(running, MaskedLoop) else 0
+        return MaskedLoop(network, self._sampler, request, columns=columns)
+
+    def _forward(self, loop: Loop) -> None:
+        """Runs one forward of these rows and adds its cost."""
+        self.cost.forwards += 1
+        if isinstance(loop, VerifyLoop):
+            before = loop.forward.padded
+            loop.round()
+            self.cost.padding += (loop.forward.padded - before) * loop.forward.cache.copies
+        else:
+            loop.step()
+
+    def _finished(self, loop: Loop) -> Ended:
+        """The rows of the batch that are over; their slots become free."""
+        over = loop.finished_rows()
+        self.free = np.flatnonzero(over)
+        return [self._result(loop, self._rows[end.row], end, self._admitted_at[end.row]) for end in loop.leave(over)]
+
+    def _ended(self, loop: Loop, rows: Sequence[QueuedRow], admitted_at: float) -> Ended:
+        """Removes the rows of a joining loop that are over."""
+        over = loop.finished_rows()
+        if not over.any():
+            return []
+        ended = [self._result(loop, rows[end.row], end, admitted_at) for end in loop.leave(over)]
+        loop.keep(np.flatnonzero(~over))
+        return ended
+
+    def _result(self, loop: Loop, row: QueuedRow, end: RowFinished, admitted_at: float) -> tuple[QueuedRow, Result]:
+        return row, self.model.result(row.call, loop.finished(end.row), self.cost.seconds - admitted_at)
+
+    def _put(self, other: Loop, rows: Sequence[QueuedRow], admitted_at: float) -> None:
+        """Moves the rows of `other` into free slots and new ones."""
+        loop, count, self.intact = self._loop, len(other.rows), False
+        where, self.free = self.free[:count], self.free[count:]
+        if len(where) < count:
+            where = np.append(where, loop.add_rows(count - len(where)))
+        for index, old in zip(loop.rows[where].tolist(), other.rows.tolist(), strict=True):
+            self._rows[index], self._admitted_at[index] = rows[old], admitted_at
+        loop.put(where, cast("Any", other))
+        self.intact = True
+
+
+class VectorBatch:
+    """Images with continuous tokens: rows of one loop, which leave together."""
+
+    waits = "images with continuous tokens are generated a whole batch at a time"
+    joinable = intact = False
+
+    def __init__(self, model: Engine, rows: Sequence[QueuedRow]) -> None:
+        first: Any = rows[0].call
+        labels = tuple(label for row in rows for label in cast("Any", row.call).request.labels)
+        call = replace(first, request=replace(first.request, labels=labels))
+        self.model, self.cost, self.rows = model, Cost(len(rows)), list(rows)
+        self.call = call.seeded([row.call.seeds[0] for row in rows])
+        self.live = list(rows)
+        self._events = cast("Generator[Event, None, None]", model.run(self.call))
+
+    def advance(self) -> Ended:
+        """One round; all rows, after the last one."""
+        with self.cost.timing():
+            event = next(event for event in self._events if isinstance(event, Step | Finished))
+        if not isinstance(event, Finished):
+            return []
+        self.cost.forwards = max(event.nfe)
+        whole = self.model.result(self.call, event, self.cost.seconds)
+        wanted, self.live = {id(row) for row in self.live}, []
+        return [(row, one_row(whole, slot)) for slot, row in enumerate(self.rows) if id(row) in wanted]
+
+    def drop(self, rows: Sequence[QueuedRow]) -> None:
+        """Forgets rows that nobody waits for any more; ends where none is left."""
+        gone = {id(row) for row in rows}
+        self.live = [row for row in self.live if id(row) not in gone]
+
+    def progress(self) -> Iterator[tuple[QueuedRow, Progress]]:
+        """None: a vector is no text."""
+        return iter(())
+
+    def close(self) -> None:
+        """Frees the memory."""
+        self._events.close()
+
+
+RunningBatch = TokenBatch | VectorBatch
+
+
+def start_batch(model: Engine, rows: Sequence[QueuedRow]) -> RunningBatch:
+    """A batch of these rows, of one kind and one sampler."""
+    vectors = isinstance(rows[0].call.sampler, ContinuousSampler)
+    begin: Callable[..., RunningBatch] = VectorBatch if vectors else TokenBatch
+    return begin(model, rows)

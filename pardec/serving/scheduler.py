@@ -1,0 +1,200 @@
+"""Requests of any kind decoded at once: rows of one kind share a batch, and batches take turns, a forward each.
+
+Rows are of one kind where the loop can decode them together: the same sampler, temperature, filters and so on. A row
+enters the running batch of its kind before the next forward, or begins one, as long as a slot is free. Where a batch
+takes no further rows, those of its kind wait until it is done; all others go on. A row's tokens are those of `generate`
+alone with its seed, whatever runs beside it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pardec.models.parallel.threads import using
+
+from ..memory import memory_errors
+from ..result import Result
+from .queue import QueuedRow
+from .running import Ended, Progress, RunningBatch, TokenBatch, start_batch
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+Kind = tuple[Any, ...]
+
+
+class Listener(Protocol):
+    """Who waits for a row. The methods are called between forwards and must not block."""
+
+    wants_progress: bool
+
+    def started(self, waited: str | None) -> None:
+        """The row is in a batch; `waited` is why it had to wait for one to end, None where it had not."""
+
+    def advanced(self, progress: Progress) -> None:
+        """After each forward of the row but the last, where `wants_progress`; arrays are the loop's own."""
+
+    def finished(self, result: Result) -> None:
+        """The result, of one row."""
+
+    def failed(self, error: Exception) -> None:
+        """The row was given up."""
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """A row to decode."""
+
+    row: QueuedRow
+    listener: Listener
+    waited: str | None = None
+    kind: Kind = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kind = (str(self.row.call.sampler.spec), *self.row.kind)
+
+
+class Scheduler:
+    """The batches of one model; for one thread.
+
+    Attributes:
+        slots: rows decoded at once, over all batches.
+        waiting: jobs without a slot, in the order in which they came.
+        forwards: of all batches so far.
+    """
+
+    def __init__(self, model: Engine, slots: int) -> None:
+        self.model, self.slots = model, slots
+        self.waiting: deque[Job] = deque()
+        self.forwards = 0
+        self._batches: dict[Kind, RunningBatch] = {}
+        self._jobs: dict[QueuedRow, Job] = {}  # of the rows in batches
+
+    @property
+    def live(self) -> int:
+        """Rows in batches."""
+        return len(self._jobs)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to decode."""
+        return not self._jobs and not self.waiting
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Queues jobs."""
+        self.waiting.extend(jobs)
+
+    def cancel(self, jobs: Sequence[Job]) -> None:
+        """Forgets jobs: no further forward includes them. Those that are over already are ignored."""
+        gone = {id(job) for job in jobs}
+        self.waiting = deque(job for job in self.waiting if id(job) not in gone)
+        for job in jobs:
+            if self._jobs.pop(job.row, None) is not None:
+                self._batches[job.kind].drop([job.row])
+        self._remove_empty()
+
+    def step(self) -> None:
+        """Gives free slots to waiting jobs, then runs one forward of each batch."""
+        self._admit()
+        for kind, batch in list(self._batches.items()):
+            before = batch.cost.forwards
+            try:
+                with self._guard(batch.live):
+                    ended = batch.advance()
+            except Exception as error:
+                self._give_up(kind, error)
+                continue
+            finally:
+                self.forwards += batch.cost.forwards - before
+            self._report(ended)
+            for row, progress in batch.progress() if self._watched(batch) else ():
+                job = self._jobs[row]
+                if job.listener.wants_progress:
+                    job.listener.advanced(progress)
+        self._remove_empty()
+
+    def close(self, error: Exception) -> None:
+        """Gives up everything."""
+        for kind in list(self._batches):
+            self._give_up(kind, error)
+        while self.waiting:
+            self.waiting.popleft().listener.failed(error)
+
+    # --- slots ---
+
+    def _admit(self) -> None:
+        """Gives free slots to waiting jobs, but for those whose batch takes no rows."""
+        groups: dict[Kind, list[Job]] = {}
+        left: deque[Job] = deque()
+        free = self.slots - self.live
+        for job in self.waiting:
+            batch = self._batches.get(job.kind)
+            if free > 0 and (batch is None or batch.joinable):
+                groups.setdefault(job.kind, []).append(job)
+                free -= 1
+                continue
+            if batch is not None and batch.waits is not None:
+                job.waited = batch.waits
+            left.append(job)
+        self.waiting = left
+        for kind, jobs in groups.items():
+            self._begin(kind, jobs)
+
+    def _begin(self, kind: Kind, jobs: list[Job]) -> None:
+        """Puts jobs of one kind into its batch, or into a new one."""
+        rows, batch = [job.row for job in jobs], self._batches.get(kind)
+        self._jobs.update(zip(rows, jobs, strict=True))
+        for job in jobs:
+            job.listener.started(job.waited)
+        try:
+            with self._guard(rows):
+                if batch is None:
+                    self._batches[kind] = start_batch(self.model, rows)
+                else:
+                    assert isinstance(batch, TokenBatch), "others take no rows"
+                    before = batch.cost.forwards
+                    self._report(batch.join(rows))
+                    self.forwards += batch.cost.forwards - before
+        except Exception as error:
+            if batch is not None and batch.intact:
+                self._fail(rows, error)
+            else:
+                self._give_up(kind, error)
+                self._fail(rows, error)
+
+    def _remove_empty(self) -> None:
+        for kind, batch in list(self._batches.items()):
+            if not batch.live:
+                self._batches.pop(kind).close()
+
+    @contextmanager
+    def _guard(self, rows: Sequence[QueuedRow]) -> Iterator[None]:
+        """Names what does not fit into memory, and sets the threads."""
+        with memory_errors(f"{len(rows)} rows", "ask for fewer tokens"), using(self.model.set_threads):
+            yield
+
+    # --- ends ---
+
+    def _watched(self, batch: RunningBatch) -> bool:
+        return any(self._jobs[row].listener.wants_progress for row in batch.live)
+
+    def _report(self, ended: Ended) -> None:
+        for row, result in ended:
+            if (job := self._jobs.pop(row, None)) is not None:
+                job.listener.finished(result)
+
+    def _give_up(self, kind: Kind, error: Exception) -> None:
+        """Fails every row of a batch and frees it."""
+        batch = self._batches.pop(kind, None)
+        if batch is not None:
+            self._fail(batch.live, error)
+            batch.close()
+
+    def _fail(self, rows: Sequence[QueuedRow], error: Exception) -> None:
+        for row in rows:
+            if (job := self._jobs.pop(row, None)) is not None:
+                job.listener.failed(error)

@@ -1,0 +1,209 @@
+"""Rows of any kind that come and go at any time have the tokens that `generate` gives each of them alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import pardec
+from pardec.api import Model
+from pardec.models.errors import ModelError
+from pardec.result import Result
+from pardec.serving.queue import QueuedRow
+from pardec.serving.running import Progress, TokenBatch
+from pardec.serving.scheduler import Job, Scheduler
+
+MASKED = ("threshold:tau=0.7+eos@dual:refresh=3", "wino@dual", "threshold:tau=0.8@dkv:settle=next")
+VERIFIED = ("sequential", "recycling:tree=4-6-4", "model:name=tiny-llama-draft,k=3+dyspec", "lookup+typical")
+MIXED = {"tiny-dream": MASKED, "tiny-llama": VERIFIED}
+
+
+class Waiter:
+    """Keeps what becomes of a row."""
+
+    def __init__(self, *, wants_progress: bool = False) -> None:
+        self.wants_progress = wants_progress
+        self.waited: str | None = None
+        self.result: Result | None = None
+        self.error: Exception | None = None
+        self.settled: list[int] = []
+
+    def started(self, waited: str | None) -> None:
+        self.waited = waited
+
+    def advanced(self, progress: Progress) -> None:
+        self.settled.append(progress.settled)
+
+    def finished(self, result: Result) -> None:
+        self.result = result
+
+    def failed(self, error: Exception) -> None:
+        self.error = error
+
+
+def job(model: Model, waiter: Waiter | None = None, **arguments: Any) -> Job:
+    call = model.prepare(**arguments)
+    request: Any = call.request
+    if model.family == "masked":
+        request = replace(request, block_length=32)
+    return Job(QueuedRow(0, call, request), waiter or Waiter())
+
+
+def problem(at: int, new: int, **arguments: Any) -> dict[str, Any]:
+    prompt = f"Tom has {at} cups. " * (1 + at % 3) + "How many?"
+    return {"prompt": prompt, "max_new_tokens": new, "seed": [at], **arguments}
+
+
+def same_as_alone(model: Model, waiter: Any, arguments: dict[str, Any]) -> None:
+    result, alone = waiter.result, model.generate(**arguments)
+    assert result is not None, waiter.error
+    assert (result.tokens, result.text, result.finish, result.nfe) == (
+        alone.tokens,
+        alone.text,
+        alone.finish,
+        alone.nfe,
+    )
+    for mine, its in zip(result.trace.steps[0], alone.trace.steps[0], strict=True):
+        assert (mine.positions, mine.tokens, mine.fed, mine.clock) == (its.positions, its.tokens, its.fed, its.clock)
+    assert (result.trace.drafted, result.trace.accepted) == (alone.trace.drafted, alone.trace.accepted)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_rows_of_several_kinds_come_and_go(name: str) -> None:
+    model, order = pardec.load(name, device="cpu"), random.Random(3)
+    scheduler = Scheduler(model, slots=4)
+    items = [
+        problem(at, order.choice([1, 3, 9, 24, 32]), sampler=order.choice(MIXED[name]), temperature=at % 2)
+        for at in range(40)
+    ]
+    jobs: list[Job] = []
+    most = 0
+    while len(jobs) < len(items) or not scheduler.idle:
+        new = [job(model, **arguments) for arguments in items[len(jobs) :][: order.randrange(4)]]
+        jobs += new
+        scheduler.submit(new)
+        scheduler.step()
+        most = max(most, scheduler.live)
+    assert most == 4
+    for each, arguments in zip(jobs, items, strict=True):
+        same_as_alone(model, each.listener, arguments)
+
+
+def test_a_batch_of_one_takes_rows_in_and_numbers_stay_few() -> None:
+    model = pardec.load("tiny-llama", device="cpu")
+    scheduler = Scheduler(model, slots=3)
+    long, late = problem(0, 60, stop_ids=[]), [problem(at, 2 + at % 3, stop_ids=[]) for at in range(1, 12)]
+    jobs = [job(model, **long)]
+    scheduler.submit(jobs)
+    scheduler.step()
+    for arguments in late:
+        scheduler.step()
+        jobs.append(job(model, **arguments))
+        scheduler.submit(jobs[-1:])
+    (batch,) = scheduler._batches.values()
+    assert isinstance(batch, TokenBatch)
+    assert batch.cost.rows > 5
+    assert len(batch._loop.recorder.lengths) <= 3
+    while not scheduler.idle:
+        scheduler.step()
+    for each, arguments in zip(jobs, [long, *late], strict=True):
+        same_as_alone(model, each.listener, arguments)
+
+
+def test_a_batch_that_takes_no_rows_is_waited_for() -> None:
+    model = pardec.load("tiny-llama", device="cpu")
+    scheduler = Scheduler(model, slots=4)
+    closed, other = {"sampler": "layerskip:k=3,skip=search", "stop_ids": []}, {"sampler": "lookup"}
+    items = [problem(0, 24, **closed), problem(1, 12, **closed), problem(2, 5, **other)]
+    jobs = [job(model, **arguments) for arguments in items]
+    scheduler.submit(jobs[:1])
+    scheduler.step()
+    scheduler.submit(jobs[1:])
+    scheduler.step()
+    assert scheduler.live == 2  # the first and the last
+    while not scheduler.idle:
+        scheduler.step()
+    assert [each.listener.waited is None for each in jobs] == [True, False, True]  # type: ignore[attr-defined]
+    for each, arguments in zip(jobs, items, strict=True):
+        same_as_alone(model, each.listener, arguments)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_row_that_nobody_wants_leaves_before_the_next_forward(name: str) -> None:
+    model = pardec.load(name, device="cpu")
+    scheduler = Scheduler(model, slots=3)
+    slow = {"tiny-dream": "fixed:steps=24", "tiny-llama": "sequential"}[name]
+    items = [problem(at, 24, stop_ids=[], sampler=slow) for at in range(5)]
+    jobs = [job(model, **arguments) for arguments in items]
+    scheduler.submit(jobs)
+    scheduler.step()
+    scheduler.step()
+    (batch,) = scheduler._batches.values()
+    scheduler.cancel([jobs[0], jobs[1], jobs[4]])
+    assert (scheduler.live, len(scheduler.waiting)) == (1, 1)
+    assert len(batch.live) == 1
+    while not scheduler.idle:
+        scheduler.step()
+    scheduler.cancel(jobs)  # too late for all
+    for at in (0, 1, 4):
+        assert jobs[at].listener.result is None  # type: ignore[attr-defined]
+    for at in (2, 3):
+        same_as_alone(model, jobs[at].listener, items[at])
+    assert not scheduler._batches
+
+
+def test_progress_is_reported_until_the_end() -> None:
+    model = pardec.load("tiny-dream", device="cpu")
+    scheduler, waiter = Scheduler(model, slots=2), Waiter(wants_progress=True)
+    scheduler.submit([job(model, waiter, **problem(1, 24, stop_ids=[])), job(model, **problem(2, 24))])
+    while not scheduler.idle:
+        scheduler.step()
+    assert waiter.settled == sorted(waiter.settled)
+    assert waiter.result is not None
+    assert len(waiter.settled) == waiter.result.nfe[0] - 1
+
+
+def test_an_error_fails_the_rows_of_its_batch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = pardec.load("tiny-llama", device="cpu")
+    scheduler = Scheduler(model, slots=4)
+    items = [problem(0, 12), problem(1, 12), problem(2, 12, sampler="lookup")]
+    jobs = [job(model, **arguments) for arguments in items]
+    scheduler.submit(jobs)
+    scheduler.step()
+    original = TokenBatch.advance
+
+    def advance(batch: TokenBatch) -> Any:
+        if len(batch.live) == 2:
+            raise ModelError("not finite")
+        return original(batch)
+
+    monkeypatch.setattr(TokenBatch, "advance", advance)
+    while not scheduler.idle:
+        scheduler.step()
+    errors = [each.listener.error for each in jobs]  # type: ignore[attr-defined]
+    assert [isinstance(error, ModelError) for error in errors] == [True, True, False]
+    same_as_alone(model, jobs[2].listener, items[2])
+
+
+def test_images_of_vectors_come_a_batch_at_a_time() -> None:
+    model = pardec.load("tiny-mar", device="cpu")
+    scheduler = Scheduler(model, slots=4)
+    items: list[dict[str, Any]] = [{"label": at, "seed": [at]} for at in range(3)]
+    jobs = [job(model, **arguments) for arguments in items]
+    scheduler.submit(jobs[:2])
+    scheduler.step()
+    scheduler.submit(jobs[2:])
+    scheduler.step()
+    scheduler.cancel(jobs[:1])
+    while not scheduler.idle:
+        scheduler.step()
+    assert jobs[0].listener.result is None  # type: ignore[attr-defined]
+    for each, arguments in zip(jobs[1:], items[1:], strict=True):
+        result, alone = each.listener.result, model.generate(**arguments)  # type: ignore[attr-defined]
+        near = 3e-4 * float(alone.latents.abs().max())  # how a batch is multiplied rounds otherwise than a row alone
+        torch.testing.assert_close(result.latents, alone.latents, atol=near, rtol=0)
+    assert "whole batch" in jobs[2].listener.waited  # type: ignore[attr-defined]
