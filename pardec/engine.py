@@ -28,11 +28,12 @@ from .requests import continuous as vector_requests
 from .requests import text as requests
 from .requests.continuous import VectorCall
 from .requests.images import render
+from .requests.prompts import open_id
 from .requests.settings import VECTORS, Arguments, Settings
 from .requests.text import Call
 from .result import Result
 from .result_data import Timing, plain_row
-from .serving.streaming import Texts
+from .serving.streaming import RowText, Texts
 
 if TYPE_CHECKING:
     from pardec.models.images.contracts import Imaging
@@ -144,6 +145,10 @@ class Engine:
         """The text of a row that has ended, cut before its stop string."""
         text, stops = self.text(tokens), call.stops(row)
         return text if text is None or stops is None else stops.cut(text)
+
+    def row_text(self, call: Call, row: int = 0) -> RowText:
+        """The text of a row of a call, as its tokens are committed."""
+        return RowText(self._reader, call, row, call.request.canvases[row].numpy() == open_id(self.language_model))
 
     def row(self, call: Call | VectorCall, end: RowFinished) -> dict[str, Any]:
         """A row that has just finished, as plain values."""

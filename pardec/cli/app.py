@@ -15,6 +15,7 @@ from .environment import env
 from .generate import generate
 from .image import image
 from .listing import list_, show
+from .serve import serve
 from .tune import tune
 from .view import view
 
@@ -45,6 +46,7 @@ def pardec(
 app.command("generate")(generate)
 app.command("chat")(chat)
 app.command("image")(image)
+app.command("serve")(serve)
 app.command("compare")(compare)
 app.command("tune")(tune)
 app.command("align")(align)

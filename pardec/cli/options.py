@@ -158,6 +158,30 @@ Threads = Annotated[int, _option(RUN, "CPU threads.", min=1)]
 NoBeside = Annotated[bool, _option(RUN, "Time no other loops.", "--no-beside")]
 Memory = Annotated[bool, _option(RUN, "Measure memory growth, not time.", "--memory")]
 
+# --- of `serve` ---
+
+Host = Annotated[str, _option(RUN, "The address to listen on; 0.0.0.0 is all of them.", "--host")]
+Port = Annotated[int, _option(RUN, "The port to listen on; 0 takes a free one.", "--port", min=0, max=65535)]
+ServedName = Annotated[
+    str | None, _option(IO, "What clients call the model, beside its own name.", "--name", metavar="NAME")
+]
+ApiKey = Annotated[
+    str | None,
+    _option(RUN, "A key that clients have to send.", "--api-key", envvar="PARDEC_API_KEY", show_envvar=True),
+]
+ServedRows = Annotated[int, _option(RUN, "Rows decoded at once.", "--batch-size", min=1)]
+Queue = Annotated[int, _option(RUN, "Rows that wait for a slot; beyond, the answer is 503.", min=0)]
+MaxRows = Annotated[int, _option(RUN, "Rows of one request, prompts times n.", min=1)]
+MaxLength = Annotated[
+    int | None, _option(RUN, "Tokens of a row, prompt and answer, by default the model's limit.", min=1)
+]
+MaxBody = Annotated[int, _option(RUN, "KiB of a request's body.", min=1)]
+TimeLimit = Annotated[float, _option(RUN, "Seconds from a request to the end of its answer.", "--timeout", min=0)]
+Grace = Annotated[float, _option(RUN, "Seconds that requests have to finish at the end.", min=0)]
+PrefixMiB = Annotated[
+    int, _option(RUN, "MiB of K/V of prompts kept for later ones that begin alike; 0 is off.", "--prefix-cache", min=0)
+]
+
 # --- groups: a field is an option ---
 
 

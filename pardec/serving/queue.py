@@ -73,13 +73,7 @@ class Prompts(Iterator[QueuedRow]):
         self._samples = settings.num_return_sequences
         self._ready: deque[QueuedRow] = deque()  # further rows of the latest prompt
         self._seed, self._block = int(settings.seed), min(BLOCK, settings.max_new_tokens)
-        decoding_config = None if model.family != "masked" else model.language_model.decoding_config
-        self._blocks_grow = (  # a row that ends before its block does decodes the same in a longer block
-            decoding_config is not None
-            and decoding_config.attention != "block-causal"
-            and settings.block_length is None
-            and settings.block_align == "prompt"
-        )
+        self._grows = blocks_grow(model, settings)
 
     def __next__(self) -> QueuedRow:
         if not self._ready:
@@ -101,9 +95,26 @@ class Prompts(Iterator[QueuedRow]):
         for sample in range(count):
             row = call if count == 1 else call.take([sample])
             request = row.request
-            if self._blocks_grow:
+            if self._grows:
                 request = replace(request, block_length=max(request.block_length, self._block))
             yield QueuedRow(index, row, request, sample=sample)
+
+
+def blocks_grow(model: Engine, settings: Settings) -> bool:
+    """Whether a request decodes the same in longer blocks, as a row does that ends before its block."""
+    if model.family != "masked" or model.language_model.decoding_config.attention == "block-causal":
+        return False
+    return settings.block_length is None and settings.block_align == "prompt"
+
+
+def queued_rows(model: Engine, call: Call | VectorCall, settings: Settings) -> list[QueuedRow]:
+    """The rows of a call one by one, so that they share batches with those of other calls, of any length."""
+    grows, rows = blocks_grow(model, settings), []
+    for row in range(len(call.seeds)):
+        one: Any = call.take([row])
+        length = {"block_length": max(one.request.block_length, BLOCK)} if grows else {}
+        rows.append(QueuedRow(row, one, replace(one.request, **length)))
+    return rows
 
 
 def _fields(index: int, item: Any) -> dict[str, Any]:

@@ -111,10 +111,8 @@ class Scheduler:
             finally:
                 self.forwards += batch.cost.forwards - before
             self._report(ended)
-            for row, progress in batch.progress() if self._watched(batch) else ():
-                job = self._jobs[row]
-                if job.listener.wants_progress:
-                    job.listener.advanced(progress)
+            if self._watched(batch):
+                self._report_progress(batch)
         self._remove_empty()
 
     def close(self, error: Exception) -> None:
@@ -186,6 +184,16 @@ class Scheduler:
         for row, result in ended:
             if (job := self._jobs.pop(row, None)) is not None:
                 job.listener.finished(result)
+
+    def _report_progress(self, batch: RunningBatch) -> None:
+        for row, progress in list(batch.progress()):
+            job = self._jobs[row]
+            if job.listener.wants_progress:
+                try:
+                    job.listener.advanced(progress)
+                except Exception as error:  # the listener's own
+                    self.cancel([job])
+                    job.listener.failed(error)
 
     def _give_up(self, kind: Kind, error: Exception) -> None:
         """Fails every row of a batch and frees it."""

@@ -1,0 +1,75 @@
+"""`pardec serve`: an HTTP server with the interface of OpenAI's API."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from pardec.models.errors import PardecError, install
+
+from ..requests import early
+from . import inputs
+from . import options as o
+from .common import say
+
+
+@o.command
+def serve(
+    model: o.ModelName,
+    *,
+    name: o.ServedName = None,
+    quiet: o.Quiet = False,
+    sampling: o.TextSampling,
+    stop: o.Stop = None,
+    host: o.Host = "127.0.0.1",
+    port: o.Port = 8000,
+    api_key: o.ApiKey = None,
+    batch_size: o.ServedRows = 16,
+    queue: o.Queue = 256,
+    max_rows: o.MaxRows = 64,
+    max_length: o.MaxLength = None,
+    max_body: o.MaxBody = 4096,
+    timeout: o.TimeLimit = 600.0,
+    grace: o.Grace = 30.0,
+    prefix_cache: o.PrefixMiB = 0,
+    loading: o.AnyLoading,
+) -> None:
+    """Serve a model with the interface of OpenAI's API: text, chat, images, health and metrics.
+
+    pardec serve tiny-llama --port 8000
+
+    pardec serve GSAI-ML/LLaDA-8B-Instruct -s threshold:tau=0.9@dual -n 256
+
+    Options of sampling are for requests that leave them out.
+    """
+    arguments = o.to_arguments(sampling)
+    if stop:
+        arguments["stop"] = inputs.read_stop(stop)
+    load_arguments = o.to_arguments(loading)
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
+        if find_spec(package) is None:
+            raise PardecError(f"pardec serve needs {package}", hint=install("serve"))
+    early.check(model, [sampling.sampler], arguments, load_arguments)
+
+    from ..api import load  # imported here since it imports torch
+    from ..server.app import create_app
+    from ..server.limits import Limits
+    from ..server.run import listen, run
+
+    limits = Limits(
+        batch_size=batch_size,
+        queue=queue,
+        rows=max_rows,
+        length=max_length,
+        body=max_body * 1024,
+        seconds=timeout,
+        grace=grace,
+    )
+    with listen(host, port) as listening:  # before the model is read, which takes longer
+        loaded = load(model, **load_arguments)
+        if prefix_cache:
+            loaded.cache_prefixes(prefix_cache)
+        app = create_app(loaded, name=name, api_key=api_key, limits=limits, **arguments)
+        address = listening.getsockname()
+        shown = f"[{address[0]}]" if ":" in address[0] else address[0]
+        say(f"{loaded.network.describe()}\nhttp://{shown}:{address[1]}/v1, stop with Ctrl-C", quiet=quiet)
+        run(app, listening)

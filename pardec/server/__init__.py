@@ -1,0 +1,1 @@
+"""An HTTP server with the interface of OpenAI's API, for every model, sampler and cache."""

@@ -1,0 +1,81 @@
+"""What a client is told where a request cannot be served: a status and a JSON body in the form of OpenAI's API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from starlette.responses import Response
+
+from pardec.models.errors import ModelError, PardecError, SpecError
+
+from ..memory import OutOfMemory
+
+
+class RequestError(Exception):
+    """A request that is answered with an error.
+
+    Attributes:
+        status: the HTTP status.
+        param: the field that is wrong, if it is one.
+        code: a word that programs can compare.
+        headers: of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON body."""
+        kind = "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+        kind = "authentication_error" if self.status == HTTPStatus.UNAUTHORIZED else kind
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The answer to the client."""
+        return JSON(self.body, self.status, self.headers)
+
+
+class JSON(Response):
+    """A JSON document; text that is no UTF-8, as half a surrogate pair, stays readable JSON."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """The document as bytes."""
+        return in_utf8(json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+
+
+def in_utf8(text: str) -> bytes:
+    """JSON text in UTF-8: half a surrogate pair becomes an escape."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def as_request_error(error: BaseException) -> RequestError:
+    """What a client is told of an error: what it can change, and nothing of the inside of the server."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, OutOfMemory):
+        return RequestError(HTTPStatus.SERVICE_UNAVAILABLE, _with_hint(error), code="out_of_memory")
+    if isinstance(error, SpecError):
+        return RequestError(HTTPStatus.BAD_REQUEST, _with_hint(error))
+    if isinstance(error, ModelError | PardecError):
+        return RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, _with_hint(error), code="model_error")
+    return RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed; its log has the reason", code="internal")
+
+
+def _with_hint(error: PardecError) -> str:
+    return f"{error.message}: {error.hint}" if error.hint else error.message

@@ -1,0 +1,92 @@
+"""What every request passes: the key, the size of its body, and the count of its answer. Errors become JSON here."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import RequestError, as_request_error
+from .handling import ClientGone
+
+if TYPE_CHECKING:
+    from .app import Server
+
+log = logging.getLogger("pardec.server")
+
+_ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/images/generations", "/v1/models", "/health", "/metrics")
+_GONE = 499  # the client closed the request; nobody reads it but the metrics
+
+
+class Guard:
+    """Middleware."""
+
+    def __init__(self, app: ASGIApp, server: Server, api_key: str | None) -> None:
+        self.app, self.server = app, server
+        self._key = None if api_key is None else api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started, status, path = time.monotonic(), 0, scope["path"]
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            self._check_key(scope)
+            await self.app(scope, self._bounded(scope, receive), noting)
+        except ClientGone:
+            self.server.metrics.left()
+            status = status or _GONE
+        except Exception as error:
+            answer = as_request_error(error)
+            if answer.code == "internal":
+                log.exception("%s %s failed", scope["method"], path)
+            if not status:  # else it has begun, and the connection ends
+                await answer.response()(scope, receive, noting)
+        finally:
+            endpoint = path if path in _ENDPOINTS else "other"
+            self.server.metrics.answered(endpoint, status or _GONE, time.monotonic() - started)
+
+    def _check_key(self, scope: Scope) -> None:
+        if self._key is None or scope["path"] == "/health":
+            return
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        if not hmac.compare_digest(given, b"Bearer " + self._key):
+            headers = {"WWW-Authenticate": "Bearer"}
+            message = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
+            raise RequestError(HTTPStatus.UNAUTHORIZED, message, code="invalid_api_key", headers=headers)
+
+    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
+        """`receive`, as long as the body is not too large."""
+        limit, size = self.server.limits.body, 0
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > limit:
+            raise _too_large(limit)
+
+        async def bounded() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b"")) if message["type"] == "http.request" else 0
+            if size > limit:
+                raise _too_large(limit)
+            return message
+
+        return bounded
+
+
+def _too_large(limit: int) -> RequestError:
+    message = f"the body is larger than the {limit} bytes that this server takes"
+    # The rest of it is not read.
+    headers = {"Connection": "close"}
+    return RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, code="body_too_large", headers=headers)

@@ -1,0 +1,178 @@
+"""One request under way: its rows go to the worker and come back, until it is over or its client gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from ..result import Result
+from ..serving.queue import QueuedRow
+from ..serving.scheduler import Job
+from .errors import RequestError, as_request_error, in_utf8
+from .listening import Advanced, Channel, Ended, Failed, RowListener, Started, Update
+
+if TYPE_CHECKING:
+    from .answers import TextAnswer
+    from .metrics import Metrics
+    from .worker import Worker
+
+T = TypeVar("T")
+Listen = Callable[[int, Callable[[Update], None], QueuedRow], RowListener]
+
+
+class ClientGone(Exception):
+    """The client closed the connection."""
+
+
+class Decoding:
+    """The rows of one request in the worker; leave the `with`, and unfinished ones leave the batch."""
+
+    def __init__(self, worker: Worker, rows: Sequence[QueuedRow], listen: Listen, deadline: float) -> None:
+        """Raises RequestError where the worker does not take the rows."""
+        self.worker, self.deadline = worker, deadline
+        self._channel = Channel()
+        self._jobs = [Job(row, listen(index, self._channel.put, row)) for index, row in enumerate(rows)]
+        self._results: dict[int, Result] = {}
+        worker.submit(self._jobs)
+        self._released = False
+
+    def __enter__(self) -> Decoding:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unfinished rows leave the batch."""
+        if not self._released:
+            self._released = True
+            self.worker.release(self._jobs)
+
+    async def next(self) -> Update | None:
+        """What becomes of the rows next; None when all are finished. Raises what a row failed with.
+
+        Raises:
+            RequestError: 408 where the time is up.
+        """
+        if len(self._results) == len(self._jobs):
+            return None
+        try:
+            async with asyncio.timeout_at(self.deadline):
+                update = await self._channel.get()
+        except TimeoutError:
+            message = "the request took longer than this server allows"
+            raise RequestError(HTTPStatus.REQUEST_TIMEOUT, message, code="timeout") from None
+        if isinstance(update, Failed):
+            raise update.error
+        if isinstance(update, Ended):
+            self._results[update.index] = update.result
+        return update
+
+    async def finish(self) -> tuple[list[Result], str | None]:
+        """The results of all rows, and why one of them waited."""
+        waited = None
+        while (update := await self.next()) is not None:
+            if isinstance(update, Started) and update.waited is not None:
+                waited = update.waited
+        return self.results, waited
+
+    @property
+    def results(self) -> list[Result]:
+        """The results of all rows, once they are there."""
+        return [self._results[index] for index in range(len(self._jobs))]
+
+
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """What `work` gives; it is cancelled where the client goes away before. Raises ClientGone."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        for each in (task, gone):
+            each.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await each
+
+
+async def _gone(request: Request) -> None:
+    """Returns when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class TextStream(StreamingResponse):
+    """Server-sent events with the text of a request's rows as it settles."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        decoding: Decoding,
+        first: Update | None,
+        answer: TextAnswer,
+        metrics: Metrics,
+        since: float,
+        headers: Mapping[str, str],
+    ) -> None:
+        """`first` is an update that was taken from `decoding` before the headers; `since` on `time.monotonic`."""
+        self._decoding, self._first, self._answer = decoding, first, answer
+        self._metrics, self._since = metrics, since
+        super().__init__(self._events(), headers={"Cache-Control": "no-store", **headers})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the events; whatever ends it, unfinished rows leave the batch."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._decoding.close()
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        answer, update, began = self._answer, self._first, False
+        sent: dict[int, tuple[str, int]] = {}  # of each row, text and tokens
+        try:
+            while update is not None:
+                if not began and isinstance(update, Advanced | Ended):
+                    self._metrics.began(self._since)
+                    began = True
+                if isinstance(update, Advanced):
+                    if update.canvas is not None:
+                        yield event(answer.denoise(update), name="denoise")
+                    if update.text:
+                        text, tokens = sent.get(update.index, ("", 0))
+                        sent[update.index] = text + update.text, tokens + len(update.tokens)
+                        yield event(answer.chunk(update))
+                elif isinstance(update, Ended):
+                    yield event(answer.last(update.index, update.result, *sent.get(update.index, ("", 0))))
+                update = await self._decoding.next()
+            results, options = self._decoding.results, answer.body.stream_options
+            self._metrics.finished(results, answer.prompt_tokens)
+            if options is not None and options.include_usage:
+                yield event(answer.closing(results))
+            yield b"data: [DONE]\n\n"
+        except asyncio.CancelledError:
+            self._metrics.left()
+            raise
+        except Exception as error:
+            yield event(as_request_error(error).body)
+
+
+def event(document: dict[str, Any], *, name: str | None = None) -> bytes:
+    """A server-sent event."""
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return in_utf8(f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n")
+
+
+def monotonic_deadline(seconds: float) -> float:
+    """The event loop's time so many seconds from now."""
+    return asyncio.get_running_loop().time() + seconds

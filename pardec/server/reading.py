@@ -1,0 +1,257 @@
+"""From a request's body to rows that the scheduler decodes."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pardec.models.errors import SpecError
+from pardec.samplers.spec import parse
+
+from ..requests.images import scale_of, with_defaults
+from ..requests.settings import Settings
+from ..serving.queue import QueuedRow, queued_rows
+from .errors import RequestError
+from .schemas import ChatBody, CompletionBody, ImageBody, Sampled, TextBody
+
+if TYPE_CHECKING:
+    from ..api import Model
+    from .limits import Limits
+
+MOST_LOGPROBS = 20  # likeliest tokens of a position, as in OpenAI's API
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """A checked request for text.
+
+    Attributes:
+        rows: prompts times samples, the samples of a prompt one after the other.
+        samples: of each prompt.
+        prompts: the ids of each prompt.
+    """
+
+    rows: list[QueuedRow]
+    samples: int
+    prompts: list[list[int]]
+    logprobs: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRequest:
+    """A checked request for images; `scale` is by how much to enlarge them."""
+
+    rows: list[QueuedRow]
+    scale: int
+
+
+class Reader:
+    """Reads the requests of one server. Raises RequestError or SpecError for what it cannot serve."""
+
+    def __init__(self, model: Model, names: tuple[str, ...], defaults: Mapping[str, Any], limits: Limits) -> None:
+        """`names` are those that clients may call the model by, `defaults` arguments of `generate`."""
+        self.model, self.names, self.defaults, self.limits = model, names, dict(defaults), limits
+
+    # --- text ---
+
+    def text(self, body: TextBody) -> TextRequest:
+        """A completion or a chat completion."""
+        self.check_model(body)
+        if self.model.imaging is not None:
+            raise RequestError(
+                HTTPStatus.BAD_REQUEST, f"{self.model.name} draws images: post to /v1/images/generations", param="model"
+            )
+        arguments = {**self.defaults, **self._sampling(body), **self._prompt(body), **self._lengths(body)}
+        arguments |= self._endings(body)
+        if isinstance(body, CompletionBody) and body.echo:
+            self._check_echo(body)
+        if body.response_format is not None and body.response_format.get("type") != "text":
+            arguments["response_format"] = body.response_format
+        if body.allowed is not None:
+            arguments["allowed"] = _integer_keys(body.allowed)
+        logprobs = _logprobs(body)
+        if logprobs is not None or body.logprob_ids is not None:
+            arguments |= {"logprobs": logprobs or 0, "logprob_ids": body.logprob_ids}
+        samples = body.n or 1
+        if samples > 1:
+            arguments["num_return_sequences"] = samples
+        self._check_rows(self._count(arguments) * samples)
+        call = self.model.prepare(**arguments)
+        self._check_lengths(call.lengths)
+        settings = Settings.of({name: value for name, value in arguments.items() if name != "prompt"})
+        rows = queued_rows(self.model, call, settings)
+        starts = zip(call.request.canvases, call.prompts, strict=True)  # type: ignore[union-attr]
+        prompts = [canvas[:start].tolist() for canvas, start in starts][::samples]
+        return TextRequest(rows, samples, prompts, logprobs)
+
+    def _prompt(self, body: TextBody) -> dict[str, Any]:
+        if isinstance(body, ChatBody):
+            return {"prompt": [{"role": message.role, "content": message.text} for message in body.messages]}
+        assert isinstance(body, CompletionBody), "the other form"
+        prompt: Any = body.prompt
+        if isinstance(prompt, str) or isinstance(prompt[0], str):
+            return {"prompt": prompt}
+        return {"input_ids": prompt if isinstance(prompt[0], list) else [prompt]}
+
+    @staticmethod
+    def _count(arguments: Mapping[str, Any]) -> int:
+        """How many prompts there are."""
+        ids, prompt = arguments.get("input_ids"), arguments.get("prompt")
+        if ids is not None:
+            return len(ids)
+        return len(prompt) if isinstance(prompt, list) and isinstance(prompt[0], str) else 1
+
+    def _lengths(self, body: TextBody) -> dict[str, Any]:
+        most = body.max_tokens
+        if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
+            most = body.max_completion_tokens
+        values = {
+            "max_new_tokens": most,
+            "min_new_tokens": body.min_tokens,
+            "block_length": body.block_length,
+            "template": body.template,
+        }
+        if isinstance(body, CompletionBody) and body.best_of not in (None, body.n or 1):
+            raise RequestError(HTTPStatus.BAD_REQUEST, "best_of has to equal n: there is no ranking", param="best_of")
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _check_echo(self, body: CompletionBody) -> None:
+        if body.stream:
+            raise RequestError(HTTPStatus.BAD_REQUEST, "echo cannot be streamed", param="echo")
+        if body.logprobs is not None and self.model.family != "ar":
+            message = f"echo with logprobs: {self.model.name} fills masks, and gives prompts no probability"
+            raise RequestError(HTTPStatus.BAD_REQUEST, message, param="echo")
+
+    def _endings(self, body: TextBody) -> dict[str, Any]:
+        stop = [body.stop] if isinstance(body.stop, str) else [text for text in body.stop or () if text is not None]
+        values: dict[str, Any] = {"stop": stop} if stop else {}
+        if body.ignore_eos:
+            values["stop_ids"] = list(body.stop_token_ids or ())
+        elif body.stop_token_ids:
+            values["stop_ids"] = [*self.model.language_model.decoding_config.eos_ids, *body.stop_token_ids]
+        return values
+
+    # --- images ---
+
+    def image(self, body: ImageBody) -> ImageRequest:
+        """Images of a caption or a class."""
+        self.check_model(body)
+        imaging = self.model.imaging
+        if imaging is None:
+            raise RequestError(
+                HTTPStatus.BAD_REQUEST, f"{self.model.name} writes text: post to /v1/completions", param="model"
+            )
+        given = {"negative_prompt": body.negative_prompt, "cfg_interval": body.cfg_interval}
+        arguments = {**self.defaults, **self._sampling(body), **{k: v for k, v in given.items() if v is not None}}
+        if imaging.kind == "class":
+            arguments["label"] = body.label if body.label is not None else _label(body.prompt, imaging.classes)
+        elif body.prompt is not None:
+            arguments["prompt"] = body.prompt
+        else:
+            raise RequestError(HTTPStatus.BAD_REQUEST, "prompt is missing: describe the image", param="prompt")
+        if not imaging.can_decode:
+            raise RequestError(HTTPStatus.BAD_REQUEST, f"{self.model.name} has no decoder to images", param="model")
+        count = body.n or 1
+        self._check_rows(count)
+        width, height = _size(body.size)
+        scale = scale_of(self.model.name, imaging, height, width)
+        arguments = {**with_defaults(imaging, arguments), "num_images": count}
+        call = self.model.prepare(**arguments)
+        settings = Settings.of({name: value for name, value in arguments.items() if name != "prompt"})
+        return ImageRequest(queued_rows(self.model, call, settings), scale)
+
+    # --- both ---
+
+    def check_model(self, body: Sampled) -> None:
+        """Refuses another model's name."""
+        if body.model is not None and body.model not in self.names:
+            message = f"there is no model {body.model!r}; this server has {self.names[0]!r}"
+            raise RequestError(HTTPStatus.NOT_FOUND, message, param="model", code="model_not_found")
+
+    def _sampling(self, body: Sampled) -> dict[str, Any]:
+        names = ("temperature", "top_p", "cfg", "min_p", "repetition_penalty")
+        values = {name: value for name in names if (value := getattr(body, name, None)) is not None}
+        if body.top_k is not None and body.top_k > 0:
+            values["top_k"] = body.top_k
+        if body.sampler is not None:
+            check_sampler(body.sampler, self.defaults.get("sampler"))
+            values["sampler"] = body.sampler
+        return {**values, "seed": secrets.randbits(63) if body.seed is None else body.seed}
+
+    def _check_rows(self, count: int) -> None:
+        if count > self.limits.rows:
+            message = f"the request has {count} rows, prompts times n, and the most is {self.limits.rows}"
+            raise RequestError(HTTPStatus.BAD_REQUEST, message, param="n", code="too_many_rows")
+
+    def _check_lengths(self, lengths: list[int]) -> None:
+        limit = self.limits.length
+        if limit is not None and max(lengths) > limit:
+            message = f"a row of {max(lengths)} tokens, prompt and answer, and this server takes {limit} at most"
+            raise RequestError(HTTPStatus.BAD_REQUEST, message, code="context_length_exceeded")
+
+
+def check_sampler(text: str, default: Any) -> None:
+    """Refuses a spec that names files or models of a hub, but for the server's own: clients may not load anything.
+
+    Raises SpecError.
+    """
+    if text == default or text.startswith("preset:"):
+        return
+    for part in parse(text).parts:
+        for name, value in part.params:
+            if re.search(r"[/\\~]", value) or value.startswith(".") or (len(value) < 256 and Path(value).exists()):
+                raise SpecError(
+                    f"{part.name}:{name}={value} names a file or a model of a hub, and requests may only name "
+                    "embedded ones",
+                    hint="start the server with this sampler (-s), and leave it out of the request",
+                )
+
+
+def _logprobs(body: TextBody) -> int | None:
+    """How many of the likeliest tokens are reported; None where no log-probabilities are."""
+    if isinstance(body, ChatBody):
+        if body.top_logprobs and not body.logprobs:
+            raise RequestError(HTTPStatus.BAD_REQUEST, "top_logprobs needs logprobs=true", param="top_logprobs")
+        count = (body.top_logprobs or 0) if body.logprobs else None
+    else:
+        assert isinstance(body, CompletionBody), "the other form"
+        count = body.logprobs
+    if count is not None and count > MOST_LOGPROBS:
+        name = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
+        raise RequestError(HTTPStatus.BAD_REQUEST, f"{name} is at most {MOST_LOGPROBS}, got {count}", param=name)
+    return count
+
+
+def _integer_keys(value: Any) -> Any:
+    """`allowed` as JSON has it, with whole numbers as the keys of every object."""
+    if isinstance(value, list):
+        return [_integer_keys(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    wrong = next((key for key in value if not key.isdecimal() or len(key) > 9), None)
+    if wrong is not None:
+        raise RequestError(HTTPStatus.BAD_REQUEST, f"allowed has the index {wrong!r}, no whole number", param="allowed")
+    return {int(key): _integer_keys(item) for key, item in value.items()}
+
+
+def _label(prompt: str | None, classes: int) -> int:
+    """The class that a prompt names."""
+    if prompt is None or not re.fullmatch(r"-?\d{1,9}", prompt.strip()):
+        message = f"this model draws classes: label, or a prompt that is a whole number, is one of 0..{classes - 1}"
+        raise RequestError(HTTPStatus.BAD_REQUEST, message, param="label")
+    return int(prompt)
+
+
+def _size(size: str | None) -> tuple[int | None, int | None]:
+    """Width and height of "256x256"; None for the model's own."""
+    if size is None or size == "auto":
+        return None, None
+    match = re.fullmatch(r"(\d{1,5})x(\d{1,5})", size)
+    if match is None:
+        raise RequestError(HTTPStatus.BAD_REQUEST, f'size is "WIDTHxHEIGHT", as "256x256", got {size!r}', param="size")
+    return int(match[1]), int(match[2])

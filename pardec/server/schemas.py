@@ -1,0 +1,169 @@
+"""The bodies of requests: OpenAI's fields, and pardec's own beside them.
+
+Fields that would change the answer and cannot be followed are refused, not ignored; those that a server may ignore by
+OpenAI's definition (`user`, `metadata` and their kin) are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, model_validator
+
+from pardec.models.errors import did_you_mean
+
+Number = StrictFloat | StrictInt
+Seed = Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)]
+Texts = Annotated[list[StrictStr], Field(min_length=1, max_length=4096)]
+Ids = Annotated[list[Annotated[StrictInt, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+
+# OpenAI's fields without an effect on the answer.
+IGNORED = frozenset({"user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier"})
+# Fields of a value that asks for nothing.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "modalities": (["text"],),
+    "suffix": ("",),
+    "quality": ("auto", "standard"),
+    "style": ("natural",),
+    "background": ("auto", "opaque"),
+    "output_format": ("png",),
+    "moderation": ("auto", "low"),
+    "partial_images": (0,),
+    "do_sample": (True, False),  # the temperature decides
+}
+
+
+class Body(BaseModel):
+    """A request; `fields` are its own, without those that ask for nothing."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise ValueError("the body is a JSON object")
+        own = {
+            name: value
+            for name, value in data.items()
+            if name in cls.model_fields
+            or not (name in IGNORED or (name in NEUTRAL and (value is None or value in NEUTRAL[name])))
+        }
+        for name in own:
+            if name in NEUTRAL and name not in cls.model_fields:
+                raise ValueError(f"{name} is not supported: leave it out")
+            if name not in cls.model_fields:
+                raise ValueError(f"there is no field {name!r}{did_you_mean(name, cls.model_fields)}")
+        return own
+
+
+class Sampled(Body):
+    """What requests for text and for images share."""
+
+    model: StrictStr | None = None
+    n: Annotated[StrictInt, Field(ge=1)] | None = None
+    seed: Seed | None = None
+    temperature: Annotated[Number, Field(ge=0)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[StrictInt, Field(ge=-1)] | None = None  # 0 and -1 are off, as in other servers
+    cfg: Number | None = None
+    sampler: StrictStr | None = None
+
+
+class StreamOptions(BaseModel):
+    """What a stream has beside text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: StrictBool | None = None
+    include_denoise: StrictBool | None = None  # events "denoise" with the canvas, also where it may still change
+    include_obfuscation: StrictBool | None = None  # has no effect here
+
+
+class TextBody(Sampled):
+    """What both forms of requests for text share."""
+
+    max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
+    stop: StrictStr | Annotated[list[StrictStr | None], Field(max_length=16)] | None = None
+    stream: StrictBool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    min_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
+    block_length: Annotated[StrictInt, Field(ge=1)] | None = None
+    stop_token_ids: Ids | None = None
+    ignore_eos: StrictBool | None = None
+    allowed: list[Any] | dict[str, Any] | None = None
+    template: StrictStr | list[StrictInt | None] | None = None
+    logprob_ids: Ids | None = None
+    return_token_ids: StrictBool | None = None
+
+
+class CompletionBody(TextBody):
+    """`POST /v1/completions`."""
+
+    prompt: StrictStr | Texts | Ids | Annotated[list[Ids], Field(min_length=1, max_length=4096)]
+    echo: StrictBool | None = None
+    best_of: StrictInt | None = None
+    logprobs: Annotated[StrictInt, Field(ge=0)] | None = None
+
+
+class Part(BaseModel):
+    """A part of a message."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+    text: StrictStr
+
+
+class Message(BaseModel):
+    """A message of a conversation; `name` and fields that are null are passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: StrictStr
+    content: StrictStr | list[Part]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_calls(cls, data: Any) -> Any:
+        if isinstance(data, dict) and (data.get("tool_calls") or data.get("function_call") or data.get("audio")):
+            raise ValueError("tool calls and audio are not supported")
+        return data
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatBody(TextBody):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: Annotated[StrictInt, Field(ge=0)] | None = None
+
+
+class ImageBody(Sampled):
+    """`POST /v1/images/generations`."""
+
+    prompt: StrictStr | None = None
+    label: StrictInt | None = None  # for models of classes
+    negative_prompt: StrictStr | None = None
+    size: StrictStr | None = None
+    response_format: Literal["b64_json"] | None = None
+    stream: Literal[False] | None = None
+    cfg_interval: Annotated[StrictInt, Field(ge=0)] | None = None

@@ -1,0 +1,127 @@
+"""The thread that owns the model: it decodes what requests submit, and does nothing where there is nothing to do."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from http import HTTPStatus
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..serving.scheduler import Job, Scheduler
+from .errors import RequestError
+
+if TYPE_CHECKING:
+    from ..api import Model
+    from .limits import Limits
+
+T = TypeVar("T")
+
+log = logging.getLogger("pardec.server")
+
+_RETRY = {"Retry-After": "1"}
+
+
+class Worker:
+    """Decodes jobs in a thread of its own. All methods may be called from any thread."""
+
+    def __init__(self, model: Model, limits: Limits) -> None:
+        self.model, self.limits = model, limits
+        self.scheduler = Scheduler(model, limits.batch_size)
+        self._actions: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._rows = 0  # submitted and not over
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="pardec-worker", daemon=True)
+
+    def start(self) -> None:
+        """Begins to decode."""
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes requests."""
+        return self._thread.is_alive() and not self._stopping
+
+    @property
+    def rows(self) -> int:
+        """Rows submitted and not over."""
+        return self._rows
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Queues the rows of one request: all of them, or none.
+
+        Raises:
+            RequestError: 503 where the queue has no room for them, or the server stops.
+        """
+        with self._lock:
+            self._check_open()
+            room = self.limits.batch_size + self.limits.queue
+            if self._rows + len(jobs) > room:
+                message = f"the queue is full: {self._rows} rows of at most {room} are under way; try again later"
+                raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, message, code="queue_full", headers=_RETRY)
+            self._rows += len(jobs)
+            self._actions.put(lambda: self.scheduler.submit(jobs))
+
+    def release(self, jobs: Sequence[Job]) -> None:
+        """The request with these jobs is over: those that are not finished leave before the next forward."""
+        with self._lock:
+            self._rows -= len(jobs)
+        self._actions.put(lambda: self.scheduler.cancel(jobs))
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Runs a function between two forwards."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:
+                    future.set_exception(error)
+
+        with self._lock:
+            self._check_open()
+            self._actions.put(run)
+        return future
+
+    def stop(self, grace: float = 0.0) -> None:
+        """Takes no further requests, lets those under way finish for `grace` seconds, then gives them up."""
+        with self._lock:
+            self._stopping = True
+        self._actions.put(lambda: None)  # wakes it
+        if not self._thread.is_alive():
+            return
+        self._thread.join(grace)
+        error = RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is stopping", code="stopping", headers=_RETRY)
+        self._actions.put(lambda: self.scheduler.close(error))
+        self._thread.join(grace + 5.0)  # a forward under way is not interrupted
+
+    def _check_open(self) -> None:
+        if self._stopping or not self._thread.is_alive():
+            message = "the server is stopping"
+            raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, message, code="stopping", headers=_RETRY)
+
+    def _run(self) -> None:
+        scheduler = self.scheduler
+        while not (self._stopping and scheduler.idle and self._actions.empty()):
+            try:
+                self._act(wait=scheduler.idle)
+                if not scheduler.idle:
+                    scheduler.step()
+            except Exception as error:  # a fault of pardec: nobody may wait for ever
+                log.exception("decoding failed")
+                scheduler.close(error)
+
+    def _act(self, *, wait: bool) -> None:
+        """Does what has been asked for since the last forward; with `wait`, until there is something."""
+        actions: list[Any] = [self._actions.get()] if wait else []
+        while True:
+            try:
+                actions.append(self._actions.get_nowait())
+            except Empty:
+                break
+        for action in actions:
+            action()
