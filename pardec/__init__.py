@@ -61,8 +61,8 @@ _MODULE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "Accepted", "Advice", "CacheError", "CapacityError", "EmptyAnswer", "Event", "Finished", "ImagePipeline", "Model",
     "ModelError", "PardecError", "Problem", "Result", "RowFinished", "SpecError", "Started", "Step", "Table", "Task",
-    "TokenLogprobs", "UnknownNameError", "__version__", "compare", "list_models", "list_presets", "list_samplers", "list_tasks", "load",
-    "sampler", "task", "tune",
+    "TokenLogprobs", "UnknownNameError", "__version__", "compare", "list_models", "list_presets", "list_samplers",
+    "list_tasks", "load", "sampler", "task", "tune",
 ]  # fmt: skip
 
 

@@ -61,7 +61,7 @@ class ResultData:
             none did. Of continuous tokens the call of the backbone.
         token_logprobs: per row, the log-probability of each of its tokens, [n] float32, by the model's own distribution
             at the forward of `step_map`; NaN where none committed it. None without `logprobs`.
-        top_logprobs: per row, the same as `TokenLogprobs`, with the likeliest tokens there; None where none are recorded.
+        top_logprobs: per row, the same as `TokenLogprobs`, with the likeliest tokens there; None with `logprobs` of 0.
         candidate_logprobs: per row, those of `logprob_ids`, [n, c] float32; None without them.
         padding: positions fed besides `tokens_fed`, in forwards of rows of unequal length (verify loop).
         exact: "greedy" if the output is that of the `sequential` baseline, "distribution" if it is sampled from the
@@ -245,6 +245,7 @@ def plain_logprobs(logprobs: TokenLogprobs) -> dict[str, Any]:
 
 def plain_floats(values: np.ndarray) -> list[Any]:
     """float32 as JSON values: null for NaN, and the lowest float32 for -inf, which a trimmed head gives."""
-    finite = np.maximum(values, np.finfo(np.float32).min)
-    result: list[Any] = np.where(np.isnan(values), None, finite.astype(object)).tolist()
+    plain = np.maximum(values, np.finfo(np.float32).min).astype(object)
+    plain[np.isnan(values)] = None
+    result: list[Any] = plain.tolist()
     return result

@@ -39,8 +39,8 @@ class TokenLogprobs:
     @classmethod
     def empty(cls, *shape: int, top: int = 0, candidates: int = 0) -> Self:
         """No values, at `shape` positions."""
-        blank = np.full((*shape, 1 + top + candidates), np.nan, dtype=np.float32)
-        return cls(blank[..., 0], np.full((*shape, top), -1, dtype=np.int64), blank[..., 1 : 1 + top], blank[..., 1 + top :])
+        own, tops, others = (np.full((*shape, *more), np.nan, dtype=np.float32) for more in ((), (top,), (candidates,)))
+        return cls(own, np.full(tops.shape, -1, dtype=np.int64), tops, others)
 
     def __len__(self) -> int:
         return len(self.own)

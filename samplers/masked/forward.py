@@ -265,7 +265,9 @@ class MaskedForward:
 
         return ChunkedDistribution(make, raw.count, vocab, raw.index)
 
-    def _unprocessed(self, hidden: Hidden, n: int, queries: Tensor | None = None, first: int = 0) -> ChunkedDistribution:
+    def _unprocessed(
+        self, hidden: Hidden, n: int, queries: Tensor | None = None, first: int = 0
+    ) -> ChunkedDistribution:
         """The model's own distribution, guidance included, at the positions [n, M] of `_distribution`.
 
         The head runs when logits are read, and only for those: nothing is kept but the forward's hidden states.

@@ -19,9 +19,7 @@ from .sequences import Sequences
 class TraceRecorder:
     """Records one request, including its finished rows, for the trace."""
 
-    def __init__(
-        self, text: Sequences, forced: Tensor | None = None, logprobs: LogprobRecorder | None = None
-    ) -> None:
+    def __init__(self, text: Sequences, forced: Tensor | None = None, logprobs: LogprobRecorder | None = None) -> None:
         """`forced` [R, L] is the only allowed token of a position, -1 where there are several."""
         self.text, self.logprobs = text, logprobs
         self.forced_before: np.ndarray | None = None  # [R, L + 1] forced positions before each
