@@ -104,6 +104,7 @@ ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("shifted-sdar", "entropy_bound:gamma=0.5@block", {"temperature": 1.0}),
     ("llada2", "threshold:tau=0.3+edit:tau=0.3@block", {}),
     ("wedlm", "wedlm@window", {}),
+    ("nemotron", "threshold:tau=0.3@causal", {}),
 )
 
 
@@ -113,17 +114,24 @@ def test_a_masked_row_has_the_distributions_of_its_committing_forwards(
 ) -> None:
     plain = toy(family, sharp=1.2)
     watched = Watched(plain.decoder)
-    model = replace(plain, decoder=watched)
     [prompt] = prompts((6,))
-    last = fill(model, spec, [prompt], 11, seeds=[7], **WANTED, **options)
-    trace, found = last.trace, recorded(last)[0]
-    assert len(watched.forwards) == last.nfe[0]
+    options = {"absolute": plain.decoding_config.attention == "block-causal", **options}
+    asked = request([[*prompt, *[MASK] * 11]], [6], seeds=[7], **WANTED, **options)
+    loop = MaskedLoop(replace(plain, decoder=watched), registry.resolve(spec), asked)
+    shifts = []  # how far to the left of a position its prediction stands, a forward
+    while len(loop.canvas):
+        loop.step()
+        shifts.append(int(loop.recorder.history[-1].shift[0]))
+        list(loop.retire())
+    trace, found = loop.finished().trace, recorded(loop.finished())[0]
+    if family != "nemotron":
+        assert set(shifts) == {plain.decoding_config.shift}
+    assert len(watched.forwards) == len(shifts)
     at = np.flatnonzero(trace.commit_step[0] >= 0)
     assert len(at) >= 4
-    shift = plain.decoding_config.shift
     rows = [
-        at_forward(watched.forwards[trace.commit_step[0, position]], max(position - shift, 0), options.get("cfg"))
-        for position in at.tolist()
+        at_forward(watched.forwards[step], max(position - shifts[step], 0), options.get("cfg"))
+        for step, position in zip(trace.commit_step[0, at].tolist(), at.tolist(), strict=True)
     ]
     compare(found[at], trace.tokens[0, at], torch.stack(rows))
     others = np.flatnonzero(trace.commit_step[0] < 0)
