@@ -27,6 +27,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from pardec.models.errors import CacheError, CapacityError, ModelError, PardecError, SpecError, UnknownNameError
     from pardec.samplers.events import Accepted, Event, Finished, RowFinished, Started, Step
+    from pardec.samplers.logprobs import TokenLogprobs
     from pardec.samplers.registry import sampler
 
     from .api import Model, load
@@ -50,6 +51,7 @@ _HOME = {
     "pardec.images.pipeline": ("ImagePipeline",),
     "pardec.result": ("Result",),
     "pardec.samplers.events": ("Accepted", "Event", "Finished", "RowFinished", "Started", "Step"),
+    "pardec.samplers.logprobs": ("TokenLogprobs",),
     "pardec.samplers.registry": ("sampler",),
     "pardec.tasks": ("Problem", "Task", "list_tasks", "task"),
 }
@@ -59,8 +61,8 @@ _MODULE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "Accepted", "Advice", "CacheError", "CapacityError", "EmptyAnswer", "Event", "Finished", "ImagePipeline", "Model",
     "ModelError", "PardecError", "Problem", "Result", "RowFinished", "SpecError", "Started", "Step", "Table", "Task",
-    "UnknownNameError", "__version__", "compare", "list_models", "list_presets", "list_samplers", "list_tasks", "load",
-    "sampler", "task", "tune",
+    "TokenLogprobs", "UnknownNameError", "__version__", "compare", "list_models", "list_presets", "list_samplers",
+    "list_tasks", "load", "sampler", "task", "tune",
 ]  # fmt: skip
 
 

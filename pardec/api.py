@@ -141,6 +141,9 @@ class Model(Engine):
             stop_ids: end tokens; None takes the model's (none with a template), [] never stops.
             block_align: lay the block grid from the end of the "prompt", or "absolute" from position 0.
             source: recorded uniforms in place of a seed.
+            logprobs: record the log-probability of each token, by the model's own distribution at the forward that
+                committed it, and of the `logprobs` likeliest ones; 0 records each token's own, None nothing.
+            logprob_ids: ids whose log-probabilities are recorded there too; given alone, it implies logprobs=0.
             callback: called with every event.
 
         Raises:

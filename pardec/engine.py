@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
+import numpy as np
 import torch
 
 from pardec.models.continuous.contracts import ContinuousModel
@@ -153,6 +154,8 @@ class Engine:
     def row(self, call: Call | VectorCall, end: RowFinished) -> dict[str, Any]:
         """A row that has just finished, as plain values."""
         tokens, generated = call.generated(end.row, end.tokens.tolist())
+        start = call.prompts[end.row]
+        span = slice(start, start + len(tokens))
         return plain_row(
             text=self._text(call, end.row, tokens),
             tokens=tokens,
@@ -160,6 +163,8 @@ class Engine:
             nfe=end.nfe,
             generated=generated,
             seed=call.seeds[end.row],
+            step_map=None if end.commit_step is None else np.maximum(end.commit_step[span].astype(np.int64), -1),
+            logprobs=None if end.logprobs is None else end.logprobs[span],
         )
 
     def environment(self) -> dict[str, str]:

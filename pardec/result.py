@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pardec.models.printable import plain
 
-from .io import data_frames, saving
+from .io import arrays, data_frames, saving
 from .result_data import ResultData
 
 
@@ -20,6 +22,19 @@ class Result(ResultData):
     def to_pandas(self) -> Any:
         """`rows()` as a pandas DataFrame. Raises PardecError without pandas."""
         return data_frames.frame(self.rows())
+
+    def to_arrays(self, *, pad_id: int = 0) -> dict[str, np.ndarray]:
+        """Rows as arrays, padded on the right: what a trainer takes.
+
+        Returns:
+            prompts [B, P] int64 and prompt_mask [B, P] bool; tokens [B, T] int64, mask [B, T] bool and step_map
+            [B, T] int64 (-1 behind a row); with `logprobs`, token_logprobs [B, T], and top_ids and top_logprobs
+            [B, T, k]; with `logprob_ids`, candidate_logprobs [B, T, c]; NaN, and ids of -1, behind a row.
+
+        Raises:
+            SpecError: the tokens are continuous.
+        """
+        return arrays.arrays(self, pad_id)
 
     def __repr__(self) -> str:
         content: object = self.text[0] if self.text else self.tokens[0]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from torch import Tensor
 
+from pardec.samplers.logprobs import TokenLogprobs
 from pardec.samplers.trace import Trace
 
 from .views.token_text import TokenTexts
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound="ResultData")
 PLACEHOLDER = "■ "  # stands for a continuous token where there is no image
+# What a row has where log-probabilities were asked for.
+LOGPROB_FIELDS = ("step_map", "token_logprobs", "top_ids", "top_logprobs", "candidate_logprobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,12 @@ class ResultData:
         draft_forwards: per row, forwards of a draft model, where there is one.
         deviation: per row, the total variation that a relaxed acceptance adds up to; each method documents how it
             counts. 0 where the output is exact, None where a relaxed sampler does not measure it.
+        step_map: per row, the forward that committed each of its tokens, [n] int64, counted from 0 in the row; -1 where
+            none did. Of continuous tokens the call of the backbone.
+        token_logprobs: per row, the log-probability of each of its tokens, [n] float32, by the model's own distribution
+            at the forward of `step_map`; NaN where none committed it. None without `logprobs`.
+        top_logprobs: per row, the same as `TokenLogprobs`, with the likeliest tokens there; None with `logprobs` of 0.
+        candidate_logprobs: per row, those of `logprob_ids`, [n, c] float32; None without them.
         padding: positions fed besides `tokens_fed`, in forwards of rows of unequal length (verify loop).
         exact: "greedy" if the output is that of the `sequential` baseline, "distribution" if it is sampled from the
             same distribution, else "relaxed".
@@ -125,6 +134,30 @@ class ResultData:
         return slice(start, start + (len(self.tokens[row]) if self.latents is None else self.generated[row]))
 
     @cached_property
+    def step_map(self) -> list[np.ndarray]:
+        return [np.maximum(self.trace.forward[row, self.span(row)], -1) for row in range(len(self.tokens))]
+
+    @cached_property
+    def _logprobs(self) -> list[TokenLogprobs] | None:
+        """Per row, at its tokens."""
+        whole = self.trace.logprobs
+        return None if whole is None else [whole[row, self.span(row)] for row in range(len(self.tokens))]
+
+    @property
+    def token_logprobs(self) -> list[np.ndarray] | None:
+        return None if self._logprobs is None else [row.own for row in self._logprobs]
+
+    @property
+    def top_logprobs(self) -> list[TokenLogprobs] | None:
+        return None if self._logprobs is None or not self._logprobs[0].ids.shape[1] else self._logprobs
+
+    @property
+    def candidate_logprobs(self) -> list[np.ndarray] | None:
+        if self._logprobs is None or not self._logprobs[0].candidates.shape[1]:
+            return None
+        return [row.candidates for row in self._logprobs]
+
+    @cached_property
     def pieces(self) -> list[list[str]] | None:
         if self.latents is not None and self.grid is not None:
             rows, columns = self.grid
@@ -145,6 +178,8 @@ class ResultData:
                 nfe=self.nfe[row],
                 generated=self.generated[row],
                 seed=self.seeds[row],
+                step_map=self.step_map[row],
+                logprobs=None if self._logprobs is None else self._logprobs[row],
             )
             for row, tokens in enumerate(self.tokens)
         ]
@@ -155,6 +190,8 @@ def one_row(result: R, row: int) -> R:
     count, length = len(result.tokens), int(result.trace.lengths[row])
 
     def cut(value: Any) -> Any:
+        if isinstance(value, TokenLogprobs):
+            return value[row : row + 1, :length]
         if isinstance(value, np.ndarray | Tensor):
             return value[row : row + 1, :length] if value.ndim > 1 else value[row : row + 1]
         return type(value)([value[row]]) if isinstance(value, list | tuple) and len(value) == count else value
@@ -169,9 +206,20 @@ def one_row(result: R, row: int) -> R:
 
 
 def plain_row(
-    *, text: str | None, tokens: list[int], finish: str, nfe: int, generated: int, seed: int
+    *,
+    text: str | None,
+    tokens: list[int],
+    finish: str,
+    nfe: int,
+    generated: int,
+    seed: int,
+    step_map: np.ndarray | None = None,
+    logprobs: TokenLogprobs | None = None,
 ) -> dict[str, Any]:
-    """One row as a dict of JSON values, with the fields of `pardec generate --json` and of rows files."""
+    """One row as a dict of JSON values, with the fields of `pardec generate --json` and of rows files.
+
+    `step_map` and `logprobs` [n] are those of its tokens; without the second neither is in the row.
+    """
     return {
         "text": text,
         "tokens": tokens,
@@ -180,4 +228,24 @@ def plain_row(
         "generated": generated,
         "tokens_per_forward": generated / max(nfe, 1),
         "seed": seed,
+        **({} if logprobs is None else plain_logprobs(logprobs)),
+        **({} if logprobs is None or step_map is None else {"step_map": step_map.tolist()}),
     }
+
+
+def plain_logprobs(logprobs: TokenLogprobs) -> dict[str, Any]:
+    """As JSON values, under the names of `Result.to_arrays`; null stands for NaN."""
+    values = {"token_logprobs": plain_floats(logprobs.own)}
+    if logprobs.ids.shape[-1]:
+        values |= {"top_ids": logprobs.ids.tolist(), "top_logprobs": plain_floats(logprobs.top)}
+    if logprobs.candidates.shape[-1]:
+        values["candidate_logprobs"] = plain_floats(logprobs.candidates)
+    return values
+
+
+def plain_floats(values: np.ndarray) -> list[Any]:
+    """float32 as JSON values: null for NaN, and the lowest float32 for -inf, which a trimmed head gives."""
+    plain = np.maximum(values, np.finfo(np.float32).min).astype(object)
+    plain[np.isnan(values)] = None
+    result: list[Any] = plain.tolist()
+    return result

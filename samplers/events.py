@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .logprobs import TokenLogprobs
 from .trace import Trace
 
 
@@ -62,6 +63,8 @@ class RowFinished(Event):
     reason: str  # "stop": its first end token or stop string; "length": nothing left to fill
     nfe: int
     text: str | None = None  # the text that no step has had yet; the texts of all its events make up its Result.text
+    commit_step: np.ndarray | None = None  # [L_i] int16, as in `Trace`; None for continuous tokens
+    logprobs: TokenLogprobs | None = None  # of L_i positions; None where none were asked for
 
 
 @dataclass(frozen=True, slots=True)

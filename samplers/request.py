@@ -37,6 +37,8 @@ class Request:
         draft_model: the checkpoint that drafts, where the sampler's drafter needs one.
         stops: per row, what ends it beside `stop_ids`; () ends none.
         processors: logits processors of transformers; autoregressive models only.
+        logprobs: of each committed token the log-probability, and of so many likeliest ones; None records none.
+        logprob_ids: candidates whose log-probabilities are recorded too, where `logprobs` is not None.
         finished: [B, L + 1] int64: the finished text of `Select.reference_sampler`, -1 where it has none.
     """
 
@@ -60,6 +62,8 @@ class Request:
     stops: tuple[Ending | None, ...] = ()
     allowed: Allowed | None = None
     processors: tuple[Callable[[Tensor, Tensor], Tensor] | ByRow, ...] = ()
+    logprobs: int | None = None
+    logprob_ids: tuple[int, ...] = ()
     finished: Tensor | None = None
 
     @property

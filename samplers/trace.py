@@ -8,6 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
+from .logprobs import TokenLogprobs
+
 Fed = range | tuple[int, ...]  # the positions one forward queried: a span, or any set
 
 
@@ -54,6 +56,7 @@ class Trace:
     drafted: tuple[tuple[int, ...], ...] = ()
     accepted: tuple[tuple[int, ...], ...] = ()
     forced: tuple[tuple[int, ...], ...] = ()  # and tokens without an alternative, counted here alone; () none
+    logprobs: TokenLogprobs | None = None  # [B, L] positions; None where none were asked for
 
     @property
     def forward(self) -> np.ndarray:

@@ -23,6 +23,7 @@ from ..requests import empty_answer
 from ..requests.continuous import VectorCall
 from ..requests.text import Call
 from ..result import Result
+from ..result_data import LOGPROB_FIELDS
 from ..views.terminal import Watch
 from .common import say
 from .common import show as show_text
@@ -153,7 +154,10 @@ class Batches:
             "settings": self.call.settings,
             "environment": self.model.environment(),
             "timing": {"total_s": self.seconds, "tokens": self.tokens, "forwards": self.forwards},
-            "rows": [{name: self.rows[index][name] for name in fields} for index in range(len(self.items))],
+            "rows": [
+                {name: row[name] for name in (*fields, *LOGPROB_FIELDS) if name in fields or name in row}
+                for row in (self.rows[index] for index in range(len(self.items)))
+            ],
         }
 
     def summary(self) -> str:

@@ -28,6 +28,7 @@ def generate(
     chat: o.Chat = None,
     stream: o.Stream = False,
     json_: Json = False,
+    logprobs: o.Logprobs = None,
     quiet: o.Quiet = False,
     sampling: o.TextSampling,
     stop: o.Stop = None,
@@ -70,6 +71,7 @@ def generate(
         "stop": inputs.read_stop(stop),
         "num_return_sequences": num_return_sequences,
         "allowed": inputs.read_allowed(allowed),
+        "logprobs": logprobs,
     }
     # Options left out are not passed on, so that a preset's own arguments apply.
     arguments: Any = {"seed": seed, **o.to_arguments(sampling)}

@@ -52,6 +52,10 @@ Stop = Annotated[
 ReturnSequences = Annotated[int | None, _option(SHAPE, "Samples of each prompt; needs a temperature.", min=1)]
 Cfg = Annotated[float | None, _option(SHAPE, "Classifier-free guidance; 1 is none.")]
 Allowed = Annotated[Path | None, _option(SHAPE, "JSON file: the tokens allowed at each position.", "--allowed")]
+Logprobs = Annotated[
+    int | None,
+    _option(IO, "In rows and --json: each token's log-probability, and those of the K likeliest.", metavar="K", min=0),
+]
 Seed = Annotated[int, _option(SHAPE, "Random seed; prompt i uses a seed derived from it and i.")]
 
 BatchSize = Annotated[int, _option(RUN, "Prompts in a batch.", min=1)]

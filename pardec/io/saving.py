@@ -24,15 +24,22 @@ from torch import Tensor
 
 from pardec.models.errors import PardecError, one_line
 from pardec.models.loading.json_text import parse
+from pardec.samplers.logprobs import TokenLogprobs
 from pardec.samplers.trace import Fed, Trace
 
 from ..images import pngs
-from ..result_data import R, ResultData, Timing
+from ..result_data import R, ResultData, Timing, plain_floats
 from .output_paths import occupied
 from .result_schema import check
 
 FORMAT = "pardec.result/2"
 _TENSORS = {"sequences": torch.int64, "commit_step": torch.int16, "commit_score": torch.float32}
+_LOGPROBS: dict[str, tuple[str, Any]] = {  # of `TokenLogprobs`; not in every file
+    "token_logprobs": ("own", np.float32),
+    "top_ids": ("ids", np.int64),
+    "top_logprobs": ("top", np.float32),
+    "candidate_logprobs": ("candidates", np.float32),
+}
 _ROW_FIELDS = (
     "generated", "nfe", "forward_rows", "tokens_fed", "draft_forwards", "deviation", "finish", "prompts", "seeds"
 )  # fmt: skip
@@ -51,10 +58,11 @@ def save(result: ResultData, target: Path) -> Path:
         "sequences": result.sequences,
         "commit_step": torch.from_numpy(np.ascontiguousarray(result.trace.commit_step)),
         "commit_score": torch.from_numpy(np.ascontiguousarray(result.trace.commit_score)),
+        **_logprob_tensors(result.trace.logprobs),
     }
     try:
         if target.suffix == ".json":
-            lists = {name: tensor.tolist() for name, tensor in tensors.items()}
+            lists = {name: _lists(name, tensor) for name, tensor in tensors.items()}
             embedded = [base64.b64encode(file).decode("ascii") for file in _image_files(result)]
             write_file(target, json.dumps({**_json_fields(result), "tensors": lists, "images": embedded}))
         else:
@@ -117,6 +125,36 @@ def _json_fields(result: ResultData) -> dict[str, Any]:
     }
 
 
+def _logprob_tensors(logprobs: TokenLogprobs | None) -> dict[str, Tensor]:
+    if logprobs is None:
+        return {}
+    each = {name: getattr(logprobs, field) for name, (field, _) in _LOGPROBS.items()}
+    return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in each.items()}
+
+
+def _lists(name: str, tensor: Tensor) -> Any:
+    """A tensor as JSON values; log-probabilities may be NaN."""
+    floats = name in _LOGPROBS and tensor.is_floating_point()
+    return plain_floats(tensor.numpy()) if floats else tensor.tolist()
+
+
+def _logprobs(stored: dict[str, Any], shape: tuple[int, ...]) -> TokenLogprobs | None:
+    """The log-probabilities of a result on canvases of `shape` [B, L]; None where it has none."""
+    if "token_logprobs" not in stored:
+        return None
+    values = {}
+    for name, (field, dtype) in _LOGPROBS.items():
+        array = np.asarray(stored[name], dtype=dtype)  # None becomes NaN
+        if dtype == np.float32:
+            array = np.where(array == np.finfo(np.float32).min, -np.inf, array).astype(np.float32)
+        if array.shape[:2] != shape or array.ndim != (2 if field == "own" else 3):
+            raise ValueError(f"{name} is {list(array.shape)} where sequences is {list(shape)}")
+        values[field] = array
+    if values["ids"].shape != values["top"].shape:
+        raise ValueError(f"top_ids is {list(values['ids'].shape)} and top_logprobs {list(values['top'].shape)}")
+    return TokenLogprobs(**values)
+
+
 def _image_files(result: ResultData) -> list[bytes]:
     """The images as PNG files."""
     return [pngs.png(image, pngs.of_result(result, row)) for row, image in enumerate(result.images or [])]
@@ -177,6 +215,7 @@ def _build(kind: type[R], data: dict[str, Any], stored: dict[str, Any], images: 
         drafted=tuple(map(tuple, data["drafted"])),
         accepted=tuple(map(tuple, data["accepted"])),
         forced=tuple(map(tuple, data.get("forced", ()))),
+        logprobs=_logprobs(stored, tuple(shape)),
     )
     timing = data["timing"]
     parts = {str(name): float(seconds) for name, seconds in timing.get("parts", {}).items()}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pardec.samplers.events import Event
 
 NO_CLASS = -1  # the label of an unconditional image
-_OF_IDS = ("top_k", "top_p", "min_p", "cfg_interval", "allowed")
+_OF_IDS = ("top_k", "top_p", "min_p", "cfg_interval", "allowed", "logprobs", "logprob_ids")
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,9 +72,13 @@ _BY_HINT: Mapping[str, tuple[str, ...]] = {
         *("prefix_allowed_tokens_fn", "constraints", "force_words_ids", "grammar"),
     ),
     _TRACE: (
-        *("return_dict_in_generate", "output_scores", "output_logits", "output_history", "output_hidden_states"),
-        *("output_attentions", "logprobs", "prompt_logprobs", "return_timestamps"),
+        *("return_dict_in_generate", "output_history", "output_hidden_states"),
+        *("output_attentions", "return_timestamps"),
     ),
+    "logprobs=5 records the log-probability of each token and of the five likeliest; logprob_ids= those of some ids": (
+        *("output_scores", "output_logits", "top_logprobs", "return_logprobs", "logprob_token_ids", "allowed_logprobs"),
+    ),
+    "model.logits(input_ids) gives those of any text": ("prompt_logprobs",),
     _COUNT: ("n", "num_samples", "num_generations", "num_completions", "num_return"),
     "num_images=4 draws four images of each prompt": ("num_images_per_prompt", "images_per_prompt"),
     _CFG: ("cfg_scale", "guidance_scale", "guidance", "w", "classifier_free_guidance"),

@@ -63,6 +63,8 @@ class Arguments(TypedDict, total=False):
     prompt_embeds: Any
     negative_prompt: str | Sequence[str] | None
     source: Source | None
+    logprobs: int | None
+    logprob_ids: Sequence[int] | None
     callback: Callable[[Event], object] | None
 
 
@@ -95,6 +97,8 @@ class Settings:
     prompt_embeds: Any = None  # for image models: the text encoder's output for captions, [B, n, D] or a list
     negative_prompt: Any = None  # for captions: what guidance steers away from; one, or one a prompt
     source: Any = None  # recorded uniforms in place of a seed
+    logprobs: int | None = None  # record each token's log-probability, and those of so many likeliest ones
+    logprob_ids: Any = None  # and those of these ids; alone, it records the token's own too
     callback: Callable[[Event], object] | None = None  # called with every event
 
     def __post_init__(self) -> None:
@@ -105,6 +109,7 @@ class Settings:
         _whole("num_images", self.num_images, 1)
         _whole("num_return_sequences", self.num_return_sequences, 1)
         _whole("cfg_interval", self.cfg_interval, 0, optional=True)
+        _whole("logprobs", self.logprobs, 0, optional=True)
         _number("temperature", self.temperature, "at least 0", lambda x: x >= 0)
         _number("temperature", self.temperature, RANGE, divides)
         _number("cfg", self.cfg, "at least 0", lambda x: x >= 0, optional=True)
@@ -120,7 +125,7 @@ class Settings:
                 f'block_align is "prompt" or "absolute", got {self.block_align!r}',
                 hint='"prompt" lays the block grid from the end of the prompt, "absolute" from position 0',
             )
-        for name in ("input_ids", "label", "seed", "stop_ids", "template", "prompt_embeds"):
+        for name in ("input_ids", "label", "seed", "stop_ids", "template", "prompt_embeds", "logprob_ids"):
             check_count(name, getattr(self, name))
         for seed in self.seed if isinstance(self.seed, Sequence) else [self.seed]:
             _whole("seed", seed, None)
@@ -237,6 +242,7 @@ def _example(name: str) -> str:
         "top_p": "top_p=0.9 keeps the likeliest tokens that hold 90% of the probability; leave it out to keep all",
         "cfg": "cfg=1 is the model without guidance, larger is stronger; leave it out to turn guidance off",
         "seed": "seed=0, or seed=[0, 1] with one seed a row",
+        "logprobs": "logprobs=0 records each token's own, logprobs=5 also the five likeliest; leave it out for none",
         "cfg_interval": "cfg_interval=100 guides the first 102 tokens of an image; leave it out to guide all",
         "num_images": "num_images=4 draws four images of each prompt",
         "num_return_sequences": "num_return_sequences=4 gives four answers to each prompt",

@@ -125,6 +125,8 @@ class Call:
         values |= {"cfg_interval": request.cfg_interval} if request.conditions else {}
         # Defaults are left out, so that rows saved before these arguments existed count as the same rows.
         values |= {name: value for name in _RARE if (value := getattr(request, name))}
+        values |= {} if request.logprobs is None else {"logprobs": request.logprobs}
+        values |= {"logprob_ids": list(request.logprob_ids)} if request.logprob_ids else {}
         stops = self.stops(0)
         values |= {"stop": list(stops.texts)} if stops is not None else {}
         negatives = [condition.negative for condition in request.conditions]
@@ -178,6 +180,8 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         stops=() if stops is None else (stops,) * len(rows),
         allowed=_allowed(model, settings, rows),
         processors=tuple(settings.logits_processor or ()),
+        logprobs=_logprobs(model, settings),
+        logprob_ids=_logprob_ids(model, settings),
     )
     for stage in sampler.stages:
         stage.admit(request)
@@ -250,15 +254,34 @@ def _stop_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:
     value = settings.stop_ids
     if value is None:
         return () if settings.template is not None else tuple(model.decoding_config.eos_ids)
+    return _ids(model, "stop_ids", value, "stop_ids=[2] stops at token 2; [] never stops")
+
+
+def _logprobs(model: LanguageModel, settings: Settings) -> int | None:
+    """How many of the likeliest tokens are recorded; None where no log-probabilities are."""
+    if settings.logprobs is None:
+        return None if settings.logprob_ids is None else 0
+    if settings.logprobs > model.vocab_size:
+        raise SpecError(
+            f"logprobs={settings.logprobs} is more than the vocabulary of {model.vocab_size}",
+            hint=f"logprobs={model.vocab_size} records the whole distribution",
+        )
+    return int(settings.logprobs)
+
+
+def _logprob_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:
+    value = () if settings.logprob_ids is None else settings.logprob_ids
+    return _ids(model, "logprob_ids", value, "logprob_ids=[5, 9] records those of tokens 5 and 9")
+
+
+def _ids(model: LanguageModel, name: str, value: Any, hint: str) -> tuple[int, ...]:
+    """One id of the vocabulary or several."""
     if isinstance(value, Tensor | np.ndarray):
         value = value.tolist()
     ids = tuple(value) if isinstance(value, Collection) else (value,)
     for i in ids:
         if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < model.vocab_size:
-            raise SpecError(
-                f"stop_ids holds {i!r}, which is no id of the vocabulary of {model.vocab_size}",
-                hint="stop_ids=[2] stops at token 2; [] never stops",
-            )
+            raise SpecError(f"{name} holds {i!r}, which is no id of the vocabulary of {model.vocab_size}", hint=hint)
     return ids
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -63,6 +63,7 @@ class MaskedForward:
         self._groups: list[Group] = []
         self._order: Tensor | None = None
         self._hidden: list[Hidden] = []  # the last forward's outputs, one a group; kept if `whole`
+        self._raw: list[RowDistribution] = []  # what it predicts for the block, one a group; if the request records it
         self._runs: list[finite.Run] = []  # the last forward, one a group
         self.highest = torch.zeros((), device=canvas.tokens.device)  # summed over all logits so far: see `finite`
 
@@ -148,14 +149,16 @@ class MaskedForward:
         else:
             forward = self.model.run  # the same plan with other tokens, already checked
         self._hidden.clear()
+        self._raw.clear()
         self._runs.clear()
         each = [self._forward(group, wanted, soft, forward) for group in self._groups]
-        if len(each) == 1:
-            return each[0]
-        assert self._order is not None, "groups have an order"
         shadows = [shadow for _, shadow in each if shadow is not None]
-        whole = join([distribution for distribution, _ in each], self._order)
-        return whole, join(shadows, self._order) if shadows else None
+        whole = self._joined([distribution for distribution, _ in each])
+        return whole, self._joined(shadows) if shadows else None
+
+    def _joined(self, groups: Sequence[RowDistribution]) -> RowDistribution:
+        """The distributions of the groups as one of all live rows."""
+        return groups[0] if self._order is None else join(groups, self._order)
 
     @property
     def early(self) -> Tensor:
@@ -180,7 +183,17 @@ class MaskedForward:
         for group, hidden in zip(self._groups, self._hidden, strict=True):
             chosen = self._of(positions, group)
             each.append(self._distribution(hidden, group, chosen, self._doubled(self.model.rows(chosen))))
-        return join(each, self._order) if self._order is not None else each[0]
+        return self._joined(each)
+
+    def raw(self, positions: Tensor | None = None) -> Distribution:
+        """Before anything but guidance has changed it: of the block, or at `positions` [B, K] as `at`."""
+        if positions is None:
+            return self._joined(self._raw)
+        each = []
+        for group, hidden in zip(self._groups, self._hidden, strict=True):
+            chosen = self._of(positions, group)
+            each.append(self._unprocessed(hidden, len(chosen), self._doubled(self.model.rows(chosen))))
+        return self._joined(each)
 
     # --- one forward ---
 
@@ -214,6 +227,9 @@ class MaskedForward:
         hidden = forward(plan, self.cache)
         if self.whole:
             self._hidden.append(hidden)
+        if self.request.logprobs is not None:
+            raw = self._unprocessed(hidden, len(group.want))
+            self._raw.append(raw if index is None else raw.reindexed(index))
         if self.shadow and not needs_chunks(2 * tokens.shape[0] * self.shadow, self.model.vocab_size):
             own, shadow = (
                 self._processed(both, group, positions) for both in self._guided(hidden.logits()).chunk(2, 1)
@@ -241,17 +257,31 @@ class MaskedForward:
         every = (hidden.plan.want if queries is None else queries).shape[1]
         if not needs_chunks(self.copies * n * every, vocab):
             return DenseDistribution(self._processed(self._guided(hidden.logits(queries)), group, positions))
-        width = self.shadow or every
+        raw = self._unprocessed(hidden, n, queries, first)
 
         def make(index: Tensor) -> Tensor:
-            row, column = index.div(width, rounding_mode="floor"), index % width
-            at = row * every + first + column
-            both = at if self.cfg is None else torch.cat([at, at + n * every])
-            return self._processed(self._guided(hidden.some(both, queries)), group, positions[row, column], row)
+            row, column = index.div(raw.index.shape[1], rounding_mode="floor"), index % raw.index.shape[1]
+            return self._processed(raw.logits_of_rows(index), group, positions[row, column], row)
 
-        return ChunkedDistribution(
-            make, n * width, vocab, torch.arange(n * width, device=positions.device).view(n, width)
-        )
+        return ChunkedDistribution(make, raw.count, vocab, raw.index)
+
+    def _unprocessed(
+        self, hidden: Hidden, n: int, queries: Tensor | None = None, first: int = 0
+    ) -> ChunkedDistribution:
+        """The model's own distribution, guidance included, at the positions [n, M] of `_distribution`.
+
+        The head runs when logits are read, and only for those: nothing is kept but the forward's hidden states.
+        """
+        every = (hidden.plan.want if queries is None else queries).shape[1]
+        width = self.shadow if self.shadow and queries is None else every
+
+        def logits_of_rows(index: Tensor) -> Tensor:
+            at = index.div(width, rounding_mode="floor") * every + first + index % width
+            both = at if self.cfg is None else torch.cat([at, at + n * every])
+            return self._guided(hidden.some(both, queries))
+
+        index = torch.arange(n * width, device=hidden.states.device).view(n, width)
+        return ChunkedDistribution(logits_of_rows, n * width, self.model.vocab_size, index)
 
     def _doubled(self, tensor: Tensor) -> Tensor:
         """The rows once more, for the unconditional half of guidance."""

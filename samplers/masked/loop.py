@@ -24,6 +24,9 @@ from pardec.models.model import LanguageModel
 from ..batching import free_indices, put_rows, take_rows, unbatchable
 from ..endings import Endings
 from ..events import Event, Finished, RowFinished
+from ..logprobs import LogprobRecorder
+from ..ops.chunked_distribution import CHUNK_BYTES
+from ..ops.distribution import split
 from ..ops.rank import best
 from ..registry import resolve
 from ..rng import assign_rows
@@ -60,6 +63,7 @@ def _reference_text(model: LanguageModel, reference: str, sampler: MaskedSampler
     It stops where the sampler itself stops.
     """
     stops = tuple(finish for finish in sampler.finish if not finish.fills)
+    request = replace(request, logprobs=None)
     *_, last = decode(model, replace(resolve(reference), finish=stops), request, steps=False)
     assert isinstance(last, Finished)
     text = torch.from_numpy(np.where(last.trace.commit_step == NEVER, -1, last.tokens))
@@ -74,6 +78,7 @@ class Decision:
     by: Stage  # the stage that names the tokens chosen
     revision: Revision | None = None
     fill: Writing | None = None
+    columns: Tensor | None = None  # [B, K] positions that `fill` may write
 
 
 class MaskedLoop:
@@ -114,7 +119,8 @@ class MaskedLoop:
             canvas.total_steps = total
         self.memory: dict[int, Any] = {id(stage): stage.start(canvas) for stage in sampler.stateful}
         self.forward = MaskedForward(model, canvas, sampler, request)
-        self.recorder = TraceRecorder(canvas, self.forward.copies)
+        self.logprobs = LogprobRecorder.of(request, canvas, canvas.length, model.device)
+        self.recorder = TraceRecorder(canvas, self.forward.copies, self.logprobs)
         self.endings = Endings(request.stops, len(canvas))
         self.distributions: list[Read] = []  # of the step, in order
 
@@ -131,7 +137,10 @@ class MaskedLoop:
             demand_finite(float(self.forward.highest), self.distributions, self.forward)
         decision = self.decide(evidence, query)
         before = Before(canvas.open_host.copy(), canvas.tokens_host.copy() if canvas.revises else None)
+        window = canvas.window
         demand_finite(self._commit(decision), self.distributions, self.forward)
+        if self.logprobs is not None:
+            self._record(self.logprobs, decision, window)
         return before
 
     def _commit(self, decision: Decision) -> float:
@@ -147,6 +156,26 @@ class MaskedLoop:
             )  # what may have led to it comes first
             edits = [(stage, None if revision is None else revision.rewrite) for stage in self.sampler.revising]
             raise mask_chosen(error, [(decision.by, decision.chosen), *edits], self.canvas) from None
+
+    def _record(self, logprobs: LogprobRecorder, decision: Decision, window: Tensor) -> None:
+        """The log-probabilities of what the step just committed, filled or rewrote in the block `window` [B, W]."""
+        canvas, forward = self.canvas, self.forward
+        when = canvas.commit_step.cpu().numpy()
+        if canvas.revises:
+            row, position = (when == NEVER).nonzero()
+            logprobs.clear(canvas.rows[row], position)
+        now = when == (canvas.nfe - 1)[:, None]
+        sources = [(window, forward.raw())]
+        if decision.columns is not None:  # rows that are filled commit nothing else
+            sources.insert(0, (decision.columns, forward.raw(decision.columns)))
+        for columns, distribution in sources:
+            positions = columns.cpu().numpy()
+            committed = np.flatnonzero(np.take_along_axis(now, positions, 1))
+            for flat in split(committed, CHUNK_BYTES // (4 * distribution.vocab)):
+                row, position = flat // positions.shape[1], positions.reshape(-1)[flat]
+                tokens = torch.from_numpy(canvas.tokens_host[row, position]).to(columns.device)
+                logprobs.add(canvas.rows[row], position, tokens, distribution.logits_at(flat))
+                now[row, position] = False
 
     def state(self, stage: Stateful) -> Any:
         """What `stage` remembers of this request."""
@@ -243,7 +272,7 @@ class MaskedLoop:
         )
         rest = torch.from_numpy(~rows).to(which.device)[:, None]
         revision = None if decision.revision is None else decision.revision.only(rest)
-        return Decision(decision.chosen.only(rest), decision.by, revision, fill)
+        return Decision(decision.chosen.only(rest), decision.by, revision, fill, columns)
 
     # --- rows that end ---
 
@@ -324,5 +353,7 @@ class MaskedLoop:
         self.forward.put(other.forward)
         self.endings.put(where, other.endings)
         self.recorder.put(rows, other.canvas.total)
+        if self.logprobs is not None and other.logprobs is not None:
+            self.logprobs.put(rows, other.logprobs)
         with torch.inference_mode():
             self.memory = {stage: put_rows(state, where, other.memory[stage]) for stage, state in self.memory.items()}

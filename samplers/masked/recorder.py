@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..events import Finished, RowFinished, Started, Step
+from ..logprobs import LogprobRecorder
 from ..trace import Trace
 from .canvas import Canvas
 from .layout import Queries
@@ -26,8 +27,8 @@ class Before:
 class TraceRecorder:
     """Follows one canvas. Finished rows leave the canvas; their contents stay here for the trace."""
 
-    def __init__(self, canvas: Canvas, copies: int) -> None:
-        self.canvas, self.copies = canvas, copies
+    def __init__(self, canvas: Canvas, copies: int, logprobs: LogprobRecorder | None = None) -> None:
+        self.canvas, self.copies, self.logprobs = canvas, copies, logprobs
         self.history: list[Queries] = []  # one a forward
         self.ends: dict[int, RowFinished] = {}
         self.contents = [getattr(canvas, name).cpu().clone() for name in _RECORDED]
@@ -69,8 +70,12 @@ class TraceRecorder:
             values[row] = getattr(canvas, name)[at].cpu()
         clocks = canvas.clocks[at].tolist()
         self.clocks[row] = tuple(clocks[len(clocks) - int(canvas.nfe[at]) :])
-        tokens = self.contents[0][row, : self.lengths[row]].numpy().copy()
-        self.ends[row] = RowFinished(row, tokens, reason, int(canvas.nfe[at]))
+        end = int(self.lengths[row])
+        tokens, commit_step = (values[row, :end].numpy().copy() for values in self.contents[:2])
+        logprobs = None if self.logprobs is None else self.logprobs.row(at, 0, end)
+        self.ends[row] = RowFinished(
+            row, tokens, reason, int(canvas.nfe[at]), commit_step=commit_step, logprobs=logprobs
+        )
         return self.ends[row]
 
     def reserve(self, count: int) -> None:
@@ -108,13 +113,14 @@ class TraceRecorder:
         fed = tuple(self._fed(row) for row in which)
         ends = [self.ends[row] for row in which]
         clocks = tuple(self.clocks[row] for row in which)
+        logprobs = None if self.logprobs is None else self.logprobs.of_rows(which, longest)
         return Finished(
             tokens=tokens,
             reasons=tuple(end.reason for end in ends),
             nfe=tuple(end.nfe for end in ends),
             forward_rows=tuple(end.nfe * self.copies for end in ends),
             tokens_fed=tuple(self.copies * sum(map(len, each)) for each in fed),
-            trace=Trace(tokens, commit_step, commit_score, lengths, fed, clocks),
+            trace=Trace(tokens, commit_step, commit_score, lengths, fed, clocks, logprobs=logprobs),
         )
 
     def _fed(self, row: int) -> tuple[range | tuple[int, ...], ...]:

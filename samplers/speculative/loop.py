@@ -25,6 +25,7 @@ from ..conditioning import conditioned_model
 from ..endings import Endings
 from ..events import Accepted, Event, Finished, RowFinished, Started
 from ..host_transfer import to_host
+from ..logprobs import LogprobRecorder
 from ..ops.processing import Processing
 from ..request import Request
 from ..rng import assign_rows
@@ -86,7 +87,9 @@ class VerifyLoop:
         self.stops = np.array(request.stop_ids, dtype=np.int64)
         self.endings = Endings(request.stops, len(self.text))
         self.ended = np.zeros(len(self.text), dtype=bool)  # a live row ends with its newest token
-        self.recorder = TraceRecorder(self.text, None if request.allowed is None else request.allowed.forced)
+        self.logprobs = LogprobRecorder.of(request, self.text, self.text.host.shape[1], model.device)
+        forced = None if request.allowed is None else request.allowed.forced
+        self.recorder = TraceRecorder(self.text, forced, self.logprobs)
 
     @torch.inference_mode()
     def round(self) -> None:
@@ -154,6 +157,7 @@ class VerifyLoop:
     ) -> np.ndarray:
         """[B, D] float32: the probability that the model gave each committed token; 0 behind counts[b].
 
+        Records the log-probabilities of those tokens, where they were asked for.
         Raises the error that names the cause if a committed token's logits are not finite.
         """
         row, column = np.nonzero(np.arange(tokens.shape[1]) < counts[:, None])
@@ -169,6 +173,8 @@ class VerifyLoop:
             raise self._failure(draft, distributions, where, node)
         scores = np.zeros(tokens.shape, dtype=np.float32)
         scores[row, column] = summary["score"]
+        if self.logprobs is not None:
+            self.logprobs.add(self.text.rows[row], self.text.length[row] + column, token, raw)
         return scores
 
     def _failure(self, draft: Draft, distributions: TargetDistributions, row: Tensor, node: Tensor) -> PardecError:
@@ -279,6 +285,8 @@ class VerifyLoop:
         self.text.put(where, other.text)
         self.forward.put(where, other.forward)
         self.recorder.put(self.forward, rows, other.recorder, other.forward)
+        if self.logprobs is not None and other.logprobs is not None:
+            self.logprobs.put(rows, other.logprobs)
         self.endings.put(where, other.endings)
         self.ended = self.ended.copy()
         self.ended[where] = False

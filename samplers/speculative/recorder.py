@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from ..events import Finished, RowFinished
+from ..logprobs import LogprobRecorder
 from ..masked.canvas import GIVEN
 from ..trace import Trace
 from .contracts import Draft
@@ -18,9 +19,9 @@ from .sequences import Sequences
 class TraceRecorder:
     """Records one request, including its finished rows, for the trace."""
 
-    def __init__(self, text: Sequences, forced: Tensor | None = None) -> None:
+    def __init__(self, text: Sequences, forced: Tensor | None = None, logprobs: LogprobRecorder | None = None) -> None:
         """`forced` [R, L] is the only allowed token of a position, -1 where there are several."""
-        self.text = text
+        self.text, self.logprobs = text, logprobs
         self.forced_before: np.ndarray | None = None  # [R, L + 1] forced positions before each
         if forced is not None:
             self.forced_before = np.pad((forced.cpu().numpy() >= 0).cumsum(1), ((0, 0), (1, 0)))
@@ -76,7 +77,14 @@ class TraceRecorder:
         self.lengths[row] = end
         for name, source in (("tokens", "host"), ("commit_step", "commit_step"), ("commit_score", "commit_score")):
             getattr(self, name)[row] = getattr(text, source)[at]
-        self.finished_rows[row] = RowFinished(row, text.row(at).copy(), reason, int(text.nfe[at]))
+        self.finished_rows[row] = RowFinished(
+            row,
+            text.row(at).copy(),
+            reason,
+            int(text.nfe[at]),
+            commit_step=text.commit_step[at, :end].copy(),
+            logprobs=None if self.logprobs is None else self.logprobs.row(at, 0, end),
+        )
         return self.finished_rows[row]
 
     def reserve(self, count: int) -> None:
@@ -144,6 +152,7 @@ class TraceRecorder:
             drafted=tuple(tuple(self.drafted[row]) for row in which),
             accepted=tuple(tuple(self.accepted[row]) for row in which),
             forced=() if self.forced_before is None else tuple(tuple(self.forced[row]) for row in which),
+            logprobs=None if self.logprobs is None else self.logprobs.of_rows(which, longest),
         )
         return Finished(
             tokens=trace.tokens,

@@ -1,0 +1,118 @@
+"""Log-probabilities of committed tokens, by the model's own distribution at the forward that committed each of them.
+
+    log softmax(logits), float32
+
+The logits are those of the forward, guidance included: before temperature, filters, processors, allowed tokens and
+logits stages, and with the mask token of a masked model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .host_transfer import to_host
+from .request import Request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenLogprobs:
+    """Log-probabilities at n positions, on the host; NaN, and ids of -1, where no forward committed a token.
+
+    A slice of it is that of the sliced positions.
+
+    >>> logprobs = TokenLogprobs.empty(3, top=2)
+    >>> logprobs[1:].ids.shape
+    (2, 2)
+    """
+
+    own: np.ndarray  # [n] float32: of the committed token
+    ids: np.ndarray  # [n, k] int64: the k likeliest tokens, the likeliest first
+    top: np.ndarray  # [n, k] float32: theirs
+    candidates: np.ndarray  # [n, c] float32: of `logprob_ids`, in their order
+
+    @classmethod
+    def empty(cls, *shape: int, top: int = 0, candidates: int = 0) -> Self:
+        """No values, at `shape` positions."""
+        own, tops, others = (np.full((*shape, *more), np.nan, dtype=np.float32) for more in ((), (top,), (candidates,)))
+        return cls(own, np.full(tops.shape, -1, dtype=np.int64), tops, others)
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+    def __getitem__(self, index: Any) -> TokenLogprobs:
+        return TokenLogprobs(*(getattr(self, field.name)[index] for field in fields(self)))
+
+
+class LiveRows(Protocol):
+    """The state of a loop, whose live rows have indices in the request."""
+
+    rows: np.ndarray  # [B]
+
+
+class LogprobRecorder:
+    """The log-probabilities of one request, its finished rows included.
+
+    They are kept by the row's index in the request, so that nothing moves when rows leave; a row that joins takes over
+    the index of a finished one.
+    """
+
+    def __init__(self, live: LiveRows, length: int, *, top: int, ids: Sequence[int], device: torch.device) -> None:
+        """For canvases of `length` positions: the `top` likeliest tokens of each, and the candidates `ids`."""
+        self.live, self.count = live, top
+        self.candidates = torch.tensor(ids, dtype=torch.int64, device=device)
+        self.values = TokenLogprobs.empty(len(live.rows), length, top=top, candidates=len(ids))  # [R, L, ...]
+
+    @classmethod
+    def of(cls, request: Request, live: LiveRows, length: int, device: torch.device) -> Self | None:
+        """What a request wants recorded; None where it asks for no log-probabilities."""
+        if request.logprobs is None:
+            return None
+        return cls(live, length, top=request.logprobs, ids=request.logprob_ids, device=device)
+
+    def row(self, at: int, start: int, end: int) -> TokenLogprobs:
+        """Those of the live row at index `at`, at its positions from `start` to before `end`: copies."""
+        return self.of_rows([int(self.live.rows[at])], end)[0, start:]
+
+    def of_rows(self, rows: Sequence[int], length: int) -> TokenLogprobs:
+        """Those of these rows of the request, at their first `length` positions: copies."""
+        return self.values[list(rows), :length]
+
+    def add(self, rows: np.ndarray, positions: np.ndarray, tokens: Tensor, logits: Tensor) -> None:
+        """Records `tokens` [N], committed at `positions` [N] of the request's `rows` [N] by `logits` [N, V]."""
+        if not len(rows):
+            return
+        every = logits.log_softmax(-1)
+        parts = {"own": every.gather(-1, tokens[:, None])[:, 0]}
+        if self.count:
+            ids = logits.topk(self.count, dim=-1).indices.sort(dim=-1).values
+            order = logits.gather(-1, ids).sort(dim=-1, descending=True, stable=True).indices  # ties: the lowest id
+            ids = ids.gather(-1, order)
+            parts |= {"ids": ids, "top": every.gather(-1, ids)}
+        if len(self.candidates):
+            parts["candidates"] = every.index_select(-1, self.candidates)
+        for name, values in to_host(parts).items():
+            getattr(self.values, name)[rows, positions] = values
+
+    def clear(self, rows: np.ndarray, positions: np.ndarray) -> None:
+        """Drops what was recorded at `positions` [N] of the request's `rows` [N], which are open again."""
+        for name, blank in (("own", np.nan), ("ids", -1), ("top", np.nan), ("candidates", np.nan)):
+            getattr(self.values, name)[rows, positions] = blank
+
+    def put(self, rows: np.ndarray, other: LogprobRecorder) -> None:
+        """The live rows of `other` take the indices `rows` [n] of finished ones; with it positions may be added."""
+        size, mine, theirs = self.values.own.shape[0], self.values.own.shape[1], other.values.own.shape[1]
+        if theirs > mine:
+            wider = TokenLogprobs.empty(size, theirs, top=self.count, candidates=len(self.candidates))
+            for field in fields(wider):
+                getattr(wider, field.name)[:, :mine] = getattr(self.values, field.name)
+            self.values = wider
+        every = np.arange(self.values.own.shape[1])
+        self.clear(rows[:, None], every[None])
+        for field in fields(self.values):
+            getattr(self.values, field.name)[rows, :theirs] = getattr(other.values, field.name)[other.live.rows]
