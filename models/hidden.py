@@ -31,6 +31,13 @@ class TargetStates:
         parts = [hidden.taps[layer].to(device) for layer in self.layers] + ([hidden.normed()] if self.normed else [])
         return torch.cat(parts, -1)[: hidden.plan.batch]
 
+    def hidden(self, plan: Plan, values: Tensor, like: Hidden) -> Hidden:
+        """A forward of `plan` of which `of` gives `values` [B, Q, S], with the head of `like`; it has no logits."""
+        width = like.states.shape[-1]
+        parts = values.split(width, -1)
+        taps = dict(zip(self.layers, parts, strict=False))
+        return Hidden(plan, parts[-1], like.head, taps)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdSubset:

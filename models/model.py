@@ -19,6 +19,7 @@ from .stack import Stack
 
 if TYPE_CHECKING:
     from .images.contracts import CodeImaging
+    from .prefix_cache import PrefixCache
 
 Attention = Literal["bidirectional", "block-causal", "windowed-causal", "causal-prefix", "causal"]
 
@@ -69,6 +70,7 @@ class LanguageModel:
     whole: int | None = field(default=None, repr=False)  # parameters of the checkpoint, where this process has a share
     embedding_scale: float = field(default=1.0, repr=False)
     draft_modules: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # loaded ones that draft for it
+    prefix_cache: PrefixCache | None = field(default=None, init=False, repr=False)  # K/V that requests leave to others
     head_read: bool = field(default=False, init=False, repr=False)  # its weights are finite: see `finite.demand_head`
 
     @property

@@ -52,6 +52,7 @@ class ResultData:
         tokens_fed: positions queried over all forwards.
         spec: the resolved sampler with every parameter.
         draft_forwards: per row, forwards of a draft model, where there is one.
+        reused: per row, prompt tokens whose keys and values came from `Model.prefix_cache`; no forward queried them.
         deviation: per row, the total variation that a relaxed acceptance adds up to; each method documents how it
             counts. 0 where the output is exact, None where a relaxed sampler does not measure it.
         padding: positions fed besides `tokens_fed`, in forwards of rows of unequal length (verify loop).
@@ -98,6 +99,7 @@ class ResultData:
     draft_forwards: list[int] = field(default_factory=list)
     deviation: list[float | None] = field(default_factory=list)
     padding: int = 0
+    reused: list[int] = field(default_factory=list)
 
     @property
     def tokens_per_forward(self) -> float:

@@ -229,11 +229,11 @@ class Serving(Iterator[Served]):
                     try:
                         free = yield from self._join(loop, slots, free, new_loop, new_rows)
                     finally:
-                        new_loop.memory.clear()
+                        new_loop.close()
                 if len(free):
                     loop.keep(np.setdiff1d(np.arange(len(loop.rows)), free))
         finally:
-            loop.memory.clear()  # states may refer to the context, which refers back to them
+            loop.close()
 
     def _join(
         self, loop: Loop, slots: list[QueuedRow], free: np.ndarray, new_loop: Loop, new_rows: list[QueuedRow]

@@ -33,6 +33,7 @@ class TraceRecorder:
         self.contents = [getattr(canvas, name).cpu().clone() for name in _RECORDED]
         self.lengths = canvas.total
         self.clocks: list[tuple[int, ...]] = [()] * len(canvas)
+        self.reused = np.zeros(len(canvas), dtype=np.int64)  # [R] prompt tokens whose K/V come from the prefix cache
         self.first_forward = np.zeros(len(canvas), dtype=np.int64)  # [R] index into it, per row
 
     def started(self) -> Started:
@@ -83,6 +84,7 @@ class TraceRecorder:
         self.lengths = self.lengths.copy()
         self.lengths[rows] = total
         self.first_forward[rows] = len(self.history)
+        self.reused[rows] = 0
         for row in rows.tolist():
             self.ends.pop(row, None)
         past = int(self.first_forward[self.canvas.rows].min())
@@ -105,6 +107,7 @@ class TraceRecorder:
             forward_rows=tuple(end.nfe * self.copies for end in ends),
             tokens_fed=tuple(self.copies * sum(map(len, each)) for each in fed),
             trace=Trace(tokens, commit_step, commit_score, lengths, fed, clocks),
+            reused=tuple(self.reused[which].tolist()),
         )
 
     def _fed(self, row: int) -> tuple[range | tuple[int, ...], ...]:

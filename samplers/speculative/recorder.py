@@ -34,6 +34,7 @@ class TraceRecorder:
         self.forced: list[list[int]] = [[] for _ in range(count)]
         self.draft_forwards = np.zeros(count, dtype=np.int64)
         self.deviation: np.ndarray | None = None  # [B], if the acceptance reports one
+        self.reused = np.zeros(count, dtype=np.int64)  # [R] prompt tokens whose K/V come from the prefix cache
         self.first_forward = np.zeros(count, dtype=np.int64)  # [R] index of each row's first forward in this loop
         self.earlier: list[list[range | tuple[int, ...]]] = [
             [] for _ in range(count)
@@ -91,6 +92,7 @@ class TraceRecorder:
             self.earlier[row] = fed
             self.finished_rows.pop(row, None)
         self.draft_forwards[rows] = other.draft_forwards[theirs]
+        self.reused[rows] = other.reused[theirs]
         if self.deviation is not None:
             self.deviation[rows] = 0 if other.deviation is None else other.deviation[theirs]
         self.first_forward[rows] = len(forward.fed)
@@ -137,5 +139,6 @@ class TraceRecorder:
             trace=trace,
             padding=forward.padded * copies if row is None else 0,
             draft_forwards=tuple(self.draft_forwards[which].tolist()),
+            reused=tuple(self.reused[which].tolist()),
             deviation=() if self.deviation is None else tuple(self.deviation[which].tolist()),
         )
