@@ -84,12 +84,12 @@ class VerifyForward:
         self.reuse = PrefixReuse(model, self.cache, len(text))
         self._fresh: list[tuple[np.ndarray, Tensor | None]] = []  # rows of a prompt's forward, and `states` of them
 
-    def prompt(self, *, narrow: bool) -> Iterator[tuple[np.ndarray, Hidden]]:
-        """Feeds the prompts: for each group of live rows, the rows and the forward.
+    def prompt(self, *, narrow: bool) -> Iterator[tuple[np.ndarray, Hidden, Hidden]]:
+        """Feeds the prompts: for each group of live rows, the rows, the forward, and what drafters read of the prompts.
 
-        With `narrow`, logits can be computed only behind the last token. Otherwise the forward has the `states` at all
-        tokens of the prompts, also at those whose K/V come from the prefix cache. Where logits of all of them may be
-        read, which nothing stores, no prefix is copied.
+        With `narrow`, logits can be computed only behind the last token, and drafters read nothing. Otherwise they read
+        the `states` at all tokens, also at those whose K/V come from the prefix cache. A drafter without `states` reads
+        logits, which are not stored: then no prefix is copied.
         """
         text = self.text
         wanted = None if narrow else self.states
@@ -102,11 +102,12 @@ class VerifyForward:
         self.runs.clear()
         for rows in grouped(sizes):
             hidden = self._run(self._prompts(rows, base[rows]), rows, whole=False, narrow=narrow)
+            whole = hidden
             if wanted is not None and base[rows].any():
-                hidden = self._with_prefixes(hidden, rows, wanted)
+                whole = self._with_prefixes(hidden, rows, wanted)
             if self.reuse.prefixes is not None:
-                self._fresh.append((rows, None if wanted is None else wanted.of(hidden)))
-            yield rows, hidden
+                self._fresh.append((rows, None if wanted is None else wanted.of(whole)))
+            yield rows, hidden, whole
 
     def store_prompts(self) -> None:
         """Leaves the prompts to later requests; called after `prompt`, once its logits are known to be finite."""
@@ -127,14 +128,14 @@ class VerifyForward:
         return Draft(tokens, sizes, base)
 
     def _with_prefixes(self, hidden: Hidden, rows: np.ndarray, wanted: TargetStates) -> Hidden:
-        """The forward of prompts with the states at all their tokens, those of stored prefixes included."""
+        """The states at all tokens of the prompts, those of stored prefixes included."""
         fresh, base = wanted.of(hidden), self.reuse.length[rows]
         parts = []
         for own, at, first in zip(fresh, rows.tolist(), base.tolist(), strict=True):
             rest = own[: int(self.text.length[at]) - first]
             parts.append(torch.cat((self.reuse.states(at, wanted).to(rest), rest)) if first else rest)
         plan = self._plan(self._prompts(rows, np.zeros_like(rows)), rows, whole=False)
-        return wanted.hidden(plan, pad_sequence(parts, batch_first=True), hidden)
+        return wanted.hidden(plan, pad_sequence(parts, batch_first=True))
 
     def put(self, where: np.ndarray, other: VerifyForward) -> None:
         """Replaces the cache rows at `where`, and their conditions, by those of `other`."""

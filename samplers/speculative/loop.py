@@ -123,11 +123,11 @@ class VerifyLoop:
         for stage in self.sampler.stages:
             self.memory[id(stage)] = stage.start(self.context)
         drafter = self.sampler.draft
-        for rows, hidden in self.forward.prompt(narrow=not drafter.reads_prompt):
+        for rows, hidden, whole in self.forward.prompt(narrow=not drafter.reads_prompt):
             last.append(hidden.logits())
             order.append(rows)
             if drafter.reads_prompt:
-                drafter.read_prompt(rows, hidden, self.context, self.state(drafter))
+                drafter.read_prompt(rows, whole, self.context, self.state(drafter))
         self.recorder.reused[self.rows] = self.forward.reuse.length
         back = torch.from_numpy(np.argsort(np.concatenate(order))).to(self.text.device)
         return Draft.none(self.text), torch.cat(last)[back], None
