@@ -132,7 +132,9 @@ class PrefixCache:
     def load(self, lease: Lease, cache: KVCache, row: int) -> None:
         """Copies the K/V of the lease to the first slots of a row."""
         if lease.path:
-            cache.copy_in(row, [torch.cat(parts) for parts in zip(*(block.values for block in lease.path), strict=True)])
+            cache.copy_in(
+                row, [torch.cat(parts) for parts in zip(*(block.values for block in lease.path), strict=True)]
+            )
 
     def extend(
         self,
@@ -144,31 +146,32 @@ class PrefixCache:
     ) -> None:
         """Stores the whole blocks of `tokens` [n] int64 as far as there is room; the lease is of all of them then.
 
-        Their K/V are in the first n slots of a row, and their `states` are the tensor [>= n, S].
+        Their K/V are in the first n slots of a row, and their `states` are the tensor [>= n, S]. A block is stored with
+        these or not at all.
         """
         if lease.root is not self._root:  # the cache was emptied since
             return
         size, count = self.block, len(tokens) // self.block
         values: list[Tensor] = []
         for index in range(len(lease.path), count):
-            key = tokens[index * size : (index + 1) * size].tobytes()
-            block = lease.last.below.get(key)
+            at = slice(index * size, (index + 1) * size)
+            block = lease.last.below.get(tokens[at].tobytes())
+            if block is None and not values:  # no deeper block is stored either
+                values, first = cache.copy_out(row, at.start, count * size), at.start
+            kv = [part[at.start - first :][:size] for part in values] if block is None else []
+            more = {states[0]: states[1][at]} if states and (block is None or states[0] not in block.states) else {}
+            nbytes = sum(part.nbytes for part in (*kv, *more.values()))
+            if not self._make_room(nbytes, block):
+                break
             if block is None:
-                if not values:  # no deeper block is stored either
-                    first = index
-                    values = cache.copy_out(row, first * size, count * size)
-                if not self._make_room(sum(part[:size].nbytes for part in values)):
-                    break
-                at = slice((index - first) * size, (index - first + 1) * size)
-                block = Block(key, lease.last, [part[at].clone() for part in values])
-                lease.last.below[key] = block
+                block = lease.last.below[tokens[at].tobytes()] = Block(tokens[at].tobytes(), lease.last)
+                block.values = [part.clone() for part in kv]
                 self._order[block] = None
-                self.nbytes += block.nbytes
+            block.states |= {key: part.clone() for key, part in more.items()}
+            self.nbytes += nbytes
             lease.last.leases -= 1
             block.leases += 1
             lease.path.append(block)
-        if states is not None:
-            self._add_states(lease, *states)
         self._touch(lease)
 
     def release(self, lease: Lease) -> None:
@@ -180,23 +183,13 @@ class PrefixCache:
         """[n, S] the states at all tokens of a lease that has them."""
         return torch.cat([block.states[states] for block in lease.path])
 
-    def _add_states(self, lease: Lease, states: TargetStates, values: Tensor) -> None:
-        """Adds to the blocks of the lease the states [>= n, S] that they lack, from the first block on."""
-        for block, part in zip(lease.path, values.split(self.block), strict=False):
-            if states in block.states:
-                continue
-            if not self._make_room(part.nbytes):
-                return
-            block.states[states] = part.clone()
-            self.nbytes += part.nbytes
-
-    def _make_room(self, nbytes: int) -> bool:
-        """Evicts until so many bytes more fit; False where they cannot."""
+    def _make_room(self, nbytes: int, but: Block | None) -> bool:
+        """Evicts others than this block until so many bytes more fit; False where they cannot."""
         if nbytes > self.budget:
             return False
         while self.nbytes + nbytes > self.budget:
-            block = next((block for block in self._order if not (block.below or block.leases)), None)
-            if block is None:
+            idle = (block for block in self._order if not (block.below or block.leases or block is but))
+            if (block := next(idle, None)) is None:
                 return False
             assert block.above is not None, "the root is not in order"
             del block.above.below[block.key], self._order[block]

@@ -92,8 +92,8 @@ def test_a_block_of_other_weights_is_never_copied() -> None:
 def test_states_are_stored_with_blocks_that_lack_them() -> None:
     prefixes, tokens, values = PrefixCache(1 << 20, SIZE), text(1, 2), torch.randn(9, 7)
     put(prefixes, tokens)
-    assert prefixes.begin(tokens, 8, STATES).path == []
-    lease = prefixes.begin(tokens, 8)
+    lease = prefixes.begin(tokens, 8, STATES)
+    assert lease.path == []
     prefixes.extend(lease, tokens, filled(1), 0, (STATES, values))
     assert prefixes.nbytes == 2 * BYTES + values[:8].nbytes
     again = prefixes.begin(tokens, 8, STATES)
