@@ -165,7 +165,7 @@ class KVCache:
         with torch.inference_mode(False), torch.no_grad():
             for parts, rows in zip(self._by_device(), values, strict=True):
                 sizes = [part.shape[2:].numel() for part in parts]
-                for part, own in zip(parts, rows.split(sizes, 1), strict=True):
+                for part, own in zip(parts, torch.split(rows, sizes, 1), strict=True):
                     part[row, : len(own)] = own.unflatten(1, part.shape[2:])
 
     def move(self, source: Tensor, target: Tensor, rows: Tensor | None = None) -> None:

@@ -4,30 +4,22 @@
 
 SGLang: Efficient Execution of Structured Language Model Programs, https://arxiv.org/abs/2312.07104
 
-So two texts with the same first tokens share them, whatever the sampler, the seed and the tokens behind. A request holds
-a lease of the blocks it has copied or stored, which are not evicted before it ends; of the others those that no stored
-text goes on from are evicted, the least recently used first. Not thread-safe: one thread decodes.
+So two texts with the same first tokens share them, whatever the sampler, the seed and the tokens behind. A row has a
+lease of the blocks that it has copied or stored, which are not evicted before it ends. Of the others, those that no
+stored text goes on from are evicted, the least recently used first. Not thread-safe: one thread decodes.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from math import lcm
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import SpecError
 from .hidden import TargetStates
 from .kv_cache import KVCache
-
-if TYPE_CHECKING:
-    from .model import LanguageModel
-
-_BLOCK = 16  # tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -71,20 +63,12 @@ class PrefixCache:
         evictions: blocks that made room for others.
     """
 
-    def __init__(self, budget: int, block: int = _BLOCK) -> None:
+    def __init__(self, budget: int, block: int = 16) -> None:
         self.budget, self.block = budget, block
         self.nbytes = self.hits = self.misses = self.tokens = self.evictions = 0
         self._root = Block(b"", None)
         self._order: OrderedDict[Block, None] = OrderedDict()  # by use, the latest last; a block before those above it
         self._version = 0  # of the weights
-
-    @staticmethod
-    def of(model: LanguageModel, budget: int) -> PrefixCache:
-        """An empty cache for a model. Raises SpecError where K/V of a prefix depend on more than its tokens."""
-        reason = off_reason(model)
-        if reason is not None:
-            raise SpecError(f"{model.name} cannot reuse prefixes: {reason}", "cache_prefixes(0) leaves it off")
-        return PrefixCache(budget, lcm(_BLOCK, model.decoding_config.block or 1))
 
     @property
     def blocks(self) -> int:
@@ -132,9 +116,8 @@ class PrefixCache:
     def load(self, lease: Lease, cache: KVCache, row: int) -> None:
         """Copies the K/V of the lease to the first slots of a row."""
         if lease.path:
-            cache.copy_in(
-                row, [torch.cat(parts) for parts in zip(*(block.values for block in lease.path), strict=True)]
-            )
+            values = zip(*(block.values for block in lease.path), strict=True)
+            cache.copy_in(row, [torch.cat(parts) for parts in values])
 
     def extend(
         self,
@@ -200,14 +183,3 @@ class PrefixCache:
     def _touch(self, lease: Lease) -> None:
         for block in reversed(lease.path):
             self._order.move_to_end(block)
-
-
-def off_reason(model: LanguageModel) -> str | None:
-    """Why a model's K/V of a prefix cannot be used for other texts that begin with it; None where they can."""
-    if model.decoding_config.attention == "bidirectional":
-        return "its attention is bidirectional, so that keys and values of a prompt change with the tokens behind it"
-    if model.imaging is not None:
-        return "its rows begin with the condition of an image, which is no token"
-    if model.processes > 1:
-        return "processes share it, and each would evict by the bytes of its own share"
-    return None

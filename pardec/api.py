@@ -230,9 +230,7 @@ class Model(Engine):
         """
         if isinstance(mib, bool) or not isinstance(mib, int | float) or not 0 <= mib < float("inf"):
             raise SpecError(f"mib is a number of at least 0, got {mib!r}", hint="cache_prefixes(256)")
-        cache = PrefixCache.of(self.language_model, int(mib * 2**20)) if mib else None
-        self.language_model.prefix_cache = cache
-        return cache
+        return self.language_model.cache_prefixes(int(mib * 2**20))
 
     def logits(self, input_ids: Tensor) -> Tensor:
         """The checkpoint's own logits: [B, L] int64 in, [B, L, V] float32 out, row i at input position i, no cache.

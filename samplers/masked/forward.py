@@ -95,16 +95,17 @@ class MaskedForward:
     def queries(self, query: QuerySpec) -> Queries:
         """The positions of `query`, and those whose outputs predict the wanted ones.
 
-        The first forward of a row is full, but for a prefix that it reuses. In a shifted family position p is predicted by the output of p - 1, so that
-        the position before the block is queried too, as long as the block's first one is open.
+        The first forward of a row is full, but for a prefix that it reuses. In a shifted family position p is predicted
+        by the output of p - 1, so that the position before the block is queried too, as long as the block's first one
+        is open.
         """
         canvas = self.canvas
         new = canvas.nfe == 0
         shift = np.full(len(canvas), canvas.shift)
         if query.shifted is not None:
             shift = np.where(query.shifted, 1, shift)
-        for at in np.flatnonzero(new).tolist():
-            self.reuse.begin(at, canvas.tokens_host[at], int(canvas.lo[at] - shift[at]))
+        for row in np.flatnonzero(new).tolist():
+            self.reuse.begin(row, canvas.tokens_host[row], int(canvas.lo[row] - shift[row]))
         first_start = self.reuse.length.copy()
         if new.all():
             return Queries(canvas.rows, first_start, canvas.end, shift)

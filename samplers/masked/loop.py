@@ -144,8 +144,10 @@ class MaskedLoop:
     def _store_prefixes(self, which: np.ndarray) -> None:
         """Leaves the final tokens of these rows ([B] bool) to later requests."""
         final = self.sampler.cache.final(self.state(self.sampler.cache))
-        for at in np.flatnonzero(which).tolist() if final is not None else ():
-            self.forward.reuse.store(at, self.canvas.tokens_host[at, : final[at]])
+        if final is None:
+            return
+        for at in np.flatnonzero(which).tolist():
+            self.forward.reuse.store(at, self.canvas.tokens_host[at, : int(final[at])])
 
     def _commit(self, decision: Decision) -> float:
         """Writes the decision; the sum of the highest logits so far. An error names who chose the mask id."""

@@ -12,7 +12,7 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.models.hidden import TargetStates
 from pardec.models.kv_cache import KVCache
-from pardec.models.prefix_cache import Block, Lease, PrefixCache, off_reason
+from pardec.models.prefix_cache import Block, Lease, PrefixCache
 from tests.samplers.ar_toys import toy_ar
 from tests.samplers.toys import toy
 
@@ -193,9 +193,11 @@ def test_any_order_of_requests_leaves_what_a_naive_cache_has(seed: int) -> None:
 
 def test_models_whose_keys_depend_on_more_than_the_prefix_are_refused() -> None:
     with pytest.raises(SpecError, match="bidirectional"):
-        PrefixCache.of(toy("llada"), 1)
-    assert "processes" in str(off_reason(replace(toy_ar(), processes=2)))
-    assert off_reason(toy_ar()) is None
+        toy("llada").cache_prefixes(1)
+    with pytest.raises(SpecError, match="processes share it"):
+        replace(toy_ar(), processes=2).cache_prefixes(1)
+    assert toy("llada").cache_prefixes(0) is None
     sdar = toy("sdar")
     wide = replace(sdar, decoding_config=replace(sdar.decoding_config, block=24))
-    assert [PrefixCache.of(each, 1).block for each in (toy_ar(), sdar, wide)] == [16, 16, 48]
+    caches = [each.cache_prefixes(1) for each in (toy_ar(), sdar, wide)]
+    assert [cache and cache.block for cache in caches] == [16, 16, 48]

