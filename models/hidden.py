@@ -18,6 +18,10 @@ def _unchanged(states: Tensor) -> Tensor:
     return states
 
 
+def _no_head(states: Tensor) -> Tensor:
+    raise AssertionError("only the states that a drafter reads are known")
+
+
 @dataclass(frozen=True, slots=True)
 class TargetStates:
     """The states of a target that a drafter reads at every position."""
@@ -30,6 +34,11 @@ class TargetStates:
         device = hidden.states.device
         parts = [hidden.taps[layer].to(device) for layer in self.layers] + ([hidden.normed()] if self.normed else [])
         return torch.cat(parts, -1)[: hidden.plan.batch]
+
+    def hidden(self, plan: Plan, values: Tensor) -> Hidden:
+        """A forward of `plan` of which `of` gives `values` [B, Q, S]. It has no logits."""
+        parts = values.chunk(len(self.layers) + self.normed, -1)
+        return Hidden(plan, parts[-1], _no_head, dict(zip(self.layers, parts, strict=False)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

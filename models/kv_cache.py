@@ -152,6 +152,22 @@ class KVCache:
                 for tensor, source in zip(store, theirs, strict=True):
                     tensor[rows.to(tensor.device), : other.capacity] = source[:, : other.capacity]
 
+    def copy_out(self, row: int, start: int, stop: int) -> list[Tensor]:
+        """A copy of K and V of the slots start .. stop - 1 of a row: [stop - start, F] of each device.
+
+        F are the values of a slot in all layers there, each layer's keys before its values.
+        """
+        with torch.inference_mode(False), torch.no_grad():
+            return [torch.cat([part[row, start:stop].flatten(1) for part in parts], 1) for parts in self._by_device()]
+
+    def copy_in(self, row: int, values: Sequence[Tensor]) -> None:
+        """Writes what `copy_out` gave to the slots from 0 on of a row."""
+        with torch.inference_mode(False), torch.no_grad():
+            for parts, rows in zip(self._by_device(), values, strict=True):
+                sizes = [part.shape[2:].numel() for part in parts]
+                for part, own in zip(parts, torch.split(rows, sizes, 1), strict=True):
+                    part[row, : len(own)] = own.unflatten(1, part.shape[2:])
+
     def move(self, source: Tensor, target: Tensor, rows: Tensor | None = None) -> None:
         """Copy slots `source` [B, T] to `target` [B, T], all reads before all writes; -1 in `target` moves nothing.
 
@@ -172,6 +188,11 @@ class KVCache:
             for tensor in store:
                 flat = tensor.flatten(0, 1)
                 flat.index_copy_(0, targets.to(tensor.device), flat.index_select(0, sources.to(tensor.device)))
+
+    def _by_device(self) -> list[list[Tensor]]:
+        """K and V of each layer in turn, those of one device together."""
+        parts = [part for pair in zip(self.k, self.v, strict=True) for part in pair]
+        return [[part for part in parts if part.device == device] for device in dict.fromkeys(p.device for p in parts)]
 
     def _all(self, rows: Tensor) -> Tensor:
         """The rows of all copies of the sequences whose first copies are `rows`."""

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from .errors import CacheError, CapacityError, ModelError
+from .errors import CacheError, CapacityError, ModelError, SpecError
 from .hidden import Hidden, IdSubset
 from .kv_cache import KVCache
 from .loading.quantize import weight_bytes
 from .plan import Plan, Visible
+from .prefix_cache import PrefixCache
 from .stack import Stack
 
 if TYPE_CHECKING:
     from .images.contracts import CodeImaging
+
+_PREFIX_BLOCK = 16  # tokens, stored together
 
 Attention = Literal["bidirectional", "block-causal", "windowed-causal", "causal-prefix", "causal"]
 
@@ -69,6 +73,7 @@ class LanguageModel:
     whole: int | None = field(default=None, repr=False)  # parameters of the checkpoint, where this process has a share
     embedding_scale: float = field(default=1.0, repr=False)
     draft_modules: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # loaded ones that draft for it
+    prefix_cache: PrefixCache | None = field(default=None, init=False, repr=False)  # K/V that requests leave to others
     head_read: bool = field(default=False, init=False, repr=False)  # its weights are finite: see `finite.demand_head`
 
     @property
@@ -146,6 +151,29 @@ class LanguageModel:
                 f"its attention or its positions change past that: keep prompt and generation within {self.limit}",
             )
         return self.decoder.new_cache(batch, capacity + scratch)
+
+    @property
+    def prefix_off_reason(self) -> str | None:
+        """Why K/V of a prefix cannot be used for other texts that begin with it; None where they can."""
+        if self.decoding_config.attention == "bidirectional":
+            return (
+                "its attention is bidirectional, so that keys and values of a prompt change with the tokens behind it"
+            )
+        if self.imaging is not None:
+            return "its rows begin with the condition of an image, which is no token"
+        if self.processes > 1:
+            return "processes share it, and each would evict by the bytes of its own share"
+        return None
+
+    def cache_prefixes(self, budget: int) -> PrefixCache | None:
+        """Starts an empty `prefix_cache` of so many bytes, or ends it (0). Raises SpecError where there can be none."""
+        if budget and (reason := self.prefix_off_reason) is not None:
+            raise SpecError(f"{self.name} cannot reuse prefixes: {reason}", "leave the prefix cache off")
+        block = lcm(
+            _PREFIX_BLOCK, self.decoding_config.block or 1
+        )  # K/V of a part of a model's own block are not final
+        self.prefix_cache = PrefixCache(budget, block) if budget else None
+        return self.prefix_cache
 
     @torch.inference_mode()
     def forward(self, plan: Plan, cache: KVCache | None = None) -> Hidden:

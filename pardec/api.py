@@ -15,6 +15,7 @@ from pardec.models.errors import SpecError
 from pardec.models.load import load_any
 from pardec.models.parallel.threads import using
 from pardec.models.plan import Plan
+from pardec.models.prefix_cache import PrefixCache
 from pardec.samplers.events import Event, Finished
 
 from .engine import Engine
@@ -205,6 +206,35 @@ class Model(Engine):
         [0, 1, 2]
         """
         return self._serving(Prompts(self, prompts, arguments), batch_size, "serve fewer rows at once (batch_size)")
+
+    def cache_prefixes(self, mib: float) -> PrefixCache | None:
+        """Keeps K/V of prompts and answers for later requests that begin with the same tokens; 0 turns it off.
+
+        A request then feeds only what follows its longest stored prefix, and says so in `Result.reused`. Its tokens are
+        those that it has without, up to rounding. Exact for models with causal attention, or causal over blocks; image
+        models, and drafters that read logits of the whole prompt (recycling:prefill=true), do not take part, nor does
+        guidance. It is not thread-safe, like decoding itself.
+
+        Args:
+            mib: the most memory that the stored blocks take, in MiB, on the devices of the layers. A call begins anew:
+                what was stored before is dropped.
+
+        Returns:
+            The cache, with its statistics (`blocks`, `nbytes`, `hits`, `misses`, `tokens`, `evictions`), which is also
+            `model.prefix_cache`; None for 0.
+
+        Raises:
+            SpecError: the budget is no number of at least 0, or K/V of a prefix depend on more than its tokens, as in
+                bidirectional models.
+
+        >>> model = load("tiny-llama", device="cpu")
+        >>> cache = model.cache_prefixes(64)
+        >>> [model.generate("Tom has 3 cups, and Ann 8." * 2, max_new_tokens=2).reused[0] > 0 for _ in range(2)]
+        [False, True]
+        """
+        if isinstance(mib, bool) or not isinstance(mib, int | float) or not 0 <= mib < float("inf"):
+            raise SpecError(f"mib is a number of at least 0, got {mib!r}", hint="cache_prefixes(256)")
+        return self.language_model.cache_prefixes(int(mib * 2**20))
 
     def logits(self, input_ids: Tensor) -> Tensor:
         """The checkpoint's own logits: [B, L] int64 in, [B, L, V] float32 out, row i at input position i, no cache.

@@ -39,6 +39,7 @@ from .serving.streaming import RowText, Texts
 if TYPE_CHECKING:
     from pardec.models.images.contracts import Imaging
     from pardec.models.model import LanguageModel
+    from pardec.models.prefix_cache import PrefixCache
     from pardec.samplers.cards import Family
 
 
@@ -76,6 +77,11 @@ class Engine:
     def imaging(self) -> Imaging | None:
         """What an image model needs besides its network: token layout, conditions, decoder. None for a text model."""
         return self.network.imaging
+
+    @property
+    def prefix_cache(self) -> PrefixCache | None:
+        """The stored K/V of prompts' beginnings that requests share, and what came of them; None where it is off."""
+        return None if isinstance(self.network, ContinuousModel) else self.network.prefix_cache
 
     @property
     def tokenizer(self) -> Any:
@@ -203,6 +209,7 @@ class Engine:
             forward_rows=list(end.forward_rows),
             tokens_fed=list(end.tokens_fed),
             draft_forwards=list(end.draft_forwards or [0] * len(rows)),
+            reused=list(end.reused or [0] * len(rows)),
             deviation=list(end.deviation or [None if call.sampler.exact == "relaxed" else 0.0] * len(rows)),
             padding=end.padding,
             spec=str(call.sampler.spec),

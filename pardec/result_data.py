@@ -55,6 +55,7 @@ class ResultData:
         tokens_fed: positions queried over all forwards.
         spec: the resolved sampler with every parameter.
         draft_forwards: per row, forwards of a draft model, where there is one.
+        reused: per row, prompt tokens whose keys and values came from `Model.prefix_cache`; no forward queried them.
         deviation: per row, the total variation that a relaxed acceptance adds up to; each method documents how it
             counts. 0 where the output is exact, None where a relaxed sampler does not measure it.
         step_map: per row, the forward that committed each of its tokens, [n] int64, counted from 0 in the row; -1 where
@@ -107,6 +108,7 @@ class ResultData:
     draft_forwards: list[int] = field(default_factory=list)
     deviation: list[float | None] = field(default_factory=list)
     padding: int = 0
+    reused: list[int] = field(default_factory=list)
 
     @property
     def tokens_per_forward(self) -> float:
@@ -138,24 +140,24 @@ class ResultData:
         return [np.maximum(self.trace.forward[row, self.span(row)], -1) for row in range(len(self.tokens))]
 
     @cached_property
-    def _logprobs(self) -> list[TokenLogprobs] | None:
+    def logprobs(self) -> list[TokenLogprobs] | None:
         """Per row, at its tokens."""
         whole = self.trace.logprobs
         return None if whole is None else [whole[row, self.span(row)] for row in range(len(self.tokens))]
 
     @property
     def token_logprobs(self) -> list[np.ndarray] | None:
-        return None if self._logprobs is None else [row.own for row in self._logprobs]
+        return None if self.logprobs is None else [row.own for row in self.logprobs]
 
     @property
     def top_logprobs(self) -> list[TokenLogprobs] | None:
-        return None if self._logprobs is None or not self._logprobs[0].ids.shape[1] else self._logprobs
+        return None if self.logprobs is None or not self.logprobs[0].ids.shape[1] else self.logprobs
 
     @property
     def candidate_logprobs(self) -> list[np.ndarray] | None:
-        if self._logprobs is None or not self._logprobs[0].candidates.shape[1]:
+        if self.logprobs is None or not self.logprobs[0].candidates.shape[1]:
             return None
-        return [row.candidates for row in self._logprobs]
+        return [row.candidates for row in self.logprobs]
 
     @cached_property
     def pieces(self) -> list[list[str]] | None:
@@ -179,7 +181,7 @@ class ResultData:
                 generated=self.generated[row],
                 seed=self.seeds[row],
                 step_map=self.step_map[row],
-                logprobs=None if self._logprobs is None else self._logprobs[row],
+                logprobs=None if self.logprobs is None else self.logprobs[row],
             )
             for row, tokens in enumerate(self.tokens)
         ]

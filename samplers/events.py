@@ -79,6 +79,7 @@ class Finished(Event):
     trace: Trace
     padding: int = 0  # further positions fed, that belong to no row; counted by the verify loop
     draft_forwards: tuple[int, ...] = ()  # per row: forwards of a draft model
+    reused: tuple[int, ...] = ()  # per row: prompt tokens whose K/V come from the prefix cache
     deviation: tuple[float, ...] = ()  # per row: bound on the total variation, by a relaxed acceptance
     latents: np.ndarray | None = None  # [B, L, d] float32, of models whose tokens are vectors
     seconds: Mapping[str, float] = field(default_factory=dict)  # of the parts of the continuous loop

@@ -104,14 +104,23 @@ class LogprobRecorder:
         for name, blank in (("own", np.nan), ("ids", -1), ("top", np.nan), ("candidates", np.nan)):
             getattr(self.values, name)[rows, positions] = blank
 
+    def reserve(self, count: int) -> None:
+        """Room for rows with indices below `count`."""
+        self._resize(max(count, self.values.own.shape[0]), self.values.own.shape[1])
+
+    def _resize(self, rows: int, length: int) -> None:
+        have = self.values.own.shape
+        if (rows, length) == have:
+            return
+        larger = TokenLogprobs.empty(rows, length, top=self.count, candidates=len(self.candidates))
+        for field in fields(larger):
+            getattr(larger, field.name)[: have[0], : have[1]] = getattr(self.values, field.name)
+        self.values = larger
+
     def put(self, rows: np.ndarray, other: LogprobRecorder) -> None:
         """The live rows of `other` take the indices `rows` [n] of finished ones; with it positions may be added."""
-        size, mine, theirs = self.values.own.shape[0], self.values.own.shape[1], other.values.own.shape[1]
-        if theirs > mine:
-            wider = TokenLogprobs.empty(size, theirs, top=self.count, candidates=len(self.candidates))
-            for field in fields(wider):
-                getattr(wider, field.name)[:, :mine] = getattr(self.values, field.name)
-            self.values = wider
+        theirs = other.values.own.shape[1]
+        self._resize(self.values.own.shape[0], max(self.values.own.shape[1], theirs))
         every = np.arange(self.values.own.shape[1])
         self.clear(rows[:, None], every[None])
         for field in fields(self.values):

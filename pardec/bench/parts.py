@@ -192,7 +192,7 @@ def _verify(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.nda
             deque(loop.retire(), maxlen=0)
         return len(loop.forward.fed), loop.finished().tokens
     finally:
-        loop.memory.clear()
+        loop.close()
 
 
 def _clock_drafters(loop: VerifyLoop, clock: Clock) -> None:

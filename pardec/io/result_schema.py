@@ -11,6 +11,7 @@ from pardec.samplers.spec_values import MOST
 _SPAN = {"start": int, "stop": int}
 _COUNTS = (
     "generated", "nfe", "forward_rows", "tokens_fed", "draft_forwards", "prompts", "seeds", "lengths", "stop_ids",
+    "reused",
 )  # fmt: skip
 _SCHEMA: Mapping[str, Any] = {
     **{name: [int] for name in _COUNTS},
@@ -28,7 +29,7 @@ _SCHEMA: Mapping[str, Any] = {
     "grid": ([int], None),
     "stride": (int, None),
 }
-_OPTIONAL = ("forced", "shown", "grid", "stride")  # not in files of earlier versions
+_OPTIONAL = ("forced", "shown", "grid", "stride", "reused")  # not in files of earlier versions
 
 
 def check(data: Mapping[str, Any], rows: int, length: int) -> None:
@@ -41,7 +42,7 @@ def check(data: Mapping[str, Any], rows: int, length: int) -> None:
     for name, form in _SCHEMA.items():
         if (name in data or name not in _OPTIONAL) and not _matches(data[name], form):
             raise ValueError(f"{name} has the wrong type for a result")
-    by_row = ("tokens", "lengths", "fed", "generated", "nfe", "prompts", "text", "pieces", "shown")
+    by_row = ("tokens", "lengths", "fed", "generated", "nfe", "prompts", "text", "pieces", "shown", "reused")
     for name in by_row:
         if data.get(name) is not None and len(data[name]) != rows:
             raise ValueError(f"{name} has {len(data[name])} rows, expected {rows}")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -21,6 +22,8 @@ from ..result_data import one_row
 from .queue import QueuedRow, merge_requests
 
 if TYPE_CHECKING:
+    from pardec.samplers.logprobs import TokenLogprobs
+
     from ..engine import Engine
 
 Loop = MaskedLoop | VerifyLoop
@@ -52,6 +55,7 @@ class Progress:
     open: np.ndarray  # [L] bool
     settled: int  # the tokens before it are final
     nfe: int
+    logprobs: Callable[[int, int], TokenLogprobs] | None = None  # of positions from, and to before; None where off
 
 
 class TokenBatch:
@@ -113,7 +117,7 @@ class TokenBatch:
                 with self.cost.timing():
                     self._put(other, rows, now)
         finally:
-            other.memory.clear()
+            other.close()
         return ended
 
     def drop(self, rows: Sequence[QueuedRow]) -> None:
@@ -137,20 +141,21 @@ class TokenBatch:
         for at, index in enumerate(loop.rows.tolist()):
             if at in self.free:
                 continue
+            logprobs = None if loop.logprobs is None else partial(loop.logprobs.row, at)
             if isinstance(loop, VerifyLoop):
                 text = loop.text
                 tokens, end = text.host[at, : text.limit[at]], int(text.length[at])
-                open_ = np.arange(len(tokens)) >= end
-                yield self._rows[index], Progress(tokens, open_, end, int(text.nfe[at]))
+                progress = Progress(tokens, np.arange(len(tokens)) >= end, end, int(text.nfe[at]), logprobs)
             else:
                 canvas = loop.canvas
                 total, settled, nfe = int(canvas.total[at]), int(canvas.settled[at]), int(canvas.nfe[at])
-                progress = Progress(canvas.tokens_host[at, :total], canvas.open_host[at, :total], settled, nfe)
-                yield self._rows[index], progress
+                tokens, open_ = canvas.tokens_host[at, :total], canvas.open_host[at, :total]
+                progress = Progress(tokens, open_, settled, nfe, logprobs)
+            yield self._rows[index], progress
 
     def close(self) -> None:
-        """Frees the memory: states may refer to the context, which refers back to them."""
-        self._loop.memory.clear()
+        """Frees the memory."""
+        self._loop.close()
 
     def _start(self, rows: Sequence[QueuedRow], running: Loop | None = None) -> Loop:
         """A loop for these rows, made to join the `running` one where there is one."""

@@ -161,7 +161,10 @@ class Stateful(Stage):
 
 
 class Cache(Stateful):
-    """Which positions a forward queries. The first forward of a row is full whatever the answer."""
+    """Which positions a forward queries.
+
+    The first forward of a row is full whatever the answer, but for a prefix whose K/V come from the prefix cache.
+    """
 
     stores: ClassVar[bool] = True  # False: earlier K/V are never read, so that none are kept
     attention: ClassVar[str | None] = None  # the attention of the only families that it is for
@@ -183,6 +186,13 @@ class Cache(Stateful):
 
     def query(self, canvas: Canvas, state: Any) -> QuerySpec:
         raise NotImplementedError
+
+    def final(self, state: Any) -> np.ndarray | None:
+        """[B] tokens from position 0 on that are final, and so are their K/V, after the forward that was last asked of.
+
+        None: it does not know.
+        """
+        return None
 
 
 class Inputs(Stateful):

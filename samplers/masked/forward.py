@@ -20,8 +20,9 @@ from pardec.models.plan import Plan
 from ..ops.chunked_distribution import ChunkedDistribution, RowDistribution, join, needs_chunks
 from ..ops.distribution import DenseDistribution, Distribution
 from ..ops.penalties import penalize, token_counts, without_ends
+from ..prefix_reuse import PrefixReuse
 from .canvas import GIVEN, Canvas
-from .contracts import MaskedSampler, QuerySpec, Request
+from .contracts import Cache, MaskedSampler, QuerySpec, Request
 from .layout import Group, Layout, Queries
 
 # Computing only the wanted outputs pays if it saves at least this many values: of the last layer, and of the logits.
@@ -58,6 +59,8 @@ class MaskedForward:
         self.cache: KVCache | None = None
         if sampler.cache.stores or shadow:
             self.cache = model.new_cache(self.copies * len(canvas), int(canvas.total.max()) + self.shadow)
+        tells = self.cfg is None and type(sampler.cache).final is not Cache.final
+        self.reuse = PrefixReuse(model, self.cache if tells else None, len(canvas))
         self.layout = Layout(model, canvas, self.cache, self.copies, self.shadow)
         self._key = b""
         self._groups: list[Group] = []
@@ -73,44 +76,51 @@ class MaskedForward:
             self.given = self.given[torch.from_numpy(rows).to(self.given.device)]
         if self.limits is not None:
             self.limits = self.limits[torch.from_numpy(rows).to(self.limits.device)]
+        self.reuse.keep(rows)
         if self.cache is not None and len(rows):
             self.cache.keep(torch.from_numpy(self.layout.cache_rows(rows)))
         self._key = b""
 
-    def put(self, other: MaskedForward) -> None:
-        """Makes room for the rows of `other`, which the canvas now holds and no forward has seen.
+    def put(self, where: np.ndarray, other: MaskedForward) -> None:
+        """Makes room for the rows of `other`, which the canvas now has at `where` and no forward has seen.
 
-        Their first forward is full, so that stale entries of the cache are never seen.
+        Their first forward computes or copies all K/V, so that stale entries of the cache are never seen.
         """
         if self.given is not None:
             self.given = self.canvas.commit_step == GIVEN  # no forward has changed that
         if self.cache is not None and other.cache is not None:
             self.cache.grow(other.cache.capacity)
+        self.reuse.put(where, other.reuse)
         self._key = b""
 
     def queries(self, query: QuerySpec) -> Queries:
         """The positions of `query`, and those whose outputs predict the wanted ones.
 
-        The first forward of a row is full. In a shifted family position p is predicted by the output of p - 1, so that
-        the position before the block is queried too, as long as the block's first one is open.
+        The first forward of a row is full, but for a prefix that it reuses. In a shifted family position p is predicted
+        by the output of p - 1, so that the position before the block is queried too, as long as the block's first one
+        is open.
         """
         canvas = self.canvas
         new = canvas.nfe == 0
         shift = np.full(len(canvas), canvas.shift)
         if query.shifted is not None:
             shift = np.where(query.shifted, 1, shift)
+        for row in np.flatnonzero(new).tolist():
+            self.reuse.begin(row, canvas.tokens_host[row], int(canvas.lo[row] - shift[row]))
+        first_start = self.reuse.length.copy()
         if new.all():
-            return Queries(canvas.rows, np.zeros_like(canvas.end), canvas.end, shift)
+            return Queries(canvas.rows, first_start, canvas.end, shift)
         if query.mask is None:
             first = canvas.lo if self.every else canvas.first_open
             start = np.minimum(query.start, np.maximum(first - shift, 0))
             stop = np.maximum(query.stop, canvas.hi - shift)
             if new.any():
-                start, stop = np.where(new, 0, start), np.where(new, canvas.end, stop)
+                start, stop = np.where(new, first_start, start), np.where(new, canvas.end, stop)
             return Queries(canvas.rows, start, stop, shift)
         mask = query.mask[:, : canvas.length].cpu().numpy().copy()
         if new.any():
-            mask |= new[:, None] & (np.arange(canvas.length) < canvas.end[:, None])
+            at = np.arange(canvas.length)
+            mask |= new[:, None] & (at >= first_start[:, None]) & (at < canvas.end[:, None])
         row, column = np.nonzero(self.wanted(query))
         mask[row, np.maximum(canvas.lo[row] + column - shift[row], 0)] = True
         count = mask.sum(1)

@@ -2,8 +2,8 @@
 
 One step: the schedule's clock, the cache's positions, the inputs, the forward (one for each group of rows that query
 about as much), then logits, propose, select, widen, revise, commit, finish. The loop itself keeps four promises: the
-first forward of a row is full, an open row commits at least one position a step, the mask id is never committed, and
-logits that are not finite are an error.
+first forward of a row is full (but for a prefix that it reuses), an open row commits at least one position a step, the
+mask id is never committed, and logits that are not finite are an error.
 """
 
 from __future__ import annotations
@@ -47,14 +47,17 @@ def decode(model: LanguageModel, sampler: MaskedSampler, request: Request, *, st
     Without `steps` there are no `Step` events, which saves a transfer a step.
     """
     loop = MaskedLoop(model, sampler, request)
-    yield loop.recorder.started()
-    yield from loop.retire()
-    while len(loop.canvas):
-        before = loop.step()
-        if steps:
-            yield loop.recorder.step(before)
+    try:
+        yield loop.recorder.started()
         yield from loop.retire()
-    yield loop.recorder.finished()
+        while len(loop.canvas):
+            before = loop.step()
+            if steps:
+                yield loop.recorder.step(before)
+            yield from loop.retire()
+        yield loop.recorder.finished()
+    finally:
+        loop.close()
 
 
 def _reference_text(model: LanguageModel, reference: str, sampler: MaskedSampler, request: Request) -> Tensor:
@@ -137,11 +140,22 @@ class MaskedLoop:
             demand_finite(float(self.forward.highest), self.distributions, self.forward)
         decision = self.decide(evidence, query)
         before = Before(canvas.open_host.copy(), canvas.tokens_host.copy() if canvas.revises else None)
-        window = canvas.window
+        window, new = canvas.window, canvas.nfe == 0
         demand_finite(self._commit(decision), self.distributions, self.forward)
         if self.logprobs is not None:
             self._record(self.logprobs, decision, window)
+        if new.any():
+            self.recorder.reused[canvas.rows[new]] = self.forward.reuse.length[new]
+            self._store_prefixes(new)
         return before
+
+    def _store_prefixes(self, which: np.ndarray) -> None:
+        """Leaves the final tokens of these rows ([B] bool) to later requests."""
+        final = self.sampler.cache.final(self.state(self.sampler.cache))
+        if final is None:
+            return
+        for at in np.flatnonzero(which).tolist():
+            self.forward.reuse.store(at, self.canvas.tokens_host[at, : int(final[at])])
 
     def _commit(self, decision: Decision) -> float:
         """Writes the decision; the sum of the highest logits so far. An error names who chose the mask id."""
@@ -304,7 +318,8 @@ class MaskedLoop:
         return over
 
     def leave(self, over: np.ndarray) -> Iterator[RowFinished]:
-        """The events of the rows that are done."""
+        """The events of the rows that are done, whose K/V later requests may go on from."""
+        self._store_prefixes(over)
         for at in np.flatnonzero(over):
             yield self.recorder.finish_row(int(at), "stop" if self.stopped[at] else "length")
 
@@ -318,6 +333,11 @@ class MaskedLoop:
     def finished(self, row: int | None = None) -> Finished:
         """The event of the end: of all rows, or of this one."""
         return self.recorder.finished(row)
+
+    def close(self) -> None:
+        """Gives up what is leased, and the states."""
+        self.forward.reuse.close()
+        self.memory.clear()
 
     # --- rows that enter ---
 
@@ -350,7 +370,7 @@ class MaskedLoop:
         rows = self.rows[where]
         assign_rows(self.request.source, rows, other.request.source, other.rows)
         self.canvas.put(where, other.canvas)
-        self.forward.put(other.forward)
+        self.forward.put(where, other.forward)
         self.endings.put(where, other.endings)
         self.recorder.put(rows, other.canvas.total)
         if self.logprobs is not None and other.logprobs is not None:

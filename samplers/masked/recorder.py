@@ -34,6 +34,7 @@ class TraceRecorder:
         self.contents = [getattr(canvas, name).cpu().clone() for name in _RECORDED]
         self.lengths = canvas.total
         self.clocks: list[tuple[int, ...]] = [()] * len(canvas)
+        self.reused = np.zeros(len(canvas), dtype=np.int64)  # [R] prompt tokens whose K/V come from the prefix cache
         self.first_forward = np.zeros(len(canvas), dtype=np.int64)  # [R] index into it, per row
 
     def started(self) -> Started:
@@ -81,12 +82,14 @@ class TraceRecorder:
     def reserve(self, count: int) -> None:
         """Room for rows with indices below `count`."""
         more = count - len(self.lengths)
-        if more > 0:
-            self.contents = [torch.nn.functional.pad(values, (0, 0, 0, more)) for values in self.contents]
-            self.lengths, self.first_forward = (
-                np.pad(values, (0, more)) for values in (self.lengths, self.first_forward)
-            )
-            self.clocks += [()] * more
+        if more <= 0:
+            return
+        self.contents = [torch.nn.functional.pad(values, (0, 0, 0, more)) for values in self.contents]
+        for name in ("lengths", "first_forward", "reused"):
+            setattr(self, name, np.pad(getattr(self, name), (0, more)))
+        self.clocks += [()] * more
+        if self.logprobs is not None:
+            self.logprobs.reserve(count)
 
     def put(self, rows: np.ndarray, total: np.ndarray) -> None:
         """Rows of `total` tokens, which are in the canvas by now, take the indices `rows` [n] of finished rows.
@@ -98,6 +101,7 @@ class TraceRecorder:
         self.lengths = self.lengths.copy()
         self.lengths[rows] = total
         self.first_forward[rows] = len(self.history)
+        self.reused[rows] = 0
         for row in rows.tolist():
             self.ends.pop(row, None)
         past = int(self.first_forward[self.canvas.rows].min())
@@ -121,6 +125,7 @@ class TraceRecorder:
             forward_rows=tuple(end.nfe * self.copies for end in ends),
             tokens_fed=tuple(self.copies * sum(map(len, each)) for each in fed),
             trace=Trace(tokens, commit_step, commit_score, lengths, fed, clocks, logprobs=logprobs),
+            reused=tuple(self.reused[which].tolist()),
         )
 
     def _fed(self, row: int) -> tuple[range | tuple[int, ...], ...]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from pardec.models.finite import Run
 from pardec.models.hidden import Hidden, TargetStates
@@ -17,6 +19,7 @@ from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
+from ..prefix_reuse import PrefixReuse
 from .contracts import Draft, Verdict
 from .query_layout import extended, inputs_of
 from .sequences import Sequences
@@ -78,23 +81,66 @@ class VerifyForward:
         self.fed: list[FedNodes] = []
         self.runs: list[Run] = []  # the forwards of the present round
         self.padded = 0  # padding positions fed
+        self.reuse = PrefixReuse(model, self.cache, len(text))
+        self._fresh: list[tuple[np.ndarray, Tensor | None]] = []  # rows of a prompt's forward, and `states` of them
 
-    def prompt(self, *, narrow: bool) -> Iterator[tuple[np.ndarray, Hidden]]:
-        """Feeds the whole prompts: for each group of live rows, the rows and the forward.
+    def prompt(self, *, narrow: bool) -> Iterator[tuple[np.ndarray, Hidden, Hidden]]:
+        """Feeds the prompts: for each group of live rows, the rows, the forward, and what drafters read of the prompts.
 
-        With `narrow`, logits can be computed only behind the last token.
+        With `narrow`, logits can be computed only behind the last token, and drafters read nothing. Otherwise they read
+        the `states` at all tokens, also at those whose K/V come from the prefix cache. A drafter without `states` reads
+        logits, which are not stored: then no prefix is copied.
         """
         text = self.text
-        self.fed.append(FedNodes(text.rows, np.zeros_like(text.length), text.length.copy()))
+        wanted = None if narrow else self.states
+        for at in range(len(text)):
+            most = int(text.length[at]) - 1 if narrow or wanted is not None else 0
+            self.reuse.begin(at, text.row(at), most, wanted)
+        base = self.reuse.length.copy()
+        sizes = text.length - base
+        self.fed.append(FedNodes(text.rows, base, sizes))
         self.runs.clear()
-        for rows in grouped(text.length):
-            tokens = text.tokens[torch.from_numpy(rows).to(text.device)]
-            draft = Draft(tokens, text.length[rows], np.zeros_like(rows))
-            yield rows, self._run(draft, rows, whole=False, narrow=narrow)
+        for rows in grouped(sizes):
+            hidden = self._run(self._prompts(rows, base[rows]), rows, whole=False, narrow=narrow)
+            whole = hidden
+            if wanted is not None and base[rows].any():
+                whole = self._with_prefixes(hidden, rows, wanted)
+            if self.reuse.prefixes is not None:
+                self._fresh.append((rows, None if wanted is None else wanted.of(whole)))
+            yield rows, hidden, whole
+
+    def store_prompts(self) -> None:
+        """Leaves the prompts to later requests; called after `prompt`, once its logits are known to be finite."""
+        for rows, states in self._fresh:
+            for index, at in enumerate(rows.tolist()):
+                own = None if states is None or self.states is None else (self.states, states[index])
+                self.reuse.store(at, self.text.row(at)[: self.text.prompt[at]], own)
+        self._fresh.clear()
+
+    def _prompts(self, rows: np.ndarray, base: np.ndarray) -> Draft:
+        """The prompts of these live rows from position `base` [n] on."""
+        text = self.text
+        tokens = text.tokens[torch.from_numpy(rows).to(text.device)]
+        sizes = text.length[rows] - base
+        if base.any():
+            order = torch.from_numpy(base[:, None] + np.arange(sizes.max())).to(text.device)
+            tokens = tokens.gather(1, order.clamp(max=tokens.shape[1] - 1))
+        return Draft(tokens, sizes, base)
+
+    def _with_prefixes(self, hidden: Hidden, rows: np.ndarray, wanted: TargetStates) -> Hidden:
+        """The states at all tokens of the prompts, those of stored prefixes included."""
+        fresh, base = wanted.of(hidden), self.reuse.length[rows]
+        parts = []
+        for own, at, first in zip(fresh, rows.tolist(), base.tolist(), strict=True):
+            rest = own[: int(self.text.length[at]) - first]
+            parts.append(torch.cat((self.reuse.states(at, wanted).to(rest), rest)) if first else rest)
+        plan = self._plan(self._prompts(rows, np.zeros_like(rows)), rows, whole=False)
+        return wanted.hidden(plan, pad_sequence(parts, batch_first=True))
 
     def put(self, where: np.ndarray, other: VerifyForward) -> None:
         """Replaces the cache rows at `where`, and their conditions, by those of `other`."""
         put_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
+        self.reuse.put(where, other.reuse)
         self.order = torch.arange(self.cache.capacity + 1, device=self.text.device)
 
     def verify(self, draft: Draft) -> tuple[Tensor, Tensor | None]:
@@ -163,10 +209,19 @@ class VerifyForward:
 
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows."""
+        self.reuse.keep(rows)
         if len(rows):
             self.cache.keep(torch.from_numpy(rows))
 
-    def _run(
+    def _run(self, draft: Draft, rows: np.ndarray, **options: Any) -> Hidden:
+        """One forward of `draft` for the live `rows`; `options` are those of `_plan`."""
+        plan = self._plan(draft, rows, **options)
+        if plan.layers is None or plan.layers.stop is None:
+            self.padded += plan.width * len(rows) - int(draft.sizes.sum())
+        self.runs.append((plan, self.cache))
+        return self.model.run(plan, self.cache)
+
+    def _plan(
         self,
         draft: Draft,
         rows: np.ndarray,
@@ -176,8 +231,8 @@ class VerifyForward:
         whole: bool = True,
         wanted: int | None = None,
         narrow: bool = False,
-    ) -> Hidden:
-        """One forward of `draft` for the live `rows`, of a part of the stack with `layers`.
+    ) -> Plan:
+        """The plan of `draft` for the live `rows`, of a part of the stack with `layers`.
 
         With `whole` logits are computed behind every node, or the first `wanted`, else behind the last; with `narrow`
         no others can be.
@@ -185,8 +240,6 @@ class VerifyForward:
         width, base = int(draft.sizes.max()), draft.base
         if draft.early is not None:
             layers = slice(draft.early.layers, None)
-        if layers is None or layers.stop is None:
-            self.padded += width * len(rows) - int(draft.sizes.sum())
         same = bool((base == base[0]).all() and (draft.sizes == width).all())
         start, all_rows = int(base[0]), len(rows) == len(self.text)
         device = self.text.device
@@ -201,7 +254,7 @@ class VerifyForward:
             visible = Visible.tree(draft.parent[:, :width], draft.start)
         want = order[:, :wanted] if whole else torch.from_numpy(draft.sizes - 1).to(device)[:, None]
         chain = same and draft.parents is None
-        plan = Plan(
+        return Plan(
             tokens=draft.tokens[:, :width],
             positions=positions,
             slots=slots,
@@ -216,8 +269,6 @@ class VerifyForward:
             span=(start, start + width) if chain else None,
             narrow=narrow,
         )
-        self.runs.append((plan, self.cache))
-        return self.model.run(plan, self.cache)
 
 
 def _appended(states: Tensor, begun: Tensor, index: Tensor, width: int) -> Tensor:

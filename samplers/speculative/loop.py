@@ -55,7 +55,7 @@ def decode(
             yield from loop.retire()
         yield loop.finished()
     finally:
-        loop.memory.clear()  # breaks the cycle between states and context, so that caches are freed at once
+        loop.close()
 
 
 class VerifyLoop:
@@ -96,7 +96,8 @@ class VerifyLoop:
         """One forward for every live row, and the commit."""
         text, sampler = self.text, self.sampler
         uniforms = RoundUniforms(self.request.source, text.rows, text.nfe.copy(), text.device)
-        if not self.forward.fed:
+        first = not self.forward.fed
+        if first:
             draft, raw, states = self._begin()
         else:
             draft = sampler.draft.propose(self.context, text.room - 1, uniforms, self.state(sampler.draft))
@@ -110,6 +111,8 @@ class VerifyLoop:
         if not np.isfinite(self.summary.get("highest", 0.0)):
             raise self.state(sampler.draft).failure()
         gained = self._commit(draft, distributions, verdict)
+        if first:
+            self.forward.store_prompts()
         self.recorder.add(text.rows, draft, self.summary)
         outcome = RoundResult(draft, verdict, distributions, before, gained, states)
         sampler.draft.observe(outcome, self.context, self.state(sampler.draft))
@@ -123,11 +126,12 @@ class VerifyLoop:
         for stage in self.sampler.stages:
             self.memory[id(stage)] = stage.start(self.context)
         drafter = self.sampler.draft
-        for rows, hidden in self.forward.prompt(narrow=not drafter.reads_prompt):
+        for rows, hidden, whole in self.forward.prompt(narrow=not drafter.reads_prompt):
             last.append(hidden.logits())
             order.append(rows)
             if drafter.reads_prompt:
-                drafter.read_prompt(rows, hidden, self.context, self.state(drafter))
+                drafter.read_prompt(rows, whole, self.context, self.state(drafter))
+        self.recorder.reused[self.rows] = self.forward.reuse.length
         back = torch.from_numpy(np.argsort(np.concatenate(order))).to(self.text.device)
         return Draft.none(self.text), torch.cat(last)[back], None
 
@@ -235,8 +239,9 @@ class VerifyLoop:
         return result
 
     def leave(self, over: np.ndarray) -> Iterator[RowFinished]:
-        """Reports the finished rows."""
+        """Reports the finished rows, whose K/V later requests may go on from."""
         for at in np.flatnonzero(over):
+            self.forward.reuse.leave(int(at), self.text.row(int(at))[:-1])
             yield self.recorder.finish_row(int(at), "stop" if self.ended[at] else "length")
 
     def keep(self, keep: np.ndarray) -> None:
@@ -250,6 +255,11 @@ class VerifyLoop:
     def finished(self, row: int | None = None) -> Finished:
         """The result of all rows, or of this one."""
         return self.recorder.finished(self.forward, row)
+
+    def close(self) -> None:
+        """Gives up what is leased, and the states, which refer to the context as it does to them."""
+        self.forward.reuse.close()
+        self.memory.clear()
 
     # --- rows that enter ---
 

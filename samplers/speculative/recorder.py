@@ -35,6 +35,7 @@ class TraceRecorder:
         self.forced: list[list[int]] = [[] for _ in range(count)]
         self.draft_forwards = np.zeros(count, dtype=np.int64)
         self.deviation: np.ndarray | None = None  # [B], if the acceptance reports one
+        self.reused = np.zeros(count, dtype=np.int64)  # [R] prompt tokens whose K/V come from the prefix cache
         self.first_forward = np.zeros(count, dtype=np.int64)  # [R] index of each row's first forward in this loop
         self.earlier: list[list[range | tuple[int, ...]]] = [
             [] for _ in range(count)
@@ -94,13 +95,11 @@ class TraceRecorder:
             return
         for name in ("tokens", "commit_step", "commit_score"):
             setattr(self, name, np.pad(getattr(self, name), ((0, more), (0, 0))))
-        for name in (
-            "lengths",
-            "draft_forwards",
-            "first_forward",
-            *(["deviation"] if self.deviation is not None else []),
-        ):
+        counts = ["lengths", "draft_forwards", "first_forward", "reused"]
+        for name in counts if self.deviation is None else [*counts, "deviation"]:
             setattr(self, name, np.pad(getattr(self, name), (0, more)))
+        if self.logprobs is not None:
+            self.logprobs.reserve(count)
         for lists in (self.drafted, self.accepted, self.forced, self.earlier):
             lists += [[] for _ in range(more)]
 
@@ -116,6 +115,7 @@ class TraceRecorder:
             self.earlier[row] = fed
             self.finished_rows.pop(row, None)
         self.draft_forwards[rows] = other.draft_forwards[theirs]
+        self.reused[rows] = other.reused[theirs]
         if self.deviation is not None:
             self.deviation[rows] = 0 if other.deviation is None else other.deviation[theirs]
         self.first_forward[rows] = len(forward.fed)
@@ -163,5 +163,6 @@ class TraceRecorder:
             trace=trace,
             padding=forward.padded * copies if row is None else 0,
             draft_forwards=tuple(self.draft_forwards[which].tolist()),
+            reused=tuple(self.reused[which].tolist()),
             deviation=() if self.deviation is None else tuple(self.deviation[which].tolist()),
         )

@@ -49,3 +49,6 @@ class BlockCache(Cache):
         start = np.where(canvas.entered, state.final, canvas.lo)
         state.final = canvas.lo
         return QuerySpec(start, canvas.end)
+
+    def final(self, state: State) -> np.ndarray:
+        return state.final

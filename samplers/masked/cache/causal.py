@@ -63,3 +63,6 @@ class CausalPrefix(Cache):
         at = np.arange(canvas.length + 1)
         mask = (at >= start[:, None]) & (at < stop[:, None])
         return QuerySpec(start, stop, torch.from_numpy(mask), must=first, shifted=first, only=only)
+
+    def final(self, state: State) -> np.ndarray:
+        return state.final

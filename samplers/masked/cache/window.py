@@ -57,3 +57,6 @@ class Window(Cache):
     def query(self, canvas: Canvas, state: State) -> QuerySpec:
         start, state.final = state.final, canvas.first_open
         return QuerySpec(start, canvas.end)
+
+    def final(self, state: State) -> np.ndarray:
+        return state.final

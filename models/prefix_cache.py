@@ -1,0 +1,185 @@
+"""K/V of the beginnings of texts, stored for later requests: whole blocks of tokens from position 0 on, in a trie.
+
+    K/V of block i = f(tokens of the blocks 0 .. i)      where attention is causal, or causal over blocks
+
+SGLang: Efficient Execution of Structured Language Model Programs, https://arxiv.org/abs/2312.07104
+
+So two texts with the same first tokens share them, whatever the sampler, the seed and the tokens behind. A row has a
+lease of the blocks that it has copied or stored, which are not evicted before it ends. Of the others, those that no
+stored text goes on from are evicted, the least recently used first. Not thread-safe: one thread decodes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .hidden import TargetStates
+from .kv_cache import KVCache
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """The tokens of one block behind those of the blocks above it."""
+
+    key: bytes  # its token ids
+    above: Block | None  # None for the root, which has no tokens
+    values: list[Tensor] = field(default_factory=list)  # of each device [T, F]: see `KVCache.copy_out`
+    states: dict[TargetStates, Tensor] = field(default_factory=dict)  # [T, S] what drafters read of the target
+    below: dict[bytes, Block] = field(default_factory=dict)
+    leases: int = 0  # that end with this block
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(tensor.nbytes for tensor in (*self.values, *self.states.values()))
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """The blocks that one row holds, which are a path of the trie from its root."""
+
+    root: Block
+    path: list[Block] = field(default_factory=list)
+
+    @property
+    def last(self) -> Block:
+        """The deepest block; the root of an empty path."""
+        return self.path[-1] if self.path else self.root
+
+
+class PrefixCache:
+    """The stored blocks of one model, at most `budget` bytes of them.
+
+    Attributes:
+        block: tokens of a block.
+        nbytes: bytes of all blocks.
+        hits, misses: prompts whose first block was stored, and those whose was not.
+        tokens: prompt tokens whose K/V were copied from here instead of computed.
+        evictions: blocks that made room for others.
+    """
+
+    def __init__(self, budget: int, block: int = 16) -> None:
+        self.budget, self.block = budget, block
+        self.nbytes = self.hits = self.misses = self.tokens = self.evictions = 0
+        self._root = Block(b"", None)
+        self._order: OrderedDict[Block, None] = OrderedDict()  # by use, the latest last; a block before those above it
+        self._version = 0  # of the weights
+
+    @property
+    def blocks(self) -> int:
+        """Blocks stored."""
+        return len(self._order)
+
+    def __repr__(self) -> str:
+        return (
+            f"<PrefixCache {self.blocks} blocks of {self.block} tokens, {self.nbytes} of {self.budget} bytes, "
+            f"{self.hits} hits, {self.misses} misses, {self.tokens} tokens reused, {self.evictions} evictions>"
+        )
+
+    def match_weights(self, version: int) -> None:
+        """Empties the cache unless its blocks were computed with the weights of this `version`."""
+        if version != self._version:
+            self.clear()
+            self._version = version
+
+    def clear(self) -> None:
+        """Drops every block; leases stay valid and hold nothing any more."""
+        for block in self._order:
+            block.values, block.states = [], {}
+        self._root = Block(b"", None)
+        self._order.clear()
+        self.nbytes = 0
+
+    def begin(self, tokens: np.ndarray, most: int, states: TargetStates | None = None) -> Lease:
+        """A lease of the longest stored prefix of `tokens` [n] int64, of at most `most` of them.
+
+        Blocks that lack `states` do not count where a drafter asks for these.
+        """
+        lease, size = Lease(self._root), self.block
+        for start in range(0, most - size + 1, size):
+            block = lease.last.below.get(tokens[start : start + size].tobytes())
+            if block is None or (states is not None and states not in block.states):
+                break
+            lease.path.append(block)
+        lease.last.leases += 1
+        self._touch(lease)
+        self.hits += bool(lease.path)
+        self.misses += not lease.path and most >= size
+        self.tokens += len(lease.path) * size
+        return lease
+
+    def load(self, lease: Lease, cache: KVCache, row: int) -> None:
+        """Copies the K/V of the lease to the first slots of a row."""
+        if lease.path:
+            values = zip(*(block.values for block in lease.path), strict=True)
+            cache.copy_in(row, [torch.cat(parts) for parts in values])
+
+    def extend(
+        self,
+        lease: Lease,
+        tokens: np.ndarray,
+        cache: KVCache,
+        row: int,
+        states: tuple[TargetStates, Tensor] | None = None,
+    ) -> None:
+        """Stores the whole blocks of `tokens` [n] int64 as far as there is room; the lease is of all of them then.
+
+        Their K/V are in the first n slots of a row, and their `states` are the tensor [>= n, S]. A block is stored with
+        these or not at all.
+        """
+        if lease.root is not self._root:  # the cache was emptied since
+            return
+        size, count = self.block, len(tokens) // self.block
+        values: list[Tensor] = []
+        for index in range(len(lease.path), count):
+            at = slice(index * size, (index + 1) * size)
+            block = lease.last.below.get(tokens[at].tobytes())
+            if block is None and not values:  # no deeper block is stored either
+                values, first = cache.copy_out(row, at.start, count * size), at.start
+            kv = [part[at.start - first :][:size] for part in values] if block is None else []
+            more = {states[0]: states[1][at]} if states and (block is None or states[0] not in block.states) else {}
+            nbytes = sum(part.nbytes for part in (*kv, *more.values()))
+            if not self._make_room(nbytes, block):
+                break
+            if block is None:
+                block = lease.last.below[tokens[at].tobytes()] = Block(tokens[at].tobytes(), lease.last)
+                block.values = [part.clone() for part in kv]
+                self._order[block] = None
+            block.states |= {key: part.clone() for key, part in more.items()}
+            self.nbytes += nbytes
+            lease.last.leases -= 1
+            block.leases += 1
+            lease.path.append(block)
+        self._touch(lease)
+
+    def release(self, lease: Lease) -> None:
+        """Gives the blocks up for eviction."""
+        lease.last.leases -= 1
+        lease.path.clear()
+
+    def states(self, lease: Lease, states: TargetStates) -> Tensor:
+        """[n, S] the states at all tokens of a lease that has them."""
+        return torch.cat([block.states[states] for block in lease.path])
+
+    def _make_room(self, nbytes: int, but: Block | None) -> bool:
+        """Evicts others than this block until so many bytes more fit; False where they cannot."""
+        if nbytes > self.budget:
+            return False
+        while self.nbytes + nbytes > self.budget:
+            idle = (block for block in self._order if not (block.below or block.leases or block is but))
+            if (block := next(idle, None)) is None:
+                return False
+            assert block.above is not None, "the root is not in order"
+            del block.above.below[block.key], self._order[block]
+            self.nbytes -= block.nbytes
+            self.evictions += 1
+        return True
+
+    def _touch(self, lease: Lease) -> None:
+        for block in reversed(lease.path):
+            self._order.move_to_end(block)

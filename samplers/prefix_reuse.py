@@ -1,0 +1,88 @@
+"""The rows of a request and the model's prefix cache: what they copy from it, and what they leave in it."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from pardec.models.hidden import TargetStates
+from pardec.models.kv_cache import KVCache
+from pardec.models.model import LanguageModel
+from pardec.models.prefix_cache import Lease
+
+
+class PrefixReuse:
+    """The leases of the live rows; does nothing where the model has no prefix cache.
+
+    Attributes:
+        length: [B] tokens of each row whose K/V were copied before its first forward.
+    """
+
+    def __init__(self, model: LanguageModel, cache: KVCache | None, rows: int) -> None:
+        """`cache` has the K/V of row b of a text in its row b; None, and one with conditions, rules reuse out."""
+        self.model, self.cache = model, cache
+        self.prefixes = None if cache is None or cache.copies > 1 or cache.shift is not None else model.prefix_cache
+        self.length = np.zeros(rows, dtype=np.int64)
+        self._leases: list[Lease | None] = [None] * rows
+
+    def begin(self, at: int, tokens: np.ndarray, most: int, states: TargetStates | None = None) -> None:
+        """Copies the longest stored prefix of `tokens`, at most `most` of them, to the slots of the row at index `at`.
+
+        With `states`, only of what has these.
+        """
+        if self.prefixes is None or self.cache is None:
+            return
+        self._match_weights()
+        lease = self._leases[at] = self.prefixes.begin(tokens, most, states)
+        self.prefixes.load(lease, self.cache, at)
+        self.length[at] = len(lease.path) * self.prefixes.block
+
+    def states(self, at: int, states: TargetStates) -> Tensor:
+        """[length, S] of the tokens that the row at index `at` has copied, which are some."""
+        lease = self._leases[at]
+        assert self.prefixes is not None, "it has copied some"
+        assert lease is not None, "and leases them"
+        return self.prefixes.states(lease, states)
+
+    def store(self, at: int, tokens: np.ndarray, states: tuple[TargetStates, Tensor] | None = None) -> None:
+        """Stores the whole blocks of `tokens`, whose K/V are in the first slots of the row at index `at`."""
+        lease = self._leases[at]
+        if self.prefixes is not None and self.cache is not None and lease is not None:
+            self._match_weights()
+            self.prefixes.extend(lease, tokens, self.cache, at, states)
+
+    def leave(self, at: int, tokens: np.ndarray) -> None:
+        """Stores the same when the row at index `at` ends, and gives its lease back."""
+        self.store(at, tokens)
+        self._release(at)
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps these live rows; the caller updates the cache. Of a row that is repeated the first has the lease."""
+        for at in set(range(len(self._leases))) - set(rows.tolist()):
+            self._release(at)
+        self.length = self.length[rows]
+        first = np.unique(rows, return_index=True)[1].tolist()
+        self._leases = [self._leases[at] if new in first else None for new, at in enumerate(rows.tolist())]
+
+    def put(self, where: np.ndarray, other: PrefixReuse) -> None:
+        """Replaces the live rows at `where` by those of `other`, with their leases."""
+        self.length = self.length.copy()
+        self.length[where] = other.length
+        for at, lease in zip(where.tolist(), other._leases, strict=True):
+            self._release(at)
+            self._leases[at] = lease
+        other._leases = [None] * len(other._leases)
+
+    def close(self) -> None:
+        """Gives all leases back."""
+        for at in range(len(self._leases)):
+            self._release(at)
+
+    def _release(self, at: int) -> None:
+        lease, self._leases[at] = self._leases[at], None
+        if lease is not None and self.prefixes is not None:
+            self.prefixes.release(lease)
+
+    def _match_weights(self) -> None:
+        if self.prefixes is not None:
+            self.prefixes.match_weights(getattr(self.model, "weights_version", 0))
