@@ -153,8 +153,9 @@ class Engine:
         text, stops = self.text(tokens), call.stops(row)
         return text if text is None or stops is None else stops.cut(text)
 
-    def row_text(self, call: Call, row: int = 0) -> RowText:
+    def row_text(self, call: Call | VectorCall, row: int = 0) -> RowText:
         """The text of a row of a call, as its tokens are committed."""
+        assert isinstance(call, Call), "vectors have no text"
         return RowText(self._reader, call, row, call.request.canvases[row].numpy() == open_id(self.language_model))
 
     def row(self, call: Call | VectorCall, end: RowFinished) -> dict[str, Any]:

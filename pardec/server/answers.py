@@ -8,7 +8,7 @@ import math
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from ..requests.images import enlarged
 from ..result import Result
 from ..version import __version__
+from ..views.token_text import TokenTexts
 from .schemas import ChatBody, TextBody
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class TextAnswer:
         self.identifier = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}"
         self.created = int(time.time())
         self._begun: set[int] = set()
+        self._texts = TokenTexts(self.tokenizer)
 
     @property
     def prompt_tokens(self) -> int:
@@ -68,8 +70,7 @@ class TextAnswer:
                 choice["text"] = echo.text + text
                 if self.request.logprobs is not None:
                     all_tokens = [*echo.tokens, *tokens]
-                    both = echo.logprobs.followed_by(token_logprobs(result)) if echo.logprobs is not None else None
-                    choice["logprobs"] = self._logprobs(all_tokens, both)
+                    choice["logprobs"] = self._logprobs(all_tokens, _joined(echo.logprobs, token_logprobs(result)))
         if self.body.return_token_ids:
             choice |= {
                 "token_ids": tokens,
@@ -167,19 +168,17 @@ class TextAnswer:
         texts = [self._text_of(token) for token in tokens]
         offsets = np.cumsum([0, *map(len, texts)])[: len(texts)].tolist()
         top = [
-            {self._text_of(other): number(value) for other, value in zip(ids, likely, strict=True)} or None
+            {self._text_of(other): number(value) for other, value in zip(ids, likely, strict=True) if other >= 0}
             for ids, likely in zip(values.ids.tolist(), values.top.tolist(), strict=True)
         ]
         own = [number(value) for value in values.own.tolist()]
-        for at, likely in enumerate(top):  # the token's own too, as OpenAI has it
-            if likely is not None and own[at] is not None:
-                likely.setdefault(texts[at], own[at])
-            if own[at] is None:
-                top[at] = None
+        for text, logprob, likely in zip(texts, own, top, strict=True):  # the token's own too, as OpenAI has it
+            if logprob is not None:
+                likely.setdefault(text, logprob)
         answer: dict[str, Any] = {
             "tokens": texts,
             "token_logprobs": own,
-            "top_logprobs": top if self.request.logprobs else None,
+            "top_logprobs": [likely or None for likely in top] if self.request.logprobs else None,
             "text_offset": offsets,
         }
         if self.body.logprob_ids:
@@ -194,7 +193,7 @@ class TextAnswer:
         return {"token": text, "logprob": number(logprob), "bytes": list(text.encode("utf-8", "replace"))}
 
     def _text_of(self, token: int) -> str:
-        return str(self.tokenizer.decode([token])) if self.tokenizer is not None else str(token)
+        return self._texts([token])[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +227,14 @@ def number(value: float) -> float | None:
     if math.isnan(value):
         return None
     return value if math.isfinite(value) else -1.7976931348623157e308
+
+
+def _joined(first: TokenLogprobs | None, second: TokenLogprobs | None) -> TokenLogprobs | None:
+    """Those of two texts, one behind the other."""
+    if first is None or second is None:
+        return None
+    parts = ((getattr(first, name.name), getattr(second, name.name)) for name in fields(first))
+    return type(first)(*map(np.concatenate, parts))
 
 
 def _text(result: Result) -> str:
