@@ -290,7 +290,7 @@ class MaskedForward:
             both = at if self.cfg is None else torch.cat([at, at + n * every])
             return self._guided(hidden.some(both, queries))
 
-        index = torch.arange(n * width, device=hidden.states.device).view(n, width)
+        index = torch.arange(n * width, device=self.canvas.tokens.device).view(n, width)
         return ChunkedDistribution(logits_of_rows, n * width, self.model.vocab_size, index)
 
     def _doubled(self, tensor: Tensor) -> Tensor:
