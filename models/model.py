@@ -68,6 +68,7 @@ class LanguageModel:
     processes: int = 1  # that share it
     whole: int | None = field(default=None, repr=False)  # parameters of the checkpoint, where this process has a share
     embedding_scale: float = field(default=1.0, repr=False)
+    adapter: str | None = None  # the LoRA adapter that is merged into its weights
     draft_modules: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # loaded ones that draft for it
     head_read: bool = field(default=False, init=False, repr=False)  # its weights are finite: see `finite.demand_head`
 

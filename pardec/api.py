@@ -47,6 +47,7 @@ def load(
     quantize: str | None = None,
     tp: bool = False,
     cuda_graphs: bool = False,
+    adapter: str | Path | None = None,
 ) -> Model:
     """Loads a model.
 
@@ -73,10 +74,12 @@ def load(
         cuda_graphs: on a CUDA device, capture forwards of few queries whose shapes recur as CUDA graphs, so that small
             batches do not wait for Python. KV caches keep their memory between requests. Off by default: it has been
             tested without a GPU only, on recordings of tensor operations.
+        adapter: a LoRA adapter in PEFT's layout, a folder or a hub id, merged into the weights before anything else is
+            done with them. The model is then called "name+adapter", and so it is in results.
 
     Raises:
-        ModelError: unknown name, no family for its config, missing, surplus or misshapen tensors, a damaged file, or
-            a kind of `quantize` that this machine does not support.
+        ModelError: unknown name, no family for its config, missing, surplus or misshapen tensors, a damaged file,
+            an adapter that cannot be merged, or a kind of `quantize` that this machine does not support.
 
     >>> load("tiny-dream", device="cpu").name
     'tiny-dream'
@@ -98,6 +101,7 @@ def load(
             quantize=quantize,
             tp=tp,
             cuda_graphs=cuda_graphs,
+            adapter=adapter,
         )
     )
 

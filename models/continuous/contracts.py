@@ -131,6 +131,7 @@ class ContinuousModel:
     dtype: torch.dtype
     parameters: int  # how many the checkpoint has
     choice: str = field(default="", repr=False)  # why this device and dtype
+    adapter: str | None = None  # the LoRA adapter that is merged into its weights
 
     def describe(self) -> str:
         """Where and how the model runs, and why, in one line."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +24,13 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One tensor of a weight file."""
+    """One tensor of a weight file, or of a state dict."""
 
     file: Path
     shape: tuple[int, ...]
     dtype: torch.dtype | None  # None: not a floating-point type that can be loaded
+    change: Callable[[Tensor], Tensor] | None = None  # what an adapter makes of it, of the same shape
+    tensor: Tensor | None = None  # it itself, where it is in memory and in no file
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -79,20 +81,41 @@ def inspect(files: Iterable[Path]) -> dict[str, Published]:
 
 
 def read(published: dict[str, Published], load: Callable[[str, Tensor], None]) -> None:
-    """Call `load(name, tensor)` for every tensor, file by file; the tensor is only valid during the call."""
+    """Call `load(name, tensor)` for every tensor, file by file; the tensor is only valid during the call.
+
+    Where an adapter changes a tensor, `load` gets what it makes of it.
+    """
     by_file: dict[Path, list[str]] = {}
+
+    def hand_over(name: str, tensor: Tensor) -> None:
+        change = published[name].change
+        load(name, tensor if change is None else change(tensor))
+
     for name, entry in published.items():
-        by_file.setdefault(entry.file, []).append(name)
+        if entry.tensor is not None:
+            hand_over(name, entry.tensor)
+        else:
+            by_file.setdefault(entry.file, []).append(name)
     for file, names in by_file.items():
         if file.suffix == ".safetensors":
             for batch in _portions(names, published):
                 with _opened(file) as handle:
                     for name in batch:
-                        load(name, handle.get_tensor(name))
+                        hand_over(name, handle.get_tensor(name))
         else:
             state = unpickled(file)
             for name in names:
-                load(name, state.pop(name))
+                hand_over(name, state.pop(name))
+
+
+def in_memory(state: Mapping[str, Tensor]) -> dict[str, Published]:
+    """The tensors of a state dict, as `inspect` describes those of files."""
+    return {
+        name: Published(
+            Path(), tuple(tensor.shape), tensor.dtype if tensor.dtype in _DTYPES.values() else None, tensor=tensor
+        )
+        for name, tensor in state.items()
+    }
 
 
 def count_parts(names: Iterable[str], part: str) -> int:
