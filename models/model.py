@@ -78,6 +78,11 @@ class LanguageModel:
         return getattr(self.decoder, "subset", None)
 
     @property
+    def weights_version(self) -> int:
+        """How often its weights were replaced in place: keys and values of an earlier version are stale."""
+        return int(getattr(self.decoder, "weights_version", 0))
+
+    @property
     def parameters(self) -> int:
         """The checkpoint's parameters; those of a tied head count once."""
         if self.whole is not None:
@@ -161,7 +166,8 @@ class LanguageModel:
     def describe(self) -> str:
         """Where and how the model runs, and why, in one line."""
         known = f"{self.name}: {self.family}" + (f" by {self.recognized}" if self.recognized else "")
-        return f"{known}, {self.choice}" if self.choice else known
+        version = f", weights version {self.weights_version}" if self.weights_version else ""
+        return (f"{known}, {self.choice}" if self.choice else known) + version
 
     def _check(self, plan: Plan, cache: KVCache | None) -> None:
         shape, batch = plan.tokens.shape, plan.tokens.shape[0]

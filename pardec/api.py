@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.models.load import load_any
+from pardec.models.loading.update import load_weights
 from pardec.models.parallel.threads import using
 from pardec.models.plan import Plan
 from pardec.samplers.events import Event, Finished
@@ -205,6 +206,31 @@ class Model(Engine):
         [0, 1, 2]
         """
         return self._serving(Prompts(self, prompts, arguments), batch_size, "serve fewer rows at once (batch_size)")
+
+    def load_weights(self, weights: Mapping[str, Tensor] | str | Path) -> None:
+        """Replaces all weights in place: what training takes from a rollout engine after each of its steps.
+
+        Every parameter keeps its memory, dtype and device, and `network.weights_version` rises by one. Quantized layers
+        are quantized again, tied embeddings stay tied, and what is derived from weights follows. A request under way
+        raises ModelError at its next step, and so does a batch that is being served: finish or close them before.
+        Where processes share a model (tp), all of them have to make this call.
+
+        Args:
+            weights: a state dict with the checkpoint's own names, such as a trainer's `state_dict()`; what
+                DistributedDataParallel, torch.compile or PEFT put before all of them is taken off. Or a folder, or
+                weight file, in the published layout.
+
+        Raises:
+            ModelError: missing, surplus or misshapen tensors, an adapter that is not merged, a folder of another model,
+                or a model parts of which are kept off its devices. Then nothing has been changed.
+
+        >>> model = load("tiny-dream", device="cpu")
+        >>> model.load_weights(model.path)
+        >>> model.network.weights_version
+        1
+        """
+        with memory_errors(f"new weights of {self.name}", "hand in a state dict on the CPU"):
+            load_weights(self.network, weights)
 
     def logits(self, input_ids: Tensor) -> Tensor:
         """The checkpoint's own logits: [B, L] int64 in, [B, L, V] float32 out, row i at input position i, no cache.

@@ -141,13 +141,19 @@ def _load(
     source: Source, dtype: torch.dtype, device_map: Any, *, images: bool, state: dict[str, Tensor] | None = None
 ) -> Any:
     """The model in a folder, or with the config in that folder and the tensors of `state`, by their names in files."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
 
+    kind: Any = AutoModelForImageTextToText if images else AutoModelForCausalLM
     local: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     try:
         with silence():
-            described = {} if state is None else {"config": _config(source, local), "state_dict": state}
-            model, info = (AutoModelForImageTextToText if images else AutoModelForCausalLM).from_pretrained(
+            described: dict[str, Any] = {}
+            if state is not None:  # which classes take that choose by no name
+                config = AutoConfig.from_pretrained(source.folder, **local)
+                with torch.device("meta"):
+                    kind = type(kind.from_config(config, dtype=dtype))
+                described = {"config": config, "state_dict": state}
+            model, info = kind.from_pretrained(
                 source.folder if state is None else None,
                 **described,
                 dtype=dtype,
@@ -156,22 +162,16 @@ def _load(
                 output_loading_info=True,
             )
             if state is not None and (source.folder / "generation_config.json").is_file():
-                model.generation_config = type(model.generation_config).from_pretrained(source.folder)
+                model.generation_config = GenerationConfig.from_pretrained(source.folder)
     except Exception as error:  # configs, weights and models each fail in their own way
         if out_of_memory(error):
             raise
         raise ModelError(f"transformers cannot load {source.name}: {one_line(error)}") from error
-    _check(model, info)
+    check_info(model, info)
     return model.eval()
 
 
-def _config(source: Source, local: dict[str, Any]) -> Any:
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(source.folder, **local)
-
-
-def _check(model: Any, info: dict[str, Any]) -> None:
+def check_info(model: Any, info: dict[str, Any]) -> None:
     """Raises ModelError where the library found other tensors than it needs."""
     groups = (("missing", "missing_keys"), ("not known", "unexpected_keys"), ("of the wrong shape", "mismatched_keys"))
     problems = [

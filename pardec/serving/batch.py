@@ -111,6 +111,7 @@ class Serving(Iterator[Served]):
         self.rows = self.tokens = self.forwards = 0
         self.seconds = 0.0
         self._sampler: Any = None
+        self._version = 0  # of the weights that the current batch is decoded with
         self._next: QueuedRow | None = None  # read, but not compatible with the current batch
         self._error: Exception | None = None  # of a prompt; raised when the rows before it are finished
         self._served = self._serve()
@@ -182,7 +183,7 @@ class Serving(Iterator[Served]):
 
     def _serve(self) -> Generator[Served, None, None]:
         while rows := self._next_rows(self.batch_size):
-            self.batch = Batch(len(rows))
+            self.batch, self._version = Batch(len(rows)), rows[0].call.weights_version
             continuous = isinstance(rows[0].call, VectorCall)
             with closing(cast("Any", self._whole_batch(rows) if continuous else self._batch(rows))) as served:
                 yield from served
@@ -266,6 +267,8 @@ class Serving(Iterator[Served]):
 
     def _start_loop(self, rows: list[QueuedRow], running: Loop | None = None) -> Loop:
         """A loop for these rows, made to join the `running` one where there is one."""
+        for row in rows:
+            self.model.demand_weights(row.call.weights_version)
         request, network = merge_requests(rows), self.model.language_model
         if isinstance(self._sampler, SpeculativeSampler):
             return VerifyLoop(network, self._sampler, request)
@@ -275,6 +278,7 @@ class Serving(Iterator[Served]):
 
     def _advance(self, loop: Loop) -> None:
         """Runs one forward of these rows and adds its cost to the batch's."""
+        self.model.demand_weights(self._version)
         self.batch.forwards += 1
         if isinstance(loop, VerifyLoop):
             before = loop.forward.padded
