@@ -13,8 +13,7 @@ from ..errors import ModelError, listed, one_line
 from ..loading.assemble import overwrite
 from ..loading.placement import out_of_memory
 from ..loading.quantize import quantize_linears, quantizer
-from ..loading.update import unwrapped
-from ..loading.weights import Published, read
+from ..loading.weights import Published, read, unwrapped
 from ..model import LanguageModel
 from .adapt import check_info
 from .causal_lm import HFAdapter

@@ -85,7 +85,8 @@ class _Update:
         if self.magnitude is None:
             return merged
         rows = merged.t() if self.transposed else merged
-        rows = (self.magnitude.float() / torch.linalg.norm(rows, dim=1))[:, None] * rows
+        factor: Tensor = self.magnitude.float() / torch.linalg.norm(rows, dim=1)
+        rows = factor[:, None] * rows
         return rows.t() if self.transposed else rows
 
 
@@ -98,7 +99,12 @@ class Adapter:
     updates: dict[str, _Update] = field(repr=False)  # by the published name of the tensor
 
     def merge(
-        self, published: Mapping[str, Published], *, base: str, tied: tuple[str, str] | None = None, conv1d: bool = False
+        self,
+        published: Mapping[str, Published],
+        *,
+        base: str,
+        tied: tuple[str, str] | None = None,
+        conv1d: bool = False,
     ) -> dict[str, Published]:
         """The tensors of the checkpoint `base`, of which those that the adapter changes are merged when they are read.
 
@@ -149,9 +155,7 @@ class Adapter:
             return replace(update, transposed=True)
         return update if update.shape == shape else None
 
-    def _without_tied(
-        self, published: Mapping[str, Published], tied: tuple[str, str], base: str
-    ) -> dict[str, _Update]:
+    def _without_tied(self, published: Mapping[str, Published], tied: tuple[str, str], base: str) -> dict[str, _Update]:
         """The updates, where embedding and head are one tensor that an update of either would change for both.
 
         PEFT runs W + s B A in the one and W in the other. Both saved whole, and equal, are the same tensor still.

@@ -30,11 +30,9 @@ from ..trimmed import Trimmed
 from . import assemble
 from .quantize import quantizer
 from .sources import Source
-from .weights import Published, in_memory, inspect, read, weight_files
+from .weights import Published, in_memory, inspect, read, unwrapped, weight_files
 
 Weights = Mapping[str, Tensor] | str | os.PathLike[str]
-# What DistributedDataParallel, torch.compile and PEFT put before every name of a state dict.
-_WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
 
 
 def load_weights(model: LanguageModel | ContinuousModel, weights: Weights) -> None:
@@ -77,12 +75,12 @@ def _forget(model: LanguageModel | ContinuousModel) -> None:
 
 
 def _source(path: str | os.PathLike[str]) -> Source:
-    place = Path(os.path.expanduser(os.fspath(path)))
-    if place.is_dir():
-        return Source(place.name, place, place)
-    if place.is_file():
-        return Source(place.stem, place.parent, place.parent, place)
-    raise ArgumentError(f"there are no weights at {place}", "hand in a state dict, or a folder in the published layout")
+    where = Path(os.path.expanduser(os.fspath(path)))
+    if where.is_dir():
+        return Source(where.name, where, where)
+    if where.is_file():
+        return Source(where.stem, where.parent, where.parent, where)
+    raise ArgumentError(f"there are no weights at {where}", "hand in a state dict, or a folder in the published layout")
 
 
 def _of_files(source: Source | None) -> dict[str, Published]:
@@ -116,20 +114,6 @@ def _check_floating(published: Mapping[str, Published]) -> None:
     foreign = [name for name, entry in published.items() if entry.dtype is None]
     if foreign:
         raise ModelError(f"{len(foreign)} tensors are not floating-point: {listed(foreign)}")
-
-
-def unwrapped(published: Mapping[str, Published], expected: Mapping[str, object]) -> dict[str, Published]:
-    """The tensors without what wrappers of modules put before every one of their names.
-
-    Nothing is taken off where some name is one of the `expected` ones as it is, or where not all names have it.
-    """
-    result = dict(published)
-    while result and not any(name in expected for name in result):
-        wrapper = next((each for each in _WRAPPERS if all(name.startswith(each) for name in result)), None)
-        if wrapper is None:
-            break
-        result = {name.removeprefix(wrapper): entry for name, entry in result.items()}
-    return result
 
 
 # --- native models ---
@@ -176,9 +160,7 @@ def _native(
     return write
 
 
-def _check_config(
-    model: LanguageModel, spec: FamilySpec, source: Source, published: Mapping[str, Published]
-) -> None:
+def _check_config(model: LanguageModel, spec: FamilySpec, source: Source, published: Mapping[str, Published]) -> None:
     """Raises ModelError for a folder whose config.json is that of another model: its weights would run wrongly."""
     if not (source.folder / "config.json").is_file() or source.file is not None:
         return

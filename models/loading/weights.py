@@ -17,6 +17,8 @@ from .json_text import parse
 
 # Keys that may hold the tensors in a pickle, averaged ones first; without one the pickle is the tensors.
 CONTAINERS = ("model_ema", "model", "module", "state_dict")
+# What DistributedDataParallel, torch.compile and PEFT put before every name of a state dict.
+_WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
 AGAIN = "download or copy the file again"
 _REOPEN_BYTES = 64 << 20  # mapped pages stay resident until the file is closed
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -116,6 +118,20 @@ def in_memory(state: Mapping[str, Tensor]) -> dict[str, Published]:
         )
         for name, tensor in state.items()
     }
+
+
+def unwrapped(published: Mapping[str, Published], expected: Mapping[str, object]) -> dict[str, Published]:
+    """The tensors without what wrappers of modules put before every one of their names.
+
+    Nothing is taken off where some name is one of the `expected` ones as it is, or where not all names have it.
+    """
+    result = dict(published)
+    while result and not any(name in expected for name in result):
+        wrapper = next((each for each in _WRAPPERS if all(name.startswith(each) for name in result)), None)
+        if wrapper is None:
+            break
+        result = {name.removeprefix(wrapper): entry for name, entry in result.items()}
+    return result
 
 
 def count_parts(names: Iterable[str], part: str) -> int:

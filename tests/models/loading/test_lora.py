@@ -196,7 +196,9 @@ def test_names_with_the_adapters_own_and_a_pickle(tmp_path: Path) -> None:
     plain = write_adapter(tmp_path / "plain", halves)
     named = write_adapter(tmp_path / "named", {})
     (named / "adapter_model.safetensors").unlink()
-    torch.save({name.replace(".weight", ".mine.weight"): value for name, value in halves.items()}, named / "adapter_model.bin")
+    torch.save(
+        {name.replace(".weight", ".mine.weight"): value for name, value in halves.items()}, named / "adapter_model.bin"
+    )
     one, other = (pardec.load(base, device="cpu", adapter=str(folder)).logits(IDS) for folder in (plain, named))
     assert torch.equal(one, other)
 
@@ -243,9 +245,18 @@ TENSORS: dict[str, tuple[dict[str, Tensor], str]] = {
     "nothing": ({}, "holds no tensors"),
     "no such tensor": ({"base_model.model.model.layers.7.norm.weight": torch.ones(16)}, "1 tensors that base does not"),
     "a bias of layers without": (halves() | {stem() + "lora_B.bias": torch.ones(16)}, "q_proj.bias"),
-    "another width": (pairs({f"{MODULES[0]}.weight": torch.ones(32, 32)}, MODULES[:1]), "[16, 16] and its update [32, 32]"),
-    "a longer vocabulary": ({"base_model.model.lm_head.weight": torch.ones(41, 16)}, "[40, 16] and its update [41, 16]"),
-    "two adapters": (halves() | {stem() + f"lora_{x}.other.weight": torch.ones(3, 3) for x in "AB"}, "several adapters"),
+    "another width": (
+        pairs({f"{MODULES[0]}.weight": torch.ones(32, 32)}, MODULES[:1]),
+        "[16, 16] and its update [32, 32]",
+    ),
+    "a longer vocabulary": (
+        {"base_model.model.lm_head.weight": torch.ones(41, 16)},
+        "[40, 16] and its update [41, 16]",
+    ),
+    "two adapters": (
+        halves() | {stem() + f"lora_{x}.other.weight": torch.ones(3, 3) for x in "AB"},
+        "several adapters",
+    ),
     "whole numbers": ({stem() + "lora_A.weight": torch.ones(3, 16, dtype=torch.int8)}, "not floating-point"),
     "magnitudes": (halves() | {stem() + "lora_magnitude_vector": torch.ones(16)}, "use_dora=False"),
     "convolutions": (

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 import pardec
 from pardec.models.errors import ArgumentError, ModelError
 from pardec.models.kernels.cpu.panels import Panels
-from pardec.models.load import load, load_any
+from pardec.models.load import load
 from pardec.models.loading.sources import local
 from pardec.models.loading.update import load_weights
 from pardec.models.trimmed import trimmed
 from tests.models import llamagen_files
 from tests.models.families import test_experts
 from tests.models.families.test_mar import FILE, GOLDEN
-from tests.models.toys import SMALL, llama_config, llama_folder, llama_tensors, write_checkpoint
+from tests.models.toys import SMALL, llama_config, llama_folder, llama_tensors
 
 IDS = torch.arange(3, 23)[None]
 
@@ -71,7 +71,9 @@ def addresses(model: Any) -> list[list[int]]:
     return [storage(weight) for weight in model.decoder.parameters()] + derived
 
 
-def check_updated(folder: Path, tensors: Mapping[str, Tensor], to: Path, weights: Any = None, **more: Any) -> pardec.Model:
+def check_updated(
+    folder: Path, tensors: Mapping[str, Tensor], to: Path, weights: Any = None, **more: Any
+) -> pardec.Model:
     """A model of `folder` with new weights has the bits, and the tokens, of one of these weights."""
     model = pardec.load(folder, device="cpu", **more)
     before, memory = model.logits(IDS), addresses(model.network)
@@ -111,7 +113,9 @@ FAMILIES: dict[str, Callable[[Path], Any]] = {
     "gpt2, through transformers": lambda folder: by_transformers(
         folder, "GPT2", n_embd=48, n_layer=2, n_head=4, n_positions=64
     ),
-    "experts, through transformers": lambda folder: by_transformers(folder, "Mixtral", num_local_experts=4, num_key_value_heads=2),
+    "experts, through transformers": lambda folder: by_transformers(
+        folder, "Mixtral", num_local_experts=4, num_key_value_heads=2
+    ),
     **{
         name: lambda folder, config=config: test_experts.published(folder, config)
         for name, config in test_experts.KINDS.items()
@@ -312,7 +316,10 @@ def test_a_refused_call_changes_nothing(case: str, tmp_path: Path) -> None:
 
 def test_folders_of_other_models_are_refused(tmp_path: Path) -> None:
     model = load(llama_folder(tmp_path / "base"), device="cpu")
-    for name, changes in {"theta": {"rope_theta": 500.0}, "family": {"model_type": "mistral", "sliding_window": None}}.items():
+    for name, changes in {
+        "theta": {"rope_theta": 500.0},
+        "family": {"model_type": "mistral", "sliding_window": None},
+    }.items():
         folder = llama_folder(tmp_path / name, **changes)
         with pytest.raises(ModelError, match="describes another model than base"):
             load_weights(model, folder)
