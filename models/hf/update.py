@@ -42,8 +42,9 @@ def replacement(model: LanguageModel, published: dict[str, Published]) -> Callab
     foreign = [name for name in floating if name in published and published[name].dtype is None]
     if foreign:
         raise ModelError(f"{len(foreign)} tensors are not floating-point: {listed(foreign)}")
-    state: dict[str, Tensor] = {}
-    read(published, lambda name, tensor: state.__setitem__(name, tensor.clone()))
+    state = {name: entry.tensor.detach() for name, entry in published.items() if entry.tensor is not None}
+    files = {name: entry for name, entry in published.items() if entry.tensor is None}
+    read(files, lambda name, tensor: state.__setitem__(name, tensor.clone()))
     fresh = _loaded(library, state, model)
     if model.quantized is not None:
         quantize_linears(

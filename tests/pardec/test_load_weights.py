@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 import pardec
 from pardec.models.errors import ModelError
 from pardec.models.load import load
+from pardec.models.loading.update import load_weights
+from pardec.samplers.speculative.draft._skipping import shared_search
 from tests.models import llamagen_files
 from tests.models.adapters import pairs, write_adapter
 from tests.models.toys import llama_config, llama_folder, llama_tensors, write_checkpoint
@@ -115,6 +117,14 @@ def test_draft_modules_are_bound_again_to_the_new_head(sampler: str, tmp_path: P
     ours, theirs = (each.generate(input_ids=ids, **arguments) for each in (model, other))
     assert (ours.tokens, ours.nfe) == (theirs.tokens, theirs.nfe)
     assert next(iter(model.language_model.draft_modules.values())) is not first
+
+
+def test_a_search_for_layers_to_skip_begins_again(base: Path) -> None:
+    model = load(base, device="cpu")
+    first = shared_search(model, 0.5, 8)
+    assert shared_search(model, 0.5, 8) is first
+    load_weights(model, OTHER)
+    assert shared_search(model, 0.5, 8) is not first
 
 
 def test_results_and_descriptions_tell_the_version(base: Path) -> None:

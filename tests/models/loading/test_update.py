@@ -23,7 +23,7 @@ from pardec.models.loading.sources import local
 from pardec.models.loading.update import load_weights
 from pardec.models.trimmed import trimmed
 from tests.models import llamagen_files
-from tests.models.families import test_experts
+from tests.models.families import test_diffusion_gemma, test_experts
 from tests.models.families.test_mar import FILE, GOLDEN
 from tests.models.toys import SMALL, llama_config, llama_folder, llama_tensors
 
@@ -116,6 +116,7 @@ FAMILIES: dict[str, Callable[[Path], Any]] = {
     "experts, through transformers": lambda folder: by_transformers(
         folder, "Mixtral", num_local_experts=4, num_key_value_heads=2
     ),
+    "diffusion gemma": test_diffusion_gemma.published,
     **{
         name: lambda folder, config=config: test_experts.published(folder, config)
         for name, config in test_experts.KINDS.items()
@@ -406,6 +407,8 @@ def test_damaged_weights_are_found_again_when_they_decode(tmp_path: Path) -> Non
     model, new = pardec.load(base, device="cpu"), other(tensors_in(base))
     model.generate(input_ids=IDS, max_new_tokens=2)
     new["lm_head.weight"][7, 3] = float("inf")
+    assert model.language_model.head_read
     model.load_weights(new)
+    assert not model.language_model.head_read
     with pytest.raises(ModelError, match=r"head.weight holds NaN or infinity"):
         model.generate(input_ids=IDS, max_new_tokens=2)
