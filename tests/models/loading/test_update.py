@@ -170,6 +170,15 @@ def test_quantized_experts_and_layers_of_another_library(tmp_path: Path) -> None
         check_updated(tmp_path / name, new, tmp_path / f"new {name}", quantize="int8")
 
 
+def test_layers_laid_out_by_a_device_map(tmp_path: Path) -> None:
+    base = llama_folder(tmp_path / "base")
+    model, fresh = (pardec.load(base, device_map="auto"), replaced(base, other(tensors_in(base)), tmp_path / "new"))
+    memory = addresses(model.network)
+    model.load_weights(fresh)
+    assert torch.equal(model.logits(IDS), pardec.load(fresh, device_map="auto").logits(IDS))
+    assert addresses(model.network) == memory
+
+
 def test_a_model_loaded_in_inference_mode(tmp_path: Path) -> None:
     base = llama_folder(tmp_path / "base")
     with torch.inference_mode():
