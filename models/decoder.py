@@ -52,6 +52,7 @@ class Decoder(nn.Module):
         }
         self.placement: tuple[torch.device, ...] | None = None  # device of each layer where accelerate has spread them
         self._entry: torch.device | None = None
+        self.weights_version = 0  # rises when the weights are replaced in place
 
     @property
     def embed_device(self) -> torch.device:

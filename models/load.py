@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from .loading import assemble, configs
 from .loading.arguments import check, exclusive
 from .loading.catalog import EMBEDDED, embedded_names
 from .loading.decoding_config import Overrides, build_decoding_config
+from .loading.lora import Adapter, read_adapter
 from .loading.placement import choose_device, choose_dtype, guarded, short, stored_dtype
 from .loading.quantize import Quantizer, preferred_dtype, quantizer
 from .loading.sources import locate, read_json
@@ -39,6 +40,7 @@ _UNBOUNDED = (
     "block-causal",
 )  # kinds of attention in which a window of earlier positions is no pattern
 DeviceMap = str | dict[str, Any]
+AnyModel = TypeVar("AnyModel", LanguageModel, ContinuousModel)
 
 
 def load(name_or_path: str | os.PathLike[str], **more: Any) -> LanguageModel:
@@ -76,6 +78,7 @@ def load_any(
     quantize: str | None = None,
     tp: bool = False,
     cuda_graphs: bool = False,
+    adapter: str | os.PathLike[str] | None = None,
 ) -> LanguageModel | ContinuousModel:
     """Load an embedded name, a local directory or file, or a hub id.
 
@@ -83,13 +86,15 @@ def load_any(
     `attention` override what the checkpoint says. For an image model, `decoder` is its image tokenizer and
     `text_encoder` encodes its captions, if not beside the weights. `quantize` ("int8", "int4", "fp8") quantizes the
     linear layers. With `tp`, each of the processes that torchrun started holds a share of every layer. With
-    `cuda_graphs`, forwards of few queries whose shapes come again are captured as CUDA graphs and replayed.
+    `cuda_graphs`, forwards of few queries whose shapes come again are captured as CUDA graphs and replayed. `adapter`,
+    a folder or hub id in PEFT's layout, is merged into the weights.
     Raises ModelError, with what would work, for what cannot be loaded faithfully.
     """
     check(quantize=quantize, device_map=device_map)
     if tp:
         exclusive("tp", quantize=quantize, device_map=device_map, cuda_graphs=cuda_graphs or None)
         device = tensor_parallel.own_device(device)
+    lora = None if adapter is None else read_adapter(adapter, offline=offline)
     source = locate(name_or_path, revision=revision, offline=offline)
     target, device_reason = choose_device(device)
     if cuda_graphs:
@@ -118,11 +123,13 @@ def load_any(
                 )
         kind, dtype_reason = choose_dtype(dtype, target, stored_dtype(published))
         choice = f"on {target} ({device_reason}), {short(kind)} ({dtype_reason})"
+        if lora is not None:
+            published = lora.merge(published, base=source.name)
         make = partial(
             mar.load_mar, source, config, published, device=target, dtype=kind, decoder=image_decoder, choice=choice
         )
         with configs.reading(source.name):
-            return guarded(source.name, make, published, kind)
+            return _described(guarded(source.name, make, published, kind), lora)
     with configs.reading(source.name):
         spec, why = recognise(config, published)
     if spec is None:
@@ -136,7 +143,7 @@ def load_any(
                     f"leave {name} out",
                 )
         placement: Any = {"device": target, "reason": device_reason, "dtype": dtype, "device_map": device_map}
-        return load_adapter(source, config, why, **placement, quantize=quantize)
+        return _described(load_adapter(source, config, why, **placement, quantize=quantize, lora=lora), lora)
     if config.get("quantization_config"):
         raise ModelError(
             f"{source.name} is quantised, which is not supported", "load the 16-bit checkpoint it was made from"
@@ -157,6 +164,9 @@ def load_any(
         overrides=Overrides(mask_id, block, shift, attention),
     )
     published = published or inspect(weight_files(source.folder))
+    if lora is not None:
+        tied = (str(spec.names["embed.weight"]), str(spec.names["head.weight"])) if shape.tied else None
+        published = lora.merge(published, base=source.name, tied=tied)
     stored = stored_dtype(published)
     kind, dtype_reason = preferred_dtype(quantize, dtype) or choose_dtype(dtype, target, stored)
     quantization = None if quantize is None else quantizer(quantize, target, kind)
@@ -176,7 +186,7 @@ def load_any(
         imaging = _imaging(spec.imaging, parts)
     if cuda_graphs:
         where += ", by CUDA graphs"
-    return LanguageModel(
+    model = LanguageModel(
         decoder=GraphRunner(stack, Graphs()) if cuda_graphs else stack,
         decoding_config=decoding_config,
         config=config,
@@ -200,6 +210,15 @@ def load_any(
         whole=None if shares is None else shares.parameters,
         embedding_scale=shape.embedding_scale,
     )
+    return _described(model, lora)
+
+
+def _described(model: AnyModel, lora: Adapter | None) -> AnyModel:
+    """The model under a name, and with a description, that tell of the adapter."""
+    if lora is not None:
+        model.name, model.adapter = f"{model.name}+{lora.name}", lora.name
+        model.choice += f", {lora.summary()}"
+    return model
 
 
 def _imaging(builder: str, parts: ImagingParts) -> CodeImaging:

@@ -72,6 +72,7 @@ class LanguageModel:
     processes: int = 1  # that share it
     whole: int | None = field(default=None, repr=False)  # parameters of the checkpoint, where this process has a share
     embedding_scale: float = field(default=1.0, repr=False)
+    adapter: str | None = None  # the LoRA adapter that is merged into its weights
     draft_modules: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # loaded ones that draft for it
     prefix_cache: PrefixCache | None = field(default=None, init=False, repr=False)  # K/V that requests leave to others
     head_read: bool = field(default=False, init=False, repr=False)  # its weights are finite: see `finite.demand_head`
@@ -80,6 +81,11 @@ class LanguageModel:
     def subset(self) -> IdSubset | None:
         """The ids that its head has logits of, where it was cut."""
         return getattr(self.decoder, "subset", None)
+
+    @property
+    def weights_version(self) -> int:
+        """How often its weights were replaced in place: keys and values of an earlier version are stale."""
+        return int(getattr(self.decoder, "weights_version", 0))
 
     @property
     def parameters(self) -> int:
@@ -188,7 +194,8 @@ class LanguageModel:
     def describe(self) -> str:
         """Where and how the model runs, and why, in one line."""
         known = f"{self.name}: {self.family}" + (f" by {self.recognized}" if self.recognized else "")
-        return f"{known}, {self.choice}" if self.choice else known
+        version = f", weights version {self.weights_version}" if self.weights_version else ""
+        return (f"{known}, {self.choice}" if self.choice else known) + version
 
     def _check(self, plan: Plan, cache: KVCache | None) -> None:
         shape, batch = plan.tokens.shape, plan.tokens.shape[0]

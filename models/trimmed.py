@@ -39,12 +39,27 @@ class Trimmed:
         weight = base.head.weight
         self.base, self.subset = base, IdSubset(ids, len(weight))
         rows = layout.empty((len(ids), weight.shape[1]), dtype=weight.dtype, device=weight.device)
-        layout.fill(rows, layout.dense(weight.detach())[ids])
         self.head = Linear(weight.shape[1], len(ids), bias=False, device="meta")
         self.head.weight = nn.Parameter(rows, requires_grad=False)
+        self._fill()
         self.head.again = layout.repacked(rows)
 
+    @property
+    def weights_version(self) -> int:
+        """The base's."""
+        return self.base.weights_version
+
+    def _fill(self) -> None:
+        """Takes the rows from the base's head as it is now."""
+        rows = layout.dense(self.base.head.weight.detach())[self.subset.ids]
+        layout.fill(self.head.weight, rows)
+        if self.head.again is not None:
+            layout.fill(self.head.again, rows)
+        self._filled = self.weights_version
+
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
+        if self._filled != self.weights_version:
+            self._fill()
         hidden: Hidden = self.base(plan, cache)
         return replace(hidden, head=self.project, subset=self.subset)
 

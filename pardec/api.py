@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.models.load import load_any
+from pardec.models.loading.update import load_weights
 from pardec.models.parallel.threads import using
 from pardec.models.plan import Plan
 from pardec.models.prefix_cache import PrefixCache
@@ -49,6 +50,7 @@ def load(
     quantize: str | None = None,
     tp: bool = False,
     cuda_graphs: bool = False,
+    adapter: str | Path | None = None,
 ) -> Model:
     """Loads a model.
 
@@ -75,10 +77,12 @@ def load(
         cuda_graphs: on a CUDA device, capture forwards of few queries whose shapes recur as CUDA graphs, so that small
             batches do not wait for Python. KV caches keep their memory between requests. Off by default: it has been
             tested without a GPU only, on recordings of tensor operations.
+        adapter: a LoRA adapter in PEFT's layout, a folder or a hub id, merged into the weights before anything else is
+            done with them. The model is then called "name+adapter", and so it is in results.
 
     Raises:
-        ModelError: unknown name, no family for its config, missing, surplus or misshapen tensors, a damaged file, or
-            a kind of `quantize` that this machine does not support.
+        ModelError: unknown name, no family for its config, missing, surplus or misshapen tensors, a damaged file,
+            an adapter that cannot be merged, or a kind of `quantize` that this machine does not support.
 
     >>> load("tiny-dream", device="cpu").name
     'tiny-dream'
@@ -100,6 +104,7 @@ def load(
             quantize=quantize,
             tp=tp,
             cuda_graphs=cuda_graphs,
+            adapter=adapter,
         )
     )
 
@@ -235,6 +240,31 @@ class Model(Engine):
         if isinstance(mib, bool) or not isinstance(mib, int | float) or not 0 <= mib < float("inf"):
             raise SpecError(f"mib is a number of at least 0, got {mib!r}", hint="cache_prefixes(256)")
         return self.language_model.cache_prefixes(int(mib * 2**20))
+
+    def load_weights(self, weights: Mapping[str, Tensor] | str | Path) -> None:
+        """Replaces all weights in place: what training takes from a rollout engine after each of its steps.
+
+        Every parameter keeps its memory, dtype and device, and `network.weights_version` rises by one. Quantized layers
+        are quantized again, tied embeddings stay tied, and what is derived from weights follows. A request under way
+        raises ModelError at its next step, and so does a batch that is being served: finish or close them before.
+        Where processes share a model (tp), all of them have to make this call.
+
+        Args:
+            weights: a state dict with the checkpoint's own names, such as a trainer's `state_dict()`; what
+                DistributedDataParallel, torch.compile or PEFT put before all of them is taken off. Or a folder, or
+                weight file, in the published layout.
+
+        Raises:
+            ModelError: missing, surplus or misshapen tensors, an adapter that is not merged, a folder of another model,
+                or a model parts of which are kept off its devices. Then nothing has been changed.
+
+        >>> model = load("tiny-dream", device="cpu")
+        >>> model.load_weights(model.path)
+        >>> model.network.weights_version
+        1
+        """
+        with memory_errors(f"new weights of {self.name}", "hand in a state dict on the CPU"):
+            load_weights(self.network, weights)
 
     def logits(self, input_ids: Tensor) -> Tensor:
         """The checkpoint's own logits: [B, L] int64 in, [B, L, V] float32 out, row i at input position i, no cache.

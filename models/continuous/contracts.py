@@ -131,10 +131,13 @@ class ContinuousModel:
     dtype: torch.dtype
     parameters: int  # how many the checkpoint has
     choice: str = field(default="", repr=False)  # why this device and dtype
+    adapter: str | None = None  # the LoRA adapter that is merged into its weights
+    weights_version: int = field(default=0, init=False)  # how often its weights were replaced in place
 
     def describe(self) -> str:
         """Where and how the model runs, and why, in one line."""
-        return f"{self.name}: {self.family}, {self.choice}" if self.choice else f"{self.name}: {self.family}"
+        known = f"{self.name}: {self.family}" + (f", {self.choice}" if self.choice else "")
+        return f"{known}, weights version {self.weights_version}" if self.weights_version else known
 
 
 def check_pair(draft: ContinuousModel, target: ContinuousModel) -> None:

@@ -157,6 +157,10 @@ class DiffusionHead:
         embedding: Tensor = self.network.time_embed(self._timesteps)
         return embedding
 
+    def refresh(self) -> None:
+        """Forgets what it computed from weights that have been replaced."""
+        vars(self).pop("_times", None)
+
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         return self.network.named_parameters()
 

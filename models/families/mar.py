@@ -170,7 +170,7 @@ def load_mar(
         backbone, net = networks(config)
     expected: dict[str, tuple[nn.Module, str]] = {name: (backbone, name) for name in backbone.state_dict()}
     expected |= {_HEAD + name: (net, name) for name in net.state_dict()}
-    used = {name: entry for name, entry in published.items() if not name.startswith(_HARMLESS)}
+    used = loaded(published)
     shapes = {name: tuple(part.get_parameter(own).shape) for name, (part, own) in expected.items()}
     check_names(source.name, used, shapes)
 
@@ -206,6 +206,19 @@ def load_mar(
         parameters=sum(value.numel() for part in (backbone, net) for value in part.parameters()),
         choice=choice,
     )
+
+
+def named_weights(model: ContinuousModel) -> dict[str, Tensor]:
+    """Every weight of a MAR by its published name."""
+    backbone, head = model.backbone, model.head
+    assert isinstance(backbone, Reader), "built by load_mar"
+    assert isinstance(head, DiffusionHead), "built by load_mar"
+    return {**dict(backbone.named_parameters()), **{_HEAD + name: weight for name, weight in head.named_parameters()}}
+
+
+def loaded(published: Mapping[str, Published]) -> dict[str, Published]:
+    """The published tensors that are read; those of the schedule follow from its length."""
+    return {name: entry for name, entry in published.items() if not name.startswith(_HARMLESS)}
 
 
 def _beside(folder: Path) -> str | None:

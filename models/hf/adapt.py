@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..errors import ModelError, listed, one_line
 from ..loading import configs
 from ..loading.decoding_config import end_ids, pad_id
 from ..loading.kinds import IMAGE_MODELS
+from ..loading.lora import Adapter
 from ..loading.placement import choose_dtype, guarded, out_of_memory, short, stored_dtype
 from ..loading.quantize import preferred_dtype, quantize_linears, quantizer
 from ..loading.sources import Source, read_json
 from ..loading.tokenizers import load_tokenizer
-from ..loading.weights import inspect, weight_files
+from ..loading.weights import Published, inspect, read, weight_files
 from ..model import DecodingConfig, LanguageModel
 from .hf_logging import silence
 
@@ -30,8 +33,11 @@ def load_adapter(
     dtype: str | torch.dtype,
     device_map: str | dict[str, Any] | None,
     quantize: str | None = None,
+    lora: Adapter | None = None,
 ) -> LanguageModel:
     """Load through transformers; `why` no native family does becomes part of `describe`.
+
+    `lora` is merged into the checkpoint's tensors, which are all in memory at once for that.
 
     Raises ModelError for a model that cannot be run faithfully.
     """
@@ -52,7 +58,11 @@ def load_adapter(
     kind, kind_reason = preferred_dtype(quantize, dtype) or choose_dtype(dtype, device, stored_dtype(published))
     quantize_weight = None if quantize is None else quantizer(quantize, device, kind)
     placement = device_map if device_map is not None else {"": device}
-    model = guarded(source.name, lambda: _load(source, kind, placement, images=prepare is not None), published, kind)
+    state = None if lora is None else _merged_state(lora, published, source.name)
+    make = partial(_load, source, kind, placement, images=prepare is not None, state=state)
+    model = guarded(source.name, make, published, kind)
+    if lora is not None:
+        _refuse_tied(lora, model, source.name)
     if quantize_weight is not None:
         quantize_linears(quantize_weight, model, model.get_input_embeddings().weight)
     parts, imaging = prepare(model) if prepare else (Parts.causal(model), None)
@@ -106,23 +116,63 @@ def _decoding_config(
     )
 
 
-def _load(source: Source, dtype: torch.dtype, device_map: Any, *, images: bool) -> Any:
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+def _merged_state(lora: Adapter, published: dict[str, Published], name: str) -> dict[str, Tensor]:
+    """The checkpoint's tensors, those that the adapter changes merged in float32."""
+    state: dict[str, Tensor] = {}
+    read(lora.merge(published, base=name, conv1d=True), lambda key, tensor: state.__setitem__(key, tensor.clone()))
+    return state
 
+
+def _refuse_tied(lora: Adapter, model: Any, name: str) -> None:
+    """Refuses an adapter of an embedding that is the head as well."""
+    head = model.get_output_embeddings()
+    if head is None or head.weight is not model.get_input_embeddings().weight:
+        return
+    shared = [key for key, weight in model.named_parameters(remove_duplicate=False) if weight is head.weight]
+    changed = [key for key in shared if key in lora.updates]
+    if changed:
+        raise ModelError(
+            f"the adapter {lora.name} changes {listed(changed)}, and in {name} the embedding is tied to the head",
+            "merged, it would change both: load a copy of the checkpoint in which they are not tied",
+        )
+
+
+def _load(
+    source: Source, dtype: torch.dtype, device_map: Any, *, images: bool, state: dict[str, Tensor] | None = None
+) -> Any:
+    """The model in a folder, or with the config in that folder and the tensors of `state`, by their names in files."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
+
+    kind: Any = AutoModelForImageTextToText if images else AutoModelForCausalLM
+    local: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     try:
         with silence():
-            model, info = (AutoModelForImageTextToText if images else AutoModelForCausalLM).from_pretrained(
-                source.folder,
+            described: dict[str, Any] = {}
+            if state is not None:  # which classes take that choose by no name
+                config = AutoConfig.from_pretrained(source.folder, **local)
+                with torch.device("meta"):
+                    kind = type(kind.from_config(config, dtype=dtype))
+                described = {"config": config, "state_dict": state}
+            model, info = kind.from_pretrained(
+                source.folder if state is None else None,
+                **described,
                 dtype=dtype,
                 device_map=device_map,
-                trust_remote_code=False,
-                local_files_only=True,
+                **local,
                 output_loading_info=True,
             )
+            if state is not None and (source.folder / "generation_config.json").is_file():
+                model.generation_config = GenerationConfig.from_pretrained(source.folder)
     except Exception as error:  # configs, weights and models each fail in their own way
         if out_of_memory(error):
             raise
         raise ModelError(f"transformers cannot load {source.name}: {one_line(error)}") from error
+    check_info(model, info)
+    return model.eval()
+
+
+def check_info(model: Any, info: dict[str, Any]) -> None:
+    """Raises ModelError where the library found other tensors than it needs."""
     groups = (("missing", "missing_keys"), ("not known", "unexpected_keys"), ("of the wrong shape", "mismatched_keys"))
     problems = [
         f"{len(info[key])} {kind}: {listed(sorted(str(entry) for entry in info[key]))}"
@@ -134,4 +184,3 @@ def _load(source: Source, dtype: torch.dtype, device_map: Any, *, images: bool) 
             f"the tensors do not match a {type(model).__name__} of this config; {'; '.join(problems)}",
             "check that config.json and the weights belong together",
         )
-    return model.eval()

@@ -34,6 +34,7 @@ class Parts:
     head: nn.Module | None  # states [M, E] to logits [M, V]
     vocab: int
     own: Callable[[Tensor], Tensor]  # ids [B, Q] to logits [B, Q, V], as the library computes them
+    refresh: Callable[[], object] = lambda: None  # computes again what `embed` took from weights that were replaced
 
     @staticmethod
     def causal(model: Any) -> Parts:
@@ -66,6 +67,7 @@ class HFAdapter:
         self.name = name
         self.kv_heads = self.head_dim = 0
         self.limit: int | None = None
+        self.weights_version = 0  # rises when the weights are replaced in place
         self._parts = parts = Parts.causal(model) if parts is None else parts
         self._body, self._embed, self._head = parts.body, parts.embed, parts.head
         self._text = model.config.get_text_config(decoder=True)
@@ -122,6 +124,10 @@ class HFAdapter:
         """Every weight once, under the library's name."""
         named: Iterator[tuple[str, Tensor]] = self.model.named_parameters()
         return named
+
+    def refresh(self) -> None:
+        """Computes again what was derived from weights that have been replaced."""
+        self._parts.refresh()
 
     @property
     def device(self) -> torch.device:

@@ -140,6 +140,11 @@ class CodeImaging(Imaging, Protocol):
         """[V, C] float32: a vector per code, to be compared by distance; None without a tokenizer."""
         ...
 
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The checkpoint's tensors that embed conditions, by their published names; none where the decoder has them."""
+        ...
+
     def prefix(self, conditions: Sequence[Condition]) -> Prefix:
         """The input states with and without each condition. Raises ModelError for one that cannot be used."""
         ...

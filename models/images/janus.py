@@ -71,6 +71,10 @@ class JanusImaging:
         return F.normalize(self.model.model.vqmodel.quantize.embedding.weight.float(), dim=-1)
 
     @property
+    def weights(self) -> Mapping[str, Tensor]:
+        return {}
+
+    @property
     def downsample(self) -> int:
         return int(2 ** (len(self.model.model.vqmodel.config.channel_multiplier) - 1))
 
@@ -130,18 +134,23 @@ def parts(model: Any) -> Parts:
     """The modules of a JanusForConditionalGeneration that image codes run through."""
     inner = model.model
     body, count = inner.language_model, inner.generation_embeddings.num_embeddings
-    with torch.no_grad():
+
+    @torch.no_grad()
+    def table() -> Tensor:
         every = torch.arange(count, device=inner.generation_embeddings.weight.device)
-        table: Tensor = model.prepare_embeddings_for_image_generation(every)
-    embed = nn.Embedding(count, table.shape[1], device="meta")
-    embed.weight = nn.Parameter(table, requires_grad=False)
+        states: Tensor = model.prepare_embeddings_for_image_generation(every)
+        return states
+
+    first = table()
+    embed = nn.Embedding(count, first.shape[1], device="meta")
+    embed.weight = nn.Parameter(first, requires_grad=False)
 
     def own(ids: Tensor) -> Tensor:
         states = model.prepare_embeddings_for_image_generation(ids)
         logits: Tensor = inner.generation_head(body(inputs_embeds=states, use_cache=False).last_hidden_state)
         return logits
 
-    return Parts(body, embed, inner.generation_head, count, own)
+    return Parts(body, embed, inner.generation_head, count, own, lambda: embed.weight.copy_(table()))
 
 
 def _processor(folder: Path, name: str) -> Any:

@@ -103,6 +103,10 @@ class LlamaGenImaging:
         return None if self.vq_file is None else self.vq.rows()
 
     @property
+    def weights(self) -> Mapping[str, Tensor]:
+        return {CONDITION + name: weight for name, weight in self.embedder.named_parameters()}
+
+    @property
     def vq(self) -> VQ:
         """The tokenizer, on the device of the model. Raises ModelError where there is none."""
         if self._vq is None:

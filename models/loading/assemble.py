@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -24,6 +26,10 @@ ROUTER = (
     "router_scale",
     "router_expert_scale",
 )  # in float32 whatever the model's dtype is, and never quantized
+
+
+Weight = Tensor | list[Tensor]  # a parameter, or the matrices of a stack of experts
+Finish = Callable[[str, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +124,7 @@ def fill(
     dtype: torch.dtype,
     device_of: Callable[[str], torch.device],
     memory: Callable[[str], Callable[..., Tensor]] = lambda name: torch.empty,
-    finish: Callable[[str, Tensor], Tensor] | None = None,
+    finish: Finish | None = None,
 ) -> None:
     """Read every tensor straight into its parameter; only one published tensor is in memory beside the weights.
 
@@ -126,23 +132,89 @@ def fill(
     `finish(name, weight)` returns what to keep of a parameter, or of each expert's in a stack, once it is complete.
     """
     shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
-    missing = {name: shape.numel() for name, shape in shapes.items()}  # numbers that are still to come
-    filled: dict[str, Tensor | list[Tensor]] = {}
 
-    def allocate(name: str) -> Tensor | list[Tensor]:
+    def allocate(name: str) -> Weight:
         """A stack of experts is listed where they run one by one: on a CPU, and quantized."""
-        shape, make, device = shapes[name], memory(name), device_of(name)
-        kind = torch.float32 if name.rpartition(".")[2] in ROUTER else dtype
-        if len(shape) == 3 and (device.type == "cpu" or finish is not None):
-            return [make(shape[1:], dtype=kind, device=device) for _ in range(shape[0])]
-        return make(shape, dtype=kind, device=device)
+        device = device_of(name)
+        listed = device.type == "cpu" or finish is not None
+        return _allocate(name, shapes[name], memory(name), dtype, device, listed=listed)
+
+    weights = _read(spec, decoder.config, shapes, expected, published, allocate, partial(_finished, finish))
+    for name, weight in weights.items():
+        owner, _, leaf = name.rpartition(".")
+        module = decoder.get_submodule(owner)
+        delattr(module, leaf)  # a stack may come back as a list
+        setattr(module, leaf, _parameter(weight))
+    if decoder.config.tied:
+        decoder.head.weight = decoder.embed.weight
+
+
+def refill(
+    spec: FamilySpec,
+    decoder: Decoder,
+    whole: Decoder,
+    expected: dict[str, Target],
+    published: dict[str, Published],
+    *,
+    dtype: torch.dtype,
+    finish: Finish | None = None,
+) -> None:
+    """Read every tensor into the memory that its parameter has already; what is derived from it follows.
+
+    `whole` is a decoder of the checkpoint's sizes on the meta device: `decoder` itself may have a share of each
+    parameter. With `finish`, which `fill` had, one whole parameter is in memory beside the weights.
+    """
+    shapes = {name: parameter.shape for name, parameter in whole.named_parameters()}
+
+    def present(name: str) -> Weight:
+        weight = operator.attrgetter(name)(decoder)
+        return list(weight) if isinstance(weight, nn.ParameterList) else weight
+
+    def allocate(name: str) -> Weight:
+        device = _first(present(name)).device
+        return _allocate(name, shapes[name], torch.empty, dtype, device, listed=True)
+
+    def replace(name: str, weight: Weight) -> Weight:
+        old, new = present(name), _finished(finish, name, weight)
+        for target, source in zip(_listed(old), _listed(new), strict=True):
+            overwrite(target, source)
+        return old
+
+    room, complete = (present, partial(_finished, None)) if finish is None else (allocate, replace)
+    _read(spec, whole.config, shapes, expected, published, room, complete)
+    if decoder.head.again is not None:
+        layout.fill(decoder.head.again, layout.dense(decoder.embed.weight))
+
+
+def overwrite(weight: Tensor, source: Tensor) -> None:
+    """Copies `source` to the memory of `weight`, which is quantized in the same way if it is."""
+    parts = getattr(weight, "__tensor_flatten__", None)
+    if parts is None:
+        layout.fill(weight, source)
+        return
+    for part in parts()[0]:
+        overwrite(getattr(weight, part), getattr(source, part))
+
+
+def _read(
+    spec: FamilySpec,
+    config: DecoderConfig,
+    shapes: Mapping[str, torch.Size],
+    expected: dict[str, Target],
+    published: dict[str, Published],
+    allocate: Callable[[str], Weight],
+    complete: Callable[[str, Weight], Weight],
+) -> dict[str, Weight]:
+    """Each parameter, read into what `allocate` gives for it and handed through `complete`."""
+    missing = {name: shape.numel() for name, shape in shapes.items()}  # numbers that are still to come
+    filled: dict[str, Weight] = {}
 
     def load(name: str, tensor: Tensor) -> None:
         target = expected[name]
         parameter = target.parameter
         if parameter not in filled:
             filled[parameter] = allocate(parameter)
-        room, tensor = filled[parameter], spec.convert(parameter, tensor, decoder.config)
+        room, tensor = filled[parameter], spec.convert(parameter, tensor, config)
         if len(shapes[parameter]) < 3:
             layout.fill(cast(Tensor, room), tensor, target.start)
         else:
@@ -150,21 +222,42 @@ def fill(
             for expert, matrix in zip(experts, tensor if target.expert is None else [tensor], strict=True):
                 layout.fill(room[expert], matrix, target.start)
         missing[parameter] -= tensor.numel()
-        if not missing[parameter] and finish is not None:
-            whole = filled[parameter]
-            if isinstance(whole, list):
-                filled[parameter] = _restacked([finish(parameter, one) for one in whole])
-            else:
-                filled[parameter] = finish(parameter, whole)
+        if not missing[parameter]:
+            filled[parameter] = complete(parameter, filled[parameter])
 
     read(published, load)
-    for name, weight in filled.items():
-        owner, _, leaf = name.rpartition(".")
-        module = decoder.get_submodule(owner)
-        delattr(module, leaf)  # a stack may come back as a list
-        setattr(module, leaf, _parameter(weight))
-    if decoder.config.tied:
-        decoder.head.weight = decoder.embed.weight
+    return filled
+
+
+def _allocate(
+    name: str,
+    shape: torch.Size,
+    make: Callable[..., Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    listed: bool,
+) -> Weight:
+    kind = torch.float32 if name.rpartition(".")[2] in ROUTER else dtype
+    if len(shape) == 3 and listed:
+        return [make(shape[1:], dtype=kind, device=device) for _ in range(shape[0])]
+    return make(shape, dtype=kind, device=device)
+
+
+def _finished(finish: Finish | None, name: str, weight: Weight) -> Weight:
+    if finish is None:
+        return weight
+    if isinstance(weight, list):
+        return _restacked([finish(name, one) for one in weight])
+    return finish(name, weight)
+
+
+def _listed(weight: Weight) -> list[Tensor]:
+    return weight if isinstance(weight, list) else [weight]
+
+
+def _first(weight: Weight) -> Tensor:
+    return _listed(weight)[0]
 
 
 def matmul_memory(name: str) -> Callable[..., Tensor]:
@@ -179,13 +272,13 @@ def copy_tied_head(decoder: Decoder) -> None:
         decoder.head.again = layout.repacked(weight)
 
 
-def _restacked(experts: list[Tensor]) -> Tensor | list[Tensor]:
+def _restacked(experts: list[Tensor]) -> Weight:
     """The matrices of a stack as one tensor where a grouped matmul may take it."""
     plain = all(type(one) in (Tensor, nn.Parameter) and one.is_cuda for one in experts)
     return torch.stack(experts) if plain else experts
 
 
-def _parameter(weight: Tensor | list[Tensor]) -> nn.Parameter | nn.ParameterList:
+def _parameter(weight: Weight) -> nn.Parameter | nn.ParameterList:
     if isinstance(weight, list):
         return nn.ParameterList([nn.Parameter(one, requires_grad=False) for one in weight])
     return nn.Parameter(weight, requires_grad=False)

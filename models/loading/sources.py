@@ -17,6 +17,7 @@ from .gguf import is_gguf
 from .json_text import parse
 
 MAR_FILE = "checkpoint-last.pth"  # what the training of MAR's authors saves, without a config.json
+_ADAPTER = "a folder that PEFT saved, with adapter_config.json and adapter_model.safetensors"
 _SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]  # everything but weights
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w.-]+)/([\w./-]+\.(?:pt|pth|safetensors|gguf))")
@@ -76,6 +77,22 @@ def local(name_or_path: str | os.PathLike[str]) -> Source | None:
     if os.sep in name or name.startswith(("~", ".")):
         raise UnknownModelError(f"there is no folder {name}", _usage())
     raise UnknownModelError(f"unknown model {name!r}{did_you_mean(name, embedded_names())}", _usage())
+
+
+def locate_adapter(name_or_path: str | os.PathLike[str], *, offline: bool = False) -> Source:
+    """The files of a PEFT adapter: a folder with an adapter_config.json, or a hub id.
+
+    Raises UnknownModelError if there is none of that name, ArgumentError for a folder that holds none.
+    """
+    name = os.fspath(name_or_path)
+    path = Path(os.path.expanduser(name))
+    if not path.is_dir():
+        if not _HUB_ID.fullmatch(name) or name.startswith(("./", "../")):
+            raise UnknownModelError(f"there is no adapter {name!r}", f"name {_ADAPTER}, or a hub id")
+        path = _download_adapter(name, offline)
+    if not (path / "adapter_config.json").is_file():
+        raise ArgumentError(f"{name} is no adapter: it has no adapter_config.json", f"name {_ADAPTER}")
+    return Source(plain(path.resolve().name if Path(name).exists() else name.split("/")[-1]), path, path)
 
 
 def local_drafter(name_or_path: str | os.PathLike[str]) -> Source | None:
@@ -162,6 +179,19 @@ def _download(repo: str, revision: str | None, offline: bool, *, weights: bool) 
             if (folder / single).is_file():
                 break
         return folder
+
+
+def _download_adapter(repo: str, offline: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    offline = _offline(offline)
+    with _hub_errors(repo, None, offline):
+        for weights in ("adapter_model.safetensors", "adapter_model.bin"):
+            patterns = ["adapter_config.json", weights]
+            folder = Path(snapshot_download(repo, allow_patterns=patterns, local_files_only=offline))
+            if (folder / weights).is_file():
+                break
+    return folder
 
 
 def _offline(requested: bool) -> bool:

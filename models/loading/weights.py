@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from .json_text import parse
 
 # Keys that may hold the tensors in a pickle, averaged ones first; without one the pickle is the tensors.
 CONTAINERS = ("model_ema", "model", "module", "state_dict")
+# What DistributedDataParallel, torch.compile and PEFT put before every name of a state dict.
+_WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
 AGAIN = "download or copy the file again"
 _REOPEN_BYTES = 64 << 20  # mapped pages stay resident until the file is closed
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -24,11 +26,13 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One tensor of a weight file."""
+    """One tensor of a weight file, or of a state dict."""
 
     file: Path
     shape: tuple[int, ...]
     dtype: torch.dtype | None  # None: not a floating-point type that can be loaded
+    change: Callable[[Tensor], Tensor] | None = None  # what an adapter makes of it, of the same shape
+    tensor: Tensor | None = None  # it itself, where it is in memory and in no file
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -79,20 +83,55 @@ def inspect(files: Iterable[Path]) -> dict[str, Published]:
 
 
 def read(published: dict[str, Published], load: Callable[[str, Tensor], None]) -> None:
-    """Call `load(name, tensor)` for every tensor, file by file; the tensor is only valid during the call."""
+    """Call `load(name, tensor)` for every tensor, file by file; the tensor is only valid during the call.
+
+    Where an adapter changes a tensor, `load` gets what it makes of it.
+    """
     by_file: dict[Path, list[str]] = {}
+
+    def hand_over(name: str, tensor: Tensor) -> None:
+        change = published[name].change
+        load(name, tensor if change is None else change(tensor))
+
     for name, entry in published.items():
-        by_file.setdefault(entry.file, []).append(name)
+        if entry.tensor is not None:
+            hand_over(name, entry.tensor)
+        else:
+            by_file.setdefault(entry.file, []).append(name)
     for file, names in by_file.items():
         if file.suffix == ".safetensors":
             for batch in _portions(names, published):
                 with _opened(file) as handle:
                     for name in batch:
-                        load(name, handle.get_tensor(name))
+                        hand_over(name, handle.get_tensor(name))
         else:
             state = unpickled(file)
             for name in names:
-                load(name, state.pop(name))
+                hand_over(name, state.pop(name))
+
+
+def in_memory(state: Mapping[str, Tensor]) -> dict[str, Published]:
+    """The tensors of a state dict, as `inspect` describes those of files."""
+    return {
+        name: Published(
+            Path(), tuple(tensor.shape), tensor.dtype if tensor.dtype in _DTYPES.values() else None, tensor=tensor
+        )
+        for name, tensor in state.items()
+    }
+
+
+def unwrapped(published: Mapping[str, Published], expected: Mapping[str, object]) -> dict[str, Published]:
+    """The tensors without what wrappers of modules put before every one of their names.
+
+    Nothing is taken off where some name is one of the `expected` ones as it is, or where not all names have it.
+    """
+    result = dict(published)
+    while result and not any(name in expected for name in result):
+        wrapper = next((each for each in _WRAPPERS if all(name.startswith(each) for name in result)), None)
+        if wrapper is None:
+            break
+        result = {name.removeprefix(wrapper): entry for name, entry in result.items()}
+    return result
 
 
 def count_parts(names: Iterable[str], part: str) -> int:

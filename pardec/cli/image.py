@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..requests.text import Call
 
 # arguments of `load` that an image file records
-_RECORDED = ("decoder", "text_encoder", "revision", "quantize")
+_RECORDED = ("decoder", "text_encoder", "revision", "quantize", "adapter")
 
 
 @o.command

@@ -67,6 +67,9 @@ DeviceMap = Annotated[str | None, _option(RUN, "auto distributes the layers over
 Quantize = Annotated[str | None, _option(RUN, "int8, int4 or fp8: quantize the linear layers, with the extra quant.")]
 TensorParallel = Annotated[bool, _option(RUN, "Tensor parallelism under torchrun.", "--tp")]
 CudaGraphs = Annotated[bool, _option(RUN, "Replay small forwards as CUDA graphs.", "--cuda-graphs")]
+Adapter = Annotated[
+    str | None, _option(RUN, "A LoRA adapter in PEFT's layout, a folder or hub id, merged into the weights.")
+]
 Revision = Annotated[str | None, _option(RUN, "Branch, tag or commit on the hub.")]
 MaskId = Annotated[int | None, _option(RUN, "The mask token id, if the checkpoint does not name it.")]
 Block = Annotated[int | None, _option(RUN, "The block length of a block-causal checkpoint, if it does not name it.")]
@@ -248,6 +251,7 @@ class Loading:
     device_map: DeviceMap = None
     quantize: Quantize = None
     cuda_graphs: CudaGraphs = False
+    adapter: Adapter = None
     revision: Revision = None
     offline: Offline = False
 

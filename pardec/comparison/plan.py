@@ -66,6 +66,7 @@ class Loading:
     text_encoder: str | None = None
     quantize: str | None = None
     cuda_graphs: bool = False
+    adapter: str | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,8 @@ def _identity(model: Model | str, loading: Loading) -> dict[str, Any]:
     """The properties of the model that determine its rows."""
     if isinstance(model, str):
         settings = {"dtype": loading.dtype, "revision": loading.revision, "mask_id": loading.mask_id}
-        return {"model": model, **settings, **_quantization(loading.quantize)}
+        adapter = {} if loading.adapter is None else {"adapter": loading.adapter}
+        return {"model": model, **settings, **_quantization(loading.quantize), **adapter}
     mask_id = None if model.family == "continuous" else model.language_model.decoding_config.mask_id
     dtype = str(model.network.dtype).removeprefix("torch.")
     settings = {"dtype": dtype, "revision": loading.revision, "mask_id": mask_id}

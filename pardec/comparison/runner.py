@@ -65,6 +65,7 @@ def compare(
     text_encoder: str | None = None,
     quantize: str | None = None,
     cuda_graphs: bool = False,
+    adapter: str | None = None,
     **generate_arguments: Any,
 ) -> Table:
     """Decodes the same prompts with every sampler and measures quality, forwards and speed of each.
@@ -92,8 +93,8 @@ def compare(
         retry_failed: decode failed rows again.
         executor, workers: "local", "torchrun" or "ray", and the number of copies of the model.
         progress: True shows it, False does not, None shows it on a terminal.
-        device, dtype, device_map, revision, offline, mask_id, decoder, text_encoder, quantize, cuda_graphs: as in
-            `load`, if `model` is a name.
+        device, dtype, device_map, revision, offline, mask_id, decoder, text_encoder, quantize, cuda_graphs, adapter: as
+            in `load`, if `model` is a name.
         generate_arguments: as in `generate`: max_new_tokens, block_length, temperature, top_k, top_p, cfg,
             cfg_interval, stop_ids, block_align. Image models default to the sampling settings of their authors.
 
@@ -117,7 +118,19 @@ def compare(
         sources.tasks(task, prompts, scorer),
         generate_arguments,
         Grid(limit, tuple(seeds), split, problem_seed, batch_size, references, replays, sweep),
-        Loading(device, dtype, device_map, revision, offline, mask_id, decoder, text_encoder, quantize, cuda_graphs),
+        Loading(
+            device,
+            dtype,
+            device_map,
+            revision,
+            offline,
+            mask_id,
+            decoder,
+            text_encoder,
+            quantize,
+            cuda_graphs,
+            adapter,
+        ),
         cost_ratio,
     )
     pool = make_executor(executor, workers=workers)

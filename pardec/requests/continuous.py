@@ -33,6 +33,7 @@ class VectorCall:
     tokens: int  # of an image
     seeds: tuple[int, ...]
     callback: Callable[[Event], object] | None
+    weights_version: int = 0  # of the model when it was prepared
 
     def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
         """No ids, since continuous tokens have none; and how many tokens were generated, which are all of an image."""
@@ -105,7 +106,8 @@ def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCa
         cfg=None if settings.cfg in (None, 1) else float(settings.cfg),  # 1 is no guidance
         draft_model=draft_models.for_vectors(sampler, model),
     )
-    return VectorCall(sampler, request, model.imaging.layout.tokens, seeds, settings.callback)
+    tokens = model.imaging.layout.tokens
+    return VectorCall(sampler, request, tokens, seeds, settings.callback, model.weights_version)
 
 
 def _refuse(model: ContinuousModel, settings: Settings) -> None:

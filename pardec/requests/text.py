@@ -45,6 +45,7 @@ class Call:
     request: Request
     seeds: tuple[int, ...]
     callback: Callable[[Event], object] | None
+    weights_version: int = 0  # of the model when it was prepared
 
     def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
         """The tokens that row `row` generated, and how many of them count.
@@ -186,7 +187,7 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
     for stage in sampler.stages:
         stage.admit(request)
     _check_ends(model, request)
-    return Call(sampler, request, seeds, settings.callback)
+    return Call(sampler, request, seeds, settings.callback, model.weights_version)
 
 
 def _allowed(model: LanguageModel, settings: Settings, rows: list[Row]) -> Allowed | None:

@@ -73,6 +73,7 @@ class TokenBatch:
         self.intact = True
         self.free = np.zeros(0, dtype=np.int64)
         self._sampler: Any = rows[0].call.sampler
+        self._version = rows[0].call.weights_version  # of the weights that its K/V come from
         self._rows = dict(enumerate(rows))  # by index in the loop's request
         self._admitted_at = dict.fromkeys(self._rows, 0.0)
         with self.cost.timing():
@@ -159,6 +160,8 @@ class TokenBatch:
 
     def _start(self, rows: Sequence[QueuedRow], running: Loop | None = None) -> Loop:
         """A loop for these rows, made to join the `running` one where there is one."""
+        for row in rows:
+            self.model.demand_weights(row.call.weights_version)
         request, network = merge_requests(rows), self.model.language_model
         if isinstance(self._sampler, SpeculativeSampler):
             return VerifyLoop(network, self._sampler, request)
@@ -167,6 +170,7 @@ class TokenBatch:
 
     def _forward(self, loop: Loop) -> None:
         """Runs one forward of these rows and adds its cost."""
+        self.model.demand_weights(self._version)
         self.cost.forwards += 1
         if isinstance(loop, VerifyLoop):
             before = loop.forward.padded

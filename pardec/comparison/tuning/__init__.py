@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["BUDGET", "COSTS", "Advice", "preview", "tune"]
 
-_LOADING = ("device", "dtype", "device_map", "revision", "offline", "mask_id", "quantize", "cuda_graphs")
+_LOADING = (
+    *("device", "dtype", "device_map", "revision", "offline", "mask_id", "quantize", "cuda_graphs"),
+    "adapter",
+)
 
 
 def tune(

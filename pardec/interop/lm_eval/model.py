@@ -44,8 +44,8 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
         seed: None takes torch's, which lm-eval sets from --seed. The random numbers of a request depend on the seed
             and the request, not on the batch or the order.
         likelihood, mc_num, check_greedy: how masked models score answers; see `likelihood.Likelihood`.
-        arguments: dtype, device_map, revision, offline, mask_id, block and quantize of `pardec.load`; and defaults for
-            sampler, max_new_tokens, min_new_tokens, block_length, temperature, top_k, top_p, min_p,
+        arguments: dtype, device_map, revision, offline, mask_id, block, quantize and adapter of `pardec.load`; and
+            defaults for sampler, max_new_tokens, min_new_tokens, block_length, temperature, top_k, top_p, min_p,
             repetition_penalty, cfg and block_align of `Model.generate`.
 
     Raises:

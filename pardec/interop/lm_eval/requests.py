@@ -15,7 +15,7 @@ _MODEL = (
     *("pretrained", "batch_size", "device", "max_length", "seed", "likelihood", "mc_num", "check_greedy"),
     *("add_bos_token", "prefix_token_id"),
 )
-_LOAD = ("dtype", "device_map", "revision", "offline", "mask_id", "block", "quantize")
+_LOAD = ("dtype", "device_map", "revision", "offline", "mask_id", "block", "quantize", "adapter")
 _GENERATE = (
     *("sampler", "max_new_tokens", "min_new_tokens", "block_length", "temperature", "top_k", "top_p", "min_p"),
     *("repetition_penalty", "cfg", "block_align"),

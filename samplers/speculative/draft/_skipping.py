@@ -18,13 +18,16 @@ _PATIENCE = 300  # candidates without a gain that end it
 _TRIES = 1000
 _DRAWS = 50  # attempts to find a new candidate
 
-_searches: WeakKeyDictionary[Any, dict[tuple[float, int], Search]] = WeakKeyDictionary()  # by the model's decoder
+# By the model's decoder; then by ratio, context and version of the weights.
+_searches: WeakKeyDictionary[Any, dict[tuple[float, int, int], Search]] = WeakKeyDictionary()
 
 
 def shared_search(model: LanguageModel, ratio: float, context: int) -> Search:
-    """The search of this model, continued from request to request."""
-    searches = _searches.setdefault(model.decoder, {})
-    return searches.setdefault((ratio, context), Search(model.layers, ratio))
+    """The search of this model, continued from request to request until its weights are replaced."""
+    searches, version = _searches.setdefault(model.decoder, {}), model.weights_version
+    for stale in [key for key in searches if key[2] != version]:
+        del searches[stale]
+    return searches.setdefault((ratio, context, version), Search(model.layers, ratio))
 
 
 def inner(layers: int) -> list[tuple[int, str]]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import (
@@ -28,6 +29,7 @@ from pardec.models.images.contracts import Condition
 from pardec.models.images.janus import JanusImaging
 from pardec.models.load import load
 from pardec.models.plan import Plan, Visible
+from tests.models.adapters import naive, pairs, write_adapter
 from tests.models.toys import ask
 
 SPECIAL = ["<unk>", "<pad>", "<s>", "</s>", "<boi>", "<eoi>", "<image>"]
@@ -284,3 +286,37 @@ def test_a_checkpoint_that_names_no_padding_is_refused(library: Any, monkeypatch
     made.tokenizer.pad_token = None
     with pytest.raises(ModelError, match="mine names no padding token"):
         JanusImaging(library, made, "mine")
+
+
+def test_an_adapter_of_the_language_model_is_merged(folder: Path, tmp_path: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    modules = [f"model.language_model.layers.{layer}.self_attn.{part}_proj" for layer in (0, 1) for part in "qv"]
+    modules += ["model.generation_head.proj_out"]
+    halves = pairs(tensors, modules)
+    merged = shutil.copytree(folder, tmp_path / "merged")
+    save_file(naive(tensors, halves, modules), merged / "model.safetensors", metadata={"format": "pt"})
+    ours = pardec.load(folder, device="cpu", adapter=write_adapter(tmp_path / "tuned", halves))
+    expected, ids = pardec.load(merged, device="cpu"), torch.arange(9)[None]
+    torch.testing.assert_close(ours.logits(ids), expected.logits(ids), atol=1e-5, rtol=1e-5)
+    one, other = (each.generate(CAPTIONS[0], temperature=0.0) for each in (ours, expected))
+    assert one.tokens == other.tokens
+    assert one.model == f"{folder.name}+tuned"
+
+
+def test_new_weights_are_those_of_the_codes_inputs_too(folder: Path, tmp_path: Path) -> None:
+    new = {name: value.flip(0) for name, value in load_file(folder / "model.safetensors").items()}
+    changed = shutil.copytree(folder, tmp_path / "changed")
+    save_file(new, changed / "model.safetensors", metadata={"format": "pt"})
+    fresh, ids = pardec.load(changed, device="cpu"), torch.arange(9)[None]
+    for weights in (new, changed):
+        model = pardec.load(folder, device="cpu")
+        stack: Any = model.language_model.decoder
+        memory = [weight.data_ptr() for weight in (*stack.parameters(), stack.embedding)]
+        before = model.logits(ids)
+        model.load_weights(weights)
+        assert torch.equal(model.logits(ids), fresh.logits(ids))
+        assert not torch.equal(model.logits(ids), before)
+        assert torch.equal(stack.embedding, fresh.language_model.decoder.embedding)
+        assert [weight.data_ptr() for weight in (*stack.parameters(), stack.embedding)] == memory
+        one, other = (each.generate(CAPTIONS[0], temperature=0.0) for each in (model, fresh))
+        assert one.tokens == other.tokens

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 
 import pardec
 from pardec.models.errors import ModelError
 from pardec.models.load import load
+from pardec.models.loading.update import load_weights
 from pardec.models.plan import Plan
 
 FOLDER = Path(sys.argv[1])
@@ -44,7 +46,18 @@ def told(name: str) -> dict[str, object]:
                 for model in (whole, shared)
             ]
             tokens[f"{sampler} {temperature}"] = [one.tokens for one in made]
+    new = {name: value.flip(0) for name, value in load_file(FOLDER / name / "model.safetensors").items()}
+    plan, memory = Plan.full(IDS, whole.visible()), [weight.data_ptr() for weight in shared.decoder.parameters()]
+    before = whole.forward(plan).logits()
+    for model in (whole, shared):
+        load_weights(model, new)
+    after = whole.forward(plan).logits()
     return {
+        "update": {
+            "error": float((after - shared.forward(plan).logits()).abs().max()),
+            "change": float((after - before).abs().max()),
+            "stays": memory == [weight.data_ptr() for weight in shared.decoder.parameters()],
+        },
         "errors": errors,
         "tokens": tokens,
         "kv_heads": [cache.k[0].shape[2] for cache in caches],

@@ -82,6 +82,14 @@ def test_each_process_holds_half_of_the_layers_and_its_own_heads(found, name):
         assert "1 more of 2 processes" in one[name]["said"]
 
 
+@pytest.mark.parametrize("name", ["llama", "llada", "llada2"])
+def test_new_weights_are_shared_in_place(found, name):
+    for one in found:
+        update = one[name]["update"]
+        assert update["error"] < 1e-5 < 0.1 < update["change"]
+        assert update["stays"]
+
+
 def test_heads_that_do_not_divide_are_refused(found):
     assert [one["odd"]["refused"] for one in found] == ["2 processes cannot share kv_heads=1 evenly"] * 2
 

@@ -1,0 +1,304 @@
+"""LoRA adapters as PEFT publishes them, merged into the tensors of a checkpoint while these are read.
+
+LoRA, https://arxiv.org/abs/2106.09685; rsLoRA, https://arxiv.org/abs/2312.03732; DoRA, https://arxiv.org/abs/2402.09353
+
+    W' = W + s B A,  s = alpha / r, or alpha / sqrt(r) with use_rslora
+    W' = m (W + s B A) / |W + s B A|, row by row, with use_dora
+    embedding: W' = W + s (B A)^T;  bias with lora_bias: b' = b + s b_B
+
+in float32, whatever the dtype of either. Tensors that the adapter holds whole (modules_to_save, biases) take the place
+of the checkpoint's. A merged model is a checkpoint like any other: nothing behind the reading of files knows of it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ModelError, listed
+from .sources import locate_adapter, read_json
+from .weights import Published, inspect, read
+
+_WRAPPER = "base_model.model."
+_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+_LOW_RANK = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)((?:\.[^.]+)*)")
+_WHOLE = re.compile(r"\.base_layer(?=\.)|\.modules_to_save\.[^.]+(?=\.)")  # what PEFT's wrappers put into a name
+_MERGE = "merge it with PEFT (merge_and_unload), save the result and load that"
+# Settings under which W' is another one than above, or none.
+_FOREIGN: Mapping[str, str] = {
+    "alora_invocation_tokens": "is active behind certain tokens alone",
+    "layer_replication": "repeats layers",
+    "target_parameters": "changes parameters that are no layer's weight",
+    "trainable_token_indices": "changes rows of single tokens",
+    "megatron_config": "belongs to Megatron's layers",
+    "use_qalora": "pools its inputs",
+    "use_bdlora": "is made of diagonal blocks",
+    "arrow_config": "chooses among adapters for each token",
+    "kasa_config": "changes the singular values of its base",
+    "monteclora_config": "samples its weights",
+    "velora_config": "projects its inputs",
+}
+_OTHER_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # initialisations that change the base as well
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Update:
+    """What an adapter does to one tensor."""
+
+    whole: Tensor | None = None  # takes its place; with a and b, is what they are added to
+    a: Tensor | None = None  # [r, K], of an embedding [r, V]
+    b: Tensor | None = None  # [N, r], of an embedding [E, r]
+    magnitude: Tensor | None = None  # [N]
+    bias: Tensor | None = None  # [N]: is added, scaled
+    scale: float = 1.0
+    transposed: bool = False  # W is [K, N]: of an embedding, and of GPT-2's linear layers
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Of the tensor that it changes, before it is transposed."""
+        if self.a is not None and self.b is not None:
+            return self.b.shape[0], self.a.shape[1]
+        only = self.bias if self.whole is None else self.whole
+        return None if only is None else tuple(only.shape)
+
+    @property
+    def only_whole(self) -> Tensor | None:
+        """What takes the tensor's place; None where something is added."""
+        return self.whole if self.a is None and self.bias is None else None
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        weight = weight if self.whole is None else self.whole
+        if self.bias is not None:
+            return weight.float() + self.scale * self.bias.float()
+        if self.a is None or self.b is None:
+            return weight
+        delta = self.scale * (self.b.float() @ self.a.float())
+        merged = weight.float() + (delta.t() if self.transposed else delta)
+        if self.magnitude is None:
+            return merged
+        rows = merged.t() if self.transposed else merged
+        factor: Tensor = self.magnitude.float() / torch.linalg.norm(rows, dim=1)
+        rows = factor[:, None] * rows
+        return rows.t() if self.transposed else rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """An adapter whose files have been read. Made by `read_adapter`."""
+
+    name: str
+    config: Mapping[str, Any]
+    updates: dict[str, _Update] = field(repr=False)  # by the published name of the tensor
+
+    def merge(
+        self,
+        published: Mapping[str, Published],
+        *,
+        base: str,
+        tied: tuple[str, str] | None = None,
+        conv1d: bool = False,
+    ) -> dict[str, Published]:
+        """The tensors of the checkpoint `base`, of which those that the adapter changes are merged when they are read.
+
+        Args:
+            published: the checkpoint's.
+            tied: the names of an embedding and of the head that shares its tensor.
+            conv1d: whether linear layers may hold their weight [in, out], as GPT-2's of transformers do.
+
+        Raises ModelError, with the names, where the adapter is not one of this checkpoint.
+        """
+        updates = self._without_tied(published, tied, base) if tied else self.updates
+        unknown = [name for name in updates if name not in published]
+        if unknown:
+            raise ModelError(
+                f"the adapter {self.name} changes {len(unknown)} tensors that {base} does not have: {listed(unknown)}",
+                f"{base} has {listed(published, 4)}; load the base that the adapter was trained on"
+                + (f", {name}" if (name := self.config.get("base_model_name_or_path")) else ""),
+            )
+        merged, misshapen = dict(published), []
+        for name, update in updates.items():
+            entry = published[name]
+            fitting = self._fit(update, entry.shape, conv1d=conv1d)
+            if fitting is None:
+                misshapen.append(f"{name} is {list(entry.shape)} and its update {list(update.shape or ())}")
+            elif entry.dtype is None:
+                raise ModelError(f"the adapter {self.name} changes {name} of {base}, which is not floating-point")
+            else:
+                merged[name] = replace(entry, change=fitting)
+        if misshapen:
+            raise ModelError(
+                f"the adapter {self.name} does not fit {base}: {listed(misshapen, 4)}",
+                "load the base that it was trained on; of a vocabulary that was resized, " + _MERGE,
+            )
+        return merged
+
+    def summary(self) -> str:
+        """What was merged, in words."""
+        return f"adapter {self.name} merged into {len(self.updates)} tensors"
+
+    def _fit(self, update: _Update, shape: tuple[int, ...], *, conv1d: bool) -> _Update | None:
+        """The update as it applies to a tensor of this shape; None where it does not."""
+        if update.whole is not None and update.whole.shape != shape:
+            return None
+        swapped = update.shape is not None and update.shape[::-1] == shape
+        if update.transposed:  # an embedding's
+            return update if swapped else None
+        if conv1d and swapped and self.config.get("fan_in_fan_out"):
+            return replace(update, transposed=True)
+        return update if update.shape == shape else None
+
+    def _without_tied(self, published: Mapping[str, Published], tied: tuple[str, str], base: str) -> dict[str, _Update]:
+        """The updates, where embedding and head are one tensor that an update of either would change for both.
+
+        PEFT runs W + s B A in the one and W in the other. Both saved whole, and equal, are the same tensor still.
+        """
+        embed, head = tied
+        either = [name for name in tied if name in self.updates]
+        if not either:
+            return self.updates
+        values = [self.updates[name].only_whole for name in tied if name in self.updates]
+        first, last = values[0], values[-1]
+        if len(values) < 2 or first is None or last is None or not torch.equal(first, last):
+            raise ModelError(
+                f"the adapter {self.name} changes {' and '.join(either)}, and in {base} {embed} is tied to {head}",
+                "merged, it would change both. Untie them in a copy of the checkpoint (tie_word_embeddings=false, and "
+                "the tensor under both names), and load that",
+            )
+        return {name: update for name, update in self.updates.items() if name != head or head in published}
+
+
+def read_adapter(name_or_path: str | os.PathLike[str], *, offline: bool = False) -> Adapter:
+    """The adapter in a folder or hub repository, in memory.
+
+    Raises ModelError, by name and with the reason, for what cannot be merged: another kind of adapter, settings under
+    which it is no sum, halves of pairs, a rank other than the config's.
+    """
+    source = locate_adapter(name_or_path, offline=offline)
+    config = read_json(source.folder / "adapter_config.json", required=True)
+    _check_config(source.name, config)
+    file = next((source.folder / name for name in _FILES if (source.folder / name).is_file()), None)
+    if file is None:
+        raise ModelError(f"the adapter {source.name} has no weights", f"its folder holds {' or '.join(_FILES)}")
+    return Adapter(source.name, config, _read_updates(source.name, config, file))
+
+
+def _check_config(name: str, config: Mapping[str, Any]) -> None:
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise ModelError(f"the adapter {name} is of peft_type {kind}, and only LORA can be merged", _MERGE)
+    for setting, what in _FOREIGN.items():
+        if config.get(setting):
+            raise ModelError(f"the adapter {name} {what} ({setting}), and cannot be merged into its base")
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_OTHER_BASE):
+        raise ModelError(
+            f"the adapter {name} was initialised by {start}, which changes the base as well",
+            "convert it when it is saved (path_initial_model_for_weight_conversion), or " + _MERGE,
+        )
+    _rank(name, config.get("r"))
+    _alpha(name, config.get("lora_alpha"))
+    for pattern in ("rank_pattern", "alpha_pattern"):
+        if not isinstance(config.get(pattern) or {}, dict):
+            raise ModelError(f"the adapter {name} has a {pattern} that is no object: {config[pattern]!r}")
+
+
+def _read_updates(name: str, config: Mapping[str, Any], file: Path) -> dict[str, _Update]:
+    published = inspect([file])
+    foreign = [key for key, entry in published.items() if entry.dtype is None]
+    if foreign:
+        raise ModelError(f"the adapter {name} holds tensors that are not floating-point: {listed(foreign)}")
+    tensors: dict[str, Tensor] = {}
+    read(published, lambda key, tensor: tensors.__setitem__(key, tensor.clone()))
+    whole: dict[str, Tensor] = {}
+    low_rank: dict[str, dict[str, Tensor]] = {}
+    adapters = set()
+    for key, tensor in tensors.items():
+        own = key.removeprefix(_WRAPPER)
+        match = _LOW_RANK.fullmatch(own)
+        if match is None:
+            whole[_WHOLE.sub("", own)] = tensor
+            continue
+        module, part, rest = match[1], match[2], match[3].split(".")[1:]
+        leaf = rest.pop() if rest and rest[-1] in ("weight", "bias") else "weight"
+        if len(rest) > 1:
+            raise ModelError(f"the adapter {name} holds {key}, which is no name of a LoRA's tensor")
+        adapters.add("".join(rest))
+        low_rank.setdefault(module, {})[part + (".bias" if leaf == "bias" else "")] = tensor
+    if len(adapters) > 1:
+        raise ModelError(
+            f"the adapter {name} holds several adapters: {listed(sorted(filter(None, adapters)))}", "save one alone"
+        )
+    if not tensors:
+        raise ModelError(f"the adapter {name} holds no tensors")
+    updates = {key: _Update(whole=tensor) for key, tensor in whole.items()}
+    for module, parts in low_rank.items():
+        for key, update in _pair(name, config, module, parts).items():
+            updates[key] = replace(update, whole=whole.get(key))
+    return updates
+
+
+def _pair(name: str, config: Mapping[str, Any], module: str, parts: dict[str, Tensor]) -> dict[str, _Update]:
+    """The updates of one layer's tensors. Raises ModelError unless its parts belong together."""
+    embedding = "embedding_A" in parts or "embedding_B" in parts
+    a_name, b_name = ("embedding_A", "embedding_B") if embedding else ("A", "B")
+    a, b, magnitude, bias = (parts.pop(part, None) for part in (a_name, b_name, "magnitude_vector", "B.bias"))
+    if a is None or b is None:
+        lacks = f"lora_{a_name if a is None else b_name}"
+        raise ModelError(f"the adapter {name} lacks {lacks} of {module}", "its file is cut short: save it again")
+    if parts:
+        raise ModelError(f"the adapter {name} holds lora_{next(iter(parts))} of {module}, which is not known")
+    if (magnitude is not None) != bool(config.get("use_dora")):
+        problem = "holds" if magnitude is not None else "lacks"
+        raise ModelError(
+            f"the adapter {name} {problem} lora_magnitude_vector of {module}, and its config says "
+            f"use_dora={bool(config.get('use_dora'))}"
+        )
+    rank = _rank(name, _by_pattern(name, config, "rank_pattern", module, config["r"]))
+    if a.dim() != 2 or b.dim() != 2 or a.shape[0] != rank or b.shape[1] != rank:
+        raise ModelError(
+            f"the adapter {name} has {list(a.shape)} and {list(b.shape)} for {module}, and its config a rank of {rank}",
+            "lora_A is [r, in] and lora_B [out, r], of a linear layer",
+        )
+    # Of an embedding [V, E], (B A)^T is added: magnitudes are of the V rows, as PEFT has them.
+    rows = a.shape[1] if embedding else b.shape[0]
+    if magnitude is not None and (embedding or magnitude.numel() != rows):
+        what = "of an embedding, which is not merged" if embedding else f"{list(magnitude.shape)} for {rows} rows"
+        raise ModelError(f"the adapter {name} has a lora_magnitude_vector {what}: {module}", _MERGE)
+    alpha = _alpha(name, _by_pattern(name, config, "alpha_pattern", module, config["lora_alpha"]))
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    magnitude = None if magnitude is None else magnitude.flatten()
+    updates = {f"{module}.weight": _Update(a=a, b=b, magnitude=magnitude, scale=scale, transposed=embedding)}
+    if bias is not None:
+        updates[f"{module}.bias"] = _Update(bias=bias, scale=scale)
+    return updates
+
+
+def _by_pattern(name: str, config: Mapping[str, Any], setting: str, module: str, default: Any) -> Any:
+    """The value of the first pattern that matches the end of a module's name, as PEFT chooses it."""
+    try:
+        for pattern, value in (config.get(setting) or {}).items():
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                return value
+    except re.error as error:
+        raise ModelError(f"the adapter {name} has a {setting} that is no pattern: {error}") from error
+    return default
+
+
+def _rank(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelError(f"the adapter {name} has r={value!r}, and a whole number of at least 1 is needed")
+    return value
+
+
+def _alpha(name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ModelError(f"the adapter {name} has lora_alpha={value!r}, and a number is needed")
+    return float(value)

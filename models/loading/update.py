@@ -1,0 +1,210 @@
+"""New weights for a model that is loaded, in the memory that it has: from a trainer's state dict, or from a folder.
+
+Everything is checked before the first number is written, so that a call that is refused changes nothing. Parameters
+stay where they are, so that CUDA graphs, the layers' own references and what shares them see the new ones; what was
+derived from the old ones (panels, quantized matrices, a head's copies) is made again in its place, and draft modules
+bound to the model are loaded again when they are needed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..continuous.contracts import ContinuousModel
+from ..continuous.diffusion_head import DiffusionHead
+from ..cuda_graphs.runner import native
+from ..decoder import Decoder
+from ..errors import ArgumentError, ModelError, listed
+from ..families import FAMILIES, FamilySpec, mar
+from ..images.weight_files import check_names
+from ..kernels import layout
+from ..model import LanguageModel
+from ..parallel import tensor_parallel
+from ..recognition import read_description, recognise
+from ..trimmed import Trimmed
+from . import assemble
+from .quantize import quantizer
+from .sources import Source
+from .weights import Published, in_memory, inspect, read, unwrapped, weight_files
+
+Weights = Mapping[str, Tensor] | str | os.PathLike[str]
+
+
+def load_weights(model: LanguageModel | ContinuousModel, weights: Weights) -> None:
+    """Replaces all weights of `model` in place, in its own dtype and on its own device.
+
+    Args:
+        weights: a state dict by the checkpoint's own names, or a folder (or weight file) in the published layout.
+
+    Raises:
+        ModelError: for tensors that are missing, surplus, misshapen or not floating-point, and for a model whose
+            weights cannot be replaced. Nothing has been written then.
+    """
+    file = None if isinstance(weights, Mapping) else _source(weights)
+    published = _of_state(weights) if isinstance(weights, Mapping) else _of_files(file)
+    if isinstance(model, ContinuousModel):
+        write = _mar(model, published, file)
+    elif (stack := _native_stack(model)) is not None:
+        write = _native(model, stack, published, file)
+    else:
+        from ..hf.update import replacement
+
+        write = replacement(model, published)
+    _forget(model)
+    with torch.inference_mode():  # a model that was loaded in inference mode can be written to there alone
+        write()
+
+
+def _forget(model: LanguageModel | ContinuousModel) -> None:
+    """Marks what was computed from the old weights as stale, also should writing the new ones be interrupted."""
+    if isinstance(model, ContinuousModel):
+        model.weights_version += 1
+        return
+    stack = _native_stack(model) or model.decoder
+    stack.weights_version = model.weights_version + 1  # type: ignore[union-attr]
+    model.draft_modules.clear()  # they may hold copies of its head
+    model.head_read = False
+
+
+# --- where the tensors come from ---
+
+
+def _source(path: str | os.PathLike[str]) -> Source:
+    where = Path(os.path.expanduser(os.fspath(path)))
+    if where.is_dir():
+        return Source(where.name, where, where)
+    if where.is_file():
+        return Source(where.stem, where.parent, where.parent, where)
+    raise ArgumentError(f"there are no weights at {where}", "hand in a state dict, or a folder in the published layout")
+
+
+def _of_files(source: Source | None) -> dict[str, Published]:
+    assert source is not None, "of files"
+    if (source.folder / "adapter_config.json").is_file():
+        raise ArgumentError(
+            f"{source.folder} holds an adapter, and load_weights takes whole weights",
+            "pardec.load(base, adapter=...) merges it; or hand in the state dict of merge_and_unload()",
+        )
+    return inspect(weight_files(source.folder) if source.file is None else [source.file])
+
+
+def _of_state(state: Mapping[str, Tensor]) -> dict[str, Published]:
+    for name, tensor in state.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            what = f"{name!r}: {type(tensor).__name__}"
+            raise ArgumentError(f"a state dict has tensors by name, and this one holds {what}", "model.state_dict()")
+        if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
+            what = "is on the meta device" if tensor.is_meta else f"is a {type(tensor).__name__}"
+            raise ArgumentError(f"{name} of the state dict {what}", "gather whole tensors first: full_tensor()")
+    halves = [name for name in state if ".lora_" in name]
+    if halves:
+        raise ArgumentError(
+            f"the state dict holds the parts of an adapter beside its base: {listed(halves, 3)}",
+            "hand in the state dict of merge_and_unload()",
+        )
+    return in_memory(state)
+
+
+def _check_floating(published: Mapping[str, Published]) -> None:
+    foreign = [name for name, entry in published.items() if entry.dtype is None]
+    if foreign:
+        raise ModelError(f"{len(foreign)} tensors are not floating-point: {listed(foreign)}")
+
+
+# --- native models ---
+
+
+def _native_stack(model: LanguageModel) -> Decoder | None:
+    return model.decoder.base if isinstance(model.decoder, Trimmed) else native(model.decoder)
+
+
+def _native(
+    model: LanguageModel, stack: Decoder, published: dict[str, Published], source: Source | None
+) -> Callable[[], None]:
+    spec = FAMILIES.get(model.family)
+    if spec is None:
+        raise ModelError(f"{model.name} was not loaded from a checkpoint, whose names its weights could have")
+    if any(weight.is_meta for weight in stack.parameters()):
+        raise ModelError(
+            f"the weights of {model.name} are not all on its devices, and cannot be replaced",
+            "load it without device_map, or in a smaller dtype, so that no layer is kept elsewhere",
+        )
+    whole = assemble.empty(spec.decoder(model.config))
+    if source is not None:
+        _check_config(model, spec, source, published)
+    published = unwrapped(published, assemble.targets(spec, whole))
+    expected = assemble.targets(spec, whole, published)
+    used = assemble.check(spec, expected, published, whole.config.tied)
+    if whole.config.tied:
+        _check_tied(model.name, published, str(spec.names["embed.weight"]), str(spec.names["head.weight"]))
+    own = {} if model.imaging is None else dict(model.imaging.weights)
+    parts = {name.split(".")[0] for name in own}
+    conditions = {name: entry for name, entry in published.items() if name.split(".")[0] in parts}
+    check_names(model.name, conditions, {name: tuple(weight.shape) for name, weight in own.items()})
+    _check_floating(conditions)
+    finish: assemble.Finish | None = None
+    if model.quantized is not None:
+        finish = quantizer(model.quantized, model.device, model.dtype)
+    elif model.processes > 1:
+        finish = tensor_parallel.shares(model.device, whole.config)
+
+    def write() -> None:
+        assemble.refill(spec, stack, whole, expected, used, dtype=model.dtype, finish=finish)
+        read(conditions, lambda name, tensor: layout.fill(own[name], tensor))
+
+    return write
+
+
+def _check_config(model: LanguageModel, spec: FamilySpec, source: Source, published: Mapping[str, Published]) -> None:
+    """Raises ModelError for a folder whose config.json is that of another model: its weights would run wrongly."""
+    if not (source.folder / "config.json").is_file() or source.file is not None:
+        return
+    config, _ = read_description(source)
+    other, _ = recognise(config, published)
+    if other is not spec or spec.decoder(config) != spec.decoder(model.config):
+        raise ModelError(
+            f"the config.json in {source.folder} describes another model than {model.name}",
+            "load that folder with pardec.load",
+        )
+
+
+def _check_tied(name: str, published: Mapping[str, Published], embed: str, head: str) -> None:
+    """Raises ModelError where a tied embedding is published twice, and not the same both times."""
+    pair = {each: published[each] for each in (embed, head) if each in published}
+    if len(pair) < 2:
+        return
+    tensors: dict[str, Tensor] = {}
+    read(pair, lambda each, tensor: tensors.__setitem__(each, tensor.clone()))
+    if not torch.equal(tensors[embed], tensors[head].to(tensors[embed])):
+        raise ModelError(
+            f"{embed} and {head} differ, and in {name} they are one tensor", "train with tied embeddings, as it is"
+        )
+
+
+# --- MAR ---
+
+
+def _mar(model: ContinuousModel, published: dict[str, Published], source: Source | None) -> Callable[[], None]:
+    own = mar.named_weights(model)
+    if any(weight.is_meta for weight in own.values()):
+        raise ModelError(f"{model.name} has no weights in this process")
+    used = mar.loaded(unwrapped(published, own))
+    check_names(model.name, used, {name: tuple(weight.shape) for name, weight in own.items()})
+    _check_floating(used)
+    if source is not None:
+        config = mar.describe(source.folder, used, source.file.stem if source.file else "")
+        for name in ("encoder_num_heads", "decoder_num_heads"):
+            if config[name] != model.config[name]:
+                raise ModelError(f"{source.folder} has {name}={config[name]}, and {model.name} {model.config[name]}")
+
+    def write() -> None:
+        read(used, lambda name, tensor: layout.fill(own[name], tensor))
+        assert isinstance(model.head, DiffusionHead), "of a MAR"
+        model.head.refresh()
+
+    return write

@@ -1,0 +1,306 @@
+"""Adapters: PEFT's own merge for what transformers has, outer products for the rest, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import pardec
+from pardec.models.errors import ModelError
+from pardec.models.load import load, load_any, load_continuous
+from pardec.models.loading.lora import read_adapter
+from tests.models import llamagen_files
+from tests.models.adapters import CONFIG, naive, pairs, write_adapter
+from tests.models.families import test_experts
+from tests.models.families.test_mar import FILE, GOLDEN
+from tests.models.families.test_mar import tensors as mar_tensors
+from tests.models.parallel.test_tensor_parallel import llada_folder
+from tests.models.toys import SMALL, llama_config, llama_folder, llama_tensors, write_checkpoint
+
+IDS = torch.arange(3, 23)[None]
+BIASED = {"attention_bias": True, "mlp_bias": True}
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+GPT2 = {"vocab_size": 61, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 24}
+# The base's class and config, and the adapter's config.
+BY_PEFT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama, all linear layers": ("Llama", {"num_key_value_heads": 2}, {"target_modules": "all-linear"}),
+    "ranks and scales by pattern": (
+        "Llama",
+        {},
+        {
+            "target_modules": LINEAR,
+            "rank_pattern": {"q_proj": 2, r"layers\.1\.mlp\.up_proj": 5},
+            "alpha_pattern": {"down_proj": 7, "0.self_attn.v_proj": 1},
+        },
+    ),
+    "rsLoRA, one layer": (
+        "Qwen2",
+        {"num_key_value_heads": 2},
+        {"target_modules": ["q_proj", "down_proj"], "use_rslora": True, "layers_to_transform": [1]},
+    ),
+    "DoRA, tied": (
+        "Qwen3",
+        {"num_key_value_heads": 2, "head_dim": 12, "tie_word_embeddings": True},
+        {"target_modules": LINEAR, "use_dora": True},
+    ),
+    "embedding and head": ("Llama", {}, {"target_modules": ["embed_tokens", "lm_head", "o_proj"]}),
+    "saved whole": ("Llama", {}, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "input_layernorm"]}),
+    "all biases": ("Llama", BIASED, {"target_modules": ["q_proj", "up_proj"], "bias": "all"}),
+    "biases of its own": ("Llama", BIASED, {"target_modules": LINEAR, "lora_bias": True}),
+    "norms of heads, windows": ("Gemma3Text", {"sliding_window": 8, "head_dim": 12}, {"target_modules": LINEAR}),
+    "weights [in, out], through transformers": (
+        "GPT2",
+        GPT2,
+        {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True},
+    ),
+    "DoRA on weights [in, out]": (
+        "GPT2",
+        GPT2,
+        {"target_modules": ["c_attn"], "fan_in_fan_out": True, "use_dora": True},
+    ),
+}
+
+
+def trained(kind: str, settings: dict[str, Any], adapter: dict[str, Any], folder: Path) -> tuple[Path, Path, Any]:
+    """A random base and adapter as files, and PEFT's merge of the two."""
+    torch.manual_seed(3)
+    sizes = settings if kind == "GPT2" else SMALL | {"pad_token_id": 0} | settings
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder / "base")
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base")
+    wrapped = peft.get_peft_model(base, peft.LoraConfig(r=3, lora_alpha=10, **adapter))
+    with torch.no_grad():
+        for parameter in wrapped.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    wrapped.save_pretrained(folder / "tuned")
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base")
+    return folder / "base", folder / "tuned", peft.PeftModel.from_pretrained(base, folder / "tuned").merge_and_unload()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", BY_PEFT)
+def test_the_logits_are_those_of_pefts_own_merge(case: str, tmp_path: Path) -> None:
+    base, tuned, merged = trained(*BY_PEFT[case], tmp_path)
+    with torch.no_grad():
+        expected = merged.eval()(input_ids=IDS).logits
+    model = pardec.load(base, device="cpu", adapter=tuned)
+    torch.testing.assert_close(model.logits(IDS), expected, atol=1e-5, rtol=0)
+    assert not torch.allclose(pardec.load(base, device="cpu").logits(IDS), expected, atol=1e-2)
+    assert (model.name, model.network.adapter) == ("base+tuned", "tuned")
+    assert "adapter tuned merged into" in model.network.describe()
+
+
+def same_logits(base: Path, tuned: Path, merged: Path, **more: Any) -> None:
+    """The adapter's merge gives the logits of a checkpoint that was merged before, and not the base's."""
+    ids = IDS[:, :8] % 12
+    ours, expected, plain = (
+        pardec.Model(load(*folders, device="cpu", **more, **adapter)).logits(ids)
+        for folders, adapter in (((base,), {"adapter": tuned}), ((merged,), {}), ((base,), {}))
+    )
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(plain, expected, atol=1e-3)
+
+
+def merged_folder(base: Path, tensors: dict[str, Tensor], folder: Path) -> Path:
+    shutil.copytree(base, folder)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def test_llada_whose_names_are_its_own(tmp_path: Path) -> None:
+    base = llada_folder(tmp_path / "base")
+    tensors = load_file(base / "model.safetensors")
+    modules = [f"model.transformer.blocks.{i}.{name}" for i in (0, 1) for name in ("q_proj", "attn_out", "ff_proj")]
+    halves = pairs(tensors, modules)
+    tuned = write_adapter(tmp_path / "tuned", halves)
+    same_logits(base, tuned, merged_folder(base, naive(tensors, halves, modules), tmp_path / "merged"))
+
+
+def test_experts_one_by_one(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    tensors = test_experts.published(base, test_experts.LLADA_MOE)
+    modules = [f"model.layers.1.mlp.experts.{e}.{part}_proj" for e in range(8) for part in ("gate", "down")]
+    modules += ["model.layers.2.shared_expert.up_proj", "model.layers.0.self_attn.k_proj", "model.layers.1.mlp.gate"]
+    halves = pairs(tensors, modules)
+    tuned = write_adapter(tmp_path / "tuned", halves)
+    same_logits(base, tuned, merged_folder(base, naive(tensors, halves, modules), tmp_path / "merged"))
+
+
+def test_llamagen_with_the_classes_that_it_embeds(tmp_path: Path) -> None:
+    tensors = llamagen_files.tensors()
+    modules = ["layers.0.attention.wqkv", "layers.1.feed_forward.w3", "output"]
+    halves, table = pairs(tensors, modules), "cls_embedding.embedding_table.weight"
+    saved = {f"base_model.model.{table}": tensors[table] + 1}
+    tuned = write_adapter(tmp_path / "tuned", {**halves, **saved})
+    held = {**naive(tensors, halves, modules), table: tensors[table] + 1}
+    base, merged = (
+        llamagen_files.write(tmp_path, each, llamagen_files.ARGUMENTS, name)
+        for each, name in ((tensors, "base.pt"), (held, "merged.pt"))
+    )
+    same_logits(base, tuned, merged)
+    models = pardec.load(base, device="cpu", adapter=tuned), pardec.load(merged, device="cpu")
+    one, other = (model.generate(label=[1, 3], seed=5, temperature=1.0, cfg=2.0) for model in models)
+    assert one.tokens == other.tokens
+    assert one.model == "base+tuned"
+
+
+def test_mar(tmp_path: Path) -> None:
+    tensors = mar_tensors()
+    modules = ["encoder_blocks.0.attn.qkv", "decoder_blocks.1.mlp.fc1", "diffloss.net.res_blocks.0.mlp.0"]
+    halves = pairs(tensors, modules)
+    tuned = write_adapter(tmp_path / "tuned", halves)
+    (tmp_path / "merged").mkdir()
+    torch.save({"model": naive(tensors, halves, modules)}, tmp_path / "merged" / FILE)
+    shutil.copy(GOLDEN / "args.json", tmp_path / "merged")
+    known = torch.rand(2, 16, generator=torch.Generator().manual_seed(0)) < 0.5
+    x, labels = torch.randn(2, 16, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([2, 7])
+    model = load_continuous(GOLDEN, device="cpu", adapter=tuned)
+    models = model, load_continuous(tmp_path / "merged", device="cpu"), load_continuous(GOLDEN, device="cpu")
+    ours, expected, plain = (each.backbone.states(x, known, labels, ~known).cond for each in models)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(plain, expected, atol=1e-3)
+    assert model.name.endswith("+tuned")
+
+
+MODULES = ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"]
+
+
+@pytest.mark.parametrize("more", [{"dtype": "bfloat16"}, {"quantize": "int8"}], ids=str)
+def test_merging_is_before_rounding_and_quantization(more: dict[str, Any], tmp_path: Path) -> None:
+    if "quantize" in more:
+        pytest.importorskip("torchao")
+    config = llama_config(hidden_size=64, intermediate_size=64)
+    # Few bits of each number, so that sums in any order and precision are the same.
+    tensors = {name: (value * 256).round() / 256 for name, value in llama_tensors(config).items()}
+    halves = {name: (value * 16).round() / 16 for name, value in pairs(tensors, MODULES).items()}
+    base = write_checkpoint(tmp_path / "base", config, tensors)
+    merged = write_checkpoint(tmp_path / "merged", config, naive(tensors, halves, MODULES))
+    tuned = write_adapter(tmp_path / "tuned", halves)
+    one, other = load(base, device="cpu", adapter=tuned, **more), load(merged, device="cpu", **more)
+    assert torch.equal(pardec.Model(one).logits(IDS), pardec.Model(other).logits(IDS))
+
+
+def test_names_with_the_adapters_own_and_a_pickle(tmp_path: Path) -> None:
+    tensors = llama_tensors(llama_config())
+    base, halves = llama_folder(tmp_path / "base"), pairs(tensors, MODULES)
+    plain = write_adapter(tmp_path / "plain", halves)
+    named = write_adapter(tmp_path / "named", {})
+    (named / "adapter_model.safetensors").unlink()
+    torch.save(
+        {name.replace(".weight", ".mine.weight"): value for name, value in halves.items()}, named / "adapter_model.bin"
+    )
+    one, other = (pardec.load(base, device="cpu", adapter=str(folder)).logits(IDS) for folder in (plain, named))
+    assert torch.equal(one, other)
+
+
+def stem(module: str = MODULES[0]) -> str:
+    return f"base_model.model.{module}."
+
+
+def halves() -> dict[str, Tensor]:
+    return pairs(llama_tensors(llama_config()), MODULES)
+
+
+SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "another kind": ({"peft_type": "IA3"}, "of peft_type IA3"),
+    "no kind": ({"peft_type": None}, "of peft_type None"),
+    "an activated LoRA": ({"alora_invocation_tokens": [1, 2]}, "is active behind certain tokens alone"),
+    "parameters": ({"target_parameters": ["experts.gate_up_proj"]}, "parameters that are no layer's weight"),
+    "layers twice": ({"layer_replication": [[0, 2], [0, 2]]}, "repeats layers"),
+    "another base": ({"init_lora_weights": "pissa_niter_4"}, "changes the base as well"),
+    "another rank": ({"r": 4}, "a rank of 4"),
+    "no rank": ({"r": 0}, "r=0"),
+    "another rank by pattern": ({"rank_pattern": {"down_proj": 2}}, "a rank of 2"),
+    "no pattern": ({"alpha_pattern": {"(": 2}}, "no pattern"),
+    "no alpha": ({"lora_alpha": "much"}, "lora_alpha='much'"),
+    "DoRA without magnitudes": ({"use_dora": True}, "lacks lora_magnitude_vector"),
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_settings_that_cannot_be_merged_are_refused(case: str, tmp_path: Path) -> None:
+    changes, message = SETTINGS[case]
+    with pytest.raises(ModelError, match="the adapter tuned") as refused:
+        read_adapter(write_adapter(tmp_path / "tuned", halves(), **changes))
+    assert message in str(refused.value)
+
+
+def lacking(name: str) -> dict[str, Tensor]:
+    return {key: value for key, value in halves().items() if key != name}
+
+
+TENSORS: dict[str, tuple[dict[str, Tensor], str]] = {
+    "half a pair": (lacking(stem() + "lora_B.weight"), "lacks lora_B of model.layers.0.self_attn.q_proj"),
+    "the other half": (lacking(stem() + "lora_A.weight"), "lacks lora_A of"),
+    "nothing": ({}, "holds no tensors"),
+    "no such tensor": ({"base_model.model.model.layers.7.norm.weight": torch.ones(16)}, "1 tensors that base does not"),
+    "a bias of layers without": (halves() | {stem() + "lora_B.bias": torch.ones(16)}, "q_proj.bias"),
+    "another width": (
+        pairs({f"{MODULES[0]}.weight": torch.ones(32, 32)}, MODULES[:1]),
+        "[16, 16] and its update [32, 32]",
+    ),
+    "a longer vocabulary": (
+        {"base_model.model.lm_head.weight": torch.ones(41, 16)},
+        "[40, 16] and its update [41, 16]",
+    ),
+    "two adapters": (
+        halves() | {stem() + f"lora_{x}.other.weight": torch.ones(3, 3) for x in "AB"},
+        "several adapters",
+    ),
+    "whole numbers": ({stem() + "lora_A.weight": torch.ones(3, 16, dtype=torch.int8)}, "not floating-point"),
+    "magnitudes": (halves() | {stem() + "lora_magnitude_vector": torch.ones(16)}, "use_dora=False"),
+    "convolutions": (
+        {stem() + "lora_A.weight": torch.ones(3, 16, 1, 1), stem() + "lora_B.weight": torch.ones(16, 3, 1, 1)},
+        "[3, 16, 1, 1]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TENSORS)
+def test_tensors_that_do_not_fit_are_refused(case: str, tmp_path: Path) -> None:
+    tensors, message = TENSORS[case]
+    base, tuned = llama_folder(tmp_path / "base"), write_adapter(tmp_path / "tuned", tensors)
+    with pytest.raises(ModelError, match="the adapter tuned") as refused:
+        load(base, device="cpu", adapter=tuned)
+    assert message in str(refused.value)
+
+
+def test_an_update_of_one_of_two_tied_tensors_is_refused(tmp_path: Path) -> None:
+    base = llama_folder(tmp_path / "base", tie_word_embeddings=True)
+    table = load_file(base / "model.safetensors")["model.embed_tokens.weight"] + 1
+    tuned = write_adapter(tmp_path / "one", {"base_model.model.lm_head.weight": table})
+    with pytest.raises(ModelError, match="is tied to lm_head.weight"):
+        load(base, device="cpu", adapter=tuned)
+    names = ("base_model.model.lm_head.weight", "base_model.model.model.embed_tokens.weight")
+    tuned = write_adapter(tmp_path / "two", {name: table.clone() for name in names})
+    assert torch.equal(load(base, device="cpu", adapter=tuned).decoder.embedding, table)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_embedding_that_is_the_head_of_another_librarys_model_is_refused(tmp_path: Path) -> None:
+    adapter = {"target_modules": ["wte"], "fan_in_fan_out": True}
+    base, tuned, _ = trained("GPT2", GPT2, adapter, tmp_path)
+    with pytest.raises(ModelError, match="tied to the head"):
+        load_any(base, device="cpu", adapter=tuned)
+
+
+def test_folders_without_an_adapter_are_refused_by_name(tmp_path: Path) -> None:
+    base = llama_folder(tmp_path / "base")
+    with pytest.raises(ModelError, match="is no adapter: it has no adapter_config.json"):
+        load(base, adapter=base)
+    with pytest.raises(ModelError, match="there is no adapter 'tuned'"):
+        load(base, adapter="tuned")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "adapter_config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(ModelError, match="the adapter empty has no weights"):
+        load(base, adapter=tmp_path / "empty")
