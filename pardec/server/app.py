@@ -216,10 +216,11 @@ def _no_constant(name: str) -> Any:
 
 
 def _invalid(error: ValidationError) -> RequestError:
-    """The first fault that pydantic found, in one line."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    path = ".".join(str(part) for part in first["loc"][:1])
-    text = first["msg"].removeprefix("Value error, ")
+    """What pydantic found wrong with the first field, in one line."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    field = found[0]["loc"][:1]
+    texts = dict.fromkeys(each["msg"].removeprefix("Value error, ") for each in found if each["loc"][:1] == field)
+    path, text = ".".join(map(str, field)), "; or: ".join(texts)  # one a form that the field may have
     return RequestError(HTTPStatus.BAD_REQUEST, f"{path}: {text}" if path else text, param=path or None)
 
 

@@ -13,6 +13,8 @@ from pardec.models.errors import ModelError, PardecError, SpecError
 
 from ..memory import OutOfMemory
 
+_LONGEST = 1000  # characters of a message, which may repeat what a client sent
+
 
 class RequestError(Exception):
     """A request that is answered with an error.
@@ -34,7 +36,8 @@ class RequestError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.message = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."
+        self.status, self.param, self.code = status, param, code
         self.headers = dict(headers or {})
 
     @property

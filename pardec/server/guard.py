@@ -8,10 +8,10 @@ import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import RequestError, as_request_error
-from .handling import ClientGone
 
 if TYPE_CHECKING:
     from .app import Server
@@ -45,7 +45,7 @@ class Guard:
         try:
             self._check_key(scope)
             await self.app(scope, self._bounded(scope, receive), noting)
-        except ClientGone:
+        except ClientDisconnect:
             self.server.metrics.left()
             status = status or _GONE
         except Exception as error:

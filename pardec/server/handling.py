@@ -9,7 +9,7 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Listen = Callable[[int, Callable[[Update], None], QueuedRow], RowListener]
-
-
-class ClientGone(Exception):
-    """The client closed the connection."""
 
 
 class Decoding:
@@ -91,12 +87,12 @@ class Decoding:
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """What `work` gives; it is cancelled where the client goes away before. Raises ClientGone."""
+    """What `work` gives; it is cancelled where the client goes away before. Raises ClientDisconnect."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientGone
+            raise ClientDisconnect
         return task.result()
     finally:
         for each in (task, gone):

@@ -119,8 +119,8 @@ class MaskedForward:
             return Queries(canvas.rows, start, stop, shift)
         mask = query.mask[:, : canvas.length].cpu().numpy().copy()
         if new.any():
-            at = np.arange(canvas.length)
-            mask |= new[:, None] & (at >= first_start[:, None]) & (at < canvas.end[:, None])
+            order = np.arange(canvas.length)
+            mask |= new[:, None] & (order >= first_start[:, None]) & (order < canvas.end[:, None])
         row, column = np.nonzero(self.wanted(query))
         mask[row, np.maximum(canvas.lo[row] + column - shift[row], 0)] = True
         count = mask.sum(1)

@@ -60,11 +60,9 @@ NO_JSON = [
 ]
 GOOD: dict[str, Any] = {"prompt": QUESTION, "max_tokens": 4}
 CHANGES: list[dict[str, Any]] = [
-    *(
-        {"prompt": value}
-        for value in (None, 3, True, "", "   ", [], {}, [[]], ["a", 3], [1.5], [-1], [10**9], [[5], []])
-    ),
-    *({"prompt": value} for value in ("\ud800", ["ok", ""], [None], {"text": "x"}, [["x"]], "x" * 20000, [5] * 600)),
+    *({"prompt": value} for value in (None, 3, True, "", "   ", [], {}, [[]], ["a", 3], [1.5], [-1], [10**9])),
+    *({"prompt": value} for value in ("\ud800", ["ok", ""], [None], {"text": "x"}, [["x"]], "a " * 600, [5] * 600)),
+    {"prompt": [[5], []]},
     *({"max_tokens": value} for value in (0, -1, 1.5, "4", True, 10**9, 10**30, [], {})),
     *({"temperature": value} for value in (-1, "0", True, [], 1e308, 1e-320)),
     *({"top_p": value} for value in (0, -0.1, 1.1, "x", True)),
@@ -76,14 +74,9 @@ CHANGES: list[dict[str, Any]] = [
     *({"logprobs": value} for value in (-1, 21, 1.5, "1", True)),
     *({"stream": value} for value in ("yes", 1, [])),
     *({"stream_options": value} for value in ("x", [], {"include_usage": "x"}, {"unknown": True})),
-    *(
-        {"sampler": value}
-        for value in ("", "no-such", "lookup:k=x", "lookup:no=1", "threshold:tau=0.9", 3, [], "a" * 5000)
-    ),
-    *(
-        {"sampler": value}
-        for value in ("model:name=/etc/passwd", "model:name=org/repo", "model:name=..", "model:name=models")
-    ),
+    *({"sampler": value} for value in ("", "no-such", "lookup:k=x", "lookup:no=1", "threshold:tau=0.9", 3, [])),
+    *({"sampler": f"model:name={name}"} for name in ("/etc/passwd", "org/repo", "..", "models", "~", "C:\\x")),
+    {"sampler": "a" * 5000},
     *({"model": value} for value in ("gpt-4", "", 3, [])),
     *({name: 1} for name in ("presence_penalty", "frequency_penalty", "suffix", "unknown", "top_a", "messages")),
     {"logit_bias": {"5": 100}},
@@ -145,7 +138,6 @@ def test_bodies_that_are_no_request(running: Running, caplog: pytest.LogCaptureF
             [{"role": "user", "content": None}],
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
             [{"role": "user", "content": "x", "tool_calls": [1]}],
-            [{"role": "assistant", "content": "only"}],
         ]
         for messages in chats:
             is_error(client.post(CHAT, json={"messages": messages}))
