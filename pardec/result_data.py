@@ -137,7 +137,8 @@ class ResultData:
 
     @cached_property
     def step_map(self) -> list[np.ndarray]:
-        return [np.maximum(self.trace.forward[row, self.span(row)], -1) for row in range(len(self.tokens))]
+        forward = self.trace.forward
+        return [np.maximum(forward[row, self.span(row)], -1) for row in range(len(self.tokens))]
 
     @cached_property
     def logprobs(self) -> list[TokenLogprobs] | None:

@@ -77,7 +77,7 @@ class LogprobRecorder:
 
     def row(self, at: int, start: int, end: int) -> TokenLogprobs:
         """Those of the live row at index `at`, at its positions from `start` to before `end`: copies."""
-        return self.of_rows([int(self.live.rows[at])], end)[0, start:]
+        return self.values[[int(self.live.rows[at])], start:end][0]
 
     def of_rows(self, rows: Sequence[int], length: int) -> TokenLogprobs:
         """Those of these rows of the request, at their first `length` positions: copies."""

@@ -360,6 +360,19 @@ def test_live_rows_have_theirs_while_others_leave_and_join(start: Callable[..., 
         equal(end.logprobs, result.logprobs)
 
 
+@pytest.mark.parametrize(("spec", "options"), [ROWS[3][1:], ROWS[5][1:]])
+def test_what_is_open_again_has_none_until_it_is_committed_again(spec: str, options: dict[str, Any]) -> None:
+    [prompt] = prompts((6,))
+    asked = request([[*prompt, *[MASK] * 11]], [6], seeds=[7], **WANTED, **options)
+    loop, reopened = MaskedLoop(toy("llada", sharp=1.2), registry.resolve(spec), asked), 0
+    while not loop.finished_rows().any():
+        before = loop.canvas.open_host.copy()
+        loop.step()
+        reopened += int((loop.canvas.open_host & ~before).sum())
+        check_live(loop)
+    assert reopened
+
+
 def test_likely_tokens_come_in_order_and_the_lowest_id_first_among_equals() -> None:
     class Live:
         rows = np.array([0, 1])
