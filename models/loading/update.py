@@ -28,6 +28,7 @@ from ..parallel import tensor_parallel
 from ..recognition import read_description, recognise
 from ..trimmed import Trimmed
 from . import assemble
+from .configs import reading
 from .quantize import quantizer
 from .sources import Source
 from .weights import Published, in_memory, inspect, read, unwrapped, weight_files
@@ -44,6 +45,9 @@ def load_weights(model: LanguageModel | ContinuousModel, weights: Weights) -> No
     Raises:
         ModelError: for tensors that are missing, surplus, misshapen or not floating-point, and for a model whose
             weights cannot be replaced. Nothing has been written then.
+
+    Should writing itself fail, as where a disk does, the weights are partly old and partly new until the next call; the
+    version has risen.
     """
     file = None if isinstance(weights, Mapping) else _source(weights)
     published = _of_state(weights) if isinstance(weights, Mapping) else _of_files(file)
@@ -164,9 +168,11 @@ def _check_config(model: LanguageModel, spec: FamilySpec, source: Source, publis
     """Raises ModelError for a folder whose config.json is that of another model: its weights would run wrongly."""
     if not (source.folder / "config.json").is_file() or source.file is not None:
         return
-    config, _ = read_description(source)
-    other, _ = recognise(config, published)
-    if other is not spec or spec.decoder(config) != spec.decoder(model.config):
+    with reading(source.name):
+        config, _ = read_description(source)
+        other, _ = recognise(config, published)
+        same = other is spec and spec.decoder(config) == spec.decoder(model.config)
+    if not same:
         raise ModelError(
             f"the config.json in {source.folder} describes another model than {model.name}",
             "load that folder with pardec.load",

@@ -144,7 +144,9 @@ def _identity(model: Model | str, loading: Loading) -> dict[str, Any]:
     mask_id = None if model.family == "continuous" else model.language_model.decoding_config.mask_id
     dtype = str(model.network.dtype).removeprefix("torch.")
     settings = {"dtype": dtype, "revision": loading.revision, "mask_id": mask_id}
-    return {"model": model.name, **settings, **_quantization(model.quantized)}
+    version = model.network.weights_version
+    updated = {"weights_version": version} if version else {}
+    return {"model": model.name, **settings, **_quantization(model.quantized), **updated}
 
 
 def _quantization(quantize: str | None) -> dict[str, str]:

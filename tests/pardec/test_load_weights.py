@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import pardec
-from pardec.models.errors import ModelError
+from pardec.models.errors import ModelError, SpecError
 from pardec.models.load import load
 from pardec.models.loading.update import load_weights
 from pardec.samplers.speculative.draft._skipping import shared_search
@@ -163,3 +163,13 @@ def test_a_comparison_takes_an_adapter(tmp_path: Path) -> None:
     for more in ({}, {"adapter": str(tuned)}):
         table = pardec.compare("tiny-llama", "arithmetic", "sequential", device="cpu", **arguments, **more)
         assert table.run.config.get("adapter") == more.get("adapter")
+
+
+def test_rows_of_a_comparison_are_not_resumed_with_other_weights(tmp_path: Path) -> None:
+    model = pardec.load("tiny-llama", device="cpu")
+    assert model.path is not None
+    arguments: dict[str, Any] = {"limit": 1, "references": False, "max_new_tokens": 4, "replays": 0, "out": tmp_path}
+    pardec.compare(model, "arithmetic", "sequential", **arguments)
+    model.load_weights(model.path)
+    with pytest.raises(SpecError, match="weights_version"):
+        pardec.compare(model, "arithmetic", "sequential", resume=True, **arguments)

@@ -24,7 +24,9 @@ class Drafter:
         check_pair(draft_model, target)
         # The same checkpoint gives the same distributions: two calls must not differ by rounding.
         self.same = draft_model is target or (
-            draft_model.name == target.name and _folder(draft_model) == _folder(target) is not None
+            draft_model.name == target.name
+            and _folder(draft_model) == _folder(target) is not None
+            and draft_model.weights_version == target.weights_version == 0
         )
         self.model = target if self.same else draft_model
         self.head: Head = context.head if self.same else draft_model.head.respaced(context.head.steps)

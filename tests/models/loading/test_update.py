@@ -286,6 +286,21 @@ def test_mar_with_the_times_that_its_head_has_embedded(tmp_path: Path) -> None:
         assert model.network.weights_version == 1
 
 
+def test_a_drafting_mar_of_the_same_name_is_another_model_behind_new_weights(tmp_path: Path) -> None:
+    """It is from the files; unlike them, the target's distributions are the new ones."""
+    new = other(torch.load(GOLDEN / FILE, weights_only=True)["model_ema"])
+    torch.save({"model": new}, tmp_path / FILE)
+    shutil.copy(GOLDEN / "args.json", tmp_path)
+    sampler = f'cspd:draft="{GOLDEN}",k=4,mode=exact'
+    arguments: dict[str, Any] = {"label": [1], "seed": 3, "sampler": sampler}
+    model = pardec.load(GOLDEN, device="cpu")
+    before = model.generate(**arguments).latents
+    model.load_weights(new)
+    after = model.generate(**arguments).latents
+    assert not torch.equal(before, after)
+    assert torch.equal(after, pardec.load(tmp_path, device="cpu").generate(**arguments).latents)
+
+
 # --- refusals ---
 
 
