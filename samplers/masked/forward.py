@@ -104,8 +104,8 @@ class MaskedForward:
         shift = np.full(len(canvas), canvas.shift)
         if query.shifted is not None:
             shift = np.where(query.shifted, 1, shift)
-        for row in np.flatnonzero(new).tolist():
-            self.reuse.begin(row, canvas.tokens_host[row], int(canvas.lo[row] - shift[row]))
+        for index in np.flatnonzero(new).tolist():
+            self.reuse.begin(index, canvas.tokens_host[index], int(canvas.lo[index] - shift[index]))
         first_start = self.reuse.length.copy()
         if new.all():
             return Queries(canvas.rows, first_start, canvas.end, shift)
