@@ -166,7 +166,7 @@ class KVCache:
             for parts, rows in zip(self._by_device(), values, strict=True):
                 sizes = [part.shape[2:].numel() for part in parts]
                 for part, own in zip(parts, torch.split(rows, sizes, 1), strict=True):
-                    part[row, : len(own)] = own.reshape(len(own), *part.shape[2:])
+                    part[row, : len(own)] = own.view(len(own), *part.shape[2:])
 
     def move(self, source: Tensor, target: Tensor, rows: Tensor | None = None) -> None:
         """Copy slots `source` [B, T] to `target` [B, T], all reads before all writes; -1 in `target` moves nothing.

@@ -100,18 +100,27 @@ class PrefixCache:
 
         Blocks that lack `states` do not count where a drafter asks for these.
         """
-        lease, size = Lease(self._root), self.block
-        for start in range(0, most - size + 1, size):
-            block = lease.last.below.get(tokens[start : start + size].tobytes())
-            if block is None or (states is not None and states not in block.states):
-                break
-            lease.path.append(block)
+        lease = Lease(self._root, self._find(tokens, most, states))
         lease.last.leases += 1
         self._touch(lease)
         self.hits += bool(lease.path)
-        self.misses += not lease.path and most >= size
-        self.tokens += len(lease.path) * size
+        self.misses += not lease.path and most >= self.block
+        self.tokens += len(lease.path) * self.block
         return lease
+
+    def missing(self, tokens: np.ndarray, most: int, states: TargetStates | None = None) -> bytes | None:
+        """The text up to the first block that `begin` would not find; None where all of them are stored."""
+        end = (len(self._find(tokens, most, states)) + 1) * self.block
+        return tokens[:end].tobytes() if end <= most else None
+
+    def _find(self, tokens: np.ndarray, most: int, states: TargetStates | None) -> list[Block]:
+        path, last, size = list[Block](), self._root, self.block
+        for start in range(0, most - size + 1, size):
+            block = last.below.get(tokens[start : start + size].tobytes())
+            if block is None or (states is not None and states not in block.states):
+                break
+            path.append(last := block)
+        return path
 
     def load(self, lease: Lease, cache: KVCache, row: int) -> None:
         """Copies the K/V of the lease to the first slots of a row."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from torch import Tensor
 
@@ -36,6 +38,16 @@ class PrefixReuse:
         lease = self._leases[at] = self.prefixes.begin(tokens, most, states)
         self.prefixes.load(lease, self.cache, at)
         self.length[at] = len(lease.path) * self.prefixes.block
+
+    def followers(self, texts: Sequence[np.ndarray], most: np.ndarray, states: TargetStates | None) -> np.ndarray:
+        """[B] bool: rows whose next block is that of a row before them, so that they can begin after it is stored."""
+        result = np.zeros(len(texts), dtype=bool)
+        if self.prefixes is not None:
+            self._match_weights()
+            missing = [self.prefixes.missing(*row, states) for row in zip(texts, most.tolist(), strict=True)]
+            for at, key in enumerate(missing):
+                result[at] = key is not None and key in missing[:at]
+        return result
 
     def states(self, at: int, states: TargetStates) -> Tensor:
         """[length, S] of the tokens that the row at index `at` has copied, which are some."""

@@ -105,8 +105,8 @@ class MaskedForward:
         shift = np.full(len(canvas), canvas.shift)
         if query.shifted is not None:
             shift = np.where(query.shifted, 1, shift)
-        for at in np.flatnonzero(new).tolist():
-            self.reuse.begin(at, canvas.tokens_host[at], int(canvas.lo[at] - shift[at]))
+        for index in np.flatnonzero(new).tolist():
+            self.reuse.begin(index, canvas.tokens_host[index], int(canvas.lo[index] - shift[index]))
         first_start = self.reuse.length.copy()
         if new.all():
             return Queries(canvas.rows, first_start, canvas.end, shift)

@@ -89,28 +89,32 @@ class VerifyForward:
 
         With `narrow`, logits can be computed only behind the last token, and drafters read nothing. Otherwise they read
         the `states` at all tokens, also at those whose K/V come from the prefix cache. A drafter without `states` reads
-        logits, which are not stored: then no prefix is copied.
+        logits, which are not stored: then no prefix is copied. Of rows that begin alike, the first goes ahead.
         """
-        text = self.text
+        text, reuse = self.text, self.reuse
         wanted = None if narrow else self.states
-        for at in range(len(text)):
-            most = int(text.length[at]) - 1 if narrow or wanted is not None else 0
-            self.reuse.begin(at, text.row(at), most, wanted)
-        base = self.reuse.length.copy()
-        sizes = text.length - base
-        self.fed.append(FedNodes(text.rows, base, sizes))
         self.runs.clear()
-        for rows in grouped(sizes):
-            hidden = self._run(self._prompts(rows, base[rows]), rows, whole=False, narrow=narrow)
-            whole = hidden
-            if wanted is not None and base[rows].any():
-                whole = self._with_prefixes(hidden, rows, wanted)
-            if self.reuse.prefixes is not None:
-                self._fresh.append((rows, None if wanted is None else wanted.of(whole)))
-            yield rows, hidden, whole
+        texts = [text.row(at) for at in range(len(text))]
+        most = text.length - 1 if narrow or wanted is not None else np.zeros_like(text.length)
+        later = reuse.followers(texts, most, wanted)
+        for part in (np.flatnonzero(~later), np.flatnonzero(later)):
+            for at in part.tolist():
+                reuse.begin(at, texts[at], int(most[at]), wanted)
+            base = reuse.length[part]
+            for group in grouped(text.length[part] - base) if len(part) else ():
+                rows = part[group]
+                hidden = whole = self._run(self._prompts(rows, base[group]), rows, whole=False, narrow=narrow)
+                if wanted is not None and base[group].any():
+                    whole = self._with_prefixes(hidden, rows, wanted)
+                if reuse.prefixes is not None:
+                    self._fresh.append((rows, None if wanted is None else wanted.of(whole)))
+                yield rows, hidden, whole
+                if later.any() and bool(hidden.states.isfinite().all()):  # others go on from these
+                    self.store_prompts()
+        self.fed.append(FedNodes(text.rows, reuse.length.copy(), text.length - reuse.length))
 
     def store_prompts(self) -> None:
-        """Leaves the prompts to later requests; called after `prompt`, once its logits are known to be finite."""
+        """Leaves the prompts of the last forwards to others; called once their logits are known to be finite."""
         for rows, states in self._fresh:
             for index, at in enumerate(rows.tolist()):
                 own = None if states is None or self.states is None else (self.states, states[index])

@@ -12,7 +12,7 @@ import torch
 
 import pardec
 from pardec.api import Model
-from pardec.models.errors import SpecError
+from pardec.models.errors import ModelError, SpecError
 from pardec.models.plan import Plan
 from pardec.models.prefix_cache import Block, PrefixCache
 from pardec.result import Result
@@ -220,3 +220,24 @@ def test_off_and_on_again(model: Model) -> None:
     assert model.cache_prefixes(0) is None
     assert model.prefix_cache is None
     assert on(model) is not cache
+
+
+@pytest.mark.parametrize("sampler", ["sequential", "lookup", "eagle:name=tiny-llama-eagle", "recycling"])
+def test_samples_of_one_prompt_feed_it_once(model: Model, sampler: str) -> None:
+    arguments: dict[str, Any] = {"sampler": sampler, "max_new_tokens": 16, "temperature": 1.0, "stop_ids": []}
+    plain = model.generate(PROMPTS[0], num_return_sequences=4, **arguments)
+    cache = on(model)
+    result = model.generate(PROMPTS[0], num_return_sequences=4, **arguments)
+    assert result.tokens == plain.tokens
+    assert result.reused == ([0] * 4 if sampler == "recycling" else [0, *whole(result)[1:]])
+    check_blocks(model, cache)
+
+
+def test_values_that_are_not_finite_are_not_stored() -> None:
+    broken = pardec.load("tiny-llama", device="cpu")
+    cache = on(broken)
+    with torch.no_grad():
+        broken.language_model.decoder.layers[0].attn_norm.fill_(torch.nan)  # type: ignore[attr-defined]
+    with pytest.raises(ModelError, match="not finite"):
+        broken.generate([PROMPTS[0]] * 2, max_new_tokens=4)
+    assert cache.blocks == 0
