@@ -32,6 +32,7 @@ def generate(
     sampling: o.TextSampling,
     stop: o.Stop = None,
     allowed: o.Allowed = None,
+    response_format: o.ResponseFormat = None,
     num_return_sequences: o.ReturnSequences = None,
     seed: o.Seed = 0,
     batch_size: o.BatchSize = 8,
@@ -70,6 +71,7 @@ def generate(
         "stop": inputs.read_stop(stop),
         "num_return_sequences": num_return_sequences,
         "allowed": inputs.read_allowed(allowed),
+        "response_format": inputs.read_response_format(response_format),
     }
     # Options left out are not passed on, so that a preset's own arguments apply.
     arguments: Any = {"seed": seed, **o.to_arguments(sampling)}

@@ -129,7 +129,7 @@ class MaskedLoop:
         self.distributions = [Read(None, evidence.distribution, evidence.positions, evidence.eligible)]
         if canvas.tokens.device.type == "cpu":  # elsewhere the host would wait: the value comes with the commit
             demand_finite(float(self.forward.highest), self.distributions, self.forward)
-        decision = self.decide(evidence, query)
+        decision = self._consistent(self.decide(evidence, query))
         before = Before(canvas.open_host.copy(), canvas.tokens_host.copy() if canvas.revises else None)
         demand_finite(self._commit(decision), self.distributions, self.forward)
         return before
@@ -205,6 +205,13 @@ class MaskedLoop:
         by = sampler.select if choice is answer else sampler.propose
         decision = Decision(Writing(chosen, tokens, proposal.score), by, self._revision(chosen, proposal))
         return self._with_fill(decision, proposal) if self.forward.whole else decision
+
+    def _consistent(self, decision: Decision) -> Decision:
+        """The decision, without tokens that cannot stand beside others of their gap."""
+        if not (joints := self.forward.joints):
+            return decision
+        chosen, revision, fill = joints.consistent(self.canvas, decision.chosen, decision.revision, decision.fill)
+        return replace(decision, chosen=chosen, revision=revision, fill=fill)
 
     @staticmethod
     def _at_least_one(chosen: Tensor, proposal: Proposal) -> Tensor:
@@ -294,8 +301,6 @@ class MaskedLoop:
 
     def batching_obstacle(self) -> str | None:
         """Why no rows can join the request under way; None where they can."""
-        if self.request.allowed is not None:
-            return "what is allowed is laid out for the rows of one request"
         if (reference := self.sampler.select.reference_sampler) is not None:
             return f"{reference} decodes the rows of a request beforehand"
         name = next((name for state in self.memory.values() if (name := unbatchable(state))), None)
@@ -309,7 +314,7 @@ class MaskedLoop:
         rows = self.rows[where]
         assign_rows(self.request.source, rows, other.request.source, other.rows)
         self.canvas.put(where, other.canvas)
-        self.forward.put(other.forward)
+        self.forward.put(where, other.forward)
         self.endings.put(where, other.endings)
         self.recorder.put(rows, other.canvas.total)
         with torch.inference_mode():

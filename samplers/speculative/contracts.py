@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pardec.models.kv_cache import KVCache
     from pardec.models.model import LanguageModel
 
+    from ..ops.processing import Processing
     from ..request import Request
     from .queries import Queries
     from .sequences import Sequences
@@ -208,10 +209,14 @@ class DecodeContext:
     model: LanguageModel
     request: Request
     text: Sequences
-    distribution: Callable[..., Tensor]  # (raw [B, K, V], draft, nodes [B, K]) -> processed logits, as the target's are
+    processing: Processing
     cache: KVCache  # the target's; the slots behind a row's committed tokens may be written
     sampler: SpeculativeSampler
     state: Callable[[Any], Any]  # a stage's state for this request
+
+    def distribution(self, raw: Tensor, draft: Draft, nodes: Tensor | None = None) -> Tensor:
+        """Processed logits of a drafter [B, K, V], as the target's are, from `raw` behind `nodes` [B, K]."""
+        return self.processing.drafted(raw, draft, nodes)
 
     @property
     def siblings(self) -> Siblings:

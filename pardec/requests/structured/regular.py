@@ -18,11 +18,13 @@ class Expression:
     Attributes:
         nullable: whether the empty string is in it.
         shortest: of its shortest strings, the first in the order of bytes; None where it has none.
+        longest: bytes of its longest string; None where there is none.
         reserve: at most so many bytes are missing to an end, wherever in one of its strings.
     """
 
     nullable: bool
     shortest: bytes | None
+    longest: int | None
     reserve: int
 
     def derive(self, byte: int) -> Expression:
@@ -49,6 +51,10 @@ class Literal(Expression):
         return self.value
 
     @property
+    def longest(self) -> int:  # type: ignore[override]
+        return len(self.value)
+
+    @property
     def reserve(self) -> int:  # type: ignore[override]
         return len(self.value)
 
@@ -73,6 +79,11 @@ class Choice(Expression):
     def shortest(self) -> bytes | None:  # type: ignore[override]
         each = [option.shortest for option in self.options if option.shortest is not None]
         return min(each, key=lambda value: (len(value), value), default=None)
+
+    @cached_property
+    def longest(self) -> int | None:  # type: ignore[override]
+        each = [option.longest for option in self.options]
+        return None if None in each else max((length for length in each if length is not None), default=0)
 
     @cached_property
     def reserve(self) -> int:  # type: ignore[override]
@@ -103,6 +114,11 @@ class Concatenation(Expression):
     def shortest(self) -> bytes | None:  # type: ignore[override]
         each = [item.shortest for item in self.items]
         return None if None in each else b"".join(value for value in each if value is not None)
+
+    @cached_property
+    def longest(self) -> int | None:  # type: ignore[override]
+        each = [item.longest for item in self.items]
+        return None if None in each else sum(length for length in each if length is not None)
 
     @cached_property
     def reserve(self) -> int:  # type: ignore[override]
@@ -143,6 +159,10 @@ class Repeat(Expression):
         return (self.item.shortest or b"") * self.least
 
     @property
+    def longest(self) -> int | None:  # type: ignore[override]
+        return None if self.most is None or self.item.longest is None else self.most * self.item.longest
+
+    @property
     def reserve(self) -> int:  # type: ignore[override]
         return self.item.reserve + max(self.least - 1, 0) * len(self.item.shortest or b"")
 
@@ -169,6 +189,10 @@ class Character(Expression):
         return bytes([min(self.ascii)]) if self.ascii else _WIDE[0].shortest if self.wide else None
 
     @property
+    def longest(self) -> int:  # type: ignore[override]
+        return 4 if self.wide else 1
+
+    @property
     def reserve(self) -> int:  # type: ignore[override]
         return 4 if self.wide else 1
 
@@ -190,7 +214,7 @@ class _Byte(Expression):
     first: int
     last: int
     nullable = False
-    reserve = 1
+    longest = reserve = 1
 
     @property
     def shortest(self) -> bytes:  # type: ignore[override]
