@@ -14,7 +14,7 @@ from pardec.samplers.limits import LEAST, MOST, RANGE, divides
 
 from .other_names import WORDS
 from .stop_strings import read as read_stops
-from .structured.schema import form_of
+from .structured.forms import form_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -87,11 +87,9 @@ class Call:
             prefix=None if self.request.prefix is None else self.request.prefix.take(rows),
             source=Keyed(seeds) if isinstance(self.request.source, Keyed) else self.request.source,
             allowed=None if self.request.allowed is None else self.request.allowed.take(rows),
-            **{
-                name: tuple(value[row] for row in rows)
-                for name in ("stops", "joints", "grammars")
-                if (value := getattr(self.request, name))
-            },
+            stops=tuple(self.request.stops[row] for row in rows) if self.request.stops else (),
+            joints=tuple(self.request.joints[row] for row in rows) if self.request.joints else (),
+            grammars=tuple(self.request.grammars[row] for row in rows) if self.request.grammars else (),
         )
         return replace(self, request=request, seeds=seeds)
 

@@ -64,7 +64,7 @@ class JointRows:
         for row, gap in self._gaps():
             tokens = _committed(gap, canvas, row)
             for candidates in writings:
-                is_open = candidates is not writings[2]  # rewrites change committed tokens, the others fill open positions
+                is_open = candidates is not writings[2]  # rewrites change committed tokens
                 for column, index, token in candidates.inside(row, gap):
                     if (tokens[index] < 0) != is_open:
                         continue

@@ -47,7 +47,7 @@ class AllowedRows:
 
     @property
     def forced(self) -> Tensor | None:
-        """[B, C] int64: the only token allowed at a position, -1 where several are; None if no position has only one."""
+        """[B, C] int64: the only token allowed at a position, -1 where several are; None if none has only one."""
         return None if self._only is None else self._only[self.at]
 
     def mask(self, rows: Tensor, positions: Tensor) -> Tensor:

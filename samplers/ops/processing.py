@@ -71,7 +71,6 @@ class Processing:
         """Whether any row may be without some tokens, before the filters."""
         return bool(self.allowed or any(self.grammars) or self.request.min_new_tokens)
 
-    @property
     def reads_ids(self) -> bool:
         """Whether it tells the ids of logits apart; temperature and filters do not, and take those of some ids."""
         return bool(self.processors) or self.excludes
@@ -108,9 +107,7 @@ class Processing:
             scores[same] = self._run(row[same], texts[same, :length], scores[same], refuse=refuse)
         return raw.index_put((row, column), scores)
 
-    def _real_nodes(
-        self, raw: Tensor, draft: Draft, nodes: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _real_nodes(self, raw: Tensor, draft: Draft, nodes: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of every node that is no padding: its row and column in `raw`, and its history [N, C] with its length [N]."""
         if nodes is None:
             real = torch.arange(draft.width) < torch.from_numpy(draft.sizes)[:, None]

@@ -100,7 +100,7 @@ class DraftModelState(DraftModel):
 
     def forward_over_ids(self, draft: Draft, nodes: Tensor) -> LogitsOverIds:
         subset = self.model.subset
-        if subset is None or (not self.unprocessed and self.context.processing.reads_ids):
+        if subset is None or (not self.unprocessed and self.context.reads_ids()):
             return LogitsOverIds(self.forward(draft, nodes))
         raw = self._raw(draft, nodes, subset=True)
         return LogitsOverIds(self._processed(raw, draft, nodes), subset.ids)

@@ -81,8 +81,9 @@ class VerifyLoop:
         self.memory: dict[int, Any] = {}
         self.summary: dict[str, np.ndarray] = {}  # the round's verdict, on the host
         self.state = partial(_state_of, self.memory)  # a stage's state for this request
-        cache = self.forward.cache
-        self.context = DecodeContext(model, request, self.text, self.processing, cache, sampler, self.state)
+        processing, cache = self.processing, self.forward.cache
+        drafted = processing.drafted, processing.allowed, processing.reads_ids
+        self.context = DecodeContext(model, request, self.text, *drafted, cache, sampler, self.state)
         self.stops = np.array(request.stop_ids, dtype=np.int64)
         self.endings = Endings(request.stops, len(self.text))
         self.ended = np.zeros(len(self.text), dtype=bool)  # a live row ends with its newest token

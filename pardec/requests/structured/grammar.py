@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from .patterns import strings
 from .regular import Automaton, Expression, literal
-from .schema import Array, Map, Object, Reference, Scalar, Schema, Text, Union, Value, refusal
+from .values import Array, Map, Object, Reference, Scalar, Schema, Text, Union, Value, refusal
 from .vocabulary import Vocabulary
 
 _MOST_ITEMS = 256  # a bounded array counts its items in rules
@@ -38,8 +38,7 @@ class Grammar:
         self.rules: dict[str, list[tuple[Symbol, ...]]] = {}
         self._index: dict[Expression, Terminal] = {}
         self.rules["start"] = [self._symbols(schema.root)]
-        waiting = dict(schema.definitions)
-        for name, value in waiting.items():
+        for name, value in schema.definitions.items():
             self.rules[self._rule(name)] = [self._symbols(value)]
 
     def _terminal(self, expression: Expression) -> Terminal:
@@ -96,9 +95,10 @@ class Grammar:
 
     def _object(self, value: Object) -> tuple[Symbol, ...]:
         """The members in order; a rule of each pair of a position and whether a member precedes it."""
-        rest = {precedes: (self._text("}"),) for precedes in (False, True)}
+        rest: dict[bool, tuple[Symbol, ...]] = dict.fromkeys((False, True), (self._text("}"),))
         for name, member, required in reversed(value.members):
-            symbols, new = self._symbols(member), {}
+            symbols = self._symbols(member)
+            new: dict[bool, tuple[Symbol, ...]] = {}
             for precedes in (False, True):
                 key = self._text(("," if precedes else "") + json.dumps(name, ensure_ascii=False) + ":")
                 way = (key, *symbols, *rest[True])

@@ -19,7 +19,8 @@ import numpy as np
 from pardec.models.errors import SpecError
 
 from .grammar import Grammar, Prefixes
-from .schema import Schema, read, refusal
+from .schema import read
+from .values import Schema, refusal
 from .vocabulary import Vocabulary
 
 _STATES = 64  # whose costs of all tokens are kept
@@ -56,7 +57,8 @@ class CompiledSchema:
         prefixes, each = self.prefixes, self.vocabulary.tokens
         for token in tokens[np.isnan(known[tokens])].tolist():
             known[token] = prefixes.cost(prefixes.run(state, each[token])) if each[token] else math.inf
-        return known[tokens]
+        costs: np.ndarray = known[tokens]
+        return costs
 
 
 @lru_cache(maxsize=32)
@@ -163,16 +165,20 @@ def _ll_tokenizer(vocabulary: Vocabulary) -> Any:
     """The vocabulary as llguidance reads it."""
     library = _llguidance()
 
-    class Source:
-        eos_token_id = end_id(vocabulary)
-        bos_token_id = None
-        tokens = [b"\xff" + str(at).encode() if not value else value for at, value in enumerate(vocabulary.tokens)]
-        special_token_ids = [at for at, value in enumerate(vocabulary.tokens) if not value]
+    return library.LLTokenizer(library.TokenizerWrapper(_Source(vocabulary)), n_vocab=len(vocabulary), slices=[])
 
-        def __call__(self, value: str | bytes) -> list[int]:
-            return vocabulary.encode(value)
 
-    return library.LLTokenizer(library.TokenizerWrapper(Source()), n_vocab=len(vocabulary), slices=[])
+class _Source:
+    """A vocabulary with the attributes that llguidance asks a tokenizer for."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.eos_token_id, self.bos_token_id = end_id(vocabulary), None
+        self.tokens = [value or b"\xff" + str(token).encode() for token, value in enumerate(vocabulary.tokens)]
+        self.special_token_ids = [token for token, value in enumerate(vocabulary.tokens) if not value]
+
+    def __call__(self, value: str | bytes) -> list[int]:
+        return self.vocabulary.encode(value)
 
 
 def end_id(vocabulary: Vocabulary) -> int:

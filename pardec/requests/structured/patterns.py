@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .regular import NOTHING, Character, Expression, Repeat, characters, choice, literal, sequence
+from .regular import Character, Expression, Repeat, characters, choice, literal, sequence
 
 _PRINTED = frozenset(range(0x20, 0x7F))
 _ASCII = _PRINTED - set(b'"\\')  # what stands in a string without an escape
@@ -89,7 +89,7 @@ class _Reader:
     def members(self, items: Sequence[Any]) -> Expression:
         """A class in brackets; of a negated one with categories, the ASCII characters."""
         negated = str(items[0][0]) == "NEGATE"
-        ascii_bytes: set[int] = set()
+        ascii_bytes: set[int] = set()  # of the members, printed or not
         others: list[Expression] = []
         wide = True
         for kind, value in items[negated:]:
@@ -98,9 +98,9 @@ class _Reader:
                 ascii_bytes |= self.category(str(value))
                 wide = False
                 continue
-            first, last = (value, value) if name == "LITERAL" else value if name == "RANGE" else (None, None)
-            if first is None:
+            if name not in ("LITERAL", "RANGE"):
                 raise self.refuse(f"the pattern {self.text!r} uses {name.lower()} in a class, which is not supported")
+            first, last = (value, value) if name == "LITERAL" else value
             ascii_bytes |= set(range(first, min(last, 0x7F) + 1))
             if last >= 0x80:
                 wide = False
@@ -108,8 +108,8 @@ class _Reader:
         if negated:
             return Character(_ASCII - ascii_bytes, wide=wide)
         others += [literal(json.dumps(chr(code))[1:-1]) for code in sorted(ascii_bytes & set(b'"\\'))]
-        kept = frozenset(ascii_bytes) & _ASCII
-        return choice([*([Character(kept)] if kept else []), *others]) if kept or others else NOTHING
+        plain = frozenset(ascii_bytes) & _ASCII
+        return choice([*([Character(plain)] if plain else []), *others])
 
     def category(self, name: str) -> frozenset[int]:
         sets = {"DIGIT": _DIGITS, "WORD": _WORD, "SPACE": frozenset(b" ")}

@@ -12,8 +12,9 @@ from pardec.samplers.request import Request
 
 from ..prompts import Row
 from ..settings import Settings
+from .forms import form_of
 from .json_grammar import JsonGrammar, compiled
-from .schema import form_of, read
+from .schema import read
 from .template import Template, template
 from .vocabulary import Vocabulary
 
@@ -50,8 +51,6 @@ def structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Seq
     """
     if settings.response_format is None or (form := form_of(settings.response_format)) is None:
         return None
-    if model.imaging is not None:
-        raise SpecError(f"response_format is text and {model.name} draws images", hint="leave response_format out")
     if model.tokenizer is None:
         raise SpecError(
             f"response_format is text and {model.name} comes without a tokenizer",

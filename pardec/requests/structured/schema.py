@@ -1,6 +1,6 @@
-"""Reads a JSON schema into the values that an answer may be; what cannot be held is refused with its path.
+"""Reads a JSON schema into the values that an answer may have; what cannot be held is refused with its path.
 
-An answer may always be narrower than its schema: properties stand in the schema's order, no others are added to those it
+An answer may be narrower than its schema: properties stand in the schema's order, no others are added to those that it
 declares, whitespace is left out, numbers have no exponent and at most 15 digits on each side of the point.
 """
 
@@ -8,140 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
-from pardec.models.errors import SpecError
-
+from .forms import ANNOTATIONS, OF_TYPE
 from .numeric import integers, reals
-from .patterns import FORMATS, pattern, strings
-from .regular import Expression, choice, literal
+from .patterns import FORMATS, pattern
+from .regular import choice, literal
+from .values import Array, Map, Object, Reference, Scalar, Schema, Text, Union, Value, refusal
 
-_ANNOTATIONS = {
-    *("title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly"),
-    *("$schema", "$id", "$comment", "$defs", "definitions", "$anchor"),
-}
-_OF_TYPE: Mapping[str, tuple[str, ...]] = {
-    "object": ("properties", "required", "additionalProperties"),
-    "array": ("items", "minItems", "maxItems", "uniqueItems"),
-    "string": ("minLength", "maxLength", "pattern", "format"),
-    "integer": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
-    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
-    "boolean": (),
-    "null": (),
-}
 _DEEPEST = 64  # levels of schemas within schemas
-
-
-@dataclass(frozen=True)
-class Value:
-    """What may stand at one point of an answer."""
-
-    path: str = field(compare=False)  # the JSON pointer of its schema
-
-
-@dataclass(frozen=True)
-class Scalar(Value):
-    """A value of one line of characters: a number, one of an enum, a string of a pattern."""
-
-    expression: Expression
-
-
-@dataclass(frozen=True)
-class Text(Value):
-    """A string of `least` to `most` characters; None is no bound."""
-
-    least: int = 0
-    most: int | None = None
-
-    @property
-    def expression(self) -> Expression:
-        return strings(self.least, self.most)
-
-
-@dataclass(frozen=True)
-class Object(Value):
-    """An object with these members, in this order: name, value, whether it is required."""
-
-    members: tuple[tuple[str, Value, bool], ...]
-
-
-@dataclass(frozen=True)
-class Map(Value):
-    """An object with free keys."""
-
-    value: Value
-
-
-@dataclass(frozen=True)
-class Array(Value):
-    """`least` to `most` items; None is no bound."""
-
-    item: Value
-    least: int
-    most: int | None
-
-
-@dataclass(frozen=True)
-class Union(Value):
-    """One of these."""
-
-    options: tuple[Value, ...]
-
-
-@dataclass(frozen=True)
-class Reference(Value):
-    """The value defined under `name`."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Schema:
-    """The value of an answer, and those that it refers to."""
-
-    root: Value
-    definitions: Mapping[str, Value]
-
-    def resolve(self, value: Value) -> Value:
-        """The value behind a reference."""
-        while isinstance(value, Reference):
-            value = self.definitions[value.name]
-        return value
-
-
-def refusal(path: str, reason: str, hint: str = "") -> SpecError:
-    """The error for a part of a schema."""
-    return SpecError(
-        f"response_format at {path or '#'}: {reason}", hint=hint or "leave it out, or write the schema without it"
-    )
-
-
-def form_of(argument: Any) -> dict[str, Any] | bool | None:
-    """The schema of `response_format=`: True allows any object, None anything.
-
-    Raises SpecError for a form that is neither OpenAI's nor a JSON schema.
-    """
-    hint = '{"type": "json_schema", "json_schema": {"schema": {...}}}, {"type": "json_object"}, or a JSON schema'
-    if not isinstance(argument, Mapping):
-        raise SpecError(f"response_format is a dict, got {type(argument).__name__}", hint=hint)
-    kind = argument.get("type")
-    if kind in ("text", "json_object") or kind == "json_schema":
-        allowed = {"type", "json_schema"} if kind == "json_schema" else {"type"}
-        extra = [name for name in argument if name not in allowed]
-        if extra:
-            raise SpecError(f"response_format of type {kind!r} has no {extra[0]!r}", hint=hint)
-        if kind != "json_schema":
-            return None if kind == "text" else True
-        inner = argument.get("json_schema")
-        if not isinstance(inner, Mapping) or not isinstance(inner.get("schema"), Mapping | bool):
-            raise SpecError("response_format has no json_schema.schema", hint=hint)
-        return inner["schema"] if isinstance(inner["schema"], bool) else dict(inner["schema"])
-    known = {*_ANNOTATIONS, "type", "anyOf", "oneOf", "allOf", "enum", "const", "$ref"}
-    if argument and not known & set(argument) and not any(set(argument) & set(each) for each in _OF_TYPE.values()):
-        raise SpecError(f"response_format has none of a JSON schema's keywords, got {sorted(argument)}", hint=hint)
-    return dict(argument)
 
 
 def read(schema: Mapping[str, Any] | bool) -> Schema:
@@ -164,7 +40,7 @@ class _Reader:
             raise refusal(path, reason)
         if path.count("/") > 2 * _DEEPEST:
             raise refusal(path, f"it is nested more than {_DEEPEST} levels deep")
-        own = {key: value for key, value in schema.items() if key not in _ANNOTATIONS}
+        own = {key: value for key, value in schema.items() if key not in ANNOTATIONS}
         for keyword, read in (("$ref", self.reference), ("anyOf", self.any_of), ("oneOf", self.one_of)):
             if keyword in own:
                 self._alone(own, keyword, path)
@@ -183,14 +59,14 @@ class _Reader:
         """A schema of one type or several."""
         types = own.get("type")
         if types is None:
-            types = [kind for kind, words in _OF_TYPE.items() if set(words) & set(own) and kind != "integer"]
+            types = [kind for kind, words in OF_TYPE.items() if set(words) & set(own) and kind != "integer"]
             if len(types) != 1:
                 unknown = sorted(set(own))
                 raise refusal(path, f"it has no type, and {', '.join(unknown)} does not tell it")
         types = list(types) if isinstance(types, list | tuple) else [types]
-        if not types or any(not isinstance(kind, str) or kind not in _OF_TYPE for kind in types):
-            raise refusal(f"{path}/type", f"{own.get('type')!r} is no type of JSON", f"one of {', '.join(_OF_TYPE)}")
-        known = {word for kind in types for word in _OF_TYPE[kind]}
+        if not types or any(not isinstance(kind, str) or kind not in OF_TYPE for kind in types):
+            raise refusal(f"{path}/type", f"{own.get('type')!r} is no type of JSON", f"one of {', '.join(OF_TYPE)}")
+        known = {word for kind in types for word in OF_TYPE[kind]}
         for keyword in own:
             if keyword != "type" and keyword not in known:
                 raise refusal(f"{path}/{keyword}", f"{keyword} is not supported for the type {', '.join(types)}")
@@ -340,7 +216,7 @@ class _Reader:
                 self._null({}, path),
             ]
             self.definitions[name] = Union(path, (*scalars, Array(path, whole, 0, None), Map(path, whole)))
-        return replace(Reference(path, name))
+        return Reference(path, name)
 
     def any_object(self, path: str) -> Value:
         return Map(path, self.anything(path))
@@ -366,12 +242,10 @@ class _Reader:
             raise refusal(f"{path}/max{of}", f"{most} is less than min{of}, {least}")
         return int(least), None if most is None else int(most)
 
-    def _range(
-        self, own: Mapping[str, Any], path: str
-    ) -> tuple[Decimal | None, Decimal | None, bool, bool]:
+    def _range(self, own: Mapping[str, Any], path: str) -> tuple[Decimal | None, Decimal | None, bool, bool]:
         """The bounds of a number, and whether each is left out itself."""
         limits: dict[str, Decimal | None] = {}
-        for name in _OF_TYPE["number"]:
+        for name in OF_TYPE["number"]:
             value = own.get(name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise refusal(f"{path}/{name}", f"a number is needed, got {value!r}")

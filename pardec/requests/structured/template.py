@@ -21,8 +21,8 @@ from pardec.samplers.ops.token_automaton import TokenAutomaton
 from pardec.samplers.request import Allowed, JointGap
 
 from .regular import Choice, Expression, Literal, choice
-from .schema import Array, Map, Object, Reference, Scalar, Schema, Text, Union, Value, refusal
 from .token_automata import plain_lengths, text_automaton, value_automaton
+from .values import Array, Map, Object, Reference, Scalar, Schema, Text, Union, Value, refusal
 from .vocabulary import Vocabulary
 
 _MOST_POSITIONS = 16  # of a gap that is no string, unless its shortest value takes more
@@ -203,9 +203,7 @@ def _is_free(gap: Gap, longest: int) -> bool:
     """Whether any plain tokens may stand in a gap, whatever the others are."""
     value = gap.value
     return (
-        isinstance(value, Text)
-        and value.least == 0
-        and (value.most is None or gap.positions * longest <= value.most)
+        isinstance(value, Text) and value.least == 0 and (value.most is None or gap.positions * longest <= value.most)
     )
 
 

@@ -39,7 +39,7 @@ class Vocabulary:
         missing = [byte for byte in _PRINTED if byte not in sizes[size].ids]
         if missing:
             raise SpecError(
-                f"response_format needs a token for every printed character, and the tokenizer has none for {missing[0]!r}",
+                f"response_format needs a token for every printed character; the tokenizer has none for {missing[0]!r}",
                 hint="ask for JSON in the prompt instead",
             )
         return sizes[size]

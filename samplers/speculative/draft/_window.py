@@ -30,7 +30,7 @@ def fresh(init: Init, guesses: Tensor, known: np.ndarray, context: DecodeContext
     if (known >= guesses.shape[1]).all():
         return guesses
     filled = _guesses(init, guesses, known, context, uniforms)
-    forced = context.processing.allowed.forced
+    forced = context.allowed.forced
     if forced is None:
         return filled
     offset = torch.arange(filled.shape[1], device=filled.device)

@@ -152,10 +152,6 @@ def test_what_cannot_join_waits_and_says_so(dream: Model, llama: Model) -> None:
     assert sorted(row.index for row in searched) == [0, 1, 2, 3, 4]
     assert searched.waits == "what Skipping remembers is of the rows that began together"
     assert same_alone(dream, few, sampler="oracle") == "sequential decodes the rows of a request beforehand"
-    limited = [item | {"allowed": {0: ["4", "8"]}} for item in few]
-    allowed = "what is allowed is laid out for the rows of one request"
-    assert same_alone(llama, limited, sampler="lookup") == allowed
-    assert same_alone(dream, [few[0], *limited], sampler="threshold@dual") == allowed
 
 
 # --- images ---
