@@ -6,7 +6,6 @@ shortest end of such a configuration is the sum of the shortest ends of its part
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,7 +99,7 @@ class Grammar:
             symbols = self._symbols(member)
             new: dict[bool, tuple[Symbol, ...]] = {}
             for precedes in (False, True):
-                key = self._text(("," if precedes else "") + json.dumps(name, ensure_ascii=False) + ":")
+                key = self._text(("," if precedes else "") + self.schema.key(name))
                 way = (key, *symbols, *rest[True])
                 if required:
                     new[precedes] = way

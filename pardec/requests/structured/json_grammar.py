@@ -63,7 +63,7 @@ class CompiledSchema:
 
 @lru_cache(maxsize=32)
 def _compiled(schema_text: str, vocabulary: Vocabulary) -> CompiledSchema:
-    return CompiledSchema(read(json.loads(schema_text)), vocabulary)
+    return CompiledSchema(read(json.loads(schema_text), ascii=not vocabulary.writes(schema_text)), vocabulary)
 
 
 def compiled(schema_text: str, vocabulary: Vocabulary) -> CompiledSchema:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +60,9 @@ def structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Seq
         if getattr(settings, name):
             raise SpecError(f"{name} cannot be combined with response_format", hint=f"leave {name} out")
     vocabulary, budget = Vocabulary.of(model.tokenizer, model.vocab_size), settings.max_new_tokens
+    text = _text(form)
     if not model.decoding_config.masked:
-        grammar = compiled(json.dumps(form), vocabulary)
+        grammar = compiled(text, vocabulary)
         return Structure(grammars=tuple(JsonGrammar(grammar, budget, stop_ids) for _ in range(rows)))
     if settings.stop_ids is not None:
         raise SpecError(
@@ -77,9 +78,13 @@ def structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Seq
             f"response_format needs an end or pad token that text leaves out, and {model.name} has none",
             hint="ask for JSON in the prompt instead",
         )
-    return Structure(template(read(form), vocabulary, budget, mask_id=decoding_config.mask_id, pads=pads))
+    schema = read(form, ascii=not vocabulary.writes(text))
+    return Structure(template(schema, vocabulary, budget, mask_id=decoding_config.mask_id, pads=pads))
 
 
-def is_structured(form: Any) -> bool:
-    """Whether a `response_format` promises JSON."""
-    return isinstance(form, Mapping) and form_of(form) is not None
+def _text(form: Any) -> str:
+    """The schema as JSON. Raises SpecError where it is none."""
+    try:
+        return json.dumps(form, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"response_format is not JSON: {error}", hint="write it with dicts, lists and texts") from error

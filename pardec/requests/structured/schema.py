@@ -20,17 +20,19 @@ from .values import Array, Map, Object, Reference, Scalar, Schema, Text, Union, 
 _DEEPEST = 64  # levels of schemas within schemas
 
 
-def read(schema: Mapping[str, Any] | bool) -> Schema:
-    """The values of a JSON schema; True is an object of any kind. Raises SpecError that names the path."""
-    reader = _Reader(schema)
-    if schema is True:
-        return Schema(reader.any_object("#"), reader.definitions)
-    return Schema(reader.value(schema, "#"), reader.definitions)
+def read(schema: Mapping[str, Any] | bool, *, ascii: bool = False) -> Schema:
+    """The values of a JSON schema; True is an object of any kind. Raises SpecError that names the path.
+
+    `ascii` writes other characters of the schema as escapes.
+    """
+    reader = _Reader(schema, ascii)
+    root = reader.any_object("#") if schema is True else reader.value(schema, "#")
+    return Schema(root, reader.definitions, ascii)
 
 
 class _Reader:
-    def __init__(self, root: Any) -> None:
-        self.root, self.definitions = root, dict[str, Value]()
+    def __init__(self, root: Any, ascii: bool) -> None:
+        self.root, self.ascii, self.definitions = root, ascii, dict[str, Value]()
 
     def value(self, schema: Any, path: str) -> Value:
         if schema is True or schema == {}:
@@ -151,7 +153,8 @@ class _Reader:
             kinds = set(types) if isinstance(types, list | tuple) else {types}
             values = [value for value in values if _kinds(value) & kinds]
         try:
-            texts = [json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False) for value in values]
+            style: Any = {"separators": (",", ":"), "ensure_ascii": self.ascii, "allow_nan": False}
+            texts = [json.dumps(value, **style) for value in values]
         except (TypeError, ValueError) as error:
             raise refusal(f"{path}/{keyword}", f"a value is not JSON: {error}") from error
         if not texts:

@@ -8,7 +8,6 @@ A gap of a free string allows any plain text at every position. The others hold 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -114,7 +113,7 @@ class _Parts:
             self._open.pop()
         elif isinstance(value, Object):
             for at, (name, member, _) in enumerate(value.members):
-                yield ("," if at else "{") + json.dumps(name, ensure_ascii=False) + ":"
+                yield ("," if at else "{") + self.schema.key(name)
                 yield from self.of(member)
             yield "}"
         elif isinstance(value, Array):
@@ -137,13 +136,13 @@ class _Parts:
 
     def _expression(self, value: Value) -> Expression:
         """Of a value of one gap."""
-        value = self.schema.resolve(value)
+        path, value = value.path, self.schema.resolve(value)
         if isinstance(value, Scalar | Text):
             return value.expression
         if isinstance(value, Union):
             return choice([self._expression(option) for option in value.options])
         raise refusal(
-            value.path, "objects and arrays as one option of several differ in their fixed text", "choose one of them"
+            path, "objects and arrays as one option of several differ in their fixed text", "choose one of them"
         )
 
     def _text(self, value: Text) -> Iterator[str | Gap]:

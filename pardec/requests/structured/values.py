@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -76,10 +77,18 @@ class Reference(Value):
 
 @dataclass(frozen=True)
 class Schema:
-    """The value of an answer, and those that it refers to."""
+    """The value of an answer, and those that it refers to.
+
+    `ascii` writes other characters of names as escapes, for vocabularies that do not have them.
+    """
 
     root: Value
     definitions: Mapping[str, Value]
+    ascii: bool = False
+
+    def key(self, name: str) -> str:
+        """A member's name in its quotes, and the colon."""
+        return json.dumps(name, ensure_ascii=self.ascii) + ":"
 
     def resolve(self, value: Value) -> Value:
         """The value behind a reference."""

@@ -74,6 +74,10 @@ class Vocabulary:
                 return None
         return ids
 
+    def writes(self, value: str) -> bool:
+        """Whether it has tokens for every character of a text, line breaks aside."""
+        return self.greedy("".join(char for char in value if char.isprintable()).encode()) is not None
+
     def encode(self, value: str | bytes) -> list[int]:
         """A text as the tokenizer itself splits it, where that gives the same bytes wherever it stands."""
         data = value.encode() if isinstance(value, str) else value
