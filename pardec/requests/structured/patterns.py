@@ -49,7 +49,10 @@ def pattern(text: str, refuse: Callable[[str], Exception]) -> Expression:
     ends = bool(items) and items[-1] == (constants.AT, constants.AT_END)
     items = items[: len(items) - ends]
     around = Repeat(choice([PLAIN, _ESCAPE]))
-    inner = _Reader(text, refuse).all(items)
+    try:
+        inner = _Reader(text, refuse).all(items)
+    except UnicodeEncodeError as error:
+        raise refuse(f"the pattern {text!a} names half a character") from error
     parts = [_QUOTE, *([] if begins else [around]), inner, *([] if ends else [around]), _QUOTE]
     result = sequence(parts)
     if result.shortest is None:

@@ -59,7 +59,7 @@ HELD: dict[str, dict[str, Any]] = {
 MASKED: dict[str, tuple[dict[str, Any], str]] = {
     "linked list": (
         record({"value": INTEGER, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}),
-        "#/properties/next/anyOf/0: objects and arrays as one option",
+        "#/properties/next/anyOf/0/$ref: objects and arrays as one option",
     ),
     "tree": (
         record({"name": STRING, "children": {"type": "array", "items": {"$ref": "#"}}}),

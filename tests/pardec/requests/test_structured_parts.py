@@ -87,7 +87,7 @@ def test_strings_of_a_pattern_match_it(text: str) -> None:
         assert re.search(text, json.loads(value))
 
 
-@pytest.mark.parametrize("text", [r"(a)\1", r"(?<=a)b", r"^a$b", "(", r"[^\x00-\x7f\ud800]\b"])
+@pytest.mark.parametrize("text", [r"(a)\1", r"(?<=a)b", r"^a$b", "(", r"\ba", r"[a\ud800]"])
 def test_patterns_without_an_expression_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="the pattern"):
         pattern(text, refuse)
