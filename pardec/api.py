@@ -142,6 +142,10 @@ class Model(Engine):
             allowed: which tokens each position may take: a function (row, index) -> ids, texts of one token, or None
                 for any; a list of such choices, one a position; a dict {index: choices}; or a list with one of these a
                 row. Index 0 is the first position after the prompt. It holds in any order, and for every stage.
+            response_format: a JSON schema, alone or in OpenAI's form {"type": "json_schema", "json_schema": {"schema":
+                {...}}}, or {"type": "json_object"}: every answer is complete JSON of it, within max_new_tokens, and
+                `Result.parsed` has its values. Masked models fill a template of the schema. Autoregressive ones need
+                llguidance (extra `structured`).
             stop: a text, or texts, that end a row: its text is cut before the one that is complete first, its tokens
                 behind the one that completes it. The prompt is not searched.
             stop_ids: end tokens; None takes the model's (none with a template), [] never stops.
@@ -192,7 +196,7 @@ class Model(Engine):
         Args:
             prompts: read as slots become free; each a text, a conversation, or a dict with prompt, messages, input_ids
                 (one row), label or prompt_embeds, and optionally its own seed (of the row, as in a list of seeds),
-                max_new_tokens, stop, template, allowed.
+                max_new_tokens, stop, template, allowed, response_format.
             arguments: as `generate` takes them, for all prompts. Prompt i has the seed that row i of a batch has; with
                 num_return_sequences=n its rows have those of rows n * i and on.
 

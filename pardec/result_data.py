@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -129,6 +130,15 @@ class ResultData:
         """Share of the drafted tokens that were accepted, over all rows; None where nothing was drafted."""
         drafts = sum(map(sum, self.trace.drafted))
         return sum(map(sum, self.trace.accepted)) / drafts if drafts else None
+
+    @property
+    def parsed(self) -> list[Any] | None:
+        """Each row's text as a JSON value, where `response_format` asked for JSON; None elsewhere.
+
+        Raises ValueError for a row that was left before its end.
+        """
+        form = self.settings.get("response_format")
+        return None if form is None or self.text is None else [json.loads(text) for text in self.text]
 
     def span(self, row: int) -> slice:
         """The positions of a row's tokens in the trace: behind the prompt, up to and with the first end token."""

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
-import torch
+import numpy as np
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.images.conditioned import Prefix
 from pardec.models.images.contracts import Condition
 from pardec.models.model import LanguageModel
 
+from .ops.token_automaton import TokenAutomaton
 from .rng import Source
 
 
@@ -36,6 +35,8 @@ class Request:
         prefix: what the model makes of the conditions.
         draft_model: the checkpoint that drafts, where the sampler's drafter needs one.
         stops: per row, what ends it beside `stop_ids`; () ends none.
+        joints: per row, the gaps whose tokens depend on each other; masked models only. () are none.
+        grammars: per row, what its text follows from left to right; autoregressive models only. () are none.
         processors: logits processors of transformers; autoregressive models only.
         logprobs: of each committed token the log-probability, and of so many likeliest ones; None records none.
         logprob_ids: candidates whose log-probabilities are recorded too, where `logprobs` is not None.
@@ -61,6 +62,8 @@ class Request:
     stop_ids: tuple[int, ...] = ()
     stops: tuple[Ending | None, ...] = ()
     allowed: Allowed | None = None
+    joints: tuple[tuple[JointGap, ...], ...] = ()
+    grammars: tuple[Grammar | None, ...] = ()
     processors: tuple[Callable[[Tensor, Tensor], Tensor] | ByRow, ...] = ()
     logprobs: int | None = None
     logprob_ids: tuple[int, ...] = ()
@@ -84,6 +87,17 @@ class Ending(Protocol):
         ...
 
 
+class Grammar(Protocol):
+    """Which tokens may follow those that a row has generated."""
+
+    def mask(self, ids: Sequence[int]) -> np.ndarray:
+        """[V] bool: what may follow the generated `ids`, at least one token; it depends on them alone.
+
+        Behind ids that the grammar does not allow the answer means nothing.
+        """
+        ...
+
+
 class ByRow(Protocol):
     """A logits processor that also receives the rows it sees."""
 
@@ -92,23 +106,20 @@ class ByRow(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class JointGap:
+    """Positions from `start` on, counted from the row's first, that an automaton says what they may hold together."""
+
+    start: int
+    automaton: TokenAutomaton
+
+
 @dataclass(frozen=True)
 class Allowed:
     """Which tokens may stand where; every position takes one of a few sets."""
 
     sets: Tensor  # [S, V] bool; set 0 allows everything
     at: tuple[Tensor, ...]  # per row [L_i] int64: the set of each position
-
-    @cached_property
-    def forced(self) -> Tensor | None:
-        """[R, L] int64: the only token allowed at a position, -1 where several are; None if no position has only one.
-
-        Positions behind a row's end hold -1.
-        """
-        only = torch.where(self.sets.sum(-1) == 1, self.sets.long().argmax(-1), -1)
-        if bool((only < 0).all()):
-            return None
-        return pad_sequence([only[at.to(only.device)] for at in self.at], batch_first=True, padding_value=-1)
 
     def take(self, rows: Sequence[int]) -> Allowed:
         """Only these rows."""

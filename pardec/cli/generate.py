@@ -33,6 +33,7 @@ def generate(
     sampling: o.TextSampling,
     stop: o.Stop = None,
     allowed: o.Allowed = None,
+    response_format: o.ResponseFormat = None,
     num_return_sequences: o.ReturnSequences = None,
     seed: o.Seed = 0,
     batch_size: o.BatchSize = 8,
@@ -72,6 +73,7 @@ def generate(
         "num_return_sequences": num_return_sequences,
         "allowed": inputs.read_allowed(allowed),
         "logprobs": logprobs,
+        "response_format": inputs.read_response_format(response_format),
     }
     # Options left out are not passed on, so that a preset's own arguments apply.
     arguments: Any = {"seed": seed, **o.to_arguments(sampling)}

@@ -80,15 +80,21 @@ def read_allowed(file: Path | None) -> Any:
 
     Raises SpecError. The choices are checked later.
     """
-    if file is None:
-        return None
+    return None if file is None else _with_integer_keys(_read_json("--allowed", file, _ALLOWED_HINT), file)
+
+
+def read_response_format(file: Path | None) -> Any:
+    """The value of `response_format=` from a JSON file. Raises SpecError; the schema is read later."""
+    hint = 'for example {"type": "object", "properties": {"name": {"type": "string"}}}'
+    return None if file is None else _read_json("--response-format", file, hint)
+
+
+def _read_json(option: str, file: Path, hint: str) -> Any:
     try:
-        return _with_integer_keys(parse(file.read_bytes()), file)
+        return parse(file.read_bytes())
     except (OSError, ValueError) as error:
-        if isinstance(error, SpecError):
-            raise
         reason = getattr(error, "strerror", None) or f"it is not JSON: {error}"
-        raise SpecError(f"cannot read --allowed {file}: {reason}", hint=_ALLOWED_HINT) from error
+        raise SpecError(f"cannot read {option} {file}: {reason}", hint=hint) from error
 
 
 def _with_integer_keys(value: Any, file: Path) -> Any:

@@ -51,6 +51,9 @@ Stop = Annotated[
 ]
 ReturnSequences = Annotated[int | None, _option(SHAPE, "Samples of each prompt; needs a temperature.", min=1)]
 Cfg = Annotated[float | None, _option(SHAPE, "Classifier-free guidance; 1 is none.")]
+ResponseFormat = Annotated[
+    Path | None, _option(SHAPE, "JSON file: a schema that every answer keeps to.", "--response-format")
+]
 Allowed = Annotated[Path | None, _option(SHAPE, "JSON file: the tokens allowed at each position.", "--allowed")]
 Logprobs = Annotated[
     int | None,

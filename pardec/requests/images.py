@@ -28,7 +28,7 @@ _OWN = ("label", "prompt_embeds", "negative_prompt", "cfg_interval")
 _SHAPING = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
 FOREIGN = (
     *("input_ids", "template", "logits_processor", "stop", "stop_ids", "block_length"),
-    *("min_new_tokens", "repetition_penalty"),
+    *("min_new_tokens", "repetition_penalty", "response_format"),
 )
 
 

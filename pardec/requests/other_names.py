@@ -71,6 +71,9 @@ _BY_HINT: Mapping[str, tuple[str, ...]] = {
     "allowed= says which tokens each position may take": (
         *("prefix_allowed_tokens_fn", "constraints", "force_words_ids", "grammar"),
     ),
+    "response_format={...} takes a JSON schema that every answer keeps to": (
+        *("json_schema", "guided_json", "json_mode", "output_schema", "response_schema", "structured_outputs"),
+    ),
     _TRACE: (
         *("return_dict_in_generate", "output_history", "output_hidden_states"),
         *("output_attentions", "return_timestamps"),

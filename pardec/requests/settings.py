@@ -14,6 +14,7 @@ from pardec.samplers.limits import LEAST, MOST, RANGE, divides
 
 from .other_names import WORDS
 from .stop_strings import read as read_stops
+from .structured.forms import form_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +55,7 @@ class Arguments(TypedDict, total=False):
     template: str | Sequence[Any] | Tensor | None
     allowed: Any
     logits_processor: Sequence[Callable[[Tensor, Tensor], Tensor]] | None
+    response_format: Mapping[str, Any] | None
     stop: str | Sequence[str] | None
     stop_ids: int | Sequence[int] | None
     block_align: Literal["prompt", "absolute"]
@@ -88,6 +90,7 @@ class Settings:
     template: Any = None
     allowed: Any = None  # which tokens each position may take; pardec.requests.allowed has the forms
     logits_processor: Any = None  # transformers' processors, run on each token's own history; AR models only
+    response_format: Any = None  # OpenAI's forms, or a JSON schema that every answer keeps to; text only
     stop: Any = None  # a text or texts that end a row; its text is cut before them
     stop_ids: Any = None  # None: the model's end tokens; [] never stops
     block_align: str = "prompt"  # where the block grid begins: "prompt" or "absolute"
@@ -134,6 +137,8 @@ class Settings:
                 f"source has no method uniform, got {type(self.source).__name__}",
                 hint="pass an object like pardec.samplers.rng.Keyed, or leave source out",
             )
+        if self.response_format is not None:
+            form_of(self.response_format)
         processors = self.logits_processor
         if processors is not None and not (isinstance(processors, Sequence) and all(map(callable, processors))):
             raise SpecError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from .prompts import Row, check_length, encode
 from .settings import Settings, repeat_each
 from .stop_strings import StopStrings, special_ids
 from .stop_strings import read as read_stops
+from .structured.request import structure
 
 if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
@@ -46,6 +47,7 @@ class Call:
     seeds: tuple[int, ...]
     callback: Callable[[Event], object] | None
     weights_version: int = 0  # of the model when it was prepared
+    response_format: Mapping[str, Any] | None = None
 
     def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
         """The tokens that row `row` generated, and how many of them count.
@@ -65,16 +67,15 @@ class Call:
         ends = (index for index, new in enumerate(fresh) if new and tokens[index] in self.request.stop_ids)
         end = next(ends, len(tokens))
         tokens = tokens[: end + 1]
-        stops = self.stops(row)
-        if stops is not None and (count := stops.first(tokens)) is not None:
+        ending = self.request.stops[row] if self.request.stops else None
+        if ending is not None and (count := ending.first(tokens)) is not None:
             tokens = tokens[:count]
         return tokens, sum(fresh[: min(end, len(tokens))])
 
     def stops(self, row: int) -> StopStrings | None:
         """The stop strings of a row; None where it has none."""
         stops = self.request.stops[row] if self.request.stops else None
-        assert stops is None or isinstance(stops, StopStrings), "set by `prepare`"
-        return stops
+        return stops if isinstance(stops, StopStrings) else None
 
     def take(self, rows: Sequence[int]) -> Call:
         """The same request with these rows only; each keeps its seed, so it gives the same tokens."""
@@ -88,6 +89,8 @@ class Call:
             source=Keyed(seeds) if isinstance(self.request.source, Keyed) else self.request.source,
             allowed=None if self.request.allowed is None else self.request.allowed.take(rows),
             stops=tuple(self.request.stops[row] for row in rows) if self.request.stops else (),
+            joints=tuple(self.request.joints[row] for row in rows) if self.request.joints else (),
+            grammars=tuple(self.request.grammars[row] for row in rows) if self.request.grammars else (),
         )
         return replace(self, request=request, seeds=seeds)
 
@@ -130,6 +133,7 @@ class Call:
         values |= {"logprob_ids": list(request.logprob_ids)} if request.logprob_ids else {}
         stops = self.stops(0)
         values |= {"stop": list(stops.texts)} if stops is not None else {}
+        values |= {} if self.response_format is None else {"response_format": self.response_format}
         negatives = [condition.negative for condition in request.conditions]
         if any(text is not None for text in negatives):
             same_text = len(set(negatives)) == 1
@@ -155,9 +159,12 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         check_family(model.name, model.decoding_config.masked, settings)
         prompts = encode(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens)
         rows = repeat_each(prompts, settings.num_return_sequences)
-    check_length(model, [len(row.canvas) for row in rows])
     stops, special = _stops(model, settings)
     stop_ids = tuple(dict.fromkeys((*_stop_ids(model, settings), *special)))
+    structured = structure(model, settings, len(rows), stop_ids)
+    if structured is not None:
+        rows, stop_ids = structured.filled(rows), () if structured.template is not None else stop_ids
+    check_length(model, [len(row.canvas) for row in rows])
     seeds = seeds_of(settings, len(rows))
     block_causal = model.decoding_config.attention == "block-causal"
     request = Request(
@@ -184,10 +191,13 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         logprobs=_logprobs(model, settings),
         logprob_ids=_logprob_ids(model, settings),
     )
+    if structured is not None:
+        request = structured.hold(request)
     for stage in sampler.stages:
         stage.admit(request)
     _check_ends(model, request)
-    return Call(sampler, request, seeds, settings.callback, model.weights_version)
+    form = None if structured is None else settings.response_format
+    return Call(sampler, request, seeds, settings.callback, model.weights_version, form)
 
 
 def _allowed(model: LanguageModel, settings: Settings, rows: list[Row]) -> Allowed | None:

@@ -4,7 +4,7 @@ So the slowest row of a batch does not hold up the others. A row's tokens are th
 A masked model takes new rows at any step, each at the start of its own first block; an autoregressive one feeds their
 prompts in a forward of their own and then verifies all rows together. Where rows cannot join a running batch, the next
 ones wait until it has drained, and `Serving.waits` says why: image models with continuous tokens, samplers whose state
-covers the whole batch, `allowed`.
+covers the whole batch.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PER_PROMPT = (
     *("prompt", "messages", "input_ids", "label", "prompt_embeds"),
-    *("seed", "max_new_tokens", "stop", "template", "allowed"),
+    *("seed", "max_new_tokens", "stop", "template", "allowed", "response_format"),
 )
 _SHARED = (
     *("block_length", "absolute", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
@@ -47,7 +47,7 @@ class QueuedRow:
         if isinstance(self.call, VectorCall):
             return (self.request.temperature, self.request.cfg)
         r = self.request
-        return (*(getattr(r, name) for name in _SHARED), bool(r.conditions), r.allowed is None)
+        return (*(getattr(r, name) for name in _SHARED), bool(r.conditions), tuple(map(id, r.processors)))
 
 
 class Prompts(Iterator[QueuedRow]):
@@ -150,8 +150,10 @@ def merge_requests(rows: Sequence[QueuedRow]) -> Request:
         source=JoinableSource([row.call.seeds[0] for row in rows]),
         conditions=tuple(condition for request in requests for condition in request.conditions),
         prefix=_merge_prefixes([request.prefix for request in requests if request.prefix is not None]),
-        allowed=_merge_allowed([request.allowed for request in requests if request.allowed is not None]),
+        allowed=_merge_allowed(requests),
         stops=tuple(request.stops[0] if request.stops else None for request in requests),
+        joints=tuple(request.joints[0] if request.joints else () for request in requests),
+        grammars=tuple(request.grammars[0] if request.grammars else None for request in requests),
     )
 
 
@@ -163,15 +165,19 @@ def _merge_prefixes(prefixes: list[Prefix]) -> Prefix | None:
     return Prefix(conds, tuple(states for uncond in unconds for states in uncond) if unconds else None)
 
 
-def _merge_allowed(constraints: list[Allowed]) -> Allowed | None:
+def _merge_allowed(requests: list[Request]) -> Allowed | None:
     """Concatenates the sets, but for set 0, which allows everything and is kept once."""
-    if not constraints:
+    some = next((request.allowed for request in requests if request.allowed is not None), None)
+    if some is None:
         return None
-    sets, at = [constraints[0].sets[:1]], []
-    for allowed in constraints:
+    sets, at = [some.sets[:1]], []
+    for request in requests:
+        if request.allowed is None:
+            at += [torch.zeros(len(canvas), dtype=torch.int64) for canvas in request.canvases]
+            continue
         offset = sum(map(len, sets)) - 1
-        at += [torch.where(indices > 0, indices + offset, 0) for indices in allowed.at]
-        sets.append(allowed.sets[1:])
+        at += [torch.where(indices > 0, indices + offset, 0) for indices in request.allowed.at]
+        sets.append(request.allowed.sets[1:])
     return Allowed(torch.cat(sets), tuple(at))
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from pardec.models import finite
 from pardec.models.errors import PardecError, SpecError
@@ -17,12 +16,14 @@ from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 
+from ..ops.allowed import AllowedRows
 from ..ops.chunked_distribution import ChunkedDistribution, RowDistribution, join, needs_chunks
 from ..ops.distribution import DenseDistribution, Distribution
 from ..ops.penalties import penalize, token_counts, without_ends
 from ..prefix_reuse import PrefixReuse
 from .canvas import GIVEN, Canvas
 from .contracts import Cache, MaskedSampler, QuerySpec, Request
+from .joint import JointRows
 from .layout import Group, Layout, Queries
 
 # Computing only the wanted outputs pays if it saves at least this many values: of the last layer, and of the logits.
@@ -49,12 +50,10 @@ class MaskedForward:
                 "leave that stage out",
             )
         self.shadow = canvas.block_length if shadow else 0
-        self.allowed, self.limits = request.allowed, None
-        if self.allowed is not None:
-            rows = pad_sequence(list(self.allowed.at), batch_first=True)
-            self.limits = torch.nn.functional.pad(rows, (0, canvas.length + 1 - rows.shape[1])).to(canvas.tokens.device)
+        self.allowed = AllowedRows(request.allowed, len(canvas), canvas.tokens.device)
+        self.joints = JointRows(request.joints, len(canvas))
+        self.limits = self.allowed  # what holds in the present step
         self.request = request
-        self.bound = self.allowed is not None or request.repetition_penalty is not None or request.min_new_tokens > 0
         self.counts: Tensor | None = None  # [B, V] how often each token occurs in a row, for penalties
         self.cache: KVCache | None = None
         if sampler.cache.stores or shadow:
@@ -74,8 +73,8 @@ class MaskedForward:
         """Keeps these live rows, in the cache as well."""
         if self.given is not None:
             self.given = self.given[torch.from_numpy(rows).to(self.given.device)]
-        if self.limits is not None:
-            self.limits = self.limits[torch.from_numpy(rows).to(self.limits.device)]
+        self.allowed.keep(rows)
+        self.joints.keep(rows)
         self.reuse.keep(rows)
         if self.cache is not None and len(rows):
             self.cache.keep(torch.from_numpy(self.layout.cache_rows(rows)))
@@ -88,6 +87,8 @@ class MaskedForward:
         """
         if self.given is not None:
             self.given = self.canvas.commit_step == GIVEN  # no forward has changed that
+        self.allowed.put(where, other.allowed)
+        self.joints.put(where, other.joints)
         if self.cache is not None and other.cache is not None:
             self.cache.grow(other.cache.capacity)
         self.reuse.put(where, other.reuse)
@@ -147,6 +148,7 @@ class MaskedForward:
             soft: [B, W, E] added to the inputs of the block.
         """
         canvas = self.canvas
+        self.limits = self.joints.narrow(self.allowed, canvas)
         if self.request.repetition_penalty is not None:
             # The canvas after a short answer is full of end tokens, which must stay free.
             known = ~canvas.open & torch.from_numpy(canvas.inside).to(canvas.open.device)
@@ -169,6 +171,12 @@ class MaskedForward:
     def _joined(self, groups: Sequence[RowDistribution]) -> RowDistribution:
         """The distributions of the groups as one of all live rows."""
         return groups[0] if self._order is None else join(groups, self._order)
+
+    @property
+    def bound(self) -> bool:
+        """Whether what is computed at a position depends on more than the model's logits there."""
+        request = self.request
+        return bool(self.limits) or request.repetition_penalty is not None or request.min_new_tokens > 0
 
     @property
     def early(self) -> Tensor:
@@ -328,8 +336,10 @@ class MaskedForward:
             logits.select(-1, self.canvas.mask_id).fill_(-torch.inf)
         if request.min_new_tokens:
             logits = without_ends(logits, at(self.early), request.stop_ids)
-        if self.allowed is not None and self.limits is not None:
-            logits = logits.masked_fill_(~self.allowed.sets[at(self.limits)], -torch.inf)
+        if self.limits:
+            live = self._of(torch.arange(len(self.canvas), device=logits.device), group)
+            own = live[:, None] if rows is None else live[rows]
+            logits = logits.masked_fill_(~self.limits.mask(own, positions), -torch.inf)
         self.highest = self.highest + finite.highest(logits)
         return logits
 

@@ -138,7 +138,7 @@ class MaskedLoop:
         self.distributions = [Read(None, evidence.distribution, evidence.positions, evidence.eligible)]
         if canvas.tokens.device.type == "cpu":  # elsewhere the host would wait: the value comes with the commit
             demand_finite(float(self.forward.highest), self.distributions, self.forward)
-        decision = self.decide(evidence, query)
+        decision = self._consistent(self.decide(evidence, query))
         before = Before(canvas.open_host.copy(), canvas.tokens_host.copy() if canvas.revises else None)
         window, new = canvas.window, canvas.nfe == 0
         demand_finite(self._commit(decision), self.distributions, self.forward)
@@ -249,6 +249,13 @@ class MaskedLoop:
         decision = Decision(Writing(chosen, tokens, proposal.score), by, self._revision(chosen, proposal))
         return self._with_fill(decision, proposal) if self.forward.whole else decision
 
+    def _consistent(self, decision: Decision) -> Decision:
+        """The decision, without tokens that cannot stand beside others of their gap."""
+        if not (joints := self.forward.joints):
+            return decision
+        chosen, revision, fill = joints.consistent(self.canvas, decision.chosen, decision.revision, decision.fill)
+        return replace(decision, chosen=chosen, revision=revision, fill=fill)
+
     @staticmethod
     def _at_least_one(chosen: Tensor, proposal: Proposal) -> Tensor:
         """`chosen` where eligible; in a row with none, its best candidate."""
@@ -343,8 +350,6 @@ class MaskedLoop:
 
     def batching_obstacle(self) -> str | None:
         """Why no rows can join the request under way; None where they can."""
-        if self.request.allowed is not None:
-            return "what is allowed is laid out for the rows of one request"
         if (reference := self.sampler.select.reference_sampler) is not None:
             return f"{reference} decodes the rows of a request beforehand"
         name = next((name for state in self.memory.values() if (name := unbatchable(state))), None)

@@ -57,7 +57,7 @@ def _unsound(read: Read, wrong: Tensor, forward: MaskedForward) -> PardecError:
         )
     if (error := forward.failure()) is not None:
         return error
-    if empty and forward.allowed is not None:
+    if empty and forward.limits:
         return SpecError(f"{what} at {where}: of what is allowed there, {forward.model.name} rules out all")
     return ModelError(f"{what} at {where}, by {forward.model.name}")
 

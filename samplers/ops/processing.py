@@ -1,8 +1,8 @@
-"""From raw logits to those that tokens are sampled from: processors, allowed tokens, temperature, filters."""
+"""From raw logits to those that tokens are sampled from: processors, allowed tokens, grammars, temperature, filters."""
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,27 +12,25 @@ from torch import Tensor
 from pardec.models import finite
 from pardec.models.errors import SpecError
 
-from ..request import Request
+from ..request import Grammar, Request
 from ..speculative.contracts import Draft
 from ..speculative.sequences import Sequences
+from .allowed import AllowedRows
 from .distribution import filter_logits
 from .penalties import without_ends
-
-
-def reads_ids(request: Request) -> bool:
-    """Whether processing tells the ids of logits apart; temperature and filters do not, and take those of some ids."""
-    some = request.processors or request.repetition_penalty is not None or request.allowed is not None
-    return bool(some or request.min_new_tokens)
 
 
 class Processing:
     """The processing of one request; the same for the target and for a drafter, so that p and q can be compared.
 
-    Logits processors of transformers see, for each node, the row's committed tokens and the node's own path.
+    Logits processors of transformers see, for each node, the row's committed tokens and the node's own path; grammars
+    see what of these was generated.
     """
 
     def __init__(self, request: Request, text: Sequences) -> None:
         self.request, self.text = request, text
+        self.allowed = AllowedRows(request.allowed, len(text), text.device)
+        self.grammars: list[Grammar | None] = list(request.grammars) or [None] * len(text)
         self.processors = request.processors
         if request.repetition_penalty is not None:
             from transformers import RepetitionPenaltyLogitsProcessor
@@ -50,8 +48,10 @@ class Processing:
         request, logits = self.request, raw
         if self.processors:
             logits = self._process(logits, draft, nodes)
-        if request.allowed is not None:
+        if self.allowed:
             logits = self._allowed(logits, draft, nodes)
+        if any(self.grammars):
+            logits = self._grammatical(logits, draft, nodes)
         if request.min_new_tokens:
             logits = self._without_early_ends(logits, draft, nodes)
         return filter_logits(logits, temperature=request.temperature, order="top_k", **request.filters)
@@ -61,10 +61,19 @@ class Processing:
 
         A drafter of a part of the vocabulary may know none of the tokens that are allowed somewhere.
         """
-        logits, request = self(raw, draft, nodes), self.request
-        if not self.processors and request.allowed is None and not request.min_new_tokens:
+        logits = self(raw, draft, nodes)
+        if not self.processors and not self.excludes:
             return logits
         return torch.where(logits.amax(-1, keepdim=True) == -torch.inf, 0, logits)
+
+    @property
+    def excludes(self) -> bool:
+        """Whether any row may be without some tokens, before the filters."""
+        return bool(self.allowed or any(self.grammars) or self.request.min_new_tokens)
+
+    def reads_ids(self) -> bool:
+        """Whether it tells the ids of logits apart; temperature and filters do not, and take those of some ids."""
+        return bool(self.processors) or self.excludes
 
     def failure(self, raw: Tensor, draft: Draft, row: Tensor, node: Tensor) -> SpecError:
         """The error for nodes [N] of rows [N] without a distribution, of `raw` [B, T, V]; runs processors again."""
@@ -74,9 +83,14 @@ class Processing:
                 logits = self._process(raw, draft, None, refuse=True)
         except SpecError as error:
             return error
-        if request.allowed is not None and not finite.sound(self._allowed(logits, draft, None)[row, node]).all():
+        if self.allowed:
+            logits = self._allowed(logits, draft, None)
+        name = "allowed"
+        if finite.sound(logits[row, node]).all() and any(self.grammars):
+            logits, name = self._grammatical(logits, draft, None), "response_format"
+        if not finite.sound(logits[row, node]).all():
             return SpecError(
-                "allowed excludes every token that the model and the logits processors leave at a position",
+                f"{name} excludes every token that the model and the logits processors leave at a position",
                 "allow more tokens there",
             )
         return SpecError(
@@ -86,6 +100,15 @@ class Processing:
 
     def _process(self, raw: Tensor, draft: Draft, nodes: Tensor | None, *, refuse: bool = False) -> Tensor:
         """Node by node, those with histories of one length together: processors know no padding."""
+        row, column, texts, lengths = self._real_nodes(raw, draft, nodes)
+        scores = raw[row, column]
+        for length in sorted(set(lengths.tolist())):
+            same = (lengths == length).nonzero()[:, 0]
+            scores[same] = self._run(row[same], texts[same, :length], scores[same], refuse=refuse)
+        return raw.index_put((row, column), scores)
+
+    def _real_nodes(self, raw: Tensor, draft: Draft, nodes: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of every node that is no padding: its row and column in `raw`, and its history [N, C] with its length [N]."""
         if nodes is None:
             real = torch.arange(draft.width) < torch.from_numpy(draft.sizes)[:, None]
             row, column = real.nonzero(as_tuple=True)
@@ -98,11 +121,7 @@ class Processing:
         row, column, node = (index.to(raw.device) for index in (row, column, node))
         texts = self._histories(draft, row, node)
         lengths = torch.from_numpy(self.text.length).to(raw.device)[row] + draft.depth[row, node]
-        scores = raw[row, column]
-        for length in sorted(set(lengths.tolist())):
-            same = (lengths == length).nonzero()[:, 0]
-            scores[same] = self._run(row[same], texts[same, :length], scores[same], refuse=refuse)
-        return raw.index_put((row, column), scores)
+        return row, column, texts, lengths
 
     def _histories(self, draft: Draft, row: Tensor, node: Tensor) -> Tensor:
         """[N, C] int64: the committed tokens of the live rows `row` [N], then those of the path to `node` [N]."""
@@ -134,10 +153,21 @@ class Processing:
 
     def _allowed(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
         """Nothing but the allowed tokens at each position behind a node."""
-        sets, set_at = self._sets
-        rows = torch.from_numpy(self.text.rows).to(set_at.device)
-        position = self._next_positions(draft, nodes, self.text.length).clamp(max=set_at.shape[1] - 1)
-        return logits.masked_fill(~sets[set_at[rows[:, None], position]], -torch.inf)
+        rows = torch.arange(len(self.text), device=logits.device)[:, None]
+        return logits.masked_fill(
+            ~self.allowed.mask(rows, self._next_positions(draft, nodes, self.text.length)), -torch.inf
+        )
+
+    def _grammatical(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
+        """Nothing but what each row's grammar allows behind a node."""
+        row, column, texts, lengths = self._real_nodes(logits, draft, nodes)
+        each = zip(row.tolist(), texts.tolist(), lengths.tolist(), strict=True)
+        masks = np.ones((len(row), logits.shape[-1]), dtype=bool)
+        for index, (live, ids, length) in enumerate(each):
+            if (grammar := self.grammars[live]) is not None:
+                masks[index] = grammar.mask(ids[self.text.prompt[live] : length])
+        mask = torch.from_numpy(masks).to(logits.device)
+        return logits.index_put((row, column), logits[row, column].masked_fill(~mask, -torch.inf))
 
     def _without_early_ends(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
         """No end token at the first positions."""
@@ -149,14 +179,15 @@ class Processing:
         depth = draft.depth if nodes is None else draft.depth.gather(1, nodes.clamp(min=0))
         return torch.from_numpy(first).to(depth.device)[:, None] + depth
 
-    @cached_property
-    def _sets(self) -> tuple[Tensor, Tensor]:
-        """The sets [S, V], and the one of each position of each row of the request [R, L + 1].
+    # --- rows that leave and enter ---
 
-        Set 0, which allows everything, applies after a row's end.
-        """
-        assert self.request.allowed is not None
-        allowed, device = self.request.allowed, self.text.device
-        longest = max(map(len, allowed.at))
-        set_at = [torch.nn.functional.pad(at, (0, longest + 1 - len(at))) for at in allowed.at]
-        return allowed.sets.to(device), torch.stack(set_at).to(device)
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps these live rows."""
+        self.allowed.keep(rows)
+        self.grammars = [self.grammars[at] for at in rows.tolist()]
+
+    def put(self, where: np.ndarray, other: Processing) -> None:
+        """Puts the rows of `other` in place of those at `where`."""
+        self.allowed.put(where, other.allowed)
+        for at, grammar in zip(where.tolist(), other.grammars, strict=True):
+            self.grammars[at] = grammar

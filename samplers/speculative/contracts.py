@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..ops.allowed import AllowedRows
 from ..ops.rank import argmax
 from ..spec import Policy, Spec
 from .over_ids import LogitsOverIds
@@ -36,9 +37,8 @@ Siblings = Literal["without", "with"]  # how siblings are sampled: without repla
 class Draft:
     """Tokens to verify in one forward: a tree in topological order whose node 0 is the row's last committed token.
 
-    Siblings are in the order in which they were sampled and are different tokens, unless they were sampled with
-    replacement. `q[b, i]` is the distribution that node i was sampled from given its earlier siblings, with the
-    target's logits processors, temperature and filters.
+    Siblings are in the order in which they were sampled, and differ unless that was with replacement. `q[b, i]` is the
+    distribution that node i was sampled from given its earlier siblings, processed as the target's are.
     """
 
     tokens: Tensor  # [B, T] int64; -1 is no token: see `ids`
@@ -209,6 +209,8 @@ class DecodeContext:
     request: Request
     text: Sequences
     distribution: Callable[..., Tensor]  # (raw [B, K, V], draft, nodes [B, K]) -> processed logits, as the target's are
+    allowed: AllowedRows
+    reads_ids: Callable[[], bool]  # whether processed logits of some ids differ from those of these ids among all
     cache: KVCache  # the target's; the slots behind a row's committed tokens may be written
     sampler: SpeculativeSampler
     state: Callable[[Any], Any]  # a stage's state for this request

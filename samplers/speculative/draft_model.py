@@ -18,7 +18,6 @@ from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
-from ..ops.processing import reads_ids
 from .contracts import DecodeContext, Draft, DraftModel, RoundResult, Uniforms
 from .forward import catch_up_groups
 from .over_ids import LogitsOverIds
@@ -101,7 +100,7 @@ class DraftModelState(DraftModel):
 
     def forward_over_ids(self, draft: Draft, nodes: Tensor) -> LogitsOverIds:
         subset = self.model.subset
-        if subset is None or (not self.unprocessed and reads_ids(self.context.request)):
+        if subset is None or (not self.unprocessed and self.context.reads_ids()):
             return LogitsOverIds(self.forward(draft, nodes))
         raw = self._raw(draft, nodes, subset=True)
         return LogitsOverIds(self._processed(raw, draft, nodes), subset.ids)

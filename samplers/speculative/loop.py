@@ -78,18 +78,18 @@ class VerifyLoop:
         nodes = sampler.width(model)
         nodes += sampler.draft.most_queries(nodes, request)
         self.forward = VerifyForward(model, self.text, nodes, sampler.draft.target_states(request))
-        self.process = Processing(request, self.text)
+        self.processing = Processing(request, self.text)
         self.memory: dict[int, Any] = {}
         self.summary: dict[str, np.ndarray] = {}  # the round's verdict, on the host
         self.state = partial(_state_of, self.memory)  # a stage's state for this request
-        drafted = self.process.drafted
-        self.context = DecodeContext(model, request, self.text, drafted, self.forward.cache, sampler, self.state)
+        processing, cache = self.processing, self.forward.cache
+        drafted = processing.drafted, processing.allowed, processing.reads_ids
+        self.context = DecodeContext(model, request, self.text, *drafted, cache, sampler, self.state)
         self.stops = np.array(request.stop_ids, dtype=np.int64)
         self.endings = Endings(request.stops, len(self.text))
         self.ended = np.zeros(len(self.text), dtype=bool)  # a live row ends with its newest token
         self.logprobs = LogprobRecorder.of(request, self.text, self.text.host.shape[1], model.device)
-        forced = None if request.allowed is None else request.allowed.forced
-        self.recorder = TraceRecorder(self.text, forced, self.logprobs)
+        self.recorder = TraceRecorder(self.text, self.processing.allowed.forced, self.logprobs)
 
     @torch.inference_mode()
     def round(self) -> None:
@@ -102,7 +102,7 @@ class VerifyLoop:
         else:
             draft = sampler.draft.propose(self.context, text.room - 1, uniforms, self.state(sampler.draft))
             raw, states = self.forward.verify(draft)
-        distributions = TargetDistributions(raw, self.process(raw, draft), greedy=not self.request.temperature)
+        distributions = TargetDistributions(raw, self.processing(raw, draft), greedy=not self.request.temperature)
         verdict = sampler.accept.accept(draft, distributions, uniforms, self.state(sampler.accept))
         self.forward.keep_path(draft, verdict)
         text.count_forward()
@@ -187,7 +187,7 @@ class VerifyLoop:
         if not finite.sound(distributions.raw[row, node]).all():
             error = finite.failure(self.model, self.forward.runs, cfg=self.request.cfg)
         else:
-            error = self.process.failure(distributions.raw, draft, row, node)
+            error = self.processing.failure(distributions.raw, draft, row, node)
         return error or ModelError(f"{self.model.name} gives logits that are not finite")
 
     # --- events ---
@@ -248,6 +248,7 @@ class VerifyLoop:
         """The text, the cache and every state keep these live rows only."""
         self.text.keep(keep)
         self.forward.keep(keep)
+        self.processing.keep(keep)
         self.ended = self.ended[keep]
         self.endings.keep(keep)
         self.memory.update({stage: take_rows(state, keep) for stage, state in self.memory.items()})
@@ -265,8 +266,6 @@ class VerifyLoop:
 
     def batching_obstacle(self) -> str | None:
         """Why rows cannot join the running batch; None if they can."""
-        if self.request.allowed is not None:
-            return "what is allowed is laid out for the rows of one request"
         if any(hasattr(processor, "by_row") for processor in self.request.processors):
             return "a logits processor counts the rows of one request"
         name = next((name for state in self.memory.values() if (name := unbatchable(state))), None)
@@ -294,6 +293,7 @@ class VerifyLoop:
         assign_rows(self.request.source, rows, other.request.source, other.rows)
         self.text.put(where, other.text)
         self.forward.put(where, other.forward)
+        self.processing.put(where, other.processing)
         self.recorder.put(self.forward, rows, other.recorder, other.forward)
         if self.logprobs is not None and other.logprobs is not None:
             self.logprobs.put(rows, other.logprobs)

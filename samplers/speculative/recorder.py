@@ -22,7 +22,7 @@ class TraceRecorder:
     def __init__(self, text: Sequences, forced: Tensor | None = None, logprobs: LogprobRecorder | None = None) -> None:
         """`forced` [R, L] is the only allowed token of a position, -1 where there are several."""
         self.text, self.logprobs = text, logprobs
-        self.forced_before: np.ndarray | None = None  # [R, L + 1] forced positions before each
+        self.forced_before: np.ndarray | None = None  # [R, L + 1] forced positions before each; None: there are none
         if forced is not None:
             self.forced_before = np.pad((forced.cpu().numpy() >= 0).cumsum(1), ((0, 0), (1, 0)))
         count = len(text)
@@ -63,6 +63,10 @@ class TraceRecorder:
                 self.deviation = np.zeros(len(self.drafted))
             self.deviation[rows] += summary["deviation"]
 
+    def _any_forced(self, which: Sequence[int]) -> bool:
+        """Whether a position of these rows is forced."""
+        return self.forced_before is not None and bool(self.forced_before[list(which), -1].any())
+
     def _between(self, rows: np.ndarray, first: np.ndarray, count: np.ndarray) -> np.ndarray:
         """[n] how many of the `count` positions from `first` on are forced."""
         assert self.forced_before is not None, "there are such positions"
@@ -98,6 +102,8 @@ class TraceRecorder:
         counts = ["lengths", "draft_forwards", "first_forward", "reused"]
         for name in counts if self.deviation is None else [*counts, "deviation"]:
             setattr(self, name, np.pad(getattr(self, name), (0, more)))
+        if self.forced_before is not None:
+            self.forced_before = np.pad(self.forced_before, ((0, more), (0, 0)))
         if self.logprobs is not None:
             self.logprobs.reserve(count)
         for lists in (self.drafted, self.accepted, self.forced, self.earlier):
@@ -112,8 +118,10 @@ class TraceRecorder:
         theirs = other.text.rows.tolist()
         for row, old, fed in zip(rows.tolist(), theirs, other.fed(theirs, others), strict=True):
             self.drafted[row], self.accepted[row] = other.drafted[old], other.accepted[old]
+            self.forced[row] = other.forced[old]
             self.earlier[row] = fed
             self.finished_rows.pop(row, None)
+        self._put_forced(rows, other, theirs)
         self.draft_forwards[rows] = other.draft_forwards[theirs]
         self.reused[rows] = other.reused[theirs]
         if self.deviation is not None:
@@ -122,6 +130,19 @@ class TraceRecorder:
         past = min(int(self.first_forward[self.text.rows].min()), len(forward.fed) - 1)  # keep one
         del forward.fed[:past]
         self.first_forward -= past
+
+    def _put_forced(self, rows: np.ndarray, other: TraceRecorder, theirs: Sequence[int]) -> None:
+        """The forced positions of the rows `theirs` of `other` in place of those of `rows`."""
+        if self.forced_before is None and other.forced_before is None:
+            return
+        mine, incoming = (
+            np.zeros((len(each.tokens), 1), dtype=np.int64) if each.forced_before is None else each.forced_before
+            for each in (self, other)
+        )
+        width = max(mine.shape[1], incoming.shape[1])
+        mine, incoming = (np.pad(each, ((0, 0), (0, width - each.shape[1])), mode="edge") for each in (mine, incoming))
+        mine[rows] = incoming[theirs]
+        self.forced_before = mine
 
     def fed(self, which: Sequence[int], forward: VerifyForward) -> list[list[range | tuple[int, ...]]]:
         """The positions that each forward fed for each of these rows."""
@@ -151,7 +172,7 @@ class TraceRecorder:
             tuple(map(tuple, fed)),
             drafted=tuple(tuple(self.drafted[row]) for row in which),
             accepted=tuple(tuple(self.accepted[row]) for row in which),
-            forced=() if self.forced_before is None else tuple(tuple(self.forced[row]) for row in which),
+            forced=tuple(tuple(self.forced[row]) for row in which) if self._any_forced(which) else (),
             logprobs=None if self.logprobs is None else self.logprobs.of_rows(which, longest),
         )
         return Finished(

@@ -30,15 +30,12 @@ def fresh(init: Init, guesses: Tensor, known: np.ndarray, context: DecodeContext
     if (known >= guesses.shape[1]).all():
         return guesses
     filled = _guesses(init, guesses, known, context, uniforms)
-    allowed = context.request.allowed
-    if allowed is None or allowed.forced is None:
+    forced = context.allowed.forced
+    if forced is None:
         return filled
-    text, offset = context.text, torch.arange(filled.shape[1], device=filled.device)
-    rows, length, first = (
-        torch.from_numpy(each).to(filled.device)[:, None] for each in (text.rows, text.length, known)
-    )
-    forced = allowed.forced.to(filled.device)
-    only = forced[rows, (length + offset).clamp(max=forced.shape[1] - 1)]
+    offset = torch.arange(filled.shape[1], device=filled.device)
+    length, first = (torch.from_numpy(each).to(filled.device)[:, None] for each in (context.text.length, known))
+    only = forced.gather(1, (length + offset).clamp(max=forced.shape[1] - 1))
     return torch.where((offset >= first) & (only >= 0), only, filled)
 
 

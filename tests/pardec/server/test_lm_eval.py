@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import lm_eval.models  # noqa: F401  # registers its clients
+import pytest
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 

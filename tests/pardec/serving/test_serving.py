@@ -49,7 +49,8 @@ def same_alone(model: Model, items: list[dict[str, Any]], *, batch_size: int = 2
         steps, others = result.trace.steps[0], alone.trace.steps[0]
         for name in ("positions", "tokens", "fed", "clock"):
             assert [getattr(step, name) for step in steps] == [getattr(step, name) for step in others], (index, name)
-        assert (result.trace.drafted, result.trace.accepted) == (alone.trace.drafted, alone.trace.accepted)
+        counts = ("drafted", "accepted", "forced")
+        assert [getattr(result.trace, name) for name in counts] == [getattr(alone.trace, name) for name in counts]
     return serving.waits
 
 
@@ -153,10 +154,49 @@ def test_what_cannot_join_waits_and_says_so(dream: Model, llama: Model) -> None:
     assert sorted(row.index for row in searched) == [0, 1, 2, 3, 4]
     assert searched.waits == "what Skipping remembers is of the rows that began together"
     assert same_alone(dream, few, sampler="oracle") == "sequential decodes the rows of a request beforehand"
-    limited = [item | {"allowed": {0: ["4", "8"]}} for item in few]
-    allowed = "what is allowed is laid out for the rows of one request"
-    assert same_alone(llama, limited, sampler="lookup") == allowed
-    assert same_alone(dream, [few[0], *limited], sampler="threshold@dual") == allowed
+
+
+# --- what limits the tokens of a row ---
+
+
+def limited(count: int = 7) -> list[dict[str, Any]]:
+    """Rows of unequal length: some free, the others with sets of their own, at other positions in each."""
+    items: list[dict[str, Any]] = []
+    for at in range(count):
+        length = (5, 14, 3, 9, 20, 1, 8)[at]
+        ids = [[20 + at, 23 + 2 * at, 60 + at], [40 + at]]
+        sets = {index: ids[index % 2] for index in range(at % 3, length, 2)}
+        item = {"prompt": f"{NAMES[at % 6]} has {at} cups. " * (1 + at % 2), "max_new_tokens": length}
+        items.append(item if at % 3 == 1 else item | {"allowed": sets})
+    return items
+
+
+LIMITED_MASKED = ("threshold:tau=0.3", "threshold:tau=0.3@dual", "fixed:steps=9,order=random@dkv_greedy", "wino@prefix")
+
+
+@pytest.mark.parametrize("sampler", [*LIMITED_MASKED, "edit:tau=0.2+threshold:tau=0.6", "credit+threshold@dual"])
+def test_rows_with_and_without_allowed_tokens_share_a_masked_batch(dream: Model, sampler: str) -> None:
+    assert same_alone(dream, limited(), sampler=sampler, temperature=0.8, stop_ids=[]) is None
+
+
+@pytest.mark.parametrize(
+    "sampler", ["sequential", "lookup", "model:name=tiny-llama-draft,k=3", "sjd:window=5", "jacobi:window=4"]
+)
+def test_rows_with_and_without_allowed_tokens_share_a_verified_batch(llama: Model, sampler: str) -> None:
+    assert same_alone(llama, limited(), sampler=sampler, temperature=0.8, stop_ids=[]) is None
+
+
+def test_rows_of_other_logits_processors_never_share_a_batch(llama: Model) -> None:
+    def without(token: int) -> Any:
+        return lambda ids, scores: scores.index_fill(1, torch.tensor([token]), -torch.inf)
+
+    first = llama.generate("Tom has 3", max_new_tokens=2).tokens[0][0]
+    processors = [[without(first)], [without(first + 1)], None]
+    calls = [llama.prepare("Tom has 3", max_new_tokens=4, logits_processor=each) for each in processors]
+    rows = {row.index: row.tokens for row in llama.serve(calls, batch_size=3)}
+    for index, each in enumerate(processors):
+        assert rows[index] == llama.generate("Tom has 3", max_new_tokens=4, logits_processor=each).tokens[0]
+    assert rows[0][0] != rows[2][0]
 
 
 # --- images ---

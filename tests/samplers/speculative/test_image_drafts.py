@@ -17,6 +17,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.requests import draft_models
 from pardec.samplers import registry
+from pardec.samplers.ops.allowed import AllowedRows
 from pardec.samplers.request import Allowed
 from pardec.samplers.speculative.draft._grid import copy_left, copy_up
 from pardec.samplers.speculative.draft._history import GridIndex
@@ -253,7 +254,7 @@ def test_forced_cells_are_passed_for_certain_and_left_out_of_the_counts(spec: st
 
 def test_without_forced_cells_nothing_is_told_of_them() -> None:
     free = Allowed(torch.ones(1, VOCAB, dtype=torch.bool), (torch.zeros(28, dtype=torch.int64),))
-    assert free.forced is None
+    assert AllowedRows(free, 1, torch.device("cpu")).forced is None
     assert draw(target(), "sjd:window=4", CAPTIONS, **GUIDED).trace.forced == ()
 
 

@@ -1,0 +1,1 @@
+"""`response_format=`: answers that are JSON of a given schema."""

@@ -1,0 +1,280 @@
+"""A schema as a context-free grammar, its prefixes, and how many tokens the shortest end of each takes.
+
+A prefix of an answer is known by what may follow: the state of a terminal's automaton, and the symbols behind it. The
+shortest end of such a configuration is the sum of the shortest ends of its parts, each written in tokens by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .patterns import strings
+from .regular import Automaton, Expression, literal
+from .values import Array, Map, Object, Reference, Scalar, Schema, Text, Union, Value, refusal
+from .vocabulary import Vocabulary
+
+_MOST_ITEMS = 256  # a bounded array counts its items in rules
+
+
+@dataclass(frozen=True)
+class Terminal:
+    index: int
+
+
+Symbol = Terminal | str  # a terminal, or the name of a rule
+Stack = tuple[Symbol, "Stack"] | None  # the symbols that follow
+Configuration = tuple[int, int, Stack] | None  # terminal, its state, what follows; None: the answer is complete
+
+
+class Grammar:
+    """The rules of a schema: of each name, the sequences of symbols that it stands for."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.terminals: list[Expression] = []
+        self.rules: dict[str, list[tuple[Symbol, ...]]] = {}
+        self._index: dict[Expression, Terminal] = {}
+        self.rules["start"] = [self._symbols(schema.root)]
+        for name, value in schema.definitions.items():
+            self.rules[self._rule(name)] = [self._symbols(value)]
+
+    def _terminal(self, expression: Expression) -> Terminal:
+        if expression not in self._index:
+            self._index[expression] = Terminal(len(self.terminals))
+            self.terminals.append(expression)
+        return self._index[expression]
+
+    def _text(self, value: str) -> Terminal:
+        return self._terminal(literal(value))
+
+    def _rule(self, name: str) -> str:
+        return "definition" + str(list(self.schema.definitions).index(name))
+
+    def _new(self) -> str:
+        name = f"rule{len(self.rules)}"
+        self.rules[name] = []
+        return name
+
+    def _symbols(self, value: Value) -> tuple[Symbol, ...]:
+        if isinstance(value, Scalar | Text):
+            return (self._terminal(value.expression),)
+        if isinstance(value, Reference):
+            return (self._rule(value.name),)
+        if isinstance(value, Union):
+            name = self._new()
+            self.rules[name] = [self._symbols(option) for option in value.options]
+            return (name,)
+        if isinstance(value, Object):
+            return self._object(value)
+        if isinstance(value, Map):
+            pair = (self._terminal(strings()), self._text(":"), *self._symbols(value.value))
+            return (self._text("{"), self._list(pair, "}", 0, None))
+        assert isinstance(value, Array), "every kind of value"
+        return (self._text("["), self._list(self._symbols(value.item), "]", value.least, value.most))
+
+    def _list(self, item: tuple[Symbol, ...], end: str, least: int, most: int | None) -> str:
+        """The rule for `least` to `most` items with commas between them, and the `end`."""
+        if most is not None:
+            most = max(min(most, _MOST_ITEMS), least)
+        last = least if most is None else most
+        following = ""  # the rule behind so many items, from the last one to none
+        for count in range(max(last, 1), -1, -1):
+            name = self._new()
+            comma = (self._text(","),) if count else ()
+            if count >= least:
+                self.rules[name].append((self._text(end),))
+            if most is None and count == max(last, 1):
+                self.rules[name].append((*comma, *item, name))
+            elif following and (most is None or count < most):
+                self.rules[name].append((*comma, *item, following))
+            following = name
+        return following
+
+    def _object(self, value: Object) -> tuple[Symbol, ...]:
+        """The members in order; a rule of each pair of a position and whether a member precedes it."""
+        rest: dict[bool, tuple[Symbol, ...]] = dict.fromkeys((False, True), (self._text("}"),))
+        for name, member, required in reversed(value.members):
+            symbols = self._symbols(member)
+            new: dict[bool, tuple[Symbol, ...]] = {}
+            for precedes in (False, True):
+                key = self._text(("," if precedes else "") + self.schema.key(name))
+                way = (key, *symbols, *rest[True])
+                if required:
+                    new[precedes] = way
+                else:
+                    rule = self._new()
+                    self.rules[rule] = [way, rest[precedes]]
+                    new[precedes] = (rule,)
+            rest = new
+        return (self._text("{"), *rest[False])
+
+    def lark(self) -> str:
+        """The grammar in llguidance's variant of Lark."""
+
+        def show(symbol: Symbol) -> str:
+            return f"T{symbol.index}" if isinstance(symbol, Terminal) else symbol
+
+        lines = [
+            f"{name}: " + " | ".join(" ".join(map(show, way)) or '""' for way in ways)
+            for name, ways in self.rules.items()
+        ]
+        lines += [f"T{index}: /{terminal.regex()}/" for index, terminal in enumerate(self.terminals)]
+        return "\n".join(lines)
+
+
+class Prefixes:
+    """The prefixes of the answers of a grammar, as states numbered from 0, the empty one; -1 is no prefix.
+
+    A state is the set of its configurations, so that prefixes which may go on alike are one state.
+    """
+
+    def __init__(self, grammar: Grammar, vocabulary: Vocabulary) -> None:
+        self.grammar, self.vocabulary = grammar, vocabulary
+        self.automata = [Automaton(terminal) for terminal in grammar.terminals]
+        self._costs = [dict[int, float]() for _ in self.automata]  # of the states of each terminal
+        self._rule_costs = _least(grammar.rules, lambda symbol: self._terminal_cost(symbol.index, 0))
+        if math.isinf(self._rule_costs["start"]):
+            raise refusal("#", "every answer would be of infinite length")
+        first = frozenset(self._closure(("start", None)))
+        self.states: list[frozenset[Configuration]] = [first]
+        self._index = {first: 0}
+        self._next: list[dict[int, int]] = [{}]
+        self._state_costs: list[float | None] = [None]
+
+    def step(self, state: int, byte: int) -> int:
+        """The state behind `byte`."""
+        known = self._next[state].get(byte)
+        return self._advance(state, byte) if known is None else known
+
+    def run(self, state: int, value: bytes) -> int:
+        """The state behind the bytes `value`."""
+        for byte in value:
+            if state < 0:
+                break
+            state = self.step(state, byte)
+        return state
+
+    def accepts(self, state: int) -> bool:
+        """Whether an answer may end there."""
+        return None in self.states[state]
+
+    def final(self, state: int) -> bool:
+        """Whether an answer must end there."""
+        return self.states[state] == {None}
+
+    def cost(self, state: int) -> float:
+        """Tokens of the shortest end; infinite of no prefix."""
+        if state < 0:
+            return math.inf
+        cost = self._state_costs[state]
+        if cost is None:
+            cost = min(self._configuration_cost(each) for each in self.states[state])
+            self._state_costs[state] = cost
+        return cost
+
+    def reserve(self) -> float:
+        """At most so many tokens are missing to an end, wherever in an answer; infinite where values recur."""
+        rules = self.grammar.rules
+        most = dict.fromkeys(rules, 0.0)
+        for _ in range(len(rules) + 1):
+            new = {name: max(self._reserve(way, most) for way in ways) for name, ways in rules.items()}
+            if new == most:
+                return most["start"]
+            most = new
+        return math.inf
+
+    def _reserve(self, way: tuple[Symbol, ...], most: Mapping[str, float]) -> float:
+        behind, result = 0.0, 0.0
+        for symbol in reversed(way):
+            own = self.grammar.terminals[symbol.index].reserve if isinstance(symbol, Terminal) else most[symbol]
+            result = max(result, own + behind)
+            behind += self._symbol_cost(symbol)
+        return result
+
+    def _advance(self, state: int, byte: int) -> int:
+        following: set[Configuration] = set()
+        for configuration in self.states[state]:
+            if configuration is None:
+                continue
+            terminal, position, stack = configuration
+            automaton = self.automata[terminal]
+            new = automaton.step(position, byte)
+            if new < 0:
+                continue
+            if not automaton.final(new):
+                following.add((terminal, new, stack))
+            if automaton.accepts(new):
+                following |= self._closure(stack)
+        result = frozenset(following)
+        index = -1
+        if result:
+            index = self._index.setdefault(result, len(self.states))
+            if index == len(self.states):
+                self.states.append(result)
+                self._next.append({})
+                self._state_costs.append(None)
+        self._next[state][byte] = index
+        return index
+
+    def _closure(self, stack: Stack) -> set[Configuration]:
+        """The configurations that begin a terminal, where `stack` follows."""
+        result: set[Configuration] = set()
+        waiting: list[Stack] = [stack]
+        known: set[Stack] = set()
+        while waiting:
+            stack = waiting.pop()
+            if stack in known:
+                continue
+            known.add(stack)
+            if stack is None:
+                result.add(None)
+                continue
+            symbol, rest = stack
+            if isinstance(symbol, Terminal):
+                result.add((symbol.index, 0, rest))
+                continue
+            for way in self.grammar.rules[symbol]:
+                following = rest
+                for each in reversed(way):
+                    following = (each, following)
+                waiting.append(following)
+        return result
+
+    def _configuration_cost(self, configuration: Configuration) -> float:
+        if configuration is None:
+            return 0
+        terminal, state, stack = configuration
+        cost = self._terminal_cost(terminal, state)
+        while stack is not None:
+            symbol, stack = stack
+            cost += self._symbol_cost(symbol)
+        return cost
+
+    def _symbol_cost(self, symbol: Symbol) -> float:
+        return self._terminal_cost(symbol.index, 0) if isinstance(symbol, Terminal) else self._rule_costs[symbol]
+
+    def _terminal_cost(self, terminal: int, state: int) -> float:
+        costs = self._costs[terminal]
+        if state not in costs:
+            shortest = self.automata[terminal].states[state].shortest
+            ids = None if shortest is None else self.vocabulary.greedy(shortest)
+            costs[state] = math.inf if ids is None else len(ids)
+        return costs[state]
+
+
+def _least(rules: Mapping[str, Sequence[tuple[Symbol, ...]]], cost_of: Callable[[Terminal], float]) -> dict[str, float]:
+    """The least cost of each rule, by relaxation."""
+    costs = dict.fromkeys(rules, math.inf)
+    while True:
+        new = {
+            name: min(
+                sum(cost_of(symbol) if isinstance(symbol, Terminal) else costs[symbol] for symbol in way)
+                for way in ways
+            )
+            for name, ways in rules.items()
+        }
+        if new == costs:
+            return costs
+        costs = new

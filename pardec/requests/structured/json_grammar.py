@@ -1,0 +1,186 @@
+"""JSON of a schema from left to right: which tokens may follow what a row has generated, within its budget.
+
+The masks over the vocabulary are llguidance's, which takes well under a millisecond for each. What it does not know is
+how long the rest of an answer has to be: a token is left out where the shortest end behind it, of one token a part at
+least, would not fit in what remains of `max_new_tokens`. So every answer is complete, however it is sampled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from pardec.models.errors import SpecError
+
+from .grammar import Grammar, Prefixes
+from .schema import read
+from .values import Schema, refusal
+from .vocabulary import Vocabulary
+
+_STATES = 64  # whose costs of all tokens are kept
+
+
+class CompiledSchema:
+    """What the rows of one schema share."""
+
+    def __init__(self, schema: Schema, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.grammar = Grammar(schema)
+        self.prefixes = Prefixes(self.grammar, vocabulary)
+        self.lark = self.grammar.lark()
+        error = _llguidance().LLMatcher.validate_grammar(self.lark, _ll_tokenizer(vocabulary))
+        if error:
+            raise refusal("#", f"llguidance does not take its grammar: {error.splitlines()[0]}")
+        self._costs: OrderedDict[int, np.ndarray] = OrderedDict()
+
+    @cached_property
+    def reserve(self) -> float:
+        """At most so many tokens are missing to an end."""
+        return self.prefixes.reserve()
+
+    def matcher(self) -> Any:
+        """A parser of llguidance at the start."""
+        return _llguidance().LLMatcher(_ll_tokenizer(self.vocabulary), self.lark, log_level=0)
+
+    def costs(self, state: int, tokens: np.ndarray) -> np.ndarray:
+        """[N] tokens of the shortest end behind each of `tokens` [N] after a prefix; infinite where there is none."""
+        known = self._costs.setdefault(state, np.full(len(self.vocabulary), np.nan))
+        self._costs.move_to_end(state)
+        if len(self._costs) > _STATES:
+            self._costs.popitem(last=False)
+        prefixes, each = self.prefixes, self.vocabulary.tokens
+        for token in tokens[np.isnan(known[tokens])].tolist():
+            known[token] = prefixes.cost(prefixes.run(state, each[token])) if each[token] else math.inf
+        costs: np.ndarray = known[tokens]
+        return costs
+
+
+@lru_cache(maxsize=32)
+def _compiled(schema_text: str, vocabulary: Vocabulary) -> CompiledSchema:
+    return CompiledSchema(read(json.loads(schema_text), ascii=not vocabulary.writes(schema_text)), vocabulary)
+
+
+def compiled(schema_text: str, vocabulary: Vocabulary) -> CompiledSchema:
+    """The grammar of a schema, made once. Raises SpecError where it cannot be held, or llguidance is not installed."""
+    _llguidance()
+    return _compiled(schema_text, vocabulary)
+
+
+class JsonGrammar:
+    """The grammar of one row; also what ends it, where nothing can follow.
+
+    Both depend on the ids that are passed alone.
+    """
+
+    def __init__(self, compiled: CompiledSchema, budget: int, stop_ids: Sequence[int]) -> None:
+        """`budget`: the most tokens of an answer. `stop_ids`: allowed where an answer may end."""
+        self.compiled, self.budget, self.stop_ids = compiled, budget, list(stop_ids)
+        least = compiled.prefixes.cost(0)
+        if least > budget:
+            raise SpecError(
+                f"max_new_tokens={budget} is too few for response_format: its shortest answer takes {least:.0f}",
+                hint=f"max_new_tokens={4 * least:.0f} leaves room for more than that",
+            )
+        self._matcher: Any = compiled.matcher()
+        self._ids: list[int] = []  # that the matcher has read
+        self._states = [0]  # before each of them, and behind the last
+
+    def mask(self, ids: Sequence[int]) -> np.ndarray:
+        """[V] bool: the tokens that may follow the generated `ids`; all, where these are no prefix of an answer."""
+        size = len(self.compiled.vocabulary)
+        if not self._read(ids):
+            return np.ones(size, dtype=bool)
+        state, prefixes = self._states[-1], self.compiled.prefixes
+        allowed = np.zeros(size, dtype=bool)
+        if not prefixes.final(state):
+            bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+            allowed |= np.unpackbits(bits, bitorder="little")[:size].astype(bool)
+            allowed[end_id(self.compiled.vocabulary)] = False
+            left = self.budget - len(ids) - 1
+            if left < self.compiled.reserve or self._matcher.is_error():
+                allowed = self._fitting(state, allowed, left)
+        if prefixes.accepts(state):
+            allowed[self.stop_ids] = True
+        return allowed if allowed.any() else ~allowed
+
+    def first(self, ids: Sequence[int], known: int = 0) -> int | None:
+        """How many of `ids` stand where an answer is complete and nothing can follow; None where it goes on."""
+        for count in range(known + 1, len(ids) + 1):
+            if not self._read(ids[:count]):
+                return None
+            if self.compiled.prefixes.final(self._states[-1]):
+                return count
+        return None
+
+    def _fitting(self, state: int, allowed: np.ndarray, left: int) -> np.ndarray:
+        """The tokens of `allowed` behind which an answer can end within `left` further ones; else any such token."""
+        for each in (allowed.nonzero()[0], np.arange(len(allowed))):
+            fits = each[self.compiled.costs(state, each) <= left]
+            if len(fits):
+                break
+        result = np.zeros_like(allowed)
+        result[fits] = True
+        return result
+
+    def _read(self, ids: Sequence[int]) -> bool:
+        """Moves to the state behind `ids`; whether they are a prefix of an answer."""
+        same = 0
+        for old, new in zip(self._ids, ids, strict=False):
+            if old != new:
+                break
+            same += 1
+        if same < len(self._ids):
+            if not self._matcher.rollback(len(self._ids) - same):
+                self._matcher, same = self.compiled.matcher(), 0
+            del self._ids[same:], self._states[same + 1 :]
+        for token in ids[same:]:
+            value = self.compiled.vocabulary.tokens[token] if token >= 0 else b""
+            state = self.compiled.prefixes.run(self._states[-1], value) if value else -1
+            if state < 0 or not self._matcher.try_consume_tokens([int(token)]):
+                return False
+            self._ids.append(int(token))
+            self._states.append(state)
+        return True
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise SpecError(
+            "response_format on an autoregressive model needs llguidance, which is not installed",
+            hint='pip install "pardec-engine[structured]"',
+        ) from None
+    return llguidance
+
+
+@lru_cache(maxsize=4)
+def _ll_tokenizer(vocabulary: Vocabulary) -> Any:
+    """The vocabulary as llguidance reads it."""
+    library = _llguidance()
+
+    return library.LLTokenizer(library.TokenizerWrapper(_Source(vocabulary)), n_vocab=len(vocabulary), slices=[])
+
+
+class _Source:
+    """A vocabulary with the attributes that llguidance asks a tokenizer for."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.eos_token_id, self.bos_token_id = end_id(vocabulary), None
+        self.tokens = [value or b"\xff" + str(token).encode() for token, value in enumerate(vocabulary.tokens)]
+        self.special_token_ids = [token for token, value in enumerate(vocabulary.tokens) if not value]
+
+    def __call__(self, value: str | bytes) -> list[int]:
+        return self.vocabulary.encode(value)
+
+
+def end_id(vocabulary: Vocabulary) -> int:
+    """An id without text, which ends an answer for llguidance."""
+    return next(at for at, value in enumerate(vocabulary.tokens) if not value)

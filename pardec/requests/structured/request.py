@@ -1,0 +1,90 @@
+"""`response_format=` of one call: for a masked model a template, for an autoregressive one a grammar a row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pardec.models.errors import SpecError
+from pardec.samplers.request import Request
+
+from ..prompts import Row
+from ..settings import Settings
+from .forms import form_of
+from .json_grammar import JsonGrammar, compiled
+from .schema import read
+from .template import Template, template
+from .vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from pardec.models.model import LanguageModel
+
+_WITHOUT = ("template", "allowed", "stop", "min_new_tokens")  # they decide about the same positions
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """What holds the rows of a call to a schema: one of the two."""
+
+    template: Template | None = None
+    grammars: tuple[JsonGrammar, ...] = ()
+
+    def filled(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows, with the template behind each prompt."""
+        return [row if self.template is None else Row(row.prompt, self.template.rest) for row in rows]
+
+    def hold(self, request: Request) -> Request:
+        """The request, held to the schema."""
+        if self.template is None:
+            return replace(request, grammars=self.grammars, stops=self.grammars)
+        joints = tuple(self.template.joints_of(start) for start in request.prompts)
+        return replace(request, allowed=self.template.allowed(request.prompts), joints=joints if any(joints) else ())
+
+
+def structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Sequence[int]) -> Structure | None:
+    """What `settings.response_format` asks for; None where that is nothing, or text.
+
+    Raises:
+        SpecError: naming the path of what cannot be held, or the argument that does not go with it.
+    """
+    if settings.response_format is None or (form := form_of(settings.response_format)) is None:
+        return None
+    if model.tokenizer is None:
+        raise SpecError(
+            f"response_format is text and {model.name} comes without a tokenizer",
+            hint="put tokenizer.json beside the weights",
+        )
+    for name in _WITHOUT:
+        if getattr(settings, name):
+            raise SpecError(f"{name} cannot be combined with response_format", hint=f"leave {name} out")
+    vocabulary, budget = Vocabulary.of(model.tokenizer, model.vocab_size), settings.max_new_tokens
+    text = _text(form)
+    if not model.decoding_config.masked:
+        grammar = compiled(text, vocabulary)
+        return Structure(grammars=tuple(JsonGrammar(grammar, budget, stop_ids) for _ in range(rows)))
+    if settings.stop_ids is not None:
+        raise SpecError(
+            f"stop_ids cannot be combined with response_format on {model.name}, whose template has a fixed length",
+            hint="leave stop_ids out",
+        )
+    decoding_config = model.decoding_config
+    assert decoding_config.mask_id is not None, "a masked model has one"
+    ends = dict.fromkeys((*decoding_config.eos_ids, decoding_config.pad_id))
+    pads = [token for token in ends if token in vocabulary.special and token != decoding_config.mask_id]
+    if not pads:
+        raise SpecError(
+            f"response_format needs an end or pad token that text leaves out, and {model.name} has none",
+            hint="ask for JSON in the prompt instead",
+        )
+    schema = read(form, ascii=not vocabulary.writes(text))
+    return Structure(template(schema, vocabulary, budget, mask_id=decoding_config.mask_id, pads=pads))
+
+
+def _text(form: Any) -> str:
+    """The schema as JSON. Raises SpecError where it is none."""
+    try:
+        return json.dumps(form, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"response_format is not JSON: {error}", hint="write it with dicts, lists and texts") from error

@@ -1,0 +1,300 @@
+"""Reads a JSON schema into the values that an answer may have; what cannot be held is refused with its path.
+
+An answer may be narrower than its schema: properties stand in the schema's order, no others are added to those that it
+declares, whitespace is left out, numbers have no exponent and at most 15 digits on each side of the point.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from .forms import ANNOTATIONS, OF_TYPE
+from .numeric import integers, reals
+from .patterns import FORMATS, pattern
+from .regular import choice, literal
+from .values import Array, Map, Object, Reference, Scalar, Schema, Text, Union, Value, refusal
+
+_DEEPEST = 64  # levels of schemas within schemas
+
+
+def read(schema: Mapping[str, Any] | bool, *, ascii: bool = False) -> Schema:
+    """The values of a JSON schema; True is an object of any kind. Raises SpecError that names the path.
+
+    `ascii` writes other characters of the schema as escapes.
+    """
+    reader = _Reader(schema, ascii)
+    root = reader.any_object("#") if schema is True else reader.value(schema, "#")
+    return Schema(root, reader.definitions, ascii)
+
+
+class _Reader:
+    def __init__(self, root: Any, ascii: bool) -> None:
+        self.root, self.ascii, self.definitions = root, ascii, dict[str, Value]()
+
+    def value(self, schema: Any, path: str) -> Value:
+        if schema is True or schema == {}:
+            return self.anything(path)
+        if not isinstance(schema, Mapping):
+            reason = "false allows nothing" if schema is False else f"a schema is an object, got {schema!r:.60}"
+            raise refusal(path, reason)
+        if path.count("/") > 2 * _DEEPEST:
+            raise refusal(path, f"it is nested more than {_DEEPEST} levels deep")
+        own = {key: value for key, value in schema.items() if key not in ANNOTATIONS}
+        for keyword, read in (("$ref", self.reference), ("anyOf", self.any_of), ("oneOf", self.one_of)):
+            if keyword in own:
+                self._alone(own, keyword, path)
+                return read(own[keyword], f"{path}/{keyword}")
+        if "allOf" in own:
+            self._alone(own, "allOf", path)
+            parts = self._list(own["allOf"], f"{path}/allOf")
+            if len(parts) != 1:
+                raise refusal(f"{path}/allOf", "several schemas at once are not supported")
+            return self.value(parts[0], f"{path}/allOf/0")
+        if "enum" in own or "const" in own:
+            return self.enum(own, path)
+        return self.typed(own, path)
+
+    def typed(self, own: Mapping[str, Any], path: str) -> Value:
+        """A schema of one type or several."""
+        types = own.get("type")
+        if types is None:
+            types = [kind for kind, words in OF_TYPE.items() if set(words) & set(own) and kind != "integer"]
+            if len(types) != 1:
+                unknown = sorted(set(own))
+                raise refusal(path, f"it has no type, and {', '.join(unknown)} does not tell it")
+        types = list(types) if isinstance(types, list | tuple) else [types]
+        if not types or any(not isinstance(kind, str) or kind not in OF_TYPE for kind in types):
+            raise refusal(f"{path}/type", f"{own.get('type')!r} is no type of JSON", f"one of {', '.join(OF_TYPE)}")
+        known = {word for kind in types for word in OF_TYPE[kind]}
+        for keyword in own:
+            if keyword != "type" and keyword not in known:
+                raise refusal(f"{path}/{keyword}", f"{keyword} is not supported for the type {', '.join(types)}")
+        if "number" in types:  # which takes whole numbers too
+            types = [kind for kind in types if kind != "integer"]
+        each = [getattr(self, f"_{kind}")(own, path) for kind in types]
+        return each[0] if len(each) == 1 else Union(path, tuple(each))
+
+    # --- types ---
+
+    def _object(self, own: Mapping[str, Any], path: str) -> Value:
+        properties, required = own.get("properties", {}), own.get("required", [])
+        if not isinstance(properties, Mapping):
+            raise refusal(f"{path}/properties", "properties are an object of schemas")
+        if not isinstance(required, list | tuple) or not all(isinstance(name, str) for name in required):
+            raise refusal(f"{path}/required", "required is a list of names")
+        more = own.get("additionalProperties", True)
+        missing = [name for name in required if name not in properties]
+        if missing:
+            raise refusal(f"{path}/required", f"{missing[0]!r} is required and is none of the properties")
+        if not properties:
+            if more is False:
+                return Scalar(path, literal("{}"))
+            return Map(path, self.value(more, f"{path}/additionalProperties"))
+        members = tuple(
+            (name, self.value(schema, f"{path}/properties/{_token(name)}"), name in required)
+            for name, schema in properties.items()
+        )
+        return Object(path, members)
+
+    def _array(self, own: Mapping[str, Any], path: str) -> Value:
+        least, most = self._bounds(own, "Items", path)
+        if own.get("uniqueItems") and (most is None or most > 1):
+            raise refusal(f"{path}/uniqueItems", "items that differ from each other cannot be held")
+        if most == 0:
+            return Scalar(path, literal("[]"))
+        return Array(path, self.value(own.get("items", True), f"{path}/items"), least, most)
+
+    def _string(self, own: Mapping[str, Any], path: str) -> Value:
+        least, most = self._bounds(own, "Length", path)
+        keyword = "pattern" if "pattern" in own else "format" if "format" in own else None
+        if keyword is None:
+            return Text(path, least, most)
+        for other in ("format", "minLength", "maxLength"):
+            if other in own and other != keyword:
+                raise refusal(f"{path}/{other}", f"{other} beside {keyword} is not supported")
+        source = own[keyword]
+        if keyword == "format":
+            if source not in FORMATS:
+                raise refusal(f"{path}/format", f"the format {source!r} is not known", f"known: {', '.join(FORMATS)}")
+            source = FORMATS[source]
+        if not isinstance(source, str):
+            raise refusal(f"{path}/pattern", "a pattern is text")
+        return Scalar(path, pattern(source, lambda reason: refusal(f"{path}/pattern", reason)))
+
+    def _integer(self, own: Mapping[str, Any], path: str) -> Value:
+        low, high, above, below = self._range(own, path)
+        first = None if low is None else int(low.to_integral_value("ROUND_CEILING")) + (above and low == int(low))
+        last = None if high is None else int(high.to_integral_value("ROUND_FLOOR")) - (below and high == int(high))
+        return self._some(Scalar(path, integers(first, last)), path)
+
+    def _number(self, own: Mapping[str, Any], path: str) -> Value:
+        low, high, above, below = self._range(own, path)
+        return self._some(Scalar(path, reals(low, high, above=above, below=below)), path)
+
+    def _boolean(self, own: Mapping[str, Any], path: str) -> Value:
+        return Scalar(path, choice([literal("true"), literal("false")]))
+
+    def _null(self, own: Mapping[str, Any], path: str) -> Value:
+        return Scalar(path, literal("null"))
+
+    # --- one of several ---
+
+    def enum(self, own: Mapping[str, Any], path: str) -> Value:
+        keyword = "enum" if "enum" in own else "const"
+        for other in own:
+            if other not in (keyword, "type"):
+                raise refusal(f"{path}/{other}", f"{other} beside {keyword} is not supported")
+        values = self._list(own["enum"], f"{path}/enum") if keyword == "enum" else [own["const"]]
+        types = own.get("type")
+        if types is not None:
+            kinds = set(types) if isinstance(types, list | tuple) else {types}
+            values = [value for value in values if _kinds(value) & kinds]
+        try:
+            style: Any = {"separators": (",", ":"), "ensure_ascii": self.ascii, "allow_nan": False}
+            texts = [json.dumps(value, **style) for value in values]
+        except (TypeError, ValueError) as error:
+            raise refusal(f"{path}/{keyword}", f"a value is not JSON: {error}") from error
+        if not texts:
+            raise refusal(f"{path}/{keyword}", "no value is of the type")
+        return Scalar(path, choice(map(literal, texts)))
+
+    def any_of(self, options: Any, path: str) -> Value:
+        each = [self.value(option, f"{path}/{at}") for at, option in enumerate(self._list(options, path))]
+        return each[0] if len(each) == 1 else Union(path, tuple(each))
+
+    def one_of(self, options: Any, path: str) -> Value:
+        """As anyOf, where no value can be two of them: they are of different types."""
+        kinds: set[str] = set()
+        for at, option in enumerate(self._list(options, path)):
+            own = _types(option)
+            if not own or own & kinds:
+                raise refusal(
+                    f"{path}/{at}",
+                    "oneOf holds only where its options are of different types",
+                    "write anyOf, which allows a value that is several of them",
+                )
+            kinds |= own
+        return self.any_of(options, path)
+
+    def reference(self, target: Any, path: str) -> Value:
+        if not isinstance(target, str) or not target.startswith("#"):
+            raise refusal(path, f"{target!r} is no reference within the schema", 'for example "#/$defs/Person"')
+        if target not in self.definitions:
+            schema = self.root
+            for token in target.removeprefix("#").split("/")[1:]:
+                token = token.replace("~1", "/").replace("~0", "~")
+                step: Any = int(token) if isinstance(schema, list) and token.isdecimal() else token
+                try:
+                    schema = schema[step]
+                except (KeyError, IndexError, TypeError):
+                    raise refusal(path, f"{target!r} points at nothing") from None
+            self.definitions[target] = Reference(path, target)  # known while it is read: it may refer to itself
+            self.definitions[target] = self.value(schema, target)
+            self._refuse_circle(target, path)
+        return Reference(path, target)
+
+    def _refuse_circle(self, target: str, path: str) -> None:
+        """Refuses a reference that leads to itself and nowhere else."""
+        value, known = self.definitions[target], {target}
+        while isinstance(value, Reference):
+            if value.name in known:
+                raise refusal(path, f"{target!r} refers to itself alone")
+            known.add(value.name)
+            value = self.definitions[value.name]
+
+    # --- anything ---
+
+    def anything(self, path: str) -> Value:
+        name = "any value"
+        if name not in self.definitions:
+            whole = Reference(path, name)
+            self.definitions[name] = whole
+            scalars: Iterable[Value] = [
+                Text(path),
+                self._number({}, path),
+                self._boolean({}, path),
+                self._null({}, path),
+            ]
+            self.definitions[name] = Union(path, (*scalars, Array(path, whole, 0, None), Map(path, whole)))
+        return Reference(path, name)
+
+    def any_object(self, path: str) -> Value:
+        return Map(path, self.anything(path))
+
+    # --- keywords ---
+
+    def _alone(self, own: Mapping[str, Any], keyword: str, path: str) -> None:
+        for other in own:
+            if other != keyword:
+                raise refusal(f"{path}/{other}", f"{other} beside {keyword} is not supported")
+
+    def _list(self, value: Any, path: str) -> Sequence[Any]:
+        if not isinstance(value, list | tuple) or not value:
+            raise refusal(path, "a list with at least one entry is needed")
+        return value
+
+    def _bounds(self, own: Mapping[str, Any], of: str, path: str) -> tuple[int, int | None]:
+        least, most = own.get(f"min{of}", 0), own.get(f"max{of}")
+        for name, value in ((f"min{of}", least), (f"max{of}", most)):
+            if value is not None and (isinstance(value, bool) or value != int(value) or value < 0):
+                raise refusal(f"{path}/{name}", f"a whole number of at least 0 is needed, got {value!r}")
+        if most is not None and least > most:
+            raise refusal(f"{path}/max{of}", f"{most} is less than min{of}, {least}")
+        return int(least), None if most is None else int(most)
+
+    def _range(self, own: Mapping[str, Any], path: str) -> tuple[Decimal | None, Decimal | None, bool, bool]:
+        """The bounds of a number, and whether each is left out itself."""
+        limits: dict[str, Decimal | None] = {}
+        for name in OF_TYPE["number"]:
+            value = own.get(name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise refusal(f"{path}/{name}", f"a number is needed, got {value!r}")
+            limits[name] = None if value is None else Decimal(str(value))
+            if limits[name] is not None and not limits[name].is_finite():  # type: ignore[union-attr]
+                raise refusal(f"{path}/{name}", f"a number is needed, got {value!r}")
+        low, above = _tighter(limits["minimum"], limits["exclusiveMinimum"], max)
+        high, below = _tighter(limits["maximum"], limits["exclusiveMaximum"], min)
+        return low, high, above, below
+
+    def _some(self, value: Scalar, path: str) -> Scalar:
+        if value.expression.shortest is None:
+            raise refusal(path, "no number of at most 15 digits lies between the bounds")
+        return value
+
+
+def _tighter(
+    closed: Decimal | None, excluded: Decimal | None, tighter: Callable[[Decimal, Decimal], Decimal]
+) -> tuple[Decimal | None, bool]:
+    """The tighter of two bounds, and whether it is the one that is left out itself."""
+    if closed is None or excluded is None:
+        return (closed, False) if excluded is None else (excluded, True)
+    return tighter(closed, excluded), tighter(closed, excluded) == excluded
+
+
+def _kinds(value: Any) -> set[str]:
+    """The types that a JSON value is of."""
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, int) or (isinstance(value, float) and value == int(value)):
+        return {"integer", "number"}
+    names = {str: "string", float: "number", type(None): "null", list: "array", tuple: "array", dict: "object"}
+    return {name for kind, name in names.items() if isinstance(value, kind)}
+
+
+def _types(schema: Any) -> set[str]:
+    """The types that a schema allows, as far as it says so itself."""
+    if not isinstance(schema, Mapping):
+        return set()
+    if "const" in schema or "enum" in schema:
+        return set().union(*(_kinds(value) for value in schema.get("enum", [schema.get("const")])))
+    types = schema.get("type", [])
+    each = set(types) if isinstance(types, list | tuple) else {types}
+    return each | ({"integer"} if "number" in each else set()) | ({"number"} if "integer" in each else set())
+
+
+def _token(name: str) -> str:
+    """A name as part of a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,228 @@
+"""JSON of a schema in any order: its fixed text as the tokens of a template, with gaps for the values.
+
+    every gap gets the fewest positions that it needs; what `max_new_tokens` leaves is dealt out one position at a time
+
+to the gaps in turn, as long as each can use more: the characters of a string, of a number at most `_MOST_POSITIONS`.
+A gap of a free string allows any plain text at every position. The others hold several positions jointly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+from pardec.samplers.ops.token_automaton import TokenAutomaton
+from pardec.samplers.request import Allowed, JointGap
+
+from .regular import Choice, Expression, Literal, choice
+from .token_automata import plain_lengths, text_automaton, value_automaton
+from .values import Array, Map, Object, Reference, Scalar, Schema, Text, Union, Value, refusal
+from .vocabulary import Vocabulary
+
+_MOST_POSITIONS = 16  # of a gap that is no string, unless its shortest value takes more
+_MOST_ITEMS = 256
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Positions for one value: a string between its quotes, or a whole value."""
+
+    value: Text | Scalar
+    least: int
+    most: int | None
+    positions: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """What stands behind the prompt.
+
+    Attributes:
+        rest: [T] int64: fixed tokens, the mask id in gaps.
+        sets: [S, V] bool, and `at` [T] int64, as those of `Allowed`.
+        joints: the gaps that are held jointly, with starts in `rest`.
+    """
+
+    rest: Tensor
+    sets: Tensor
+    at: Tensor
+    joints: tuple[JointGap, ...]
+
+    def allowed(self, starts: Sequence[int]) -> Allowed | None:
+        """The sets of rows whose prompts have `starts` tokens."""
+        if not self.at.any():
+            return None
+        return Allowed(self.sets, tuple(torch.nn.functional.pad(self.at, (start, 0)) for start in starts))
+
+    def joints_of(self, start: int) -> tuple[JointGap, ...]:
+        """The gaps of a row whose prompt has `start` tokens."""
+        return tuple(replace(gap, start=gap.start + start) for gap in self.joints)
+
+
+def template(schema: Schema, vocabulary: Vocabulary, budget: int, *, mask_id: int, pads: Sequence[int]) -> Template:
+    """The template of a schema in at most `budget` tokens.
+
+    Args:
+        pads: the end and pad tokens, which fill what a value leaves of its gap.
+
+    Raises:
+        SpecError: a part that cannot be held in any order, with its path; or the budget is too small.
+    """
+    parts = _joined(_Parts(schema, vocabulary).of(schema.root))
+    fixed = [vocabulary.encode(part) if isinstance(part, str) else [] for part in parts]
+    parts = _with_lengths(parts, budget - sum(map(len, fixed)), budget)
+    rest: list[int] = []
+    joints: list[JointGap] = []
+    lengths = plain_lengths(vocabulary)
+    plain = lengths > 0
+    plain[list(pads)] = True
+    free: list[int] = []
+    for part, ids in zip(parts, fixed, strict=True):
+        if isinstance(part, Gap):
+            if _is_free(part, int(lengths.max())):
+                free += range(len(rest), len(rest) + part.positions)
+            else:
+                joints.append(JointGap(len(rest), _automaton(part, vocabulary, tuple(pads))))
+            rest += [mask_id] * part.positions
+        rest += ids
+    _check_text(vocabulary, fixed, parts)
+    at = torch.zeros(len(rest), dtype=torch.int64)
+    at[free] = 1
+    sets = torch.from_numpy(np.stack([np.ones_like(plain), plain]))
+    return Template(torch.tensor(rest, dtype=torch.int64), sets, at, tuple(joints))
+
+
+class _Parts:
+    """The fixed text and the gaps of values, in order."""
+
+    def __init__(self, schema: Schema, vocabulary: Vocabulary) -> None:
+        self.schema, self.vocabulary = schema, vocabulary
+        self._open: list[str] = []  # the definitions that are being read
+
+    def of(self, value: Value) -> Iterator[str | Gap]:
+        if isinstance(value, Reference):
+            if value.name in self._open:
+                raise refusal(value.path, f"{value.name} contains itself, and a template has a fixed length")
+            self._open.append(value.name)
+            yield from self.of(self.schema.resolve(value))
+            self._open.pop()
+        elif isinstance(value, Object):
+            for at, (name, member, _) in enumerate(value.members):
+                yield ("," if at else "{") + self.schema.key(name)
+                yield from self.of(member)
+            yield "}"
+        elif isinstance(value, Array):
+            count = max(value.least, 1)
+            if count > _MOST_ITEMS:
+                raise refusal(value.path, f"{count} items are more than the {_MOST_ITEMS} that a template may have")
+            for at in range(count):
+                yield "," if at else "["
+                yield from self.of(value.item)
+            yield "]"
+        elif isinstance(value, Map):
+            raise refusal(
+                value.path, "an object with free keys has no fixed text", "name its properties, with their types"
+            )
+        elif isinstance(value, Text):
+            yield from self._text(value)
+        else:
+            assert isinstance(value, Scalar | Union), "every kind of value"
+            yield from self._scalar(Scalar(value.path, self._expression(value)))
+
+    def _expression(self, value: Value) -> Expression:
+        """Of a value of one gap."""
+        path, value = value.path, self.schema.resolve(value)
+        if isinstance(value, Scalar | Text):
+            return value.expression
+        if isinstance(value, Union):
+            return choice([self._expression(option) for option in value.options])
+        raise refusal(
+            path, "objects and arrays as one option of several differ in their fixed text", "choose one of them"
+        )
+
+    def _text(self, value: Text) -> Iterator[str | Gap]:
+        yield '"'
+        if value.most != 0:
+            yield Gap(value, max(1, -(-value.least // 3)), value.most)
+        yield '"'
+
+    def _scalar(self, value: Scalar) -> Iterator[str | Gap]:
+        expression = value.expression
+        options = expression.options if isinstance(expression, Choice) else (expression,)
+        texts = [option.value for option in options if isinstance(option, Literal)]
+        if len(texts) == len(options):
+            if len(texts) == 1:
+                yield texts[0].decode()
+                return
+            longest = max(len(self.vocabulary.encode(text)) for text in texts)
+            yield Gap(value, longest, longest)
+            return
+        least = len(self.vocabulary.greedy(expression.shortest or b"") or [])
+        most = max(least, _MOST_POSITIONS)
+        yield Gap(value, least, most if expression.longest is None else min(most, expression.longest))
+
+
+def _joined(parts: Iterator[str | Gap]) -> list[str | Gap]:
+    """Texts that stand beside each other as one."""
+    result: list[str | Gap] = []
+    for part in parts:
+        if isinstance(part, str) and result and isinstance(result[-1], str):
+            result[-1] += part
+        else:
+            result.append(part)
+    return result
+
+
+def _with_lengths(parts: list[str | Gap], left: int, budget: int) -> list[str | Gap]:
+    """The gaps with their numbers of positions, `left` in all."""
+    gaps = [part for part in parts if isinstance(part, Gap)]
+    counts = [gap.least for gap in gaps]
+    left -= sum(counts)
+    if left < 0:
+        raise SpecError(
+            f"max_new_tokens={budget} is too few for response_format: its template takes {budget - left} tokens",
+            hint=f"max_new_tokens={2 * (budget - left)} leaves room for longer values",
+        )
+    growing = list(range(len(gaps)))
+    while left and growing:
+        growing = [at for at in growing if gaps[at].most is None or counts[at] < (gaps[at].most or 0)]
+        for at in growing[:left]:
+            counts[at] += 1
+        left -= min(left, len(growing))
+    sized = iter([replace(gap, positions=count) for gap, count in zip(gaps, counts, strict=True)])
+    return [next(sized) if isinstance(part, Gap) else part for part in parts]
+
+
+def _is_free(gap: Gap, longest: int) -> bool:
+    """Whether any plain tokens may stand in a gap, whatever the others are."""
+    value = gap.value
+    return (
+        isinstance(value, Text) and value.least == 0 and (value.most is None or gap.positions * longest <= value.most)
+    )
+
+
+def _automaton(gap: Gap, vocabulary: Vocabulary, pads: tuple[int, ...]) -> TokenAutomaton:
+    value = gap.value
+    if isinstance(value, Text):
+        automaton = text_automaton(value.least, value.most, gap.positions, vocabulary, pads)
+    else:
+        automaton = value_automaton(value.expression, gap.positions, vocabulary, pads)
+    if not automaton.allows(np.full(gap.positions, -1)):
+        raise refusal(value.path, f"no value fits in {gap.positions} tokens", "raise max_new_tokens")
+    return automaton
+
+
+def _check_text(vocabulary: Vocabulary, fixed: Sequence[Sequence[int]], parts: Sequence[str | Gap]) -> None:
+    """Refuses a tokenizer that does not give the fixed text back."""
+    text = "".join(part for part in parts if isinstance(part, str))
+    ids = [token for each in fixed for token in each]
+    if vocabulary.tokenizer.decode(ids, skip_special_tokens=True) != text:
+        raise SpecError(
+            "the tokenizer does not decode the fixed text of response_format to itself",
+            hint="ask for JSON in the prompt instead",
+        )

@@ -1,0 +1,87 @@
+"""The sets of allowed tokens at the positions of live rows, which leave and join."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
+
+from ..request import Allowed
+
+
+class AllowedRows:
+    """Of every live row, the set of each position.
+
+    Attributes:
+        sets: [S, V] bool; set 0 allows everything, as behind a row's end. None while every row may take everything.
+        at: [B, C] int64: the set of each position; positions behind the last column have set 0.
+    """
+
+    at: Tensor
+
+    def __init__(self, allowed: Allowed | None, rows: int, device: torch.device) -> None:
+        self.sets = None if allowed is None else allowed.sets.to(device)
+        if allowed is None:
+            self.at = torch.zeros(rows, 1, dtype=torch.int64, device=device)
+            return
+        self.at = pad(pad_sequence(list(allowed.at), batch_first=True), (0, 1)).to(device)
+
+    @property
+    def sets(self) -> Tensor | None:
+        return self._sets
+
+    @sets.setter
+    def sets(self, sets: Tensor | None) -> None:
+        self._sets, self._only = sets, None
+        if sets is not None:
+            only = torch.where(sets.sum(-1) == 1, sets.long().argmax(-1), -1)
+            self._only = None if bool((only < 0).all()) else only  # of each set, its only token
+
+    def __bool__(self) -> bool:
+        """Whether any row may be limited."""
+        return self.sets is not None
+
+    @property
+    def forced(self) -> Tensor | None:
+        """[B, C] int64: the only token allowed at a position, -1 where several are; None if none has only one."""
+        return None if self._only is None else self._only[self.at]
+
+    def mask(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """[..., V] bool: what may stand at `positions` of these live `rows`, shapes that broadcast."""
+        assert self.sets is not None, "some row is limited"
+        return self.sets[self.at[rows, positions.clamp(max=self.at.shape[1] - 1)]]
+
+    def with_sets(self, rows: Sequence[int], positions: Sequence[int], sets: np.ndarray) -> AllowedRows:
+        """These sets with others, `sets` [N, V] bool, at some `positions` [N] of live `rows` [N], for one step."""
+        device = self.at.device
+        own = torch.ones(1, sets.shape[1], dtype=torch.bool, device=device) if self.sets is None else self.sets
+        result = AllowedRows(None, len(self.at), device)
+        result._sets = torch.cat([own, torch.from_numpy(sets).to(device)])
+        result.at = pad(self.at, (0, max(max(positions) + 2 - self.at.shape[1], 0))).clone()
+        row, column = torch.tensor(rows, device=device), torch.tensor(positions, device=device)
+        result.at[row, column] = torch.arange(len(own), len(own) + len(sets), device=device)
+        return result
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps these live rows."""
+        self.at = self.at[torch.from_numpy(rows).to(self.at.device)]
+
+    def put(self, where: np.ndarray, other: AllowedRows) -> None:
+        """Puts the rows of `other` in place of those at `where`; sets that no row has any more are dropped."""
+        if self.sets is None and other.sets is None:
+            return
+        some = self.sets if self.sets is not None else other.sets
+        assert some is not None, "one of them has sets"
+        every = [some[:1], *(sets[1:] for sets in (self.sets, other.sets) if sets is not None)]
+        offset = 0 if self.sets is None else len(self.sets) - 1
+        width = max(self.at.shape[1], other.at.shape[1])
+        at = pad(self.at, (0, width - self.at.shape[1]))
+        theirs = torch.where(other.at > 0, other.at + offset, 0)
+        at[torch.from_numpy(where).to(at.device)] = pad(theirs, (0, width - theirs.shape[1]))
+        used, index = torch.unique(torch.cat([at.new_zeros(1), at.flatten()]), return_inverse=True)
+        self.at = index[1:].view(at.shape)
+        self.sets = torch.cat(every)[used] if len(used) > 1 else None
