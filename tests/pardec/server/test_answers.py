@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -337,3 +338,45 @@ def test_a_request_that_cannot_join_says_that_it_waited(llama: Running) -> None:
     answers = asyncio.run(two())
     assert all(answer.status_code == 200 for answer in answers)
     assert any("began together" in answer.headers.get("x-pardec-waited", "") for answer in answers)
+
+
+RECORD = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        "kind": {"enum": ["cup", "plum", "candle"]},
+        "sold": {"type": "boolean"},
+    },
+    "required": ["name", "count", "kind", "sold"],
+    "additionalProperties": False,
+}
+
+
+def test_structured_output(both: Running) -> None:
+    model = model_of(both)
+    form: Any = {"type": "json_schema", "json_schema": {"name": "record", "schema": RECORD, "strict": True}}
+    for temperature in (0.0, 1.0):
+        answer = both.openai().chat.completions.create(
+            model=model.name,
+            messages=[{"role": "user", "content": QUESTION}],
+            max_tokens=96,
+            temperature=temperature,
+            seed=3,
+            response_format=form,
+        )
+        text = answer.choices[0].message.content
+        assert text is not None
+        jsonschema.validate(json.loads(text), RECORD)
+        alone = model.generate(
+            [{"role": "user", "content": QUESTION}],
+            max_new_tokens=96,
+            temperature=temperature,
+            seed=3,
+            response_format=form,
+        )
+        assert [text] == alone.text
+    refused = {**form, "json_schema": {"name": "x", "schema": {"type": "object", "properties": {"a": {"not": {}}}}}}
+    body = {"prompt": QUESTION, "response_format": refused}
+    assert both.post("/v1/completions", body).status_code == 400
+    both.wait_until_idle()

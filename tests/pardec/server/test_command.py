@@ -1,0 +1,75 @@
+"""`pardec serve`, as a user runs it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+
+def start(log: Path, *arguments: str) -> tuple[subprocess.Popen[bytes], str]:
+    command = [sys.executable, "-m", "pardec", "serve", "tiny-llama", "--port", "0", *arguments]
+    process = subprocess.Popen(command, stdout=log.open("wb"), stderr=subprocess.STDOUT)
+    end = time.monotonic() + 120
+    while not (found := re.search(r"(http://127[^/\s]+)/v1", log.read_text())):
+        if process.poll() is not None or time.monotonic() > end:
+            process.kill()
+            raise AssertionError(log.read_text())
+        time.sleep(0.1)
+    return process, found[1]
+
+
+def ask(url: str, **fields: Any) -> httpx.Response:
+    """Waits until the server listens."""
+    with httpx.Client(transport=httpx.HTTPTransport(retries=5), timeout=120) as client:
+        return client.post(f"{url}/v1/completions", json={"prompt": "Tom has 8 cups.", **fields})
+
+
+def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    options = ("-n", "5", "-s", "lookup", "--name", "llama", "--prefix-cache", "8", "--grace", "10")
+    process, url = start(log, *options)
+    try:
+        first, second = (ask(url, prompt="Tom has 8 cups. " * 4, ignore_eos=True) for _ in range(2))
+        assert first.json()["usage"]["completion_tokens"] == 5
+        assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        assert first.json()["choices"][0]["text"] == second.json()["choices"][0]["text"]
+        assert [card["id"] for card in httpx.get(f"{url}/v1/models").json()["data"]] == ["llama", "tiny-llama"]
+        answers: list[httpx.Response] = []
+        late = threading.Thread(target=lambda: answers.append(ask(url, max_tokens=300, ignore_eos=True, n=1)))
+        late.start()
+        while httpx.get(f"{url}/health").json()["live"] == 0:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        late.join(60)
+        assert answers[0].status_code == 200
+        assert process.wait(60) in (0, -signal.SIGTERM)
+        assert "Traceback" not in log.read_text()
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("tiny-llama", "--port", "0", "-s", "no-such"), "unknown sampler"),
+        (("tiny-llama", "--port", "0", "-s", "threshold"), "is for masked models"),
+        (("tiny-dream", "--port", "0", "--prefix-cache", "8"), "bidirectional"),
+        (("tiny-lama", "--port", "0"), "tiny-llama"),
+        (("tiny-llama", "--host", "no.such.host.invalid", "--port", "0"), "cannot listen"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_it_listens(arguments: tuple[str, ...], message: str) -> None:
+    command = [sys.executable, "-m", "pardec", "serve", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode != 0
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
