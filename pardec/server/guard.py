@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pardec.server")
 
 _ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/images/generations", "/v1/models", "/health", "/metrics")
+_DRAIN = 64 * 2**20  # bytes of a body that is too large, which are read and dropped
 _GONE = 499  # the client closed the request; nobody reads it but the metrics
 
 
@@ -44,7 +45,7 @@ class Guard:
 
         try:
             self._check_key(scope)
-            await self.app(scope, self._bounded(scope, receive), noting)
+            await self.app(scope, self._bounded(receive), noting)
         except ClientDisconnect:
             self.server.metrics.left()
             status = status or _GONE
@@ -67,20 +68,20 @@ class Guard:
             message = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
             raise RequestError(HTTPStatus.UNAUTHORIZED, message, code="invalid_api_key", headers=headers)
 
-    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
+    def _bounded(self, receive: Receive) -> Receive:
         """`receive`, as long as the body is not too large."""
         limit, size = self.server.limits.body, 0
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > limit:
-            raise _too_large(limit)
 
         async def bounded() -> Message:
             nonlocal size
             message = await receive()
-            size += len(message.get("body", b"")) if message["type"] == "http.request" else 0
-            if size > limit:
-                raise _too_large(limit)
-            return message
+            size += len(message.get("body", b""))
+            if size <= limit:
+                return message
+            while message.get("more_body") and size < limit + _DRAIN:  # a client reads no answer while it still sends
+                message = await receive()
+                size += len(message.get("body", b""))
+            raise _too_large(limit)
 
         return bounded
 
