@@ -140,6 +140,14 @@ def test_an_answer_is_stored_for_the_request_that_goes_on_from_it(model: Model) 
     check_blocks(model, cache)
 
 
+@pytest.mark.parametrize("sampler", ["sequential", "model:name=tiny-llama-draft,k=3"])
+def test_wherever_a_block_ends_only_what_was_computed_is_stored(model: Model, sampler: str) -> None:
+    cache, ids = on(model), model.tokenizer(SHARED)["input_ids"]
+    for start in range(16):
+        model.generate(input_ids=[ids[start : start + 40 + start]], sampler=sampler, max_new_tokens=6, stop_ids=[])
+    check_blocks(model, cache)
+
+
 def test_a_drafter_that_reads_logits_of_the_prompt_copies_nothing(model: Model) -> None:
     on(model)
     results = [model.generate(PROMPTS[0], sampler="recycling", max_new_tokens=8) for _ in range(2)]
@@ -151,12 +159,16 @@ def test_a_drafter_that_reads_logits_of_the_prompt_copies_nothing(model: Model) 
 @pytest.mark.parametrize("mib", [64, 0.2, 0.07])
 def test_rows_that_join_a_batch_have_the_tokens_of_those_alone(model: Model, sampler: str, mib: float) -> None:
     items = [{"prompt": prompt, "max_new_tokens": 5 + 4 * (at % 3)} for at, prompt in enumerate(PROMPTS * 2)]
-    alone = [model.generate(sampler=sampler, **item).tokens[0] for item in items]
+    results = [model.generate(sampler=sampler, **item) for item in items]
+    alone = [result.tokens[0] for result in results]
     cache = on(model, mib)
     for _ in range(2):
         served = {row.index: row for row in model.serve_batch(items, batch_size=3, sampler=sampler)}
         assert [served[at].tokens for at in range(len(items))] == alone
         assert 0 < cache.nbytes <= cache.budget
+        for at, result in enumerate(results):
+            own = served[at].result
+            assert own.tokens_fed[0] + own.reused[0] == result.tokens_fed[0]
     assert sum(row.result.reused[0] for row in served.values()) > 0
     assert mib == 0.07 or (cache.evictions > 0) == (mib < 1)  # the least has room for a block or two, often leased
     check_blocks(model, cache)
