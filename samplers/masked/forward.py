@@ -119,7 +119,7 @@ class MaskedForward:
         mask = query.mask[:, : canvas.length].cpu().numpy().copy()
         if new.any():
             at = np.arange(canvas.length)
-            mask |= new[:, None] & (at >= first_start[:, None]) & (at < canvas.end[:, None])
+            mask = np.where(new[:, None], (at >= first_start[:, None]) & (at < canvas.end[:, None]), mask)
         row, column = np.nonzero(self.wanted(query))
         mask[row, np.maximum(canvas.lo[row] + column - shift[row], 0)] = True
         count = mask.sum(1)
