@@ -32,8 +32,8 @@ PAGE = """# Time to the first token behind a shared few-shot prompt
 Weights and K/V in float32 unless the file has fewer bits, one thread of {processor}, torch {torch}. Three requests
 follow each other: two questions behind the same examples, and one that goes on from the second answer. `first` fills an
 empty prefix cache; `second` and `chat` reuse it; the columns `off` are the same requests without a cache. Milliseconds
-of process time to the first token are medians of {repeats} repeats, `first / second` is the median (least to greatest) of the
-repeats' own ratios. Tokens were the same with and without in every request.
+of process time to the first token are medians of {repeats} repeats, `first / second` is the median (least to greatest)
+of the repeats' own ratios. Tokens were the same with and without in every request.
 
 | model | examples | first | second | off | chat | off | reused by second | by chat | first / second | KiB a token |
 |---|---|---|---|---|---|---|---|---|---|---|

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -53,13 +55,13 @@ class Lease:
 
 
 class PrefixCache:
-    """The stored blocks of one model, at most `budget` bytes of them.
+    """The stored blocks of one model and of those that draft for it, at most `budget` bytes of them.
 
     Attributes:
         block: tokens of a block.
         nbytes: bytes of all blocks.
-        hits, misses: prompts whose first block was stored, and those whose was not.
-        tokens: prompt tokens whose K/V were copied from here instead of computed.
+        hits, misses: prompts whose first block was stored, and those whose was not; not of draft models.
+        tokens: prompt tokens whose K/V were copied from here instead of computed; not of draft models.
         evictions: blocks that made room for others.
     """
 
@@ -67,6 +69,7 @@ class PrefixCache:
         self.budget, self.block = budget, block
         self.nbytes = self.hits = self.misses = self.tokens = self.evictions = 0
         self._root = Block(b"", None)
+        self._drafts: WeakKeyDictionary[Any, tuple[int, Block]] = WeakKeyDictionary()  # version and root by network
         self._order: OrderedDict[Block, None] = OrderedDict()  # by use, the latest last; a block before those above it
         self._version = 0  # of the weights
 
@@ -92,17 +95,23 @@ class PrefixCache:
         for block in self._order:
             block.values, block.states = [], {}
         self._root = Block(b"", None)
+        self._drafts.clear()
         self._order.clear()
         self.nbytes = 0
+
+    def begin_draft(self, network: object, version: int, tokens: np.ndarray, most: int) -> Lease:
+        """As `begin`, of the texts of a network that drafts; blocks of its earlier weights are found no more."""
+        if self._drafts.get(network, (None, None))[0] != version:
+            self._drafts[network] = version, Block(b"", None)
+        root = self._drafts[network][1]
+        return self._lease(root, self._find(root, tokens, most))
 
     def begin(self, tokens: np.ndarray, most: int, states: TargetStates | None = None) -> Lease:
         """A lease of the longest stored prefix of `tokens` [n] int64, of at most `most` of them.
 
         Blocks that lack `states` do not count where a drafter asks for these.
         """
-        lease = Lease(self._root, self._find(tokens, most, states))
-        lease.last.leases += 1
-        self._touch(lease)
+        lease = self._lease(self._root, self._find(self._root, tokens, most, states))
         self.hits += bool(lease.path)
         self.misses += not lease.path and most >= self.block
         self.tokens += len(lease.path) * self.block
@@ -110,11 +119,17 @@ class PrefixCache:
 
     def missing(self, tokens: np.ndarray, most: int, states: TargetStates | None = None) -> bytes | None:
         """The text up to the first block that `begin` would not find; None where all of them are stored."""
-        end = (len(self._find(tokens, most, states)) + 1) * self.block
+        end = (len(self._find(self._root, tokens, most, states)) + 1) * self.block
         return tokens[:end].tobytes() if end <= most else None
 
-    def _find(self, tokens: np.ndarray, most: int, states: TargetStates | None) -> list[Block]:
-        path, last, size = list[Block](), self._root, self.block
+    def _lease(self, root: Block, path: list[Block]) -> Lease:
+        lease = Lease(root, path)
+        lease.last.leases += 1
+        self._touch(lease)
+        return lease
+
+    def _find(self, root: Block, tokens: np.ndarray, most: int, states: TargetStates | None = None) -> list[Block]:
+        path, last, size = list[Block](), root, self.block
         for start in range(0, most - size + 1, size):
             block = last.below.get(tokens[start : start + size].tobytes())
             if block is None or (states is not None and states not in block.states):
@@ -141,8 +156,8 @@ class PrefixCache:
         Their K/V are in the first n slots of a row, and their `states` are the tensor [>= n, S]. A block is stored with
         these or not at all.
         """
-        if lease.root is not self._root:  # the cache was emptied since
-            return
+        if all(lease.root is not root for root in (self._root, *(root for _, root in self._drafts.values()))):
+            return  # the cache was emptied since
         size, count = self.block, len(tokens) // self.block
         values: list[Tensor] = []
         for index in range(len(lease.path), count):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from torch import Tensor
@@ -98,3 +99,50 @@ class PrefixReuse:
     def _match_weights(self) -> None:
         if self.prefixes is not None:
             self.prefixes.match_weights(getattr(self.model, "weights_version", 0))
+
+
+class DraftReuse:
+    """The rows of a draft model with K/V of its own, whose blocks share the budget of the target's prefix cache."""
+
+    def __init__(self, target: LanguageModel, model: LanguageModel, cache: KVCache, rows: int) -> None:
+        self.prefixes, self.model, self.cache = target.prefix_cache, model, cache
+        self.stored = np.zeros(rows, dtype=bool)  # [B] whether the row's prompt was left to others
+
+    def begin(self, texts: Sequence[np.ndarray]) -> np.ndarray:
+        """[B] tokens of each text whose K/V were copied to the first slots of its row; its last is never among them."""
+        lengths = np.zeros(len(texts), dtype=np.int64)
+        for at, tokens in enumerate(texts):
+            with self._lease(tokens, len(tokens) - 1) as lease:
+                if lease is not None and self.prefixes is not None:
+                    self.prefixes.load(lease, self.cache, at)
+                    lengths[at] = len(lease.path) * self.prefixes.block
+        return lengths
+
+    def store(self, texts: Sequence[np.ndarray], lengths: np.ndarray) -> None:
+        """Stores the first lengths[b] tokens of each text whose prompt has not been stored, once all K/V are known."""
+        for at in np.flatnonzero(~self.stored & (lengths > 0)).tolist():
+            with self._lease(texts[at], int(lengths[at])) as lease:
+                if lease is not None and self.prefixes is not None:
+                    self.prefixes.extend(lease, texts[at][: lengths[at]], self.cache, at)
+            self.stored[at] = True
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps these live rows."""
+        self.stored = self.stored[rows]
+
+    def put(self, where: np.ndarray, other: DraftReuse) -> None:
+        """The rows of `other` in place of the live rows at `where`."""
+        self.stored = self.stored.copy()
+        self.stored[where] = other.stored
+
+    @contextmanager
+    def _lease(self, tokens: np.ndarray, most: int) -> Iterator[Lease | None]:
+        if self.prefixes is None:
+            yield None
+            return
+        version = getattr(self.model, "weights_version", 0)
+        lease = self.prefixes.begin_draft(self.model.decoder, version, tokens, most)
+        try:
+            yield lease
+        finally:
+            self.prefixes.release(lease)

@@ -121,7 +121,7 @@ class MaskedForward:
         mask = query.mask[:, : canvas.length].cpu().numpy().copy()
         if new.any():
             order = np.arange(canvas.length)
-            mask |= new[:, None] & (order >= first_start[:, None]) & (order < canvas.end[:, None])
+            mask = np.where(new[:, None], (order >= first_start[:, None]) & (order < canvas.end[:, None]), mask)
         row, column = np.nonzero(self.wanted(query))
         mask[row, np.maximum(canvas.lo[row] + column - shift[row], 0)] = True
         count = mask.sum(1)

@@ -18,6 +18,7 @@ from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
+from ..prefix_reuse import DraftReuse
 from .contracts import DecodeContext, Draft, DraftModel, RoundResult, Uniforms
 from .forward import catch_up_groups
 from .over_ids import LogitsOverIds
@@ -59,6 +60,7 @@ class DraftModelState(DraftModel):
         self.calls = 0  # forwards of this round
         self.runs: list[finite.Run] = []  # their plans and caches
         self.drafting = False
+        self.reuse: DraftReuse | None = None
         shape = context.sampler.shape
         self.unprocessed = shape is not None and shape.unprocessed
 
@@ -82,9 +84,17 @@ class DraftModelState(DraftModel):
         error = finite.failure(self.model, self.runs, cfg=self.context.request.cfg)
         return error or ModelError(f"{self.model.name}, which drafts, gives logits that are not finite")
 
+    def reuse_prefixes(self) -> None:
+        """Begins with stored K/V of each row's prompt; for a model whose K/V depend on its tokens alone."""
+        text = self.context.text
+        self.reuse = DraftReuse(self.context.model, self.model, self.cache, len(text))
+        self.cached = self.reuse.begin([text.row(at) for at in range(len(text))])
+
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows; the loop updates the target's cache."""
         self.cached = self.cached[rows]
+        if self.reuse is not None:
+            self.reuse.keep(rows)
         if self.own and len(rows):
             self.cache.keep(torch.from_numpy(rows))
 
@@ -92,6 +102,8 @@ class DraftModelState(DraftModel):
         """The rows of `other` in place of the live rows at `where`; the loop updates the target's cache."""
         self.cached = self.cached.copy()
         self.cached[where] = other.cached
+        if self.reuse is not None and other.reuse is not None:
+            self.reuse.put(where, other.reuse)
         if self.own:
             put_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
 
@@ -132,6 +144,10 @@ class DraftModelState(DraftModel):
             self.cache.move(start + slot, torch.where((lead > 0) & (slot != order), start + order, -1))
         fed = lead.sum(1).cpu().numpy()
         self.cached = np.where(fed > 0, self.base + fed, self.cached)
+        if self.reuse is not None and self.reuse.prefixes is not None:
+            text = self.context.text
+            rows = [text.row(at) for at in range(len(text))]
+            self.reuse.store(rows, np.where(self.cached >= text.prompt, text.prompt, 0))
 
     def _begin(self) -> None:
         text = self.context.text

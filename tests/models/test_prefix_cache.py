@@ -89,6 +89,25 @@ def test_a_block_of_other_weights_is_never_copied() -> None:
     assert (prefixes.blocks, prefixes.nbytes) == (0, 0)
 
 
+def test_draft_models_share_the_budget_and_nothing_else() -> None:
+    class Network:
+        """What only stands for one."""
+
+    prefixes, one, two = PrefixCache(3 * BYTES, SIZE), Network(), Network()
+    prefixes.release(put(prefixes, text(1, 2)))
+    counts = prefixes.hits, prefixes.misses
+    for network in (one, two):
+        lease = prefixes.begin_draft(network, 0, text(1, 2), 8)
+        assert lease.path == []
+        prefixes.extend(lease, text(1, 2), filled(1), 0)
+        assert prefixes.nbytes <= prefixes.budget
+        prefixes.release(lease)
+    assert (prefixes.blocks, prefixes.evictions) == (3, 3)
+    assert len(prefixes.begin_draft(two, 0, text(1, 2), 8).path) == 2
+    assert prefixes.begin_draft(two, 1, text(1, 2), 8).path == []  # new weights
+    assert (prefixes.hits, prefixes.misses) == counts
+
+
 def test_states_are_stored_with_blocks_that_lack_them() -> None:
     prefixes, tokens, values = PrefixCache(1 << 20, SIZE), text(1, 2), torch.randn(9, 7)
     put(prefixes, tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 import pardec
 from pardec.api import Model
 from pardec.models.errors import ModelError, SpecError
+from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 from pardec.models.prefix_cache import Block, PrefixCache
 from pardec.result import Result
@@ -64,6 +66,20 @@ def on(model: Model, mib: float = 64) -> PrefixCache:
     return cache
 
 
+def fed(model: Model, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> tuple[Result, dict[str, int]]:
+    """A result, and the widest forward of each network."""
+    widest: dict[str, int] = {}
+    run = LanguageModel.run
+
+    def watched(self: LanguageModel, plan: Plan, cache: Any = None) -> Any:
+        widest[self.name] = max(widest.get(self.name, 0), plan.width)
+        return run(self, plan, cache)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LanguageModel, "run", watched)
+        return model.generate(**arguments), widest
+
+
 def below(block: Block) -> Iterator[Block]:
     for each in block.below.values():
         yield each
@@ -72,18 +88,24 @@ def below(block: Block) -> Iterator[Block]:
 
 def check_blocks(model: Model, cache: PrefixCache) -> None:
     """Every block has the K/V that a whole forward over its own text gives, and nothing is leased."""
-    for block in below(cache._root):
+    check_trie(model.language_model, cache, cache._root)
+    for network, (_, root) in cache._drafts.items():
+        check_trie(replace(model.language_model, decoder=network), cache, root)
+
+
+def check_trie(network: LanguageModel, cache: PrefixCache, root: Block) -> None:
+    for block in below(root):
         keys, above = [block.key], block.above
         while above is not None:
             keys.insert(0, above.key)
             above = above.above
         tokens = torch.frombuffer(bytearray(b"".join(keys)), dtype=torch.int64)[None]
-        whole = model.language_model.new_cache(1, tokens.shape[1])
-        model.language_model.forward(Plan.full(tokens, model.language_model.visible()), whole)
+        whole = network.new_cache(1, tokens.shape[1])
+        network.decoder(Plan.full(tokens, network.visible()), whole)
         expected = whole.copy_out(0, tokens.shape[1] - cache.block, tokens.shape[1])[0]
         torch.testing.assert_close(block.values[0], expected, rtol=1e-4, atol=1e-4)
         assert block.leases == 0
-    assert cache._root.leases == 0
+    assert root.leases == 0
 
 
 @pytest.mark.parametrize(
@@ -118,6 +140,14 @@ def test_an_answer_is_stored_for_the_request_that_goes_on_from_it(model: Model) 
     check_blocks(model, cache)
 
 
+@pytest.mark.parametrize("sampler", ["sequential", "model:name=tiny-llama-draft,k=3"])
+def test_wherever_a_block_ends_only_what_was_computed_is_stored(model: Model, sampler: str) -> None:
+    cache, ids = on(model), model.tokenizer(SHARED)["input_ids"]
+    for start in range(16):
+        model.generate(input_ids=[ids[start : start + 40 + start]], sampler=sampler, max_new_tokens=6, stop_ids=[])
+    check_blocks(model, cache)
+
+
 def test_a_drafter_that_reads_logits_of_the_prompt_copies_nothing(model: Model) -> None:
     on(model)
     results = [model.generate(PROMPTS[0], sampler="recycling", max_new_tokens=8) for _ in range(2)]
@@ -129,12 +159,16 @@ def test_a_drafter_that_reads_logits_of_the_prompt_copies_nothing(model: Model) 
 @pytest.mark.parametrize("mib", [64, 0.2, 0.07])
 def test_rows_that_join_a_batch_have_the_tokens_of_those_alone(model: Model, sampler: str, mib: float) -> None:
     items = [{"prompt": prompt, "max_new_tokens": 5 + 4 * (at % 3)} for at, prompt in enumerate(PROMPTS * 2)]
-    alone = [model.generate(sampler=sampler, **item).tokens[0] for item in items]
+    results = [model.generate(sampler=sampler, **item) for item in items]
+    alone = [result.tokens[0] for result in results]
     cache = on(model, mib)
     for _ in range(2):
         served = {row.index: row for row in model.serve_batch(items, batch_size=3, sampler=sampler)}
         assert [served[at].tokens for at in range(len(items))] == alone
         assert 0 < cache.nbytes <= cache.budget
+        for at, result in enumerate(results):
+            own = served[at].result
+            assert own.tokens_fed[0] + own.reused[0] == result.tokens_fed[0]
     assert sum(row.result.reused[0] for row in served.values()) > 0
     assert mib == 0.07 or (cache.evictions > 0) == (mib < 1)  # the least has room for a block or two, often leased
     check_blocks(model, cache)
@@ -220,6 +254,24 @@ def test_off_and_on_again(model: Model) -> None:
     assert model.cache_prefixes(0) is None
     assert model.prefix_cache is None
     assert on(model) is not cache
+
+
+def test_a_draft_model_goes_on_from_prompts_of_its_own(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments: dict[str, Any] = {"sampler": "model:name=tiny-llama-draft,k=3", "max_new_tokens": 12, "stop_ids": []}
+    plain, widest = fed(model, monkeypatch, prompt=PROMPTS[0], **arguments)
+    assert min(widest.values()) > 80
+    cache = on(model)
+    _, widest = fed(model, monkeypatch, prompt=PROMPTS[2], **arguments)
+    assert min(widest.values()) > 80
+    second, widest = fed(model, monkeypatch, prompt=PROMPTS[0], **arguments)
+    assert max(widest.values()) < 30
+    assert second.tokens == plain.tokens
+    assert second.draft_forwards == plain.draft_forwards
+    served = {row.index: row for row in model.serve_batch(PROMPTS, batch_size=2, **arguments)}
+    model.cache_prefixes(0)
+    assert [served[at].tokens for at in range(5)] == model.generate(PROMPTS, **arguments).tokens
+    assert len(cache._drafts) == 1
+    check_blocks(model, cache)
 
 
 @pytest.mark.parametrize("sampler", ["sequential", "lookup", "eagle:name=tiny-llama-eagle", "recycling"])

@@ -78,7 +78,9 @@ class Model(Drafter):
         drafter = conditioned_model(drafter, context.request)
         longest = int(context.text.limit.max())
         cache = drafter.new_cache(len(context.text), longest, scratch=context.cache.capacity - longest)
-        return DraftModelState(context, drafter, cache, own=True)
+        state = DraftModelState(context, drafter, cache, own=True)
+        state.reuse_prefixes()
+        return state
 
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: DraftModelState) -> Draft:
         return state.draft(self.k, room, uniforms)

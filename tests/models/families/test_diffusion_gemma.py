@@ -167,3 +167,19 @@ def test_what_belongs_to_masks_is_refused(tmp_path: Path) -> None:
     for spec in ("selfcondition+threshold", "renoise+threshold", "denoise"):
         with pytest.raises(SpecError, match="renoise|a canvas of random tokens"):
             model.generate(input_ids=[[3, 4]], sampler=f"{spec}@causal", max_new_tokens=4)
+
+
+def test_prompts_that_begin_alike_share_keys_and_values(tmp_path: Path) -> None:
+    """Layers of two shapes; the canvas and what is before it are conditioned unlike."""
+    published(tmp_path, spread=0.05)
+    model, base = pardec.load(tmp_path, device="cpu"), tokens(40).tolist()
+    prompts = [base, [*base[:36], 1, 2, 3], base[:17], [5] * 20]
+    options: dict[str, Any] = {"max_new_tokens": 24, "stop_ids": [], "temperature": 0.8}
+    plain = model.generate(input_ids=prompts, **options)
+    cache = model.cache_prefixes(4)
+    results = [model.generate(input_ids=prompts, **options) for _ in range(2)]
+    assert [result.tokens for result in results] == [plain.tokens] * 2
+    assert results[1].reused == [32, 32, 16, 16]
+    assert cache is not None
+    longer = [*base, *plain.tokens[0][:12]]  # the answer's first block is final, the last is not stored
+    assert model.generate(input_ids=[longer], **options).reused == [48]

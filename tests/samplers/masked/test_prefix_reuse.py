@@ -81,10 +81,13 @@ def test_rows_that_join_a_batch(family: str, cache: str, budget: int) -> None:
         {"input_ids": ids, "max_new_tokens": new} for ids, new in zip(given, [*NEW, 3, 5, 1, 4, *NEW], strict=True)
     ]
     arguments: dict[str, Any] = {"sampler": spec, "stop_ids": []}
-    alone = [model.generate(**{**item, "input_ids": [item["input_ids"]]}, **arguments).tokens[0] for item in items]
+    alone = [model.generate(**{**item, "input_ids": [item["input_ids"]]}, **arguments) for item in items]
     stored = on(network, budget)
     served = {row.index: row for row in model.serve_batch(items, batch_size=3, **arguments)}
-    assert [served[at].tokens for at in range(len(items))] == alone
+    for at, result in enumerate(alone):
+        own = served[at].result
+        assert own.tokens == result.tokens
+        assert own.tokens_fed[0] + own.reused[0] == result.tokens_fed[0]
     assert sum(row.result.reused[0] for row in served.values()) > 0
     assert 0 < stored.nbytes <= budget
     assert (stored.evictions > 0) == (budget < 1 << 20)
