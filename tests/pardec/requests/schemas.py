@@ -48,7 +48,12 @@ HELD: dict[str, dict[str, Any]] = {
     "pattern of a part": record({"s": {"type": "string", "pattern": "a|bc+"}}),
     "formats": record({"day": {"type": "string", "format": "date"}, "ip": {"type": "string", "format": "ipv4"}}),
     "definitions": record({"a": {"$ref": "#/$defs/p"}, "b": {"$ref": "#/$defs/p"}}, **{"$defs": {"p": PERSON}}),
-    "annotated": {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "P", "description": "x", **PERSON},
+    "annotated": {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "P",
+        "description": "x",
+        **PERSON,
+    },
     "no declared end": {"type": "object", "properties": {"a": INTEGER}},
     "names in need of escapes": record({'say "x"': INTEGER, "Größe": INTEGER}),
     "integer alone": {"type": "integer", "minimum": 5},
