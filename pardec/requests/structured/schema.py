@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeGuard
 
 from .forms import ANNOTATIONS, OF_TYPE
 from .numeric import integers, reals
@@ -241,8 +241,7 @@ class _Reader:
     def _bounds(self, own: Mapping[str, Any], of: str, path: str) -> tuple[int, int | None]:
         least, most = own.get(f"min{of}", 0), own.get(f"max{of}")
         for name, value in ((f"min{of}", least), (f"max{of}", most)):
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            if name in own and not (number and value == int(value) and value >= 0):
+            if name in own and not (_is_number(value) and value % 1 == 0 and value >= 0):
                 raise refusal(f"{path}/{name}", f"a whole number of at least 0 is needed, got {value!r:.60}")
         if least > _MOST:
             raise refusal(f"{path}/min{of}", f"{least} is more than the {_MOST} that an answer may have")
@@ -277,6 +276,11 @@ def _tighter(
     if closed is None or excluded is None:
         return (closed, False) if excluded is None else (excluded, True)
     return tighter(closed, excluded), tighter(closed, excluded) == excluded
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    """Whether a JSON value is a number; true is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _kinds(value: Any) -> set[str]:

@@ -170,6 +170,13 @@ def test_too_few_tokens_are_refused_with_the_fewest(llama: pardec.Model, dream: 
             model.generate("Ann", response_format=PERSON, max_new_tokens=5)
 
 
+@pytest.mark.parametrize("name", ["tiny-llamagen", "tiny-mar"])
+def test_image_models_refuse_it(no_forward: None, name: str) -> None:
+    model = pardec.load(name, device="cpu")
+    with pytest.raises(SpecError, match="response_format is for text"):
+        model.prepare(label=0, response_format=PERSON)
+
+
 # --- masked models ---
 
 ANY_ORDER = [
