@@ -1,8 +1,8 @@
 """JSON of a schema from left to right: which tokens may follow what a row has generated, within its budget.
 
-The masks over the vocabulary are llguidance's, which takes well under a millisecond for each. What it does not know is
-how long the rest of an answer has to be: a token is left out where the shortest end behind it, of one token a part at
-least, would not fit in what remains of `max_new_tokens`. So every answer is complete, however it is sampled.
+The masks over the vocabulary are llguidance's, which takes a fraction of a millisecond for each. What it does not know
+is how long the rest of an answer has to be: a token is left out where the shortest end behind it would not fit in what
+remains of `max_new_tokens`. So every answer is complete, however it is sampled.
 """
 
 from __future__ import annotations

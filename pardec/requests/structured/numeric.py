@@ -13,7 +13,8 @@ _LARGEST = 10**DIGITS - 1
 
 def integers(low: int | None, high: int | None) -> Expression:
     """Whole numbers from `low` to `high`, without leading zeros; None is no bound but that of the digits."""
-    low, high = (-_LARGEST if low is None else low), (_LARGEST if high is None else high)
+    low = -_LARGEST if low is None else max(low, -_LARGEST)
+    high = _LARGEST if high is None else min(high, _LARGEST)
     ways = []
     if low < 0:
         ways.append(sequence([literal("-"), _naturals(max(1, -high), -low)]))
@@ -30,7 +31,9 @@ def reals(low: Decimal | None, high: Decimal | None, *, above: bool = False, bel
     Args:
         above: `low` itself is left out. below: `high` is.
     """
-    low, high = (Decimal(-_LARGEST) if low is None else low), (Decimal(_LARGEST) if high is None else high)
+    largest = Decimal(_LARGEST)
+    low, above = (-largest, False) if low is None or low < -largest else (low, above)
+    high, below = (largest, False) if high is None or high > largest else (high, below)
     ways = []
     if low < 0:
         ways.append(sequence([literal("-"), _positive(max(Decimal(0), -high), -low, below and high <= 0, above)]))

@@ -9,6 +9,7 @@ from typing import Any
 
 from .regular import Character, Expression, Repeat, characters, choice, literal, sequence
 
+_LONGEST = 4096  # characters that a pattern may demand at once
 _PRINTED = frozenset(range(0x20, 0x7F))
 _ASCII = _PRINTED - set(b'"\\')  # what stands in a string without an escape
 PLAIN = Character(_ASCII, wide=True)  # one character of a string
@@ -85,8 +86,10 @@ class _Reader:
                 return self.all(value[3])
             case "MAX_REPEAT" | "MIN_REPEAT":
                 least, most, item = value
-                unbounded = str(most) == "MAXREPEAT"
-                return Repeat(self.all(item), int(least), None if unbounded else int(most))
+                unbounded, inner = str(most) == "MAXREPEAT", self.all(item)
+                if int(least) * max(len(inner.shortest or b""), 1) > _LONGEST:
+                    raise self.refuse(f"the pattern {self.text!r:.60} asks for more than {_LONGEST} characters")
+                return Repeat(inner, int(least), None if unbounded else int(most))
         raise self.refuse(f"the pattern {self.text!r} uses {kind.lower()}, which is not supported")
 
     def members(self, items: Sequence[Any]) -> Expression:

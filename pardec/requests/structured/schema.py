@@ -7,9 +7,10 @@ declares, whitespace is left out, numbers have no exponent and at most 15 digits
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeGuard
 
 from .forms import ANNOTATIONS, OF_TYPE
 from .numeric import integers, reals
@@ -18,6 +19,7 @@ from .regular import choice, literal
 from .values import Array, Map, Object, Reference, Scalar, Schema, Text, Union, Value, refusal
 
 _DEEPEST = 64  # levels of schemas within schemas
+_MOST = 4096  # items or characters that a schema may demand
 
 
 def read(schema: Mapping[str, Any] | bool, *, ascii: bool = False) -> Schema:
@@ -117,7 +119,7 @@ class _Reader:
                 raise refusal(f"{path}/{other}", f"{other} beside {keyword} is not supported")
         source = own[keyword]
         if keyword == "format":
-            if source not in FORMATS:
+            if not isinstance(source, str) or source not in FORMATS:
                 raise refusal(f"{path}/format", f"the format {source!r} is not known", f"known: {', '.join(FORMATS)}")
             source = FORMATS[source]
         if not isinstance(source, str):
@@ -150,8 +152,8 @@ class _Reader:
         values = self._list(own["enum"], f"{path}/enum") if keyword == "enum" else [own["const"]]
         types = own.get("type")
         if types is not None:
-            kinds = set(types) if isinstance(types, list | tuple) else {types}
-            values = [value for value in values if _kinds(value) & kinds]
+            kinds = types if isinstance(types, list | tuple) else [types]
+            values = [value for value in values if any(kind in kinds for kind in _kinds(value))]
         try:
             style: Any = {"separators": (",", ":"), "ensure_ascii": self.ascii, "allow_nan": False}
             texts = [json.dumps(value, **style) for value in values]
@@ -239,8 +241,10 @@ class _Reader:
     def _bounds(self, own: Mapping[str, Any], of: str, path: str) -> tuple[int, int | None]:
         least, most = own.get(f"min{of}", 0), own.get(f"max{of}")
         for name, value in ((f"min{of}", least), (f"max{of}", most)):
-            if value is not None and (isinstance(value, bool) or value != int(value) or value < 0):
-                raise refusal(f"{path}/{name}", f"a whole number of at least 0 is needed, got {value!r}")
+            if name in own and not (_is_number(value) and value % 1 == 0 and value >= 0):
+                raise refusal(f"{path}/{name}", f"a whole number of at least 0 is needed, got {value!r:.60}")
+        if least > _MOST:
+            raise refusal(f"{path}/min{of}", f"{least} is more than the {_MOST} that an answer may have")
         if most is not None and least > most:
             raise refusal(f"{path}/max{of}", f"{most} is less than min{of}, {least}")
         return int(least), None if most is None else int(most)
@@ -274,11 +278,16 @@ def _tighter(
     return tighter(closed, excluded), tighter(closed, excluded) == excluded
 
 
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    """Whether a JSON value is a number; true is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _kinds(value: Any) -> set[str]:
     """The types that a JSON value is of."""
     if isinstance(value, bool):
         return {"boolean"}
-    if isinstance(value, int) or (isinstance(value, float) and value == int(value)):
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         return {"integer", "number"}
     names = {str: "string", float: "number", type(None): "null", list: "array", tuple: "array", dict: "object"}
     return {name for kind, name in names.items() if isinstance(value, kind)}
@@ -289,9 +298,10 @@ def _types(schema: Any) -> set[str]:
     if not isinstance(schema, Mapping):
         return set()
     if "const" in schema or "enum" in schema:
-        return set().union(*(_kinds(value) for value in schema.get("enum", [schema.get("const")])))
+        values = schema.get("enum", [schema.get("const")])
+        return set().union(*map(_kinds, values)) if isinstance(values, list | tuple) else set()
     types = schema.get("type", [])
-    each = set(types) if isinstance(types, list | tuple) else {types}
+    each = {kind for kind in (types if isinstance(types, list | tuple) else [types]) if isinstance(kind, str)}
     return each | ({"integer"} if "number" in each else set()) | ({"number"} if "integer" in each else set())
 
 

@@ -73,7 +73,7 @@ def template(schema: Schema, vocabulary: Vocabulary, budget: int, *, mask_id: in
     Raises:
         SpecError: a part that cannot be held in any order, with its path; or the budget is too small.
     """
-    parts = _joined(_Parts(schema, vocabulary).of(schema.root))
+    parts = _joined(_Parts(schema, vocabulary).of(schema.root), budget, budget * vocabulary.longest)
     fixed = [vocabulary.encode(part) if isinstance(part, str) else [] for part in parts]
     parts = _with_lengths(parts, budget - sum(map(len, fixed)), budget)
     rest: list[int] = []
@@ -167,10 +167,19 @@ class _Parts:
         yield Gap(value, least, most if expression.longest is None else min(most, expression.longest))
 
 
-def _joined(parts: Iterator[str | Gap]) -> list[str | Gap]:
-    """Texts that stand beside each other as one."""
+def _joined(parts: Iterator[str | Gap], most: int, longest: int) -> list[str | Gap]:
+    """Texts that stand beside each other as one; of at most `most` gaps, and `longest` characters of fixed text.
+
+    Definitions that refer to each other may describe more than can be counted.
+    """
     result: list[str | Gap] = []
     for part in parts:
+        most, longest = (most, longest - len(part)) if isinstance(part, str) else (most - 1, longest)
+        if min(most, longest) < 0:
+            raise SpecError(
+                "max_new_tokens is too few for response_format: it does not have room for the fixed text and every gap",
+                hint="raise max_new_tokens, or ask for less in one answer",
+            )
         if isinstance(part, str) and result and isinstance(result[-1], str):
             result[-1] += part
         else:

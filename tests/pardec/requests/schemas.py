@@ -58,6 +58,7 @@ HELD: dict[str, dict[str, Any]] = {
     "names in need of escapes": record({'say "x"': INTEGER, "Größe": INTEGER}),
     "integer alone": {"type": "integer", "minimum": 5},
     "string alone": {"type": "string", "maxLength": 6},
+    "bounds of many digits": record({"a": {"type": "number", "minimum": 0, "maximum": 1e300}}),
     "in allOf": {"allOf": [PERSON]},
 }
 # Held from left to right; refused in any order.
@@ -98,6 +99,9 @@ BOTH: dict[str, tuple[Any, str]] = {
     "no number": (record({"a": {"type": "integer", "minimum": 3, "maximum": 2}}), "#/properties/a: no number"),
     "reference to nothing": ({"$ref": "#/$defs/none"}, "'#/$defs/none' points at nothing"),
     "reference to itself": ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "refers to itself alone"),
+    "more than an answer has": (record({"a": {"type": "string", "minLength": 10**9}}), "#/properties/a/minLength"),
+    "null for a bound": ({"type": "array", "minItems": None}, "#/minItems: a whole number"),
+    "a number too long": (record({"a": {"type": "integer", "minimum": 10**20}}), "#/properties/a: no number"),
     "without an end": (record({"next": {"$ref": "#"}}), "every answer would be of infinite length"),
     "false": (record({"a": False}), "#/properties/a: false allows nothing"),
     "required and unknown": ({**PERSON, "required": ["name", "size"]}, "'size' is required and is none"),

@@ -78,7 +78,7 @@ LEFT_TO_RIGHT = HELD | {name: schema for name, (schema, _) in MASKED.items()}
 def test_autoregressive_answers_are_valid_and_exact(llama: pardec.Model, name: str) -> None:
     schema = LEFT_TO_RIGHT[name]
     least = shortest(llama, schema)
-    new = max(40, least + 8)
+    new = max(32, least + 8)
     drafted = ("sequential", "lookup", "model:name=tiny-llama-draft,k=3")
 
     def answers(sampler: str, temperature: float, new: int, rows: slice = slice(None)) -> list[list[int]]:
@@ -87,10 +87,10 @@ def test_autoregressive_answers_are_valid_and_exact(llama: pardec.Model, name: s
 
     plain, *others = (answers(sampler, 0.0, new) for sampler in drafted)
     assert others == [plain, plain]
-    together = [answers(sampler, 1.0, new) for sampler in drafted]
-    assert answers("lookup", 1.0, new, slice(1, 2)) == together[1][1:]
-    for sampler in drafted[1:]:
-        answers(sampler, 1.0, least)
+    other = drafted[len(name) % 3]
+    together = answers(other, 1.0, new)
+    assert answers(other, 1.0, new, slice(1, 2)) == together[1:]
+    answers("lookup", 1.0, least)
 
 
 def shortest(model: pardec.Model, schema: dict[str, Any]) -> int:
@@ -168,6 +168,13 @@ def test_too_few_tokens_are_refused_with_the_fewest(llama: pardec.Model, dream: 
     for model, words in ((llama, "shortest answer takes"), (dream, "template takes")):
         with pytest.raises(SpecError, match=f"max_new_tokens=5 is too few .* {words} 1"):
             model.generate("Ann", response_format=PERSON, max_new_tokens=5)
+
+
+@pytest.mark.parametrize("name", ["tiny-llamagen", "tiny-mar"])
+def test_image_models_refuse_it(no_forward: None, name: str) -> None:
+    model = pardec.load(name, device="cpu")
+    with pytest.raises(SpecError, match="response_format is for text"):
+        model.prepare(label=0, response_format=PERSON)
 
 
 # --- masked models ---
@@ -311,10 +318,11 @@ SMOLLM2 = Path.home() / ".cache" / "pardec" / "smollm2" / "SmolLM2-135M-Instruct
 @pytest.mark.skipif(not SMOLLM2.exists(), reason="scripts/get_smollm2 fetches the model")
 def test_a_real_model_keeps_to_every_schema() -> None:
     model = pardec.load(SMOLLM2, device="cpu")
-    for schema in LEFT_TO_RIGHT.values():
-        for temperature in (0.0, 1.0):
-            prompt = [[{"role": "user", "content": "Describe a person as JSON."}]]
-            arguments: dict[str, Any] = {"response_format": schema, "max_new_tokens": 60}
-            plain = valid(model.generate(prompt, temperature=temperature, **arguments), schema)
-            drafted = valid(model.generate(prompt, temperature=temperature, sampler="lookup", **arguments), schema)
-            assert temperature or drafted.tokens == plain.tokens
+    prompt = [[{"role": "user", "content": "Describe a person as JSON."}]]
+    for at, schema in enumerate(LEFT_TO_RIGHT.values()):
+        new = max(32, shortest(model, schema) + 4)
+        arguments: dict[str, Any] = {"response_format": schema, "max_new_tokens": new, "sampler": "lookup"}
+        valid(model.generate(prompt, temperature=1.0, seed=at, **arguments), schema)
+        if at % 4 == 0:
+            drafted = valid(model.generate(prompt, **arguments), schema)
+            assert drafted.tokens == model.generate(prompt, **{**arguments, "sampler": "sequential"}).tokens

@@ -15,6 +15,7 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
+from pardec.samplers.ops.allowed import AllowedRows
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft import _window
 from pardec.samplers.speculative.draft._window import fresh, slice_from
@@ -121,8 +122,8 @@ class Chance:
     ],
 )
 def test_fresh_guesses_stand_behind_the_known_ones(init: Any, expected: list[list[int]]) -> None:
-    given = SimpleNamespace(allowed=None, conditions=())
-    context: Any = SimpleNamespace(text=Text(), model=SimpleNamespace(vocab_size=20), request=given)
+    given, free = SimpleNamespace(conditions=()), AllowedRows(None, 1, torch.device("cpu"))
+    context: Any = SimpleNamespace(text=Text(), model=SimpleNamespace(vocab_size=20), request=given, allowed=free)
     guesses = torch.tensor([[0, 0, 0, 0], [8, 3, 0, 0]])
     uniforms: Any = Chance()
     made = fresh(init, guesses, np.array([0, 2]), context, uniforms)

@@ -13,6 +13,7 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.ops import redraw
+from pardec.samplers.ops.allowed import AllowedRows
 from pardec.samplers.ops.redraw import coupled_sample, gumbel_sample
 from pardec.samplers.rng import Keyed
 from pardec.samplers.speculative.contracts import DecodeContext, Draft, RoundResult
@@ -72,8 +73,8 @@ def scripted(mode: str, init: str = "random") -> Scripted:
     distributions = torch.from_numpy(dice.dirichlet([0.7] * V, (ROUNDS, WINDOW + ROUNDS + 2, V))).float()
     drafter = Sjd(window=WINDOW, refresh=mode, init=init)  # type: ignore[arg-type]
     text = Sequences([torch.tensor([1])] * ROWS, [100] * ROWS, pad_id=0)
-    given = SimpleNamespace(allowed=None, conditions=())
-    context: Any = SimpleNamespace(text=text, model=SimpleNamespace(vocab_size=V), request=given)
+    given, free = SimpleNamespace(conditions=()), AllowedRows(None, 1, torch.device("cpu"))
+    context: Any = SimpleNamespace(text=text, model=SimpleNamespace(vocab_size=V), request=given, allowed=free)
     state, source = drafter.start(context), Keyed(tuple(range(ROWS)))
     drafts = []
     for at in range(ROUNDS):
