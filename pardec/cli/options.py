@@ -288,6 +288,11 @@ class AnyLoading(ImageLoading, TextLoading):
     """Arguments of `load`."""
 
 
+@dataclass
+class ServedLoading(ImageLoading, CheckpointLoading):
+    """Arguments of `load`, with all that overrides what a checkpoint says."""
+
+
 def to_arguments(group: Any) -> dict[str, Any]:
     """The options of a group as keyword arguments, without those that are None."""
     return {field.name: value for field in fields(group) if (value := getattr(group, field.name)) is not None}

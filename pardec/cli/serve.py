@@ -31,7 +31,7 @@ def serve(
     timeout: o.TimeLimit = 600.0,
     grace: o.Grace = 30.0,
     prefix_cache: o.PrefixMiB = 0,
-    loading: o.AnyLoading,
+    loading: o.ServedLoading,
 ) -> None:
     """Serve a model with the interface of OpenAI's API: text, chat, images, health and metrics.
 

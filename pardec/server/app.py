@@ -22,7 +22,7 @@ from .answers import TextAnswer, image_answer
 from .echo import echoes
 from .errors import JSON, RequestError
 from .guard import Guard
-from .handling import Decoding, TextStream, monotonic_deadline, unless_gone
+from .handling import Decoding, TextStream, monotonic_deadline, too_long, unless_gone
 from .limits import Limits
 from .listening import RowListener, Started, StreamListener, Update
 from .metrics import Metrics
@@ -142,7 +142,7 @@ class Server:
 
     async def _text(self, request: Request, body: TextBody) -> Response:
         since, deadline = time.monotonic(), monotonic_deadline(self.limits.seconds)
-        prepared: TextRequest = await self._off_loop(lambda: self.reader.text(body))
+        prepared: TextRequest = await self._prepare(request, lambda: self.reader.text(body), deadline)
         answer = TextAnswer(body, prepared, body.model or self.names[0], self.model.tokenizer)
         if body.stream:
             return await self._stream(request, answer, since, deadline)
@@ -176,13 +176,21 @@ class Server:
         """Draws images."""
         body = await self._body(request, ImageBody)
         deadline = monotonic_deadline(self.limits.seconds)
-        prepared = await self._off_loop(lambda: self.reader.image(body))
+        prepared = await self._prepare(request, lambda: self.reader.image(body), deadline)
         with Decoding(self.worker, prepared.rows, _listener, deadline) as decoding:
             results, waited = await unless_gone(request, decoding.finish())
         self.metrics.finished(results, 0)
         return JSON(await self._off_loop(lambda: image_answer(results, prepared.scale)), headers=_waited(waited))
 
     # --- shared ---
+
+    async def _prepare(self, request: Request, function: Callable[[], Any], deadline: float) -> Any:
+        """What reading a request gives, in the thread for it: tokens, and the automaton of a schema, take time."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await unless_gone(request, self._off_loop(function))
+        except TimeoutError:
+            raise too_long() from None
 
     async def _off_loop(self, function: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._preparing, function)

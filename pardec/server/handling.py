@@ -64,8 +64,7 @@ class Decoding:
             async with asyncio.timeout_at(self.deadline):
                 update = await self._channel.get()
         except TimeoutError:
-            message = "the request took longer than this server allows"
-            raise RequestError(HTTPStatus.REQUEST_TIMEOUT, message, code="timeout") from None
+            raise too_long() from None
         if isinstance(update, Failed):
             raise update.error
         if isinstance(update, Ended):
@@ -167,6 +166,12 @@ def event(document: dict[str, Any], *, name: str | None = None) -> bytes:
     """A server-sent event."""
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     return in_utf8(f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n")
+
+
+def too_long() -> RequestError:
+    """The error of a request whose time is up."""
+    message = "the request took longer than this server allows"
+    return RequestError(HTTPStatus.REQUEST_TIMEOUT, message, code="timeout")
 
 
 def monotonic_deadline(seconds: float) -> float:
