@@ -7,7 +7,7 @@ itself. Rows cannot join a state that says `accepts_rows = False`, or one with `
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -39,13 +39,32 @@ def take_rows(value: Any, rows: np.ndarray) -> Any:
     return value
 
 
-def free_indices(live: np.ndarray, count: int) -> np.ndarray:
-    """The `count` lowest indices in the request that no live row has: those of finished rows, then new ones.
+class Growing(Protocol):
+    """A loop whose batch can grow."""
 
-    >>> free_indices(np.array([0, 2]), 3).tolist()
-    [1, 3, 4]
+    recorder: Any  # with `reserve`
+
+    @property
+    def rows(self) -> np.ndarray:
+        """[B] the index of each live row in the request."""
+        ...
+
+    def keep(self, keep: np.ndarray) -> None:
+        """Keeps these live rows, in this order; one may be repeated."""
+        ...
+
+
+def add_rows(loop: Growing, count: int) -> np.ndarray:
+    """Adds `count` live rows, copies of the first one until `put` fills them; where among the live rows they are.
+
+    They take the lowest indices in the request that no live row has: those of finished rows, then new ones.
     """
-    return np.setdiff1d(np.arange(len(live) + count), live)[:count]
+    live = len(loop.rows)
+    new = np.setdiff1d(np.arange(live + count), loop.rows)[:count]
+    loop.keep(np.append(np.arange(live), np.zeros(count, dtype=np.int64)))
+    loop.rows[live:] = new
+    loop.recorder.reserve(int(new.max()) + 1)
+    return np.arange(live, live + count)
 
 
 def put_rows(value: Any, where: np.ndarray, other: Any) -> Any:

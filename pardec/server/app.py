@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from ..version import __version__
 from .answers import TextAnswer, image_answer
 from .echo import echoes
-from .errors import JSON, RequestError
+from .errors import JSON, NO_SUCH_MODEL, RequestError
 from .guard import Guard
 from .handling import Decoding, TextStream, monotonic_deadline, too_long, unless_gone
 from .limits import Limits
@@ -72,7 +72,7 @@ def create_app(
 
     app = FastAPI(title="pardec", version=__version__, lifespan=lifespan, redirect_slashes=False)
     app.state.server = server
-    app.add_middleware(Guard, server=server, api_key=api_key)
+    app.add_middleware(Guard, metrics=server.metrics, limits=limits, api_key=api_key)
     app.add_exception_handler(HTTPException, _http_error)
     app.get("/health")(server.health)
     app.get("/metrics")(server.report)
@@ -121,7 +121,7 @@ class Server:
     async def model_by_name(self, identifier: str) -> Response:
         """One of them."""
         if identifier not in self.names:
-            raise RequestError(HTTPStatus.NOT_FOUND, f"there is no model {identifier!r}", code="model_not_found")
+            raise RequestError(NO_SUCH_MODEL, f"there is no model {identifier!r}", code="model_not_found")
         return JSON(self._card(identifier))
 
     def _card(self, name: str) -> dict[str, Any]:
@@ -225,9 +225,9 @@ def _no_constant(name: str) -> Any:
 
 def _invalid(error: ValidationError) -> RequestError:
     """What pydantic found wrong with the first field, in one line."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    field = found[0]["loc"][:1]
-    texts = dict.fromkeys(each["msg"].removeprefix("Value error, ") for each in found if each["loc"][:1] == field)
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    field = faults[0]["loc"][:1]
+    texts = dict.fromkeys(each["msg"].removeprefix("Value error, ") for each in faults if each["loc"][:1] == field)
     path, text = ".".join(map(str, field)), "; or: ".join(texts)  # one a form that the field may have
     return RequestError(HTTPStatus.BAD_REQUEST, f"{path}: {text}" if path else text, param=path or None)
 

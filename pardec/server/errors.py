@@ -13,6 +13,7 @@ from pardec.models.errors import ModelError, PardecError, SpecError
 
 from ..memory import OutOfMemory
 
+NO_SUCH_MODEL = HTTPStatus(404)
 _LONGEST = 1000  # characters of a message, which may repeat what a client sent
 
 

@@ -14,7 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .errors import RequestError, as_request_error
 
 if TYPE_CHECKING:
-    from .app import Server
+    from .limits import Limits
+    from .metrics import Metrics
 
 log = logging.getLogger("pardec.server")
 
@@ -26,8 +27,8 @@ _GONE = 499  # the client closed the request; nobody reads it but the metrics
 class Guard:
     """Middleware."""
 
-    def __init__(self, app: ASGIApp, server: Server, api_key: str | None) -> None:
-        self.app, self.server = app, server
+    def __init__(self, app: ASGIApp, metrics: Metrics, limits: Limits, api_key: str | None) -> None:
+        self.app, self.metrics, self.limits = app, metrics, limits
         self._key = None if api_key is None else api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,7 +48,7 @@ class Guard:
             self._check_key(scope)
             await self.app(scope, self._bounded(receive), noting)
         except ClientDisconnect:
-            self.server.metrics.left()
+            self.metrics.left()
             status = status or _GONE
         except Exception as error:
             answer = as_request_error(error)
@@ -57,20 +58,20 @@ class Guard:
                 await answer.response()(scope, receive, noting)
         finally:
             endpoint = path if path in _ENDPOINTS else "other"
-            self.server.metrics.answered(endpoint, status or _GONE, time.monotonic() - started)
+            self.metrics.answered(endpoint, status or _GONE, time.monotonic() - started)
 
     def _check_key(self, scope: Scope) -> None:
         if self._key is None or scope["path"] == "/health":
             return
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        if not hmac.compare_digest(given, b"Bearer " + self._key):
+        header = dict(scope["headers"]).get(b"authorization", b"")
+        if not hmac.compare_digest(header, b"Bearer " + self._key):
             headers = {"WWW-Authenticate": "Bearer"}
             message = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
             raise RequestError(HTTPStatus.UNAUTHORIZED, message, code="invalid_api_key", headers=headers)
 
     def _bounded(self, receive: Receive) -> Receive:
         """`receive`, as long as the body is not too large."""
-        limit, size = self.server.limits.body, 0
+        limit, size = self.limits.body, 0
 
         async def bounded() -> Message:
             nonlocal size

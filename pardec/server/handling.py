@@ -89,8 +89,8 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     """What `work` gives; it is cancelled where the client goes away before. Raises ClientDisconnect."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        over, _ = await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task not in over:
             raise ClientDisconnect
         return task.result()
     finally:

@@ -16,7 +16,7 @@ from pardec.samplers.spec import parse
 from ..requests.images import scale_of, with_defaults
 from ..requests.settings import Settings
 from ..serving.queue import QueuedRow, queued_rows
-from .errors import RequestError
+from .errors import NO_SUCH_MODEL, RequestError
 from .schemas import ChatBody, CompletionBody, ImageBody, Sampled, TextBody
 
 if TYPE_CHECKING:
@@ -146,8 +146,8 @@ class Reader:
             raise RequestError(
                 HTTPStatus.BAD_REQUEST, f"{self.model.name} writes text: post to /v1/completions", param="model"
             )
-        given = {"negative_prompt": body.negative_prompt, "cfg_interval": body.cfg_interval}
-        arguments = {**self.defaults, **self._sampling(body), **{k: v for k, v in given.items() if v is not None}}
+        own = {"negative_prompt": body.negative_prompt, "cfg_interval": body.cfg_interval}
+        arguments = {**self.defaults, **self._sampling(body), **{k: v for k, v in own.items() if v is not None}}
         if imaging.kind == "class":
             arguments["label"] = body.label if body.label is not None else _label(body.prompt, imaging.classes)
         elif body.prompt is not None:
@@ -171,7 +171,7 @@ class Reader:
         """Refuses another model's name."""
         if body.model is not None and body.model not in self.names:
             message = f"there is no model {body.model!r}; this server has {self.names[0]!r}"
-            raise RequestError(HTTPStatus.NOT_FOUND, message, param="model", code="model_not_found")
+            raise RequestError(NO_SUCH_MODEL, message, param="model", code="model_not_found")
 
     def _sampling(self, body: Sampled) -> dict[str, Any]:
         names = ("temperature", "top_p", "cfg", "min_p", "repetition_penalty")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from pardec.samplers.batching import add_rows
 from pardec.samplers.continuous.contracts import ContinuousSampler
 from pardec.samplers.events import Event, Finished, RowFinished, Step
 from pardec.samplers.masked.loop import MaskedLoop
@@ -202,7 +203,7 @@ class TokenBatch:
         loop, count, self.intact = self._loop, len(other.rows), False
         where, self.free = self.free[:count], self.free[count:]
         if len(where) < count:
-            where = np.append(where, loop.add_rows(count - len(where)))
+            where = np.append(where, add_rows(loop, count - len(where)))
         for index, old in zip(loop.rows[where].tolist(), other.rows.tolist(), strict=True):
             self._rows[index], self._admitted_at[index] = rows[old], admitted_at
         loop.put(where, cast("Any", other))

@@ -21,7 +21,7 @@ from pardec.models.errors import ModelError, SpecError
 from pardec.models.finite import demand_head
 from pardec.models.model import LanguageModel
 
-from ..batching import free_indices, put_rows, take_rows, unbatchable
+from ..batching import put_rows, take_rows, unbatchable
 from ..endings import Endings
 from ..events import Event, Finished, RowFinished
 from ..logprobs import LogprobRecorder
@@ -354,18 +354,6 @@ class MaskedLoop:
             return f"{reference} decodes the rows of a request beforehand"
         name = next((name for state in self.memory.values() if (name := unbatchable(state))), None)
         return None if name is None else f"what {name.lstrip('_')} remembers is of the rows that began together"
-
-    def add_rows(self, count: int) -> np.ndarray:
-        """Adds `count` live rows, copies of the first one until `put` fills them; where among the live rows they are.
-
-        They take the lowest indices in the request that no live row has.
-        """
-        live = len(self.rows)
-        new = free_indices(self.rows, count)
-        self.keep(np.append(np.arange(live), np.zeros(count, dtype=np.int64)))
-        self.rows[live:] = new
-        self.recorder.reserve(int(new.max()) + 1)
-        return np.arange(live, live + count)
 
     def put(self, where: np.ndarray, other: MaskedLoop) -> None:
         """Puts the rows of `other`, which no forward has seen, in place of the finished ones at `where`.

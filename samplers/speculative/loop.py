@@ -20,7 +20,7 @@ from pardec.models import finite
 from pardec.models.errors import ModelError, PardecError
 from pardec.models.model import LanguageModel
 
-from ..batching import free_indices, put_rows, take_rows, unbatchable
+from ..batching import put_rows, take_rows, unbatchable
 from ..conditioning import conditioned_model
 from ..endings import Endings
 from ..events import Accepted, Event, Finished, RowFinished, Started
@@ -270,18 +270,6 @@ class VerifyLoop:
             return "a logits processor counts the rows of one request"
         name = next((name for state in self.memory.values() if (name := unbatchable(state))), None)
         return None if name is None else f"what {name.lstrip('_')} remembers is of the rows that began together"
-
-    def add_rows(self, count: int) -> np.ndarray:
-        """Adds `count` live rows, copies of the first one until `put` fills them; where among the live rows they are.
-
-        They take the lowest indices in the request that no live row has.
-        """
-        live = len(self.rows)
-        new = free_indices(self.rows, count)
-        self.keep(np.append(np.arange(live), np.zeros(count, dtype=np.int64)))
-        self.rows[live:] = new
-        self.recorder.reserve(int(new.max()) + 1)
-        return np.arange(live, live + count)
 
     @torch.inference_mode()
     def put(self, where: np.ndarray, other: VerifyLoop) -> None:
