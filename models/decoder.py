@@ -174,11 +174,11 @@ class Decoder(nn.Module):
         window = self.config.window if own is None else own.window
         if cache is None or cache.shared is None:
             prefix = None
-            pattern = attention_pattern(
-                plan, extent=extent, dtype=dtype, device=device, reference=plain, window=window
-            )
+            pattern = attention_pattern(plan, extent=extent, dtype=dtype, device=device, reference=plain, window=window)
         else:
-            prefix, pattern = pattern_parts(plan, cache.offset, extent=extent, dtype=dtype, device=device)
+            prefix, pattern = pattern_parts(
+                plan, cache.offset, extent=extent, dtype=dtype, device=device, reference=plain
+            )
         return LayerPass(
             plan,
             choose_ops(device, dtype, reference=training),

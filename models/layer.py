@@ -105,8 +105,8 @@ class DecoderLayer(nn.Module):
             out = attend(q, k, v, pattern, config.attention_cap)
         else:
             assert step.slots is not None, "a cache has the shared part"
-            parts = (*step.slots.shared(index), prefix), (k, v, pattern)
-            out = attend_parts(q, parts, config.attention_cap)
+            shared = step.slots.shared(index)
+            out = attend_parts(q, (*shared, prefix), (k, v, pattern), config.attention_cap)
         out = out.reshape(-1, heads * dim)
         if self.post_attn_norm is None:
             return _add_linear(h, out, self.out_weight, self.out_bias, self.group)

@@ -146,8 +146,6 @@ class Plan:
             visible = replace(visible, base=visible.base - count)
         elif (dense := visible.from_first_slot().dense) is not None:
             visible = Visible.mask(dense[..., count:])
-        # Of several queries in a row the host knows nothing here: their pattern is then a mask, which every part takes.
-        known = self.span if self.width == 1 else None
         return replace(
             self,
             positions=torch.where(self.positions < 0, -1, self.positions - count),
@@ -155,8 +153,8 @@ class Plan:
             visible=visible,
             lengths=self.lengths - count,
             uniform=None if self.uniform is None else self.uniform - count,
-            span=None if known is None else (known[0] - count, known[1] - count),
-            stored=None,
+            span=None if self.span is None else (self.span[0] - count, self.span[1] - count),
+            stored=None if self.stored is None else (self.stored[0] - count, self.stored[1] - count),
         )
 
     def before(self, count: int) -> Tensor | None:

@@ -24,7 +24,9 @@ SHORTEST = 256  # tokens of a prompt from which on it is shared
 def shared_length(model: LanguageModel, request: Request, text: Sequences) -> int:
     """The tokens that the rows hold in common: those of the prompt, or 0 where it is not shared."""
     length = int(text.length[0])
-    same = len(text) > 1 and bool((text.length == length).all() and (text.host[:, :length] == text.host[0, :length]).all())
+    same = len(text) > 1 and bool(
+        (text.length == length).all() and (text.host[:, :length] == text.host[0, :length]).all()
+    )
     if not (request.share_prompt and same and length >= SHORTEST and length < text.limit.max()):
         return 0
     return length if model.shared_prefix_off_reason is None else 0
