@@ -53,7 +53,7 @@ def _capped(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: flo
     q = rearrange(q, "b q (k g) d -> b k g q d", k=k.shape[2])
     scores = torch.einsum("bkgqd,bskd->bkgqs", q, k) / q.shape[-1] ** 0.5
     scores = (scores / cap).tanh() * cap
-    mask = additive_mask(pattern, *scores.shape[-2:], q.dtype, q.device)
+    mask = additive_mask(pattern, q.shape[3], k.shape[1], q.dtype, q.device)
     if mask is not None:
         scores = scores + mask[:, None]
     weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)

@@ -20,15 +20,17 @@ from .sequences import Sequences
 
 # Slots of K/V saved, from which on a prompt is shared: rows beyond the first times its tokens. On a CPU a step of two
 # rows takes up to a third longer with a tiny model, since each layer attends twice, and one of 8 rows at 128 tokens a
-# tenth; a shorter prompt's forward saved does not make up for that in the tokens of an answer: benchmarks/shared_prefix.
+# tenth; a shorter prompt's forward saved does not make up for that within an answer (benchmarks/shared_prefix.md).
 LEAST_SAVED = 768
 
 
 def shared_length(model: LanguageModel, request: Request, text: Sequences) -> int:
     """The tokens that the rows hold in common: those of the prompt, or 0 where it is not shared."""
     length = int(text.length[0])
-    worth = (len(text) - 1) * length >= LEAST_SAVED and model.device.type == "cpu"  # not measured on others
-    if not request.share_prompt or not worth or length >= text.limit.max():
+    worth = len(text) > 1 and (len(text) - 1) * length >= LEAST_SAVED
+    if not (request.share_prompt and worth and length < text.limit.max()):
+        return 0
+    if model.device.type != "cpu":  # where it has not been measured
         return 0
     same = (text.length == length).all() and (text.host[:, :length] == text.host[0, :length]).all()
     return length if same and model.shared_prefix_off_reason is None else 0
