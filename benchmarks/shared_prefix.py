@@ -38,6 +38,8 @@ are decoded with its keys and values in memory once (`shared`) and in each row (
 time are medians of {repeats} repeats, a step is the median of those behind the prompt, and ratios are medians of the
 pairs: above 1, sharing is faster. `even at` is the number of steps at which slower steps would have used up what the
 prompt saved. Prompts are shared from {least} slots saved on; here they always are.
+Tokens `differ` where rounding decided a draw: scores of equal texts agree to 1e-5, and a draw between two tokens of
+probability 1e-6 or less can fall to either.
 
 | model | sampler | rows | prompt | MiB each | shared | prompt each | shared | ratio | step each | shared | ratio | even at | tokens |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|---|
