@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from .canvas_layer import CanvasLayer, Conditioning, canvas_of
 from .decoder_config import AttentionConfig
 from .decoder_config import DecoderConfig as DecoderConfig
-from .errors import ModelError
+from .errors import CacheError, ModelError
 from .hidden import Hidden
+from .kernels.attention_parts import pattern_parts
 from .kernels.attention_pattern import attention_pattern
 from .kernels.matmul import Linear
 from .kernels.ops import choose_ops
@@ -76,9 +77,14 @@ class Decoder(nn.Module):
         """The device each layer runs on."""
         return list(self.placement or [self.embed.weight.device] * self.config.layers)
 
-    def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache for `batch` rows of `capacity` slots, each layer's part on its device."""
+    def new_cache(self, batch: int, capacity: int, shared: int = 0) -> KVCache:
+        """An empty cache for `batch` rows of `capacity` slots, `shared` of them in common, each layer's on its device.
+
+        Raises CacheError for shared slots where a layer has a sliding window or a canvas.
+        """
         config = self.config
+        if shared and (config.least_window is not None or config.canvas):
+            raise CacheError("rows cannot share slots where a layer has a sliding window or a canvas", "share none")
         return KVCache(
             layers=config.layers,
             batch=batch,
@@ -87,6 +93,7 @@ class Decoder(nn.Module):
             head_dim=[config.of(layer).head_dim for layer in range(config.layers)] if config.each else config.head_dim,
             dtype=self.embed.weight.dtype,
             device=self.devices(),
+            shared=shared,
         )
 
     def forward(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
@@ -165,15 +172,23 @@ class Decoder(nn.Module):
         training = self.training and torch.is_grad_enabled()
         plain = training or self.config.attention_cap is not None  # a cap is in the definition alone
         window = self.config.window if own is None else own.window
+        if cache is None or cache.shared is None:
+            prefix = None
+            pattern = attention_pattern(plan, extent=extent, dtype=dtype, device=device, reference=plain, window=window)
+        else:
+            prefix, pattern = pattern_parts(
+                plan, cache.offset, extent=extent, dtype=dtype, device=device, reference=plain
+            )
         return LayerPass(
             plan,
             choose_ops(device, dtype, reference=training),
-            attention_pattern(plan, extent=extent, dtype=dtype, device=device, reference=plain, window=window),
-            None if cache is None else cache.slots(plan),
+            pattern,
+            None if cache is None else cache.slots(plan, in_parts=True),
             cos,
             sin,
             None if self.config.query_growth is None else _growth(plan.positions, *self.config.query_growth).to(dtype),
             canvas.flatten()[:, None] if self.config.canvas and (canvas := canvas_of(plan)) is not None else None,
+            prefix,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,11 @@ class KVCache:
 
     Nothing is ever concatenated or shifted: a plan says which slots its queries overwrite, and `lengths` says how many
     are valid, so rolling back is handing in smaller lengths.
+
+    With a shared part (Hydragen, https://arxiv.org/abs/2402.05099), the slots below `offset` are the same for all rows
+    and in memory once, in the cache of one row `shared`; `k` and `v` hold each row's slots from `offset` on. Slots are
+    numbered from 0 nevertheless, and `capacity` counts them all. The shared part is written by forwards over `shared`;
+    only stacks that attend in parts can read such a cache, and the others are refused.
     """
 
     def __init__(
@@ -34,16 +40,27 @@ class KVCache:
         head_dim: int | Sequence[int],
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | Sequence[torch.device] = "cpu",
+        shared: int = 0,
     ) -> None:
-        """Raises CapacityError for a batch or capacity below 1. Shape and device may be one a layer."""
+        """Raises CapacityError for a batch or capacity below 1. Shape and device may be one a layer.
+
+        `shared` of the first slots are the same for all rows; at least one slot is a row's own.
+        """
         if batch < 1 or capacity < 1:
             raise CapacityError(f"a cache needs at least one row and one slot, got {batch} rows of {capacity} slots")
+        if not 0 <= shared < capacity:
+            raise CapacityError(f"{shared} shared slots leave none of {capacity} to the rows")
         devices = [device] * layers if isinstance(device, (str, torch.device)) else list(device)
         heads = [kv_heads] * layers if isinstance(kv_heads, int) else list(kv_heads)
         dims = [head_dim] * layers if isinstance(head_dim, int) else list(head_dim)
-        shapes = [(batch, capacity + 1, *shape) for shape in zip(heads, dims, strict=True)]
+        shapes = [(batch, capacity - shared + 1, *shape) for shape in zip(heads, dims, strict=True)]
         self.capacity = capacity
         self.batch = batch
+        self.offset = shared
+        self.shared: KVCache | None = None
+        if shared:
+            sizes: dict[str, Any] = {"kv_heads": heads, "head_dim": dims, "dtype": dtype, "device": devices}
+            self.shared = KVCache(layers=layers, batch=1, capacity=shared, **sizes)
         with torch.inference_mode(False):  # so that a cache made in inference mode can be written outside it
             rooms = [(shape, torch.device(name)) for shape, name in zip(shapes, devices, strict=True)]
             self.k = [_room(shape, dtype, name) for shape, name in rooms]
@@ -56,8 +73,8 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of K and V."""
-        return sum(tensor.nbytes for tensor in (*self.k, *self.v))
+        """Bytes of K and V, those of the shared part counted once."""
+        return sum(tensor.nbytes for tensor in (*self.k, *self.v)) + (0 if self.shared is None else self.shared.nbytes)
 
     def check(self, plan: Plan) -> None:
         """Refuse what the host can know to be out of bounds (CacheError, CapacityError), before anything is written."""
@@ -72,6 +89,7 @@ class KVCache:
                 top = max(top, int(plan.lengths.max()))
             if plan.slot_span is None and plan.slots.numel():
                 top = max(top, int(plan.slots.max()) + 1)
+            self._demand_own(plan.slots)
             if (
                 plan.rows is not None
                 and plan.batch
@@ -84,13 +102,22 @@ class KVCache:
                 "make the cache larger: new_cache(batch, capacity)",
             )
 
-    def slots(self, plan: Plan) -> Slots:
-        """Where `plan` writes: computed once a forward, for all layers."""
+    def slots(self, plan: Plan, *, in_parts: bool = False) -> Slots:
+        """Where `plan` writes: computed once a forward, for all layers.
+
+        Raises CacheError where there is a shared part and the caller does not attend `in_parts`.
+        """
+        if self.shared is not None and not in_parts:
+            raise CacheError(
+                f"the rows of this cache share their first {self.offset} slots, and the stack attends to whole rows",
+                "make the cache without a shared part",
+            )
         return Slots(self, plan)
 
     def flat(self, plan: Plan) -> Tensor:
-        """Where `plan` writes, as flat slots [B * Q]: row * (capacity + 1) + slot."""
+        """Where `plan` writes, as flat indices [B * Q] into the rows' own slots and a bin behind those of each."""
         rows = plan.rows if plan.rows is not None else torch.arange(plan.batch, device=plan.slots.device)
+        self._demand_own(plan.slots)
         return self._flat(rows, plan.slots)
 
     def views(self, plan: Plan) -> list[Views] | None:
@@ -102,7 +129,9 @@ class KVCache:
         if key not in self._views:
             if len(self._views) == _SPANS:
                 del self._views[next(iter(self._views))]
-            start, stop, extent = key
+            start, stop, extent = (slot - self.offset for slot in key)
+            if start < 0:
+                raise CacheError(f"slot {key[0]} is one of the {self.offset} that rows share")
             self._views[key] = [
                 (k[:, start:stop], v[:, start:stop], k[:, :extent], v[:, :extent])
                 for k, v in zip(self.k, self.v, strict=True)
@@ -137,31 +166,49 @@ class KVCache:
         with torch.inference_mode(False), torch.no_grad():
             for store in (self.k, self.v):
                 for layer, tensor in enumerate(store):
-                    larger = (len(tensor), capacity + 1, *tensor.shape[2:])
+                    larger = (len(tensor), capacity - self.offset + 1, *tensor.shape[2:])
                     store[layer] = _room(larger, tensor.dtype, tensor.device)
-                    store[layer][:, : self.capacity] = tensor[:, :-1]
+                    store[layer][:, : tensor.shape[1] - 1] = tensor[:, :-1]
         self.capacity = capacity
         self._views.clear()
 
     def put(self, rows: Tensor, other: KVCache) -> None:
-        """Writes the rows of `other`, all copies of each, over `rows` [n]; grows where `other` has more slots."""
+        """Writes the rows of `other`, all copies of each, over `rows` [n]; grows where `other` has more slots.
+
+        Raises CacheError unless both have the same shared part, or none.
+        """
+        if self.shared is not other.shared:
+            raise CacheError("rows can move only between caches with the same shared part", "share nothing in both")
         self.grow(other.capacity)
+        stop = other.capacity - other.offset
         rows = self._all(rows.cpu())
         with torch.inference_mode(False), torch.no_grad():
             for store, theirs in ((self.k, other.k), (self.v, other.v)):
                 for tensor, source in zip(store, theirs, strict=True):
-                    tensor[rows.to(tensor.device), : other.capacity] = source[:, : other.capacity]
+                    tensor[rows.to(tensor.device), :stop] = source[:, :stop]
 
     def copy_out(self, row: int, start: int, stop: int) -> list[Tensor]:
         """A copy of K and V of the slots start .. stop - 1 of a row: [stop - start, F] of each device.
 
         F are the values of a slot in all layers there, each layer's keys before its values.
         """
+        if self.shared is not None and start < self.offset:
+            first = self.shared.copy_out(0, start, min(stop, self.offset))
+            rest = self.copy_out(row, self.offset, max(stop, self.offset))
+            return [torch.cat(parts) for parts in zip(first, rest, strict=True)]
+        own = slice(start - self.offset, stop - self.offset)
         with torch.inference_mode(False), torch.no_grad():
-            return [torch.cat([part[row, start:stop].flatten(1) for part in parts], 1) for parts in self._by_device()]
+            return [torch.cat([part[row, own].flatten(1) for part in parts], 1) for parts in self._by_device()]
 
     def copy_in(self, row: int, values: Sequence[Tensor]) -> None:
-        """Writes what `copy_out` gave to the slots from 0 on of a row."""
+        """Writes what `copy_out` gave to the slots from 0 on of a row; those of a shared part are of all rows.
+
+        Raises CapacityError for more slots than a shared part has.
+        """
+        if self.shared is not None:
+            if (count := len(values[0])) > self.offset:
+                raise CapacityError(f"{count} slots to copy, and rows share {self.offset}")
+            return self.shared.copy_in(0, values)
         with torch.inference_mode(False), torch.no_grad():
             for parts, rows in zip(self._by_device(), values, strict=True):
                 sizes = [part.shape[2:].numel() for part in parts]
@@ -198,9 +245,15 @@ class KVCache:
         """The rows of all copies of the sequences whose first copies are `rows`."""
         return torch.cat([rows + copy * (self.batch // self.copies) for copy in range(self.copies)])
 
+    def _demand_own(self, slots: Tensor) -> None:
+        """Raises CacheError for slots of the shared part; on a GPU the host does not wait for them."""
+        if self.offset and slots.device.type == "cpu" and bool(((slots >= 0) & (slots < self.offset)).any()):
+            raise CacheError(f"the first {self.offset} slots are shared by all rows: a row cannot write there")
+
     def _flat(self, rows: Tensor, slots: Tensor) -> Tensor:
-        bound = torch.where(slots < 0, self.capacity, slots)
-        return (rows[:, None] * (self.capacity + 1) + bound).flatten()
+        own = self.capacity - self.offset
+        bound = torch.where(slots < self.offset, own, slots - self.offset)
+        return (rows[:, None] * (own + 1) + bound).flatten()
 
 
 class Slots:
@@ -215,6 +268,12 @@ class Slots:
     def flat(self) -> Tensor:
         """The slots of all rows as one dimension, [B * Q]."""
         return self.cache.flat(self._plan)
+
+    def shared(self, layer: int) -> tuple[Tensor, Tensor]:
+        """K and V of the shared part, [1, offset, K, D] each."""
+        part = self.cache.shared
+        assert part is not None, "the cache has one"
+        return part.k[layer][:, :-1], part.v[layer][:, :-1]
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Stores k, v [B, Q, K, D], slot -1 in the bin; the K and V that queries read, [rows, >= S, K, D] each."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .decoder_config import DecoderConfig
 from .kernels.attention import attend
+from .kernels.attention_parts import attend_parts
 from .kernels.attention_pattern import AttentionPattern
 from .kernels.matmul import add_matmul, matmul
 from .kernels.ops import Ops
@@ -29,6 +30,7 @@ class LayerPass:
     sin: Tensor
     growth: Tensor | None = None  # [B, Q, 1, 1], of queries by their positions
     canvas: Tensor | None = None  # [B * Q, 1] bool: the queries of a canvas that is being denoised
+    prefix: AttentionPattern | None = None  # of the cache's shared part; `pattern` is of the rows' own slots then
 
 
 class DecoderLayer(nn.Module):
@@ -92,13 +94,20 @@ class DecoderLayer(nn.Module):
             q = q * config.query_scale
         if step.growth is not None:
             q = q * step.growth
-        pattern = step.pattern
+        pattern, prefix = step.pattern, step.prefix
         if picked is not None:
             rows = _flat_rows(picked, q.shape[1])
             h = h.index_select(0, rows)
             q = q.flatten(0, 1).index_select(0, rows).view(*picked.shape, heads, dim)
             pattern = pattern.narrowed(picked)
-        out = attend(q, k, v, pattern, config.attention_cap).reshape(-1, heads * dim)
+            prefix = None if prefix is None else prefix.narrowed(picked)
+        if prefix is None:
+            out = attend(q, k, v, pattern, config.attention_cap)
+        else:
+            assert step.slots is not None, "a cache has the shared part"
+            shared = step.slots.shared(index)
+            out = attend_parts(q, (*shared, prefix), (k, v, pattern), config.attention_cap)
+        out = out.reshape(-1, heads * dim)
         if self.post_attn_norm is None:
             return _add_linear(h, out, self.out_weight, self.out_bias, self.group)
         out = _linear(out, self.out_weight, self.out_bias, self.group)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from .decoder import Decoder
 from .errors import CacheError, CapacityError, ModelError, SpecError
 from .hidden import Hidden, IdSubset
 from .kv_cache import KVCache
@@ -146,17 +147,38 @@ class LanguageModel:
         mixed = weights.to(table.dtype) @ table[: weights.shape[-1]]
         return mixed if self.embedding_scale == 1 else mixed * self.embedding_scale
 
-    def new_cache(self, batch: int, capacity: int, *, scratch: int = 0) -> KVCache:
+    def new_cache(self, batch: int, capacity: int, *, scratch: int = 0, shared: int = 0) -> KVCache:
         """An empty cache. Raises CapacityError past the length to which this checkpoint can be run faithfully.
 
-        `scratch` more slots are for tree drafts, whose nodes take more slots than positions.
+        `scratch` more slots are for tree drafts, whose nodes take more slots than positions. The first `shared` slots
+        are in memory once for all rows: CacheError says where they cannot be.
         """
         if self.limit is not None and capacity > self.limit:
             raise CapacityError(
                 f"{self.name} is run up to {self.limit} positions and {capacity} are requested",
                 f"its attention or its positions change past that: keep prompt and generation within {self.limit}",
             )
-        return self.decoder.new_cache(batch, capacity + scratch)
+        if not shared:
+            return self.decoder.new_cache(batch, capacity + scratch)
+        if (reason := self.shared_prefix_off_reason) is not None:
+            raise CacheError(f"rows of {self.name} cannot share their first {shared} slots: {reason}", "share none")
+        assert isinstance(self.decoder, Decoder), "others have a reason"
+        return self.decoder.new_cache(batch, capacity + scratch, shared)
+
+    @property
+    def shared_prefix_off_reason(self) -> str | None:
+        """Why rows that begin alike cannot have K/V of what they share in memory once; None where they can."""
+        if self.decoding_config.attention != "causal":
+            return "its attention is not causal"
+        if self.imaging is not None:
+            return "its rows begin with the condition of an image, which is no token"
+        if self.processes > 1:
+            return "processes share it"
+        if not isinstance(self.decoder, Decoder):
+            return "its forwards are not those of the native decoder, or are captured"
+        if self.decoder.config.least_window is not None or self.decoder.config.canvas:
+            return "a layer has a sliding window or a canvas"
+        return None
 
     @property
     def prefix_off_reason(self) -> str | None:

@@ -134,6 +134,41 @@ class Plan:
         order = torch.where(order < lengths[:, None], order, -1)
         return Plan(tokens, order, order, visible, lengths, order)
 
+    def behind(self, count: int) -> Plan:
+        """What the queries see of the slots from `count` on, which are numbered from 0 here. They write none before.
+
+        Raises ModelError for patterns that are not causal, a tree or a mask.
+        """
+        visible = self.visible
+        if visible.kind not in ("causal", "tree", "mask"):
+            raise ModelError(f"slots before {count} cannot be attended to apart under {visible.kind} attention")
+        if visible.base is not None:
+            visible = replace(visible, base=visible.base - count)
+        elif (dense := visible.from_first_slot().dense) is not None:
+            visible = Visible.mask(dense[..., count:])
+        return replace(
+            self,
+            positions=torch.where(self.positions < 0, -1, self.positions - count),
+            slots=torch.where(self.slots < 0, -1, self.slots - count),
+            visible=visible,
+            lengths=self.lengths - count,
+            uniform=None if self.uniform is None else self.uniform - count,
+            span=None if self.span is None else (self.span[0] - count, self.span[1] - count),
+            stored=None if self.stored is None else (self.stored[0] - count, self.stored[1] - count),
+        )
+
+    def before(self, count: int) -> Tensor | None:
+        """[B, Q, count] bool: which of the first `count` slots each query sees, all being valid and before it.
+
+        None: all of them, as it always is but for masks.
+        """
+        if self.visible.dense is None or self.visible.before >= count:
+            return None
+        dense = self.visible.from_first_slot().dense
+        assert dense is not None
+        first = pad(dense, (0, count - dense.shape[-1])) if dense.shape[-1] < count else dense[..., :count]
+        return None if bool(first.all()) else first
+
     def at(self, positions: Tensor) -> Tensor:
         """Query index of each of `positions` [B, K], -1 where it was not queried -> [B, K] int64."""
         if self.span is not None:

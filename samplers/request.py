@@ -33,6 +33,8 @@ class Request:
         cfg_interval: of images: tokens behind the first interval + 2 are not guided; None guides all.
         conditions: of images: what each row shows; positions before the first image token hold -1.
         prefix: what the model makes of the conditions.
+        share_prompt: rows of one long prompt feed it once and have its K/V in memory once, where an autoregressive
+            model can; rows of other requests cannot join them.
         draft_model: the checkpoint that drafts, where the sampler's drafter needs one.
         stops: per row, what ends it beside `stop_ids`; () ends none.
         joints: per row, the gaps whose tokens depend on each other; masked models only. () are none.
@@ -58,6 +60,7 @@ class Request:
     cfg_interval: int | None = None
     conditions: tuple[Condition, ...] = ()
     prefix: Prefix | None = None
+    share_prompt: bool = True
     draft_model: LanguageModel | DraftModule | None = None
     stop_ids: tuple[int, ...] = ()
     stops: tuple[Ending | None, ...] = ()

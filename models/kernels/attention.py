@@ -28,10 +28,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: floa
         from .attention_triton import attend_triton
 
         return attend_triton(q, k, v, pattern)
-    in_c = pattern.backend == "c" or pattern.last is not None or pattern.ends is not None
-    if in_c and cap is None and faster(q):
-        return attend_c(q, _read(k, pattern), _read(v, pattern), pattern.last, pattern.ends)
-    k, v = _rows(k, pattern), _rows(v, pattern)
+    if cap is None and pattern.in_c and faster(q):
+        return attend_c(q, read_rows(k, pattern), read_rows(v, pattern), pattern.last, pattern.ends)
+    k, v = visible_rows(k, pattern), visible_rows(v, pattern)
     if cap is not None:
         return _capped(q, k, v, pattern, cap)
     q = q.transpose(1, 2)
@@ -54,26 +53,35 @@ def _capped(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: flo
     q = rearrange(q, "b q (k g) d -> b k g q d", k=k.shape[2])
     scores = torch.einsum("bkgqd,bskd->bkgqs", q, k) / q.shape[-1] ** 0.5
     scores = (scores / cap).tanh() * cap
-    mask = pattern.mask
-    if pattern.causal:
-        mask = torch.full(scores.shape[-2:], -torch.inf, device=q.device, dtype=q.dtype).triu(1)
-    elif mask is not None:
-        mask = mask[:, None]
+    mask = additive_mask(pattern, q.shape[3], k.shape[1], q.dtype, q.device)
     if mask is not None:
-        scores = scores + mask
+        scores = scores + mask[:, None]
     weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
     return rearrange(torch.einsum("bkgqs,bskd->bkgqd", weights, v), "b k g q d -> b q (k g) d")
 
 
-def _read(stored: Tensor, pattern: AttentionPattern) -> Tensor:
+def additive_mask(
+    pattern: AttentionPattern, queries: int, slots: int, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """[B or 1, 1, Q, S] 0 where a query sees a slot and -inf elsewhere; None where everything read is seen."""
+    mask = pattern.mask
+    if pattern.causal or hasattr(mask, "seq_len_q"):  # queries stand at the end of what is read, in order
+        whole = torch.full((1, 1, queries, slots), -torch.inf, device=device, dtype=dtype)
+        return whole.triu(1 + slots - queries)
+    if isinstance(mask, Tensor) and mask.dtype == torch.bool:
+        return torch.zeros(mask.shape, device=device, dtype=dtype).masked_fill_(~mask, -torch.inf)
+    return mask
+
+
+def read_rows(stored: Tensor, pattern: AttentionPattern) -> Tensor:
     """The slots that are read, as rows of the plan."""
     read = stored if stored.shape[1] == pattern.extent else stored[:, : pattern.extent]
     return read if pattern.rows is None else read.index_select(0, pattern.rows)
 
 
-def _rows(stored: Tensor, pattern: AttentionPattern) -> Tensor:
-    """The same; whatever stands past a row's length becomes zero."""
-    read = _read(stored, pattern)
+def visible_rows(stored: Tensor, pattern: AttentionPattern) -> Tensor:
+    """The slots that are read, as rows of the plan; whatever stands past a row's length becomes zero."""
+    read = read_rows(stored, pattern)
     if pattern.dead is None:
         return read
     # A masked weight is 0, but 0 * NaN is NaN: the values themselves have to go.

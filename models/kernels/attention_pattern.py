@@ -38,6 +38,11 @@ class AttentionPattern:
     allowed: Tensor | None = None  # [B, Q, S] bool, patterns that are not a rule on positions or parents
     nodes: Tensor | None = None  # [B, Q] int64, of tree drafts: the node that each query is
 
+    @property
+    def in_c(self) -> bool:
+        """Whether the kernel in C takes it, of few queries."""
+        return self.backend == "c" or self.last is not None or self.ends is not None
+
     def narrowed(self, picked: Tensor) -> AttentionPattern:
         """What the queries `picked` [B, M] see."""
         if self.mask is None and self.positions is None and not self.causal:

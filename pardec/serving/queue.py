@@ -145,6 +145,7 @@ def merge_requests(rows: Sequence[QueuedRow]) -> Request:
     requests: list[Request] = [row.request for row in rows]
     return replace(
         requests[0],
+        share_prompt=False,  # other rows are to join these
         canvases=tuple(canvas for request in requests for canvas in request.canvases),
         prompts=tuple(start for request in requests for start in request.prompts),
         source=JoinableSource([row.call.seeds[0] for row in rows]),

@@ -23,6 +23,7 @@ from ..prefix_reuse import PrefixReuse
 from .contracts import Draft, Verdict
 from .query_layout import extended, inputs_of
 from .sequences import Sequences
+from .shared_prompt import of_all_rows, rows_fed
 
 _SHORT = 8  # missing tokens of a row, up to which a drafting model feeds all rows in one forward
 _SLACK = 1.25  # positions fed, padding included, over those needed: above this ratio rows are fed in groups
@@ -73,10 +74,15 @@ class FedNodes:
 class VerifyForward:
     """Runs the model for one request and keeps its cache."""
 
-    def __init__(self, model: LanguageModel, text: Sequences, nodes: int, states: TargetStates | None = None) -> None:
-        """`states` are what every forward is to give beside logits; drafts have at most `nodes` nodes."""
+    def __init__(
+        self, model: LanguageModel, text: Sequences, nodes: int, states: TargetStates | None = None, *, shared: int = 0
+    ) -> None:
+        """`states` are what every forward is to give beside logits; drafts have at most `nodes` nodes.
+
+        `shared` is the length of a prompt that all rows have, whose K/V they share; 0: they share none.
+        """
         self.model, self.text, self.states = model, text, states
-        self.cache: KVCache = model.new_cache(len(text), int(text.limit.max()), scratch=nodes - 1)
+        self.cache: KVCache = model.new_cache(len(text), int(text.limit.max()), scratch=nodes - 1, shared=shared)
         self.order = torch.arange(self.cache.capacity + 1, device=text.device)
         self.fed: list[FedNodes] = []
         self.runs: list[Run] = []  # the forwards of the present round
@@ -89,13 +95,17 @@ class VerifyForward:
 
         With `narrow`, logits can be computed only behind the last token, and drafters read nothing. Otherwise they read
         the `states` at all tokens, also at those whose K/V come from the prefix cache. A drafter without `states` reads
-        logits, which are not stored: then no prefix is copied. Of rows that begin alike, the first goes ahead.
+        logits, which are not stored: then no prefix is copied. Of rows that begin alike, the first goes ahead; where
+        all of them share their prompt, it goes alone, for all.
         """
         text, reuse = self.text, self.reuse
         wanted = None if narrow else self.states
         self.runs.clear()
         texts = [text.row(at) for at in range(len(text))]
         most = text.length - 1 if narrow or wanted is not None else np.zeros_like(text.length)
+        if self.cache.shared is not None:
+            yield self._shared_prompt(int(most[0]), wanted, narrow=narrow)
+            return
         later = reuse.followers(texts, most, wanted)
         for part in (np.flatnonzero(~later), np.flatnonzero(later)):
             for at in part.tolist():
@@ -112,6 +122,22 @@ class VerifyForward:
                 if later.any() and bool(hidden.states.isfinite().all()):  # others go on from these
                     self.store_prompts()
         self.fed.append(FedNodes(text.rows, reuse.length.copy(), text.length - reuse.length))
+
+    def _shared_prompt(
+        self, most: int, wanted: TargetStates | None, *, narrow: bool
+    ) -> tuple[np.ndarray, Hidden, Hidden]:
+        """What `prompt` gives, of one forward over the prompt that all rows have; the first row fed it."""
+        text, reuse, rows = self.text, self.reuse, np.arange(len(self.text))
+        for at in rows.tolist():
+            reuse.begin(at, text.row(at), most if at == 0 else 0, wanted)
+        first, base = rows[:1], reuse.length[:1]
+        hidden = whole = self._run(self._prompts(first, base), first, self.cache.shared, whole=False, narrow=narrow)
+        if wanted is not None and base.any():
+            whole = self._with_prefixes(hidden, first, wanted)
+        if reuse.prefixes is not None:
+            self._fresh.append((first, None if wanted is None else wanted.of(whole)))
+        self.fed.append(FedNodes(text.rows, *rows_fed(text.length, int(base[0]))))
+        return rows, of_all_rows(hidden, len(rows)), of_all_rows(whole, len(rows))
 
     def store_prompts(self) -> None:
         """Leaves the prompts of the last forwards to others; called once their logits are known to be finite."""
@@ -217,13 +243,15 @@ class VerifyForward:
         if len(rows):
             self.cache.keep(torch.from_numpy(rows))
 
-    def _run(self, draft: Draft, rows: np.ndarray, **options: Any) -> Hidden:
-        """One forward of `draft` for the live `rows`; `options` are those of `_plan`."""
+    def _run(self, draft: Draft, rows: np.ndarray, cache: KVCache | None = None, **options: Any) -> Hidden:
+        """One forward of `draft` for the live `rows`; `options` are those of `_plan`. Another `cache` has no others."""
         plan = self._plan(draft, rows, **options)
+        plan = plan if cache is None else replace(plan, rows=None)
+        cache = self.cache if cache is None else cache
         if plan.layers is None or plan.layers.stop is None:
             self.padded += plan.width * len(rows) - int(draft.sizes.sum())
-        self.runs.append((plan, self.cache))
-        return self.model.run(plan, self.cache)
+        self.runs.append((plan, cache))
+        return self.model.run(plan, cache)
 
     def _plan(
         self,

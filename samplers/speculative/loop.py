@@ -33,6 +33,7 @@ from .contracts import DecodeContext, Draft, RoundResult, SpeculativeSampler, Ta
 from .forward import VerifyForward
 from .recorder import TraceRecorder
 from .sequences import Sequences
+from .shared_prompt import shared_length
 from .uniforms import RoundUniforms
 
 
@@ -77,7 +78,8 @@ class VerifyLoop:
         )
         nodes = sampler.width(model)
         nodes += sampler.draft.most_queries(nodes, request)
-        self.forward = VerifyForward(model, self.text, nodes, sampler.draft.target_states(request))
+        states, shared = sampler.draft.target_states(request), shared_length(model, request, self.text)
+        self.forward = VerifyForward(model, self.text, nodes, states, shared=shared)
         self.processing = Processing(request, self.text)
         self.memory: dict[int, Any] = {}
         self.summary: dict[str, np.ndarray] = {}  # the round's verdict, on the host

@@ -48,6 +48,8 @@ typedef struct {
     ptrdiff_t q_query, q_head, k_slot, v_slot, out_query, out_head;
     const float *mask;
     ptrdiff_t mask_query;
+    float *sums;                /* of query 0 of the first head, the heads of a query lying together; or NULL */
+    ptrdiff_t sums_query;
     int type, queries, dim, slots, from;
     float scale;
 } Head;
@@ -61,6 +63,13 @@ INLINE const void *query_of(const Head *one, int n)
 INLINE void *out_of(const Head *one, int n)
 {
     return past(one->type, one->out, n / one->queries * one->out_head + n % one->queries * one->out_query);
+}
+
+/* Stores the logarithm of its sum of exponentials, `total` being that of what is left when `highest` is taken off. */
+INLINE void put_sum(const Head *one, int n, float highest, float total)
+{
+    if (!one->sums) return;
+    one->sums[n / one->queries + n % one->queries * one->sums_query] = highest * one->scale * 0.69314718f + logf(total);
 }
 
 /* Its mask over the slots from `from` on. */
@@ -264,6 +273,8 @@ INLINE void few(const int vectors, const Head *one, int first, int count, int mo
                                                              slots);
         }
     }
+    for (int n = 0; n < count; n++)
+        put_sum(one, first + n, ((const float *)highest)[n], ((const float *)total)[n]);
     UNROLL for (int j = 0; j < vectors; j++) total[j] = 1.0f / total[j];
     for (int n = 0; n < count; n++) {
         float part = ((const float *)total)[n];
@@ -273,6 +284,7 @@ INLINE void few(const int vectors, const Head *one, int first, int count, int mo
     for (int e = 0; e < more; e++) {
         for (int d = 0; d < dim; d++) others[e * dim + d] /= masses[e];
         put(type, others + e * dim, dim, out_of(one, first + count + e));
+        put_sum(one, first + count + e, tops[e], masses[e]);
     }
 }
 
@@ -300,8 +312,10 @@ static void many(const Head *one, int count, float *held)
 /* q [batch, queries, heads, dim], k and v [batch, slots, kv_heads, dim], out as q, mask [batch, queries, last];
  * `steps` are those of the first three dimensions of each in turn, and of the first two of the mask; the dimension
  * after them lies together. A row reads its first `lengths` [batch] slots, or all where that is NULL; the mask is of the
- * `last` of these (0 without one). The mask is float32, all else of `type`. Returns 0, or 1 where there is no memory. */
-int pardec_attend(int type, const void *q, const void *k, const void *v, void *out, const float *mask,
+ * `last` of these (0 without one). `sums` [batch, queries, heads], which lie together, get the logarithms of the sums
+ * of exponentials; NULL: nobody wants them. Mask and sums are float32, all else is of `type`.
+ * Returns 0, or 1 where there is no memory. */
+int pardec_attend(int type, const void *q, const void *k, const void *v, void *out, const float *mask, float *sums,
                   const ptrdiff_t *steps, const int64_t *lengths, int batch, int queries, int heads, int kv_heads,
                   int slots, int last, int dim, int threads)
 {
@@ -316,6 +330,7 @@ int pardec_attend(int type, const void *q, const void *k, const void *v, void *o
             past(type, out, row * out_steps[0] + head * shared * out_steps[2]),
             q_steps[1], q_steps[2], k_steps[1], v_steps[1], out_steps[1], out_steps[2],
             mask ? mask + row * steps[12] : NULL, steps[13],
+            sums ? sums + (ptrdiff_t)row * queries * heads + head * shared : NULL, heads,
             type, queries, dim, read, read - last, 1.44269504f / sqrtf((float)dim),
         };
         float *held = malloc(sizeof(float) * room_for(dim));

@@ -14,7 +14,7 @@ from .library import COUNT, POINTER, TYPES
 _MOST = 256  # queries of a row, above which PyTorch's attention is as fast
 _WIDE = 64  # dimensions, above which it is faster with a single query
 _FILE = Path(__file__).with_name("attention.c")
-_ARGUMENTS = (COUNT, *[POINTER] * 7, *[COUNT] * 8)
+_ARGUMENTS = (COUNT, *[POINTER] * 8, *[COUNT] * 8)
 _Steps = ctypes.c_ssize_t * 14
 
 
@@ -24,12 +24,20 @@ def faster(q: Tensor) -> bool:
     return 1 < queries <= _MOST or (queries == 1 and dim <= _WIDE)
 
 
-def attend_c(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, lengths: Tensor | None = None) -> Tensor:
+def attend_c(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
+    sums: Tensor | None = None,
+) -> Tensor:
     """Attention of q [B, Q, H, D] over the slots of k, v [B, S, K, D]: as q. The last dimensions lie together.
 
     q, k and v are float32 or bfloat16, all the same, and the mask is float32.
     A row reads its first `lengths` [B] int64 slots, at least one, or all. All of them are seen, or all but those for
     which `mask` [B, Q, M], of the last M slots of each row, has -inf and not 0; each query sees one of its own.
+    The log-sum-exps of the scores are written to `sums` [B, Q, H] float32, contiguous.
     """
     batch, queries, heads, dim = q.shape
     slots, shared = k.shape[1], k.shape[2]
@@ -39,8 +47,9 @@ def attend_c(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, length
     last, start = (0, None) if mask is None else (mask.shape[-1], mask.data_ptr())
     ends = None if lengths is None else lengths.data_ptr()
     threads = library.threads(2 * q.numel() * slots)
-    operands = TYPES[q.dtype], q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), start, steps, ends
+    operands = TYPES[q.dtype], q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), start
+    wanted = None if sums is None else sums.data_ptr()
     run = library.kernel(_FILE, "pardec_attend", _ARGUMENTS)
-    if run(*operands, batch, queries, heads, shared, slots, last, dim, threads):
+    if run(*operands, wanted, steps, ends, batch, queries, heads, shared, slots, last, dim, threads):
         raise MemoryError(f"no memory for the attention of {queries} queries of {dim} dimensions")
     return out

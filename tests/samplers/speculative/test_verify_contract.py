@@ -21,6 +21,7 @@ from pardec.models.model import LanguageModel
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.events import Accepted, Finished, RowFinished, Started
+from pardec.samplers.speculative import shared_prompt
 from pardec.samplers.speculative.loop import VerifyLoop, decode
 from tests.grids import one_in, thinned
 from tests.models.toys import SMALL
@@ -322,6 +323,21 @@ def test_events_tell_each_token_once_and_in_order(spec: str) -> None:
             assert event.tokens[at, : fresh.stop].tolist() == whole[row][: fresh.stop]
             length[row] = fresh.stop
     assert ended == {0, 1, 2}
+
+
+@pytest.mark.parametrize("spec", [spec for spec in EACH if resolves(spec, sampling=True) and not coupled_sample(spec)])
+def test_rows_that_share_their_prompt_are_those_that_hold_it_each(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_prompt, "LEAST_SAVED", 0)
+    prompt, new, options = prompts([13], seed=5, vocab=VOCAB)[0], [9, 14, 7, 1, 12], {"temperature": 1.0}
+    shared = run(target(), spec, [prompt] * 5, new, **options)
+    plain = run(target(), spec, [prompt] * 5, new, share_prompt=False, **options)
+    assert rows(shared) == rows(plain)
+    assert shared.nfe == plain.nfe
+    fed = [shared.trace.fed[row] for row in range(5)]
+    assert [len(row[0]) for row in fed] == [13, 0, 0, 0, 0]
+    assert [row[1:] for row in fed] == [row[1:] for row in plain.trace.fed]
+    alone = run(target(), spec, [prompt], [new[1]], seeds=[101], **options)
+    assert rows(alone) == rows(shared)[1:2]
 
 
 @pytest.mark.parametrize("spec", sorted({*GREEDY, *SAMPLED}))

@@ -1,0 +1,87 @@
+"""Attention over slots that lie in two parts, the first of which may be one that all rows have in common.
+
+Hydragen: High-Throughput LLM Inference with Shared Prefixes, https://arxiv.org/abs/2402.05099
+
+    o = s o_1 + (1 - s) o_2,  s = sigmoid(z_1 - z_2)
+    o_p the attention over part p alone,  z_p = log sum_s exp(score_s) over its slots
+
+The queries of all rows meet a part that they share as those of one row, in a product [B Q, D] x [D, S] for each head,
+which reads it once. Each part takes the kernel in C where its pattern and its queries are ones for that, else the
+definition, which computes in float32 or wider.
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from ..plan import Plan
+from .attention import additive_mask, read_rows, visible_rows
+from .attention_pattern import AttentionPattern, attention_pattern
+from .choice import backend
+from .cpu.attention import attend_c, faster
+
+Part = tuple[Tensor, Tensor, AttentionPattern]  # K and V [R or 1, >= S, K, D]; one row is that of all
+
+
+def pattern_parts(
+    plan: Plan, count: int, *, extent: int, dtype: torch.dtype, device: torch.device, reference: bool = False
+) -> tuple[AttentionPattern, AttentionPattern]:
+    """What the queries see of the first `count` slots, which are shared, and of those from there on up to `extent`.
+
+    With `reference`, both are for the definition.
+    """
+    in_c = not reference and backend(device, dtype) == "c"
+    own = attention_pattern(plan.behind(count), extent=extent - count, dtype=dtype, device=device, reference=not in_c)
+    first = plan.before(count)
+    if first is None:
+        return AttentionPattern("c" if in_c else "reference", count), own
+    mask = torch.zeros(first.shape, dtype=dtype, device=device).masked_fill_(~first, -torch.inf)
+    return AttentionPattern("reference", count, mask=mask[:, None]), own
+
+
+def attend_parts(q: Tensor, first: Part, second: Part, cap: float | None = None) -> Tensor:
+    """Attention of q [B, Q, H, D] over the slots of both parts together -> [B, Q, H, D]; K divides H.
+
+    With `cap`, a score s counts as cap * tanh(s / cap). A query sees some slot of one part or the other.
+    """
+    (one, one_sum), (two, two_sum) = (attend_part(q, *part, cap) for part in (first, second))
+    share = (one_sum - two_sum).sigmoid_()[..., None]
+    return torch.lerp(two.to(share.dtype), one.to(share.dtype), share).to(q.dtype)
+
+
+def attend_part(
+    q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The attention over one part alone [B, Q, H, D], and its log-sum-exps [B, Q, H], -inf where nothing is seen."""
+    batch, queries, heads, dim = q.shape
+    rows = k.shape[0] if pattern.rows is None else batch
+    by_row = q.reshape(rows, -1, heads, dim)
+    if cap is None and pattern.in_c and faster(by_row):
+        sums = torch.empty(by_row.shape[:3])
+        k, v = read_rows(k, pattern), read_rows(v, pattern)
+        out = attend_c(by_row, k, v, pattern.last, pattern.ends, sums)
+        return out.view(q.shape), sums.view(q.shape[:3])
+    k, v = visible_rows(k, pattern), visible_rows(v, pattern)
+    kv, wide = k.shape[2], torch.promote_types(q.dtype, torch.float32)
+    # Heads before rows: so that the keys need no copy where those of a head lie together.
+    scaled = rearrange(q.to(wide) * dim**-0.5, "(r b) q (k g) d -> (k r) (b q g) d", r=rows, k=kv)
+    keys, values = (rearrange(each, "r s k d -> (k r) s d").to(wide) for each in (k, v))
+    scores = scaled @ keys.transpose(1, 2)
+    if cap is not None:
+        scores = (scores / cap).tanh_() * cap
+    mask = additive_mask(pattern, queries, keys.shape[1], q.dtype, q.device)
+    if mask is not None:
+        by_query = rearrange(scores, "(k r) (b q g) s -> k (r b) q g s", r=rows, q=queries, g=heads // kv)
+        by_query += mask[:, 0, :, None]
+    highest = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(wide).min)  # of a query that sees nothing, too
+    weights = scores.sub_(highest).exp_()
+    total = weights.sum(-1, keepdim=True)
+    out = weights @ values / total.clamp(min=torch.finfo(wide).tiny)
+    log_sum = (highest + total.log())[..., 0]
+    layout = {"r": rows, "q": queries, "g": heads // kv}
+    return (
+        rearrange(out, "(k r) (b q g) d -> (r b) q (k g) d", **layout),
+        rearrange(log_sum, "(k r) (b q g) -> (r b) q (k g)", **layout),
+    )

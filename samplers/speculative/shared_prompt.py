@@ -1,0 +1,55 @@
+"""A prompt that all rows of a request have: fed once, as one row, its K/V in memory once.
+
+Hydragen: High-Throughput LLM Inference with Shared Prefixes, https://arxiv.org/abs/2402.05099
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from pardec.models.hidden import Hidden
+from pardec.models.model import LanguageModel
+from pardec.models.plan import Plan
+
+from ..request import Request
+from .sequences import Sequences
+
+# Slots of K/V saved, from which on a prompt is shared: rows beyond the first times its tokens. On a CPU a step of two
+# rows takes up to a third longer with a tiny model, since each layer attends twice, and one of 8 rows at 128 tokens a
+# tenth; a shorter prompt's forward saved does not make up for that within an answer (benchmarks/shared_prefix.md).
+LEAST_SAVED = 768
+
+
+def shared_length(model: LanguageModel, request: Request, text: Sequences) -> int:
+    """The tokens that the rows hold in common: those of the prompt, or 0 where it is not shared."""
+    length = int(text.length[0])
+    worth = len(text) > 1 and (len(text) - 1) * length >= LEAST_SAVED
+    if not (request.share_prompt and worth and length < text.limit.max()):
+        return 0
+    if model.device.type != "cpu":  # where it has not been measured
+        return 0
+    same = (text.length == length).all() and (text.host[:, :length] == text.host[0, :length]).all()
+    return length if same and model.shared_prefix_off_reason is None else 0
+
+
+def of_all_rows(hidden: Hidden, count: int) -> Hidden:
+    """The forward of one row as that of `count` rows alike: views, and nothing is computed again but logits."""
+    plan = hidden.plan
+    wide: dict[str, Any] = {}
+    for field in fields(Plan):
+        value = getattr(plan, field.name)
+        if isinstance(value, Tensor):
+            wide[field.name] = value.expand(count, *value.shape[1:])
+    taps = {layer: states.expand(count, -1, -1) for layer, states in hidden.taps.items()}
+    return replace(hidden, plan=replace(plan, **wide), states=hidden.states.expand(count, -1, -1), taps=taps)
+
+
+def rows_fed(length: np.ndarray, reused: int) -> tuple[np.ndarray, np.ndarray]:
+    """[B] the first position and the count of those that the prompt's forward fed for each row, which the first did."""
+    base, sizes = length.copy(), np.zeros_like(length)
+    base[0], sizes[0] = reused, length[0] - reused
+    return base, sizes

@@ -1,0 +1,131 @@
+"""Attention in two parts against plain attention written out over all slots."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from pardec.models.errors import ModelError
+from pardec.models.kernels.attention_parts import attend_part, attend_parts, pattern_parts
+from pardec.models.kernels.attention_pattern import AttentionPattern, visible_slots
+from pardec.models.plan import Plan, Visible
+from tests.models.toys import ask, ids
+
+SHARED, OWN = 11, 9  # slots
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-6, torch.bfloat16: 2e-2}
+LENGTHS = torch.tensor([18, 14, 16])
+
+
+def naive(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, cap: float | None = None) -> Tensor:
+    """One softmax over all slots, in float64: q [B, Q, H, D], k and v [B, S, K, D], allowed [B, Q, S]."""
+    q, k, v = q.double(), k.double(), v.double()
+    k, v = (each.repeat_interleave(q.shape[2] // k.shape[2], 2) for each in (k, v))
+    scores = torch.einsum("bqhd,bshd->bqhs", q, k) / math.sqrt(q.shape[-1])
+    scores = scores if cap is None else cap * (scores / cap).tanh()
+    weights = scores.masked_fill(~allowed[:, :, None], -torch.inf).softmax(-1)
+    return torch.einsum("bqhs,bshd->bqhd", weights, v)
+
+
+def plan_of(kind: str) -> Plan:
+    """Rows of unequal lengths whose queries stand at their ends; a row of the tree and of the chain is padded."""
+    if kind == "even":
+        order = torch.tensor([[15]]).expand(3, 1)
+        return Plan(ids(3, 1), order, order, Visible.causal(), order[:, 0] + 1, order * 0, uniform=16, span=(15, 16))
+    if kind == "chain of even rows":
+        order = torch.arange(12, 16).expand(3, 4)
+        return Plan(ids(3, 4), order, order, Visible.causal(), order[:, 3] + 1, order, uniform=16, span=(12, 16))
+    slots = LENGTHS[:, None] - 3 + torch.arange(3)
+    if kind == "tree":
+        parents, base = torch.tensor([-1, 0, 0]), LENGTHS - 3
+        depth = torch.tensor([0, 1, 1])
+        return ask(ids(3, 3), base[:, None] + depth, Visible.tree(parents, base), LENGTHS, slots=slots)
+    if kind == "mask":  # some of the shared slots are hidden, too
+        dense = torch.rand(3, 3, SHARED + OWN, generator=torch.Generator().manual_seed(2)) < 0.5
+        dense.scatter_(2, slots[..., None], True)
+        return ask(ids(3, 3), slots, Visible.mask(dense), LENGTHS)
+    if kind == "mask of the last":
+        dense = torch.ones(3, 3, 4, dtype=torch.bool).tril()
+        return ask(ids(3, 3), slots, Visible.mask(dense, before=SHARED + 1), LENGTHS)
+    positions = slots.clone()
+    positions[1, 2] = -1
+    return ask(ids(3, 3), positions, Visible.causal(), torch.where(torch.arange(3) == 1, LENGTHS - 1, LENGTHS))
+
+
+KINDS = ["even", "chain of even rows", "ragged", "tree", "mask", "mask of the last"]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("heads", "kv"), [(4, 4), (6, 2), (3, 1)])
+@pytest.mark.parametrize("reference", [True, False])
+@torch.inference_mode()
+def test_two_parts_are_one_attention(kind: str, heads: int, kv: int, dtype: torch.dtype, reference: bool) -> None:
+    plan, generator = plan_of(kind), torch.Generator().manual_seed(3)
+    q = torch.randn(3, plan.width, heads, 16, generator=generator).to(dtype)
+    shared = [torch.randn(1, SHARED, kv, 16, generator=generator).to(dtype) for _ in range(2)]
+    own = [torch.randn(3, OWN, kv, 16, generator=generator).to(dtype) for _ in range(2)]
+    extent = int(plan.lengths.max())
+    options = {"dtype": dtype, "device": q.device, "reference": reference}
+    prefix, pattern = pattern_parts(plan, SHARED, extent=extent, **options)
+    whole = [torch.cat((one.expand(3, -1, -1, -1), two), 1) for one, two in zip(shared, own, strict=True)]
+    for each in own:  # what lies past a row's length is never read
+        each.masked_fill_((torch.arange(OWN) + SHARED >= plan.lengths[:, None])[..., None, None], torch.nan)
+    out = attend_parts(q, (*shared, prefix), (*own, pattern))
+    expected = naive(q, *whole, visible_slots(plan, SHARED + OWN))
+    real = plan.positions >= 0
+    assert out.dtype == dtype
+    assert out.isfinite().all()
+    assert (out[real] - expected[real]).abs().max() < TOLERANCE[dtype]
+    if dtype == torch.float64:
+        capped = attend_parts(q, (*shared, prefix), (*own, pattern), 0.7)
+        wanted = naive(q, *whole, visible_slots(plan, SHARED + OWN), 0.7)
+        assert (capped[real] - wanted[real]).abs().max() < 1e-10
+        assert (wanted - expected)[real].abs().max() > 1e-3, "the cap counts"
+
+
+@torch.inference_mode()
+def test_narrowed_patterns_are_those_of_the_queries_left() -> None:
+    plan, generator = plan_of("mask"), torch.Generator().manual_seed(3)
+    q = torch.randn(3, 3, 4, 16, generator=generator)
+    shared, own = ([torch.randn(r, s, 2, 16, generator=generator)] * 2 for r, s in ((1, SHARED), (3, OWN)))
+    patterns = pattern_parts(plan, SHARED, extent=int(LENGTHS.max()), dtype=q.dtype, device=q.device)
+    picked = torch.tensor([[2], [0], [1]])
+    rows = torch.arange(3)[:, None]
+    one, two = (each.narrowed(picked) for each in patterns)
+    out = attend_parts(q[rows, picked], (*shared, one), (*own, two))
+    every = attend_parts(q, (*shared, patterns[0]), (*own, patterns[1]))
+    assert torch.allclose(out, every[rows, picked], atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["reference", "c"])
+@pytest.mark.parametrize("queries", [1, 3, 17])
+@torch.inference_mode()
+def test_the_log_sum_exps_are_those_of_the_scores(backend: str, queries: int) -> None:
+    generator = torch.Generator().manual_seed(4)
+    q = torch.randn(2, queries, 6, 32, generator=generator) * 3
+    k, v = (torch.randn(2, 53, 2, 32, generator=generator) for _ in range(2))
+    out, sums = attend_part(q, k, v, AttentionPattern(backend, 53))
+    keys = k.double().repeat_interleave(3, 2)
+    scores = torch.einsum("bqhd,bshd->bqhs", q.double(), keys) / math.sqrt(32)
+    assert (sums - scores.logsumexp(-1)).abs().max() < 1e-4
+    assert (out - naive(q, k, v, torch.ones(2, queries, 53, dtype=torch.bool))).abs().max() < 1e-5
+
+
+def test_a_part_of_which_nothing_is_seen_counts_for_nothing() -> None:
+    generator = torch.Generator().manual_seed(5)
+    q = torch.randn(2, 1, 2, 8, dtype=torch.float64, generator=generator)
+    k, v = (torch.randn(2, 5, 2, 8, dtype=torch.float64, generator=generator) for _ in range(2))
+    seen, nothing = AttentionPattern("reference", 5), torch.full((2, 1, 1, 5), -torch.inf, dtype=torch.float64)
+    empty = AttentionPattern("reference", 5, mask=nothing)
+    expected = naive(q, k, v, torch.ones(2, 1, 5, dtype=torch.bool))
+    for parts in (((k, v, seen), (v, k, empty)), ((v, k, empty), (k, v, seen))):
+        assert torch.allclose(attend_parts(q, *parts), expected, atol=1e-12)
+
+
+def test_other_patterns_are_refused() -> None:
+    plan = Plan.full(ids(2, 3), Visible.bidirectional())
+    with pytest.raises(ModelError, match="bidirectional"):
+        pattern_parts(plan, 2, extent=3, dtype=torch.float32, device=torch.device("cpu"))
