@@ -33,8 +33,8 @@ class Request:
         cfg_interval: of images: tokens behind the first interval + 2 are not guided; None guides all.
         conditions: of images: what each row shows; positions before the first image token hold -1.
         prefix: what the model makes of the conditions.
-        share_prompt: rows of one long prompt feed it once and have its K/V in memory once, where an autoregressive
-            model can; rows of other requests cannot join them.
+        share_prompt: rows of one long prompt, or of prompts that begin alike, feed that once and have its K/V in memory
+            once, where an autoregressive model can; rows of other requests cannot join them.
         draft_model: the checkpoint that drafts, where the sampler's drafter needs one.
         stops: per row, what ends it beside `stop_ids`; () ends none.
         joints: per row, the gaps whose tokens depend on each other; masked models only. () are none.

@@ -79,7 +79,7 @@ class VerifyForward:
     ) -> None:
         """`states` are what every forward is to give beside logits; drafts have at most `nodes` nodes.
 
-        `shared` is the length of a prompt that all rows have, whose K/V they share; 0: they share none.
+        `shared` tokens, with which all rows begin, have their K/V in memory once; 0: they share none.
         """
         self.model, self.text, self.states = model, text, states
         self.cache: KVCache = model.new_cache(len(text), int(text.limit.max()), scratch=nodes - 1, shared=shared)
@@ -104,7 +104,7 @@ class VerifyForward:
         texts = [text.row(at) for at in range(len(text))]
         most = text.length - 1 if narrow or wanted is not None else np.zeros_like(text.length)
         if self.cache.shared is not None:
-            yield self._shared_prompt(int(most[0]), wanted, narrow=narrow)
+            yield from self._shared_prompts(int(most[0]), wanted, narrow=narrow)
             return
         later = reuse.followers(texts, most, wanted)
         for part in (np.flatnonzero(~later), np.flatnonzero(later)):
@@ -123,21 +123,40 @@ class VerifyForward:
                     self.store_prompts()
         self.fed.append(FedNodes(text.rows, reuse.length.copy(), text.length - reuse.length))
 
-    def _shared_prompt(
+    def _shared_prompts(
         self, most: int, wanted: TargetStates | None, *, narrow: bool
-    ) -> tuple[np.ndarray, Hidden, Hidden]:
-        """What `prompt` gives, of one forward over the prompt that all rows have; the first row fed it."""
-        text, reuse, rows = self.text, self.reuse, np.arange(len(self.text))
-        for at in rows.tolist():
-            reuse.begin(at, text.row(at), most if at == 0 else 0, wanted)
-        first, base = rows[:1], reuse.length[:1]
-        hidden = whole = self._run(self._prompts(first, base), first, self.cache.shared, whole=False, narrow=narrow)
-        if wanted is not None and base.any():
-            whole = self._with_prefixes(hidden, first, wanted)
-        if reuse.prefixes is not None:
-            self._fresh.append((first, None if wanted is None else wanted.of(whole)))
-        self.fed.append(FedNodes(text.rows, *rows_fed(text.length, int(base[0]))))
-        return rows, of_all_rows(hidden, len(rows)), of_all_rows(whole, len(rows))
+    ) -> Iterator[tuple[np.ndarray, Hidden, Hidden]]:
+        """What `prompt` gives, where rows share tokens: the first row feeds those, and then each what is its own."""
+        text, reuse, shared = self.text, self.reuse, self.cache.offset
+        for at in range(len(text)):
+            reuse.begin(at, text.row(at), min(most, shared - 1) if at == 0 else 0, wanted)
+        first, base = np.arange(1), reuse.length[:1].copy()
+        beginning = self._run(self._prompts(first, base, shared), first, self.cache.shared, whole=False, narrow=narrow)
+        states = None if wanted is None else wanted.of(beginning)[0]
+        if states is not None and wanted is not None and base.any():
+            states = torch.cat((reuse.states(0, wanted).to(states), states))
+        self.fed.append(FedNodes(text.rows, *rows_fed(text.length, shared, int(base[0]))))
+        whole_prompt = bool((text.length == shared).all())
+        for rows in [np.arange(len(text))] if whole_prompt else grouped(text.length - shared):
+            if whole_prompt:
+                hidden = of_all_rows(beginning, len(text))
+            else:
+                hidden = self._run(self._prompts(rows, np.full_like(rows, shared)), rows, whole=False, narrow=narrow)
+            whole = hidden if states is None or wanted is None else self._behind(states, hidden, rows, wanted)
+            if reuse.prefixes is not None:
+                self._fresh.append((rows, None if wanted is None else wanted.of(whole)))
+            yield rows, hidden, whole
+
+    def _behind(self, beginning: Tensor, hidden: Hidden, rows: np.ndarray, wanted: TargetStates) -> Hidden:
+        """The states at all tokens of the prompts: `beginning` [P, S], which all have, and then their own."""
+        sizes = (self.text.length[rows] - len(beginning)).tolist()
+        if any(sizes):
+            parts = zip(wanted.of(hidden), sizes, strict=True)
+            states = pad_sequence([torch.cat((beginning, own[:size])) for own, size in parts], batch_first=True)
+        else:
+            states = beginning.expand(len(rows), -1, -1)
+        plan = self._plan(self._prompts(rows, np.zeros_like(rows)), rows, whole=False)
+        return wanted.hidden(plan, states)
 
     def store_prompts(self) -> None:
         """Leaves the prompts of the last forwards to others; called once their logits are known to be finite."""
@@ -147,12 +166,12 @@ class VerifyForward:
                 self.reuse.store(at, self.text.row(at)[: self.text.prompt[at]], own)
         self._fresh.clear()
 
-    def _prompts(self, rows: np.ndarray, base: np.ndarray) -> Draft:
-        """The prompts of these live rows from position `base` [n] on."""
+    def _prompts(self, rows: np.ndarray, base: np.ndarray, stop: int | None = None) -> Draft:
+        """The prompts of these live rows from position `base` [n] on, to before `stop`, or whole."""
         text = self.text
         tokens = text.tokens[torch.from_numpy(rows).to(text.device)]
-        sizes = text.length[rows] - base
-        if base.any():
+        sizes = (text.length[rows] if stop is None else stop) - base
+        if base.any() or stop is not None:
             order = torch.from_numpy(base[:, None] + np.arange(sizes.max())).to(text.device)
             tokens = tokens.gather(1, order.clamp(max=tokens.shape[1] - 1))
         return Draft(tokens, sizes, base)

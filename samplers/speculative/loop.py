@@ -78,7 +78,10 @@ class VerifyLoop:
         )
         nodes = sampler.width(model)
         nodes += sampler.draft.most_queries(nodes, request)
-        states, shared = sampler.draft.target_states(request), shared_length(model, request, self.text)
+        states = sampler.draft.target_states(request)
+        # A drafter that reads logits of the whole prompt needs them in one forward.
+        begins = states is not None or not sampler.draft.reads_prompt
+        shared = shared_length(model, request, self.text, begins=begins)
         self.forward = VerifyForward(model, self.text, nodes, states, shared=shared)
         self.processing = Processing(request, self.text)
         self.memory: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""A prompt that all rows of a request have: fed once, as one row, its K/V in memory once.
+"""A prompt that all rows of a request have, or the beginning of theirs: fed once, as one row, its K/V in memory once.
 
 Hydragen: High-Throughput LLM Inference with Shared Prefixes, https://arxiv.org/abs/2402.05099
 """
@@ -24,16 +24,20 @@ from .sequences import Sequences
 LEAST_SAVED = 768
 
 
-def shared_length(model: LanguageModel, request: Request, text: Sequences) -> int:
-    """The tokens that the rows hold in common: those of the prompt, or 0 where it is not shared."""
-    length = int(text.length[0])
-    worth = len(text) > 1 and (len(text) - 1) * length >= LEAST_SAVED
+def shared_length(model: LanguageModel, request: Request, text: Sequences, *, begins: bool) -> int:
+    """The tokens that the rows hold in common, 0 where they share none: those of one prompt or, where `begins`, those
+    that prompts which go on differently begin with."""
+    least, rows = int(text.length.min()), len(text)
+    alike = (text.host[:, :least] == text.host[0, :least]).all(0)
+    length = least if alike.all() else int(alike.argmin())
+    if length < text.length.max():  # every row has at least one token of its own, and may go on from a stored prefix
+        length = min(length, least - 1) if begins and model.prefix_cache is None else 0
+    worth = rows > 1 and length > 0 and (rows - 1) * length >= LEAST_SAVED
     if not (request.share_prompt and worth and length < text.limit.max()):
         return 0
     if model.device.type != "cpu":  # where it has not been measured
         return 0
-    same = (text.length == length).all() and (text.host[:, :length] == text.host[0, :length]).all()
-    return length if same and model.shared_prefix_off_reason is None else 0
+    return length if model.shared_prefix_off_reason is None else 0
 
 
 def of_all_rows(hidden: Hidden, count: int) -> Hidden:
@@ -48,8 +52,11 @@ def of_all_rows(hidden: Hidden, count: int) -> Hidden:
     return replace(hidden, plan=replace(plan, **wide), states=hidden.states.expand(count, -1, -1), taps=taps)
 
 
-def rows_fed(length: np.ndarray, reused: int) -> tuple[np.ndarray, np.ndarray]:
-    """[B] the first position and the count of those that the prompt's forward fed for each row, which the first did."""
-    base, sizes = length.copy(), np.zeros_like(length)
-    base[0], sizes[0] = reused, length[0] - reused
-    return base, sizes
+def rows_fed(length: np.ndarray, shared: int, reused: int) -> tuple[np.ndarray, np.ndarray]:
+    """[B] the first position and the count of those that the prompts' forwards fed for each row.
+
+    The first row fed what all of them share, behind the tokens that it `reused`.
+    """
+    base = np.full_like(length, shared)
+    base[0] = reused
+    return base, length - base

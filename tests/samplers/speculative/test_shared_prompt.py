@@ -1,4 +1,4 @@
-"""Rows of one prompt: fed once, in memory once, and otherwise as rows that hold it each."""
+"""Rows that begin alike: that is fed once, in memory once, and otherwise they are rows that hold it each."""
 
 from __future__ import annotations
 
@@ -40,6 +40,16 @@ def test_greedy_rows_are_those_of_a_whole_forward_each(spec: str) -> None:
     assert shared.nfe == run(model, spec, [PROMPT] * 4, new, share_prompt=False).nfe
 
 
+@pytest.mark.parametrize("spec", ["sequential", "lookup", "earlyexit:layers=1+beam"])
+def test_greedy_rows_behind_a_common_beginning_are_those_of_a_whole_forward_each(spec: str) -> None:
+    model, new = toy_ar(0, VOCAB), [20, 3, 11, 1]
+    texts = [[*PROMPT, *end] for end in ([1], [2, 5, 6], [], [3, 3])]
+    shared = run(model, spec, texts, new)
+    assert rows(shared) == [plain_greedy(model, text, count) for text, count in zip(texts, new, strict=True)]
+    assert shared.tokens_fed[0] == run(model, spec, texts, new, share_prompt=False).tokens_fed[0]
+    assert len(shared.trace.fed[1][0]) == len(texts[1]) - (len(PROMPT) - 1)
+
+
 def test_exact_in_float64() -> None:
     model = toy_ar(3, VOCAB, dtype=torch.float64)
     new = [40, 7, 23, 31, 40]
@@ -79,8 +89,10 @@ def test_when_it_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     other = [*PROMPT[:-1], (PROMPT[-1] + 1) % VOCAB]
     assert shares(model, request([PROMPT] * 2, 3)) == len(PROMPT)
     assert not shares(model, request([PROMPT], 3))
-    assert not shares(model, request([PROMPT, other], 3))
-    assert not shares(model, request([PROMPT, PROMPT[:-1]], 3))
+    assert shares(model, request([PROMPT, other], 3)) == len(PROMPT) - 1
+    assert shares(model, request([PROMPT, PROMPT[:-1]], 3)) == len(PROMPT) - 2  # each keeps a token of its own
+    assert not shares(model, request([PROMPT, [(PROMPT[0] + 1) % VOCAB, *PROMPT[1:]]], 3))
+    assert loop_of(model, request([PROMPT, other], 3), "recycling").forward.cache.offset == 0  # reads whole prompts
     assert not shares(model, request([PROMPT] * 2, 0))
     assert shares(model, request([PROMPT] * 2, [0, 3])) == len(PROMPT)
     assert not shares(model, request([PROMPT] * 2, 3, share_prompt=False))

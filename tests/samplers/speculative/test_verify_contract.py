@@ -340,6 +340,23 @@ def test_rows_that_share_their_prompt_are_those_that_hold_it_each(spec: str, mon
     assert rows(alone) == rows(shared)[1:2]
 
 
+@pytest.mark.parametrize("spec", [spec for spec in EACH if resolves(spec, sampling=True) and not coupled_sample(spec)])
+def test_rows_that_share_the_beginning_of_their_prompts_are_those_that_hold_it_each(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_prompt, "LEAST_SAVED", 0)
+    beginning, *ends = prompts([11, 3, 1, 6, 2, 3], seed=5, vocab=VOCAB)
+    texts, new = [[*beginning, *end] for end in ends], [9, 14, 7, 1, 12]
+    shared = run(target(), spec, texts, new, temperature=1.0)
+    plain = run(target(), spec, texts, new, temperature=1.0, share_prompt=False)
+    assert rows(shared) == rows(plain)
+    assert shared.nfe == plain.nfe
+    fed = [len(row[0]) for row in shared.trace.fed]
+    held = [14, 12, 17, 13, 14]
+    assert fed in (held, [14, *(size - 11 for size in held[1:])]), "all of it, or behind what the first row fed"
+    assert [row[1:] for row in shared.trace.fed] == [row[1:] for row in plain.trace.fed]
+
+
 @pytest.mark.parametrize("spec", sorted({*GREEDY, *SAMPLED}))
 def test_a_resolved_spec_is_its_own_resolution(spec: str) -> None:
     for sampling in (False, True):
