@@ -129,9 +129,9 @@ def main() -> None:
         processor=processor(),
         torch=torch.__version__,
         repeats=options.repeats,
-        least=shared_prompt.LEAST_SAVED,
+        least=shared_prompt.LEAST_SLOTS,
     )
-    shared_prompt.LEAST_SAVED = 0
+    shared_prompt.LEAST_SLOTS = 0
     for name in options.model:
         model = pardec.load(name, device="cpu")
         room = (model.language_model.max_positions or 2**20) - options.new

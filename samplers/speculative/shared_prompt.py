@@ -21,7 +21,7 @@ from .sequences import Sequences
 # Slots of K/V saved, from which on a prompt is shared: rows beyond the first times its tokens. On a CPU a step of two
 # rows takes up to a third longer with a tiny model, since each layer attends twice, and one of 8 rows at 128 tokens a
 # tenth; a shorter prompt's forward saved does not make up for that within an answer (benchmarks/shared_prefix.md).
-LEAST_SAVED = 768
+LEAST_SLOTS = 768
 
 
 def shared_length(model: LanguageModel, request: Request, text: Sequences, *, begins: bool) -> int:
@@ -32,7 +32,7 @@ def shared_length(model: LanguageModel, request: Request, text: Sequences, *, be
     length = least if alike.all() else int(alike.argmin())
     if length < text.length.max():  # every row has at least one token of its own, and may go on from a stored prefix
         length = min(length, least - 1) if begins and model.prefix_cache is None else 0
-    worth = rows > 1 and length > 0 and (rows - 1) * length >= LEAST_SAVED
+    worth = rows > 1 and length > 0 and (rows - 1) * length >= LEAST_SLOTS
     if not (request.share_prompt and worth and length < text.limit.max()):
         return 0
     if model.device.type != "cpu":  # where it has not been measured

@@ -21,7 +21,7 @@ PROMPT = prompts([40], seed=2, vocab=VOCAB)[0]
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_prompt, "LEAST_SAVED", 0)
+    monkeypatch.setattr(shared_prompt, "LEAST_SLOTS", 0)
 
 
 def loop_of(model: LanguageModel, asked: Request, spec: str = "sequential") -> VerifyLoop:
@@ -97,7 +97,7 @@ def test_when_it_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shares(model, request([PROMPT] * 2, [0, 3])) == len(PROMPT)
     assert not shares(model, request([PROMPT] * 2, 3, share_prompt=False))
     assert not shares(captured(toy_ar(0, VOCAB)), request([PROMPT] * 2, 3))
-    monkeypatch.setattr(shared_prompt, "LEAST_SAVED", 2 * len(PROMPT))
+    monkeypatch.setattr(shared_prompt, "LEAST_SLOTS", 2 * len(PROMPT))
     assert not shares(model, request([PROMPT] * 2, 3))
     assert shares(model, request([PROMPT] * 3, 3))
 
@@ -143,7 +143,7 @@ def test_samples_of_a_prompt_share_it_and_a_server_s_rows_do_not(monkeypatch: py
     served = list(model.serve_batch([question], batch_size=4, **arguments))
     assert offsets[1:] == [0] * (len(offsets) - 1)
     assert sorted(row.tokens for row in served) == sorted(shared.tokens)
-    monkeypatch.setattr(shared_prompt, "LEAST_SAVED", 10**6)
+    monkeypatch.setattr(shared_prompt, "LEAST_SLOTS", 10**6)
     plain = model.generate(question, **arguments)
     assert offsets[-1] == 0
     assert plain.tokens == shared.tokens

@@ -327,7 +327,7 @@ def test_events_tell_each_token_once_and_in_order(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", [spec for spec in EACH if resolves(spec, sampling=True) and not coupled_sample(spec)])
 def test_rows_that_share_their_prompt_are_those_that_hold_it_each(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_prompt, "LEAST_SAVED", 0)
+    monkeypatch.setattr(shared_prompt, "LEAST_SLOTS", 0)
     prompt, new, options = prompts([13], seed=5, vocab=VOCAB)[0], [9, 14, 7, 1, 12], {"temperature": 1.0}
     shared = run(target(), spec, [prompt] * 5, new, **options)
     plain = run(target(), spec, [prompt] * 5, new, share_prompt=False, **options)
@@ -344,7 +344,7 @@ def test_rows_that_share_their_prompt_are_those_that_hold_it_each(spec: str, mon
 def test_rows_that_share_the_beginning_of_their_prompts_are_those_that_hold_it_each(
     spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_prompt, "LEAST_SAVED", 0)
+    monkeypatch.setattr(shared_prompt, "LEAST_SLOTS", 0)
     beginning, *ends = prompts([11, 3, 1, 6, 2, 3], seed=5, vocab=VOCAB)
     texts, new = [[*beginning, *end] for end in ends], [9, 14, 7, 1, 12]
     shared = run(target(), spec, texts, new, temperature=1.0)
