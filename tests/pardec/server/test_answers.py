@@ -7,6 +7,8 @@ import base64
 import io
 import json
 import random
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +22,7 @@ from PIL import Image
 import pardec
 from pardec.api import Model
 from pardec.requests.images import with_defaults
+from pardec.serving.running import TokenBatch
 from tests.pardec.server.http_server import Running, serving
 
 openai = pytest.importorskip("openai")
@@ -327,17 +330,30 @@ def test_many_clients_at_once(both: Running) -> None:
     both.wait_until_idle()
 
 
-def test_a_request_that_cannot_join_says_that_it_waited(llama: Running) -> None:
+def test_a_request_that_cannot_join_says_that_it_waited(llama: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"prompt": QUESTION, "max_tokens": 24, "sampler": "layerskip:k=3,skip=search", "ignore_eos": True}
+    original, worker, both_there = TokenBatch.advance, llama.server.worker, threading.Event()
 
-    async def two() -> list[Any]:
-        async with httpx.AsyncClient(timeout=60) as client:
-            url = f"{llama.url}/v1/completions"
-            return list(await asyncio.gather(*(client.post(url, json={**body, "seed": at}) for at in range(4))))
+    def advance(batch: TokenBatch) -> Any:
+        """After the first forward, when the other request is there too."""
+        ended, until = original(batch), time.monotonic() + 20
+        while not both_there.is_set() and time.monotonic() < until:
+            if worker.rows == 2:
+                both_there.set()
+            time.sleep(0.01)
+        return ended
 
-    answers = asyncio.run(two())
-    assert all(answer.status_code == 200 for answer in answers)
-    assert any("began together" in answer.headers.get("x-pardec-waited", "") for answer in answers)
+    monkeypatch.setattr(TokenBatch, "advance", advance)
+    answers: list[httpx.Response] = []
+    first = threading.Thread(target=lambda: answers.append(llama.post("/v1/completions", body)))
+    first.start()
+    while worker.scheduler.live == 0:
+        time.sleep(0.01)
+    second = llama.post("/v1/completions", {**body, "seed": 1})
+    first.join(60)
+    assert [answer.status_code for answer in (*answers, second)] == [200, 200]
+    assert "x-pardec-waited" not in answers[0].headers
+    assert "began together" in second.headers["x-pardec-waited"]
 
 
 RECORD = {

@@ -46,7 +46,7 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         answers: list[httpx.Response] = []
         late = threading.Thread(target=lambda: answers.append(ask(url, max_tokens=300, ignore_eos=True, n=1)))
         late.start()
-        while httpx.get(f"{url}/health").json()["live"] == 0:
+        while late.is_alive() and httpx.get(f"{url}/health").json()["live"] == 0:
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         late.join(60)
