@@ -29,6 +29,10 @@ from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.loop import VerifyLoop
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from prefix_reuse import examples  # noqa: E402
+
 PAGE = """# One prompt, several rows: K/V in memory once
 
 `{command}`
@@ -72,15 +76,6 @@ def decode(model: pardec.Model, call: Call, share: bool) -> Timed:
             pass
     loop.close()
     return Timed(nbytes, prompt, statistics.median(steps), loop.recorder.tokens)
-
-
-def examples(model: pardec.Model, count: int) -> list[int]:
-    """Token ids of solved problems, `count` of them."""
-    problems = pardec.task("arithmetic").problems("train", count // 10 + 8, 7)
-    text = "\n".join(f"{problem.prompt} {problem.answer}" for problem in problems)
-    ids: list[int] = model.tokenizer(text)["input_ids"]
-    assert len(ids) >= count, "there are enough problems"
-    return ids[:count]
 
 
 def line(model: pardec.Model, sampler: str, rows: int, tokens: int, new: int, repeats: int) -> str:

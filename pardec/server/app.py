@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from ..serving.queue import QueuedRow
 
 B = TypeVar("B", bound=Body)
-log = logging.getLogger("pardec.server")
 
 WAITED = "X-Pardec-Waited"  # why a request's rows waited for a batch to end
 
@@ -57,7 +55,7 @@ def create_app(
         limits: what clients may ask for.
         defaults: arguments of `generate` for requests that leave them out, such as sampler and max_new_tokens.
 
-    Raises SpecError where the defaults cannot work on this model.
+    Raises SpecError for a default that `generate` does not take, or that is out of range.
     """
     limits = limits or Limits()
     server = Server(model, tuple(filter(None, (name, model.name))), defaults, limits)

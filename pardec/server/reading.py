@@ -56,6 +56,7 @@ class Reader:
     def __init__(self, model: Model, names: tuple[str, ...], defaults: Mapping[str, Any], limits: Limits) -> None:
         """`names` are those that clients may call the model by, `defaults` arguments of `generate`."""
         self.model, self.names, self.defaults, self.limits = model, names, dict(defaults), limits
+        Settings.of(self.defaults)
 
     # --- text ---
 

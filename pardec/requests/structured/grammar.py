@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .patterns import strings
-from .regular import Automaton, Expression, literal
+from .regular import Automaton, Expression, States, literal
 from .values import Array, Map, Object, Reference, Scalar, Schema, Text, Union, Value, refusal
 from .vocabulary import Vocabulary
 
@@ -124,7 +124,7 @@ class Grammar:
         return "\n".join(lines)
 
 
-class Prefixes:
+class Prefixes(States):
     """The prefixes of the answers of a grammar, as states numbered from 0, the empty one; -1 is no prefix.
 
     A state is the set of its configurations, so that prefixes which may go on alike are one state.
@@ -142,19 +142,6 @@ class Prefixes:
         self._index = {first: 0}
         self._next: list[dict[int, int]] = [{}]
         self._state_costs: list[float | None] = [None]
-
-    def step(self, state: int, byte: int) -> int:
-        """The state behind `byte`."""
-        known = self._next[state].get(byte)
-        return self._advance(state, byte) if known is None else known
-
-    def run(self, state: int, value: bytes) -> int:
-        """The state behind the bytes `value`."""
-        for byte in value:
-            if state < 0:
-                break
-            state = self.step(state, byte)
-        return state
 
     def accepts(self, state: int) -> bool:
         """Whether an answer may end there."""

@@ -279,18 +279,15 @@ def optional(item: Expression) -> Expression:
     return choice([EMPTY, item])
 
 
-class Automaton:
-    """The states of an expression, numbered from 0, the start, as they are met; -1 is the dead end."""
+class States:
+    """States numbered from 0, the start, as bytes first lead to them; -1 is the dead end."""
 
-    def __init__(self, expression: Expression) -> None:
-        self.states: list[Expression] = [expression]
-        self._index: dict[Expression, int] = {expression: 0}
-        self._next: list[dict[int, int]] = [{}]
+    _next: list[dict[int, int]]  # of each state, those behind the bytes tried so far
 
     def step(self, state: int, byte: int) -> int:
         """The state behind `byte`."""
         known = self._next[state].get(byte)
-        return self._derive(state, byte) if known is None else known
+        return self._advance(state, byte) if known is None else known
 
     def run(self, state: int, value: Sequence[int]) -> int:
         """The state behind the bytes `value`."""
@@ -300,6 +297,19 @@ class Automaton:
             state = self.step(state, byte)
         return state
 
+    def _advance(self, state: int, byte: int) -> int:
+        """The state behind `byte`, asked for the first time."""
+        raise NotImplementedError
+
+
+class Automaton(States):
+    """The states of an expression, numbered from 0, the start, as they are met; -1 is the dead end."""
+
+    def __init__(self, expression: Expression) -> None:
+        self.states: list[Expression] = [expression]
+        self._index: dict[Expression, int] = {expression: 0}
+        self._next: list[dict[int, int]] = [{}]
+
     def accepts(self, state: int) -> bool:
         """Whether a string may end there."""
         return self.states[state].nullable
@@ -308,7 +318,7 @@ class Automaton:
         """Whether a string must end there."""
         return self.states[state] == EMPTY
 
-    def _derive(self, state: int, byte: int) -> int:
+    def _advance(self, state: int, byte: int) -> int:
         rest = self.states[state].derive(byte)
         if rest.shortest is None:
             index = -1
