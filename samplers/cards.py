@@ -21,10 +21,11 @@ from .spec import Policy, format_value
 
 Family = Literal["masked", "ar", "continuous"]
 MASKED = ("inputs", "logits", "propose", "select", "widen", "revise", "finish", "cache")
-AUTOREGRESSIVE = ("draft", "shape", "length", "accept")
+AUTOREGRESSIVE = ("draft", "shape", "length", "logits", "accept", "cache")
 CONTINUOUS = ("vectors",)
-SINGLE = frozenset({"propose", "select", "cache", *AUTOREGRESSIVE})  # stages of one method at most
-STAGES = (*MASKED, *AUTOREGRESSIVE, *CONTINUOUS)
+SINGLE = frozenset({"propose", "select", "cache", "draft", "shape", "length", "accept"})  # stages of one method at most
+STAGES = tuple(dict.fromkeys((*MASKED, *AUTOREGRESSIVE, *CONTINUOUS)))
+STAGES_OF: Mapping[Family, tuple[str, ...]] = {"masked": MASKED, "ar": AUTOREGRESSIVE, "continuous": CONTINUOUS}
 _FOLDERS = (
     *(f"pardec.samplers.masked.{stage}" for stage in MASKED),
     *(f"pardec.samplers.speculative.{stage}" for stage in AUTOREGRESSIVE),
@@ -89,12 +90,13 @@ class Card:
 
 
 def register(
-    name: str, *, stage: str, paper: str = "", exact: str = "relaxed", checked: str = ""
+    name: str, *, stage: str, family: Family | None = None, paper: str = "", exact: str = "relaxed", checked: str = ""
 ) -> Callable[[_T], _T]:
     """Class decorator: adds a frozen dataclass to the registry under `name`.
 
     Args:
-        stage: one of `STAGES`, which says the family too.
+        stage: one of `STAGES`.
+        family: of the models; None: the first that has the stage, which for "logits" and "cache" is "masked".
         paper: "arXiv:<id>", which the class's module must name too; empty for a plain baseline.
         exact: "greedy" if the output is that of the family's `sequential`; "distribution" if it is drawn from the same
             distribution; else "relaxed". A method's own attribute `exact`, where it has one, takes precedence.
@@ -108,6 +110,7 @@ def register(
             name,
             (cls.__module__, cls.__qualname__),
             stage=stage,
+            family=family,
             paper=paper,
             exact=exact,
             checked=checked,
@@ -118,16 +121,16 @@ def register(
         )
         _classes[key] = cls
         cls.registered = name, stage  # type: ignore[attr-defined]  # how specs name its objects
-        _complete(cls, stage)
+        _complete(cls, stage, key[1])
         return cls
 
     return add
 
 
-def _complete(cls: type[Any], stage: str) -> None:
+def _complete(cls: type[Any], stage: str, family: str) -> None:
     """Gives a class that does not derive from the base class of its stage the defaults of that class."""
     base = Policy
-    if stage in MASKED:
+    if family == "masked":
         base = importlib.import_module("pardec.samplers.masked.contracts").BASES[stage]
     if not issubclass(cls, base):
         known = {*dir(cls), *(field.name for field in fields(cls))}
@@ -141,15 +144,18 @@ def _add(
     path: tuple[str, str],
     *,
     stage: str,
+    family: Family | None = None,
     paper: str = "",
     exact: str = "relaxed",
     checked: str = "",
     **rest: Any,
 ) -> _Key:
     """Writes one card. Raises SpecError for an unknown stage or kind of check, or a name that another class has."""
-    if stage not in STAGES:
-        raise SpecError(f"{name}: unknown stage {stage!r}", hint=f"stages are {', '.join(STAGES)}")
-    key = name, stage_family(stage)
+    known_stages = STAGES if family is None else STAGES_OF[family]
+    if stage not in known_stages:
+        of = "" if family is None else f" of {OF[family]}"
+        raise SpecError(f"{name}: unknown stage {stage!r}{of}", hint=f"stages are {', '.join(known_stages)}")
+    key = name, family or stage_family(stage)
     known = _methods.get(key)
     if known and _paths[key] != path:  # the same path is the same file loaded again
         raise SpecError(f"a sampler named {name!r} is registered already, by {known.file}:{known.line}")
@@ -163,8 +169,13 @@ def _add(
 
 
 def stage_family(stage: str) -> Family:
-    """The family of models that a stage belongs to."""
-    return "ar" if stage in AUTOREGRESSIVE else "continuous" if stage in CONTINUOUS else "masked"
+    """The first family of models that has this stage."""
+    return next(family for family, stages in STAGES_OF.items() if stage in stages)
+
+
+def order(card: Card) -> tuple[int, int, str]:
+    """Sorts cards by family, stage and name."""
+    return tuple(STAGES_OF).index(card.family), STAGES_OF[card.family].index(card.stage), card.name
 
 
 @cache
@@ -212,7 +223,7 @@ def _read(module: str, finder: Any) -> None:
 def cards() -> list[Card]:
     """Every registered method, by stage and name."""
     _load_all()
-    return sorted(_methods.values(), key=lambda card: (STAGES.index(card.stage), card.name))
+    return sorted(_methods.values(), key=order)
 
 
 def find(name: str, family: str | None = None) -> Card:
@@ -247,7 +258,7 @@ def cards_named(name: str) -> list[Card]:
         raise UnknownNameError(
             f"unknown sampler {name!r}{did_you_mean(name, known)}", hint='run "pardec list samplers"'
         )
-    return sorted(matches, key=lambda card: STAGES.index(card.stage))
+    return sorted(matches, key=order)
 
 
 def _source(cls: type) -> tuple[str, int]:

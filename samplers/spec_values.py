@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pardec.models.errors import SpecError, did_you_mean
 from pardec.models.loading.sources import local, local_drafter
 
-from .cards import SINGLE, Card, Family, cards_named, find
+from .cards import SINGLE, STAGES_OF, Card, Family, cards_named, find
 from .spec import DraftModuleName, ModelName, Part, Spec, format_value, parse
 
 MOST = 2**16  # of whole numbers: a method may allocate that much, and no canvas is as long
@@ -78,6 +78,22 @@ def full(name: str, method: Any) -> Part:
 def exactness(name: str, method: Any, family: str) -> str:
     """What the method keeps with its parameters: what it says of itself, else its card's word."""
     return str(method.exact or find(name, family).exact)
+
+
+def by_stage(spec: Spec, family: Family) -> dict[str, Named]:
+    """The methods of a spec, by their stages, all of which the family has.
+
+    Raises SpecError for a cache that does not follow '@', and for what is none behind it.
+    """
+    stages: dict[str, Named] = {stage: [] for stage in STAGES_OF[family]}
+    for part in spec.every:
+        stage, behind = find(part.name, family).stage, part is spec.cache
+        if stage == "cache" and not behind:
+            raise SpecError(f"{part.name!r} is a cache and follows '@'", hint=f"write ...@{part}")
+        if stage != "cache" and behind:
+            raise SpecError(f"{part.name!r} after '@' is no cache but a {stage} stage", hint="join it with '+' instead")
+        stages[stage].append((part.name, build_method(part, family)))
+    return stages
 
 
 def add_default(stages: Mapping[str, Named], stage: str, text: str, family: str) -> None:

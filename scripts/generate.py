@@ -25,7 +25,7 @@ from typing import Any
 import readme_figures
 
 import pardec
-from pardec.samplers.cards import AUTOREGRESSIVE, MASKED, STAGES
+from pardec.samplers.cards import STAGES_OF, Family
 
 ROOT = Path(__file__).resolve().parent.parent
 FAMILIES = {
@@ -65,6 +65,12 @@ CONTRACTS = {
         "how many tokens a round drafts",
         ("budget", "stop", "observe"),
         "[B] tokens; [B] bool, or None; nothing",
+    ),
+    ("ar", "logits"): ("how the target's logits change", ("scores",), "logits [N, V] behind N texts"),
+    ("ar", "cache"): (
+        "how the target's K/V are stored, and which of them a forward reads",
+        ("new_cache", "room", "settle"),
+        "a `KVCache`; [B] depths; nothing",
     ),
     "accept": ("which drafted tokens stand, and which one follows", ("accept",), "a `Verdict`"),
     "vectors": ("how the vectors of an image are sampled", ("start", "round"), "its state; a `RoundResult`"),
@@ -108,9 +114,10 @@ def stages() -> str:
         "| stage | what it decides | folder in `samplers/` | base class | the loop calls | which returns |",
         "|---|---|---|---|---|---|",
     ]
-    for stage in STAGES:
-        decides, names, returns = CONTRACTS[stage]
-        wing = "masked" if stage in MASKED else "speculative" if stage in AUTOREGRESSIVE else "continuous"
+    wings: dict[Family, str] = {"masked": "masked", "ar": "speculative", "continuous": "continuous"}
+    for family, stage in ((family, stage) for family, stages in STAGES_OF.items() for stage in stages):
+        wing = wings[family]
+        decides, names, returns = CONTRACTS.get((family, stage)) or CONTRACTS[stage]
         folder = f"{wing}/{stage if wing != 'continuous' else 'methods'}"
         assert (ROOT / "samplers" / folder).is_dir(), folder
         base = _base(f"pardec.samplers.{wing}.contracts", names)

@@ -32,6 +32,8 @@ STAGES = {
     "accept": "which drafted tokens stand, and which token follows",
     "vectors": "how the vectors of an image are drawn",
 }
+_OTHER_WORDS = {("ar", "cache"): "how keys and values are stored, and which of them are read"}
+_OTHER_PLACES = {("ar", stage): f"{stage}-autoregressive" for stage in ("logits", "cache")}  # in stages.md
 EXACT = {
     "greedy": "greedy: the tokens are those of `sequential` at temperature 0",
     "distribution": "distribution: tokens are drawn from the same distribution as `sequential` draws from",
@@ -56,6 +58,7 @@ _EXAMPLE = {
     "length": "model:name=tiny-llama-draft,k=5+{}",
     "accept": "model:name=tiny-llama-draft,k=5+{}",
 }
+_OTHER_EXAMPLES = {("ar", "cache"): "sequential@{}", ("ar", "logits"): "sequential+{}"}
 # Methods that the example of their stage does not fit.
 _OWN = {
     "model": "model:name=tiny-llama-draft,k=5",
@@ -88,13 +91,21 @@ def pages(tables: Sequence[Table]) -> dict[str, str]:
 
 def example(card: Any) -> str:
     """A spec in which the method works on the embedded model of its family."""
-    return _OWN.get(card.name) or _EXAMPLE.get(card.stage, "{}").format(card.name)
+    of_stage = _OTHER_EXAMPLES.get((card.family, card.stage)) or _EXAMPLE.get(card.stage, "{}")
+    return _OWN.get(card.name) or of_stage.format(card.name)
+
+
+def _stage(card: Any) -> tuple[str, str]:
+    """What the card's stage decides, and where the concepts explain it."""
+    key = card.family, card.stage
+    return _OTHER_WORDS.get(key, STAGES[card.stage]), _OTHER_PLACES.get(key, card.stage)
 
 
 def _page(card: Any, tables: Sequence[Table]) -> str:
     kinds = dict.fromkeys(word.partition("/")[0] for word in card.checked)
+    words, place = _stage(card)
     facts = [
-        ("Stage", f"[{card.stage}](../../concepts/stages.md#{card.stage}): {STAGES[card.stage]}"),
+        ("Stage", f"[{card.stage}](../../concepts/stages.md#{place}): {words}"),
         ("For", f"{FAMILIES[card.family]} ([all methods](index.md))"),
         ("Output", f"{EXACT[card.exact]} ([what these words promise](../../concepts/exactness.md))"),
         *([("Paper", paper(card.paper))] if card.paper else []),
@@ -163,9 +174,9 @@ def _index(cards: Sequence[Any], files: dict[tuple[str, str], str]) -> str:
     for family, words in FAMILIES.items():
         lines.append(f"## For {words}")
         for stage in dict.fromkeys(card.stage for card in cards if card.family == family):
-            chosen = [card for card in cards if card.stage == stage]
+            chosen = [card for card in cards if (card.family, card.stage) == (family, stage)]
             lines += [
-                f"### {stage}: {STAGES[stage]}",
+                f"### {stage}: {_stage(chosen[0])[0]}",
                 table(("method", "exact", "checked", "paper", "what it does"), [_row(card, files) for card in chosen]),
             ]
     return "\n\n".join(lines) + "\n"

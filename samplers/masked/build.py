@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from pardec.models.errors import SpecError
-
 from ..cards import MASKED, SINGLE, find
 from ..spec import Spec
-from ..spec_values import Named, add_default, build_method, exactness, full, refuse_doubles
+from ..spec_values import Named, add_default, by_stage, exactness, full, refuse_doubles
 from .contracts import MaskedSampler, Stage
 
 if TYPE_CHECKING:
@@ -21,7 +19,7 @@ def build(spec: Spec, *, sampling: bool = False) -> MaskedSampler:
 
     Raises SpecError for two methods where one is allowed, a cache without `@`, stages that do not go together.
     """
-    stages = _by_stage(spec)
+    stages = by_stage(spec, "masked")
     _add_defaults(stages, spec)
     refuse_doubles(spec, stages)
     order = [named for stage in MASKED for named in stages[stage]]
@@ -55,21 +53,6 @@ def fit(sampler: MaskedSampler, model: LanguageModel) -> MaskedSampler:
         stage = getattr(sampler, name)
         chosen[name] = new[id(stage)] if name in SINGLE else tuple(new[id(one)] for one in stage)
     return replace(sampler, spec=Spec(tuple(parts[:-1]), parts[-1]), **chosen)
-
-
-def _by_stage(spec: Spec) -> dict[str, Named]:
-    stages: dict[str, Named] = {stage: [] for stage in MASKED}
-    for part in spec.parts:
-        stage = find(part.name, "masked").stage
-        if stage == "cache":
-            raise SpecError(f"{part.name!r} is a cache and follows '@'", hint=f"write ...@{part}")
-        stages[stage].append((part.name, build_method(part, "masked")))
-    if spec.cache is not None:
-        name, stage = spec.cache.name, find(spec.cache.name, "masked").stage
-        if stage != "cache":
-            raise SpecError(f"{name!r} after '@' is no cache but a {stage} stage", hint="join it with '+' instead")
-        stages["cache"].append((name, build_method(spec.cache, "masked")))
-    return stages
 
 
 def _add_defaults(stages: dict[str, Named], spec: Spec) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,22 +15,29 @@ from pardec.models import finite
 from pardec.models.errors import SpecError
 
 from ..request import Grammar, Request
-from ..speculative.contracts import Draft
+from ..speculative.contracts import Draft, Logits
 from ..speculative.sequences import Sequences
 from .allowed import AllowedRows
 from .distribution import filter_logits
 from .penalties import without_ends
 
 
+@dataclass(frozen=True, slots=True)
+class _ByLiveRow:
+    """A processor that is told the live rows [N], and not those of the request."""
+
+    scores: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
 class Processing:
     """The processing of one request; the same for the target and for a drafter, so that p and q can be compared.
 
     Logits processors of transformers see, for each node, the row's committed tokens and the node's own path; grammars
-    see what of these was generated.
+    see what of these was generated. The sampler's own `stages` come behind the processors, for the target alone.
     """
 
-    def __init__(self, request: Request, text: Sequences) -> None:
-        self.request, self.text = request, text
+    def __init__(self, request: Request, text: Sequences, stages: Sequence[Logits] = ()) -> None:
+        self.request, self.text, self.stages = request, text, tuple(stages)
         self.allowed = AllowedRows(request.allowed, len(text), text.device)
         self.grammars: list[Grammar | None] = list(request.grammars) or [None] * len(text)
         self.processors = request.processors
@@ -38,16 +47,19 @@ class Processing:
             self.processors = (RepetitionPenaltyLogitsProcessor(request.repetition_penalty), *self.processors)
 
     def __call__(self, raw: Tensor, draft: Draft, nodes: Tensor | None = None) -> Tensor:
-        """Processed logits.
+        """The target's processed logits.
 
         Args:
             raw: [B, K, V] logits behind `nodes`.
             draft: the nodes so far.
             nodes: [B, K] int64, which of them, -1 where there is none; None is all.
         """
+        return self._processed(raw, draft, nodes, [*self.processors, *map(self._of_stage, self.stages)])
+
+    def _processed(self, raw: Tensor, draft: Draft, nodes: Tensor | None, processors: Sequence[Any]) -> Tensor:
         request, logits = self.request, raw
-        if self.processors:
-            logits = self._process(logits, draft, nodes)
+        if processors:
+            logits = self._process(logits, draft, nodes, processors)
         if self.allowed:
             logits = self._allowed(logits, draft, nodes)
         if any(self.grammars):
@@ -61,7 +73,7 @@ class Processing:
 
         A drafter of a part of the vocabulary may know none of the tokens that are allowed somewhere.
         """
-        logits = self(raw, draft, nodes)
+        logits = self._processed(raw, draft, nodes, self.processors)
         if not self.processors and not self.excludes:
             return logits
         return torch.where(logits.amax(-1, keepdim=True) == -torch.inf, 0, logits)
@@ -80,7 +92,7 @@ class Processing:
         request, logits = self.request, raw
         try:
             if request.processors:
-                logits = self._process(raw, draft, None, refuse=True)
+                logits = self._process(raw, draft, None, self.processors, refuse=True)
         except SpecError as error:
             return error
         if self.allowed:
@@ -98,13 +110,24 @@ class Processing:
             "a temperature nearer to 1",
         )
 
-    def _process(self, raw: Tensor, draft: Draft, nodes: Tensor | None, *, refuse: bool = False) -> Tensor:
+    def _of_stage(self, stage: Logits) -> Any:
+        """A stage's method, as a processor that is told the rows."""
+        prompt = torch.from_numpy(self.text.prompt)
+
+        def scores(row: Tensor, ids: Tensor, logits: Tensor) -> Tensor:
+            return stage.scores(ids, logits, prompt.to(row.device)[row])
+
+        return _ByLiveRow(scores)
+
+    def _process(
+        self, raw: Tensor, draft: Draft, nodes: Tensor | None, processors: Sequence[Any], *, refuse: bool = False
+    ) -> Tensor:
         """Node by node, those with histories of one length together: processors know no padding."""
         row, column, texts, lengths = self._real_nodes(raw, draft, nodes)
         scores = raw[row, column]
         for length in sorted(set(lengths.tolist())):
             same = (lengths == length).nonzero()[:, 0]
-            scores[same] = self._run(row[same], texts[same, :length], scores[same], refuse=refuse)
+            scores[same] = self._run(row[same], texts[same, :length], scores[same], processors, refuse=refuse)
         return raw.index_put((row, column), scores)
 
     def _real_nodes(self, raw: Tensor, draft: Draft, nodes: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -136,12 +159,14 @@ class Processing:
             node = torch.where(inside, draft.parent[row, node], node)
         return texts
 
-    def _run(self, row: Tensor, ids: Tensor, scores: Tensor, *, refuse: bool) -> Tensor:
+    def _run(self, row: Tensor, ids: Tensor, scores: Tensor, processors: Sequence[Any], *, refuse: bool) -> Tensor:
         """Every processor in turn; `row` [N] indexes live rows. With `refuse`, one that leaves no token raises."""
         rows = torch.from_numpy(self.text.rows).to(row.device)[row]
-        for processor in self.processors:
+        for processor in processors:
             by_row = getattr(processor, "by_row", None)
             run: Any = processor if by_row is None else partial(by_row, rows)
+            if isinstance(processor, _ByLiveRow):
+                run = partial(processor.scores, row)
             before, scores = scores, run(ids, scores)
             if refuse and (finite.sound(before) & ~finite.sound(scores)).any():
                 name = getattr(processor, "__name__", type(processor).__name__)

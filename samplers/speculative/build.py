@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pardec.models.errors import SpecError
 
-from ..cards import AUTOREGRESSIVE, find
+from ..cards import AUTOREGRESSIVE, SINGLE
 from ..limits import check_nodes
 from ..spec import Spec
-from ..spec_values import Named, add_default, build_method, exactness, full, refuse_doubles
-from .contracts import Acceptance, Drafter, Length, Shape, SpeculativeSampler
+from ..spec_values import add_default, by_stage, exactness, full, refuse_doubles
+from .contracts import Acceptance, Cache, Drafter, Length, Logits, Shape, SpeculativeSampler
 
-_BASES = {"draft": Drafter, "shape": Shape, "length": Length, "accept": Acceptance}
+_BASES = {"draft": Drafter, "shape": Shape, "length": Length, "logits": Logits, "accept": Acceptance, "cache": Cache}
 _ORDER = ("greedy", "distribution", "relaxed")  # from the strictest promise to none
 
 
 def build(parsed: Spec, *, sampling: bool = False) -> SpeculativeSampler:
     """One object a stage; `sampling` chooses the acceptance if the spec names none.
 
-    Raises SpecError for two policies for one stage, a cache, or stages that cannot be combined.
+    Raises SpecError for two policies for one stage, a cache without `@`, or stages that cannot be combined.
     """
-    if parsed.cache is not None:
-        raise SpecError(
-            f"{str(parsed)!r} names a cache, but autoregressive models keep all K/V", hint="leave out what follows '@'"
-        )
-    stages: dict[str, Named] = {stage: [] for stage in AUTOREGRESSIVE}
-    for part in parsed.parts:
-        stages[find(part.name, "ar").stage].append((part.name, build_method(part, "ar")))
+    stages = by_stage(parsed, "ar")
     refuse_doubles(parsed, stages)
     for stage, named in stages.items():
         for name, policy in named:
@@ -49,10 +45,11 @@ def build(parsed: Spec, *, sampling: bool = False) -> SpeculativeSampler:
     promises = [exactness(name, policy, "ar") for name, policy in order]
     if not sampling:
         promises = ["greedy" if word == "distribution" else word for word in promises]  # p is a point mass
-    chosen = {stage: named[0][1] for stage, named in stages.items() if named}
-    sampler = SpeculativeSampler(
-        Spec(tuple(full(*named) for named in order)), max(promises, key=_ORDER.index), **chosen
-    )
+    methods: dict[str, Any] = {stage: tuple(method for _, method in named) for stage, named in stages.items()}
+    chosen = {stage: each[0] if stage in SINGLE else each for stage, each in methods.items() if each}
+    parts = tuple(full(*named) for named in order)
+    spec = Spec(parts[:-1], parts[-1]) if stages["cache"] else Spec(parts)
+    sampler = SpeculativeSampler(spec, max(promises, key=_ORDER.index), **chosen)
     if sampler.shape is not None and (nodes := sampler.shape.width(drafter.k) - 1) > drafter.k:  # a chain fits the text
         check_nodes(stages["shape"][0][0], nodes)
     for stage in sampler.stages:

@@ -20,7 +20,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from ..prefix_reuse import PrefixReuse
-from .contracts import Draft, Verdict
+from .contracts import Cache, Draft, Verdict
 from .query_layout import extended, inputs_of
 from .sequences import Sequences
 from .shared_prompt import of_all_rows, rows_fed
@@ -75,19 +75,32 @@ class VerifyForward:
     """Runs the model for one request and keeps its cache."""
 
     def __init__(
-        self, model: LanguageModel, text: Sequences, nodes: int, states: TargetStates | None = None, *, shared: int = 0
+        self,
+        model: LanguageModel,
+        text: Sequences,
+        nodes: int,
+        states: TargetStates | None = None,
+        *,
+        shared: int = 0,
+        stage: Cache | None = None,
     ) -> None:
         """`states` are what every forward is to give beside logits; drafts have at most `nodes` nodes.
 
-        `shared` tokens, with which all rows begin, have their K/V in memory once; 0: they share none.
+        `shared` tokens, with which all rows begin, have their K/V in memory once; 0: they share none. `stage` makes
+        the cache, where it is not the model's own.
         """
         self.model, self.text, self.states = model, text, states
-        self.cache: KVCache = model.new_cache(len(text), int(text.limit.max()), scratch=nodes - 1, shared=shared)
+        room = len(text), int(text.limit.max())
+        self.cache: KVCache = (
+            model.new_cache(*room, scratch=nodes - 1, shared=shared)
+            if stage is None
+            else stage.new_cache(model, *room, scratch=nodes - 1, shared=shared)
+        )
         self.order = torch.arange(self.cache.capacity + 1, device=text.device)
         self.fed: list[FedNodes] = []
         self.runs: list[Run] = []  # the forwards of the present round
         self.padded = 0  # padding positions fed
-        self.reuse = PrefixReuse(model, self.cache, len(text))
+        self.reuse = PrefixReuse(model, self.cache if stage is None or stage.shares else None, len(text))
         self._fresh: list[tuple[np.ndarray, Tensor | None]] = []  # rows of a prompt's forward, and `states` of them
 
     def prompt(self, *, narrow: bool) -> Iterator[tuple[np.ndarray, Hidden, Hidden]]:

@@ -81,9 +81,13 @@ class VerifyLoop:
         states = sampler.draft.target_states(request)
         # A drafter that reads logits of the whole prompt needs them in one forward.
         begins = states is not None or not sampler.draft.reads_prompt
-        shared = shared_length(model, request, self.text, begins=begins)
-        self.forward = VerifyForward(model, self.text, nodes, states, shared=shared)
-        self.processing = Processing(request, self.text)
+        stage = sampler.cache
+        if stage is not None:
+            stage.fit(model)
+        sharing = stage is None or stage.shares
+        shared = shared_length(model, request, self.text, begins=begins) if sharing else 0
+        self.forward = VerifyForward(model, self.text, nodes, states, shared=shared, stage=stage)
+        self.processing = Processing(request, self.text, sampler.logits)
         self.memory: dict[int, Any] = {}
         self.summary: dict[str, np.ndarray] = {}  # the round's verdict, on the host
         self.state = partial(_state_of, self.memory)  # a stage's state for this request
@@ -105,7 +109,10 @@ class VerifyLoop:
         if first:
             draft, raw, states = self._begin()
         else:
-            draft = sampler.draft.propose(self.context, text.room - 1, uniforms, self.state(sampler.draft))
+            room, stage = text.room - 1, sampler.cache
+            if stage is not None:
+                room = stage.room(self.context, room, self.state(stage))
+            draft = sampler.draft.propose(self.context, room, uniforms, self.state(sampler.draft))
             raw, states = self.forward.verify(draft)
         distributions = TargetDistributions(raw, self.processing(raw, draft), greedy=not self.request.temperature)
         verdict = sampler.accept.accept(draft, distributions, uniforms, self.state(sampler.accept))
@@ -123,6 +130,8 @@ class VerifyLoop:
         sampler.draft.observe(outcome, self.context, self.state(sampler.draft))
         if sampler.length is not None:
             sampler.length.observe(outcome, self.context, self.state(sampler.length))
+        if sampler.cache is not None:
+            sampler.cache.settle(self.context, self.state(sampler.cache))
 
     def _begin(self) -> tuple[Draft, Tensor, Tensor | None]:
         """The forward over the prompts, before which the stages' states are made."""

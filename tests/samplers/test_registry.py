@@ -11,6 +11,7 @@ import pytest
 
 from pardec.models.errors import SpecError, UnknownNameError
 from pardec.samplers import registry
+from pardec.samplers.cards import order
 from pardec.samplers.registry import resolve
 
 CARDS = {f"{card.family}/{card.name}": card for card in registry.cards()}
@@ -61,7 +62,7 @@ def test_a_method_is_immutable(name: str) -> None:
 
 
 def test_cards_stand_by_stage_and_name() -> None:
-    keys = [(registry.STAGES.index(card.stage), card.name) for card in registry.cards()]
+    keys = [order(card) for card in registry.cards()]
     assert keys == sorted(keys)
 
 

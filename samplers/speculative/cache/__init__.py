@@ -1,0 +1,1 @@
+"""How the target's K/V are stored, and which of them are read: one rule a file."""

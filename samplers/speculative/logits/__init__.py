@@ -1,0 +1,1 @@
+"""How the target's logits change: one rule a file."""
