@@ -5,6 +5,7 @@
 - `README.md`: the checkpoints that load, from `docs/checkpoints.md`, the methods by stage, and rows from the committed
   benchmarks;
 - `CONTRIBUTING.md`: the stages, with the signatures of their contracts;
+- `docs/papers.md`: the papers, from `docs/papers.toml`, the methods' files and the tests that are marked with one;
 - `docs/images/frontier.svg`, from `benchmarks/samplers.json`;
 - the pages of `docs/` on methods, commands, families and benchmarks, which are not committed: every build of the
   documentation writes them.
@@ -82,21 +83,25 @@ def main() -> None:
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
             print(f"wrote {path.relative_to(ROOT)}")
-    if (ROOT / "docs" / "pages").is_dir():
-        sys.path.insert(0, str(ROOT / "docs"))
-        import pages  # type: ignore[import-not-found]
-
-        pages.write(ROOT / "docs")
+    _pages().write(ROOT / "docs")
 
 
 def files() -> dict[Path, str]:
     """Every committed file with a generated part, as it should be."""
-    readme, contributing = ROOT / "README.md", ROOT / "CONTRIBUTING.md"
+    readme, contributing, papers = ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "papers.md"
     return {
         readme: _filled(readme, checkpoints=checkpoints(), methods=methods(), measured=measured()),
         contributing: _filled(contributing, stages=stages()),
+        papers: _filled(papers, papers=_pages().papers.papers(ROOT)),
         readme_figures.FOLDER / "frontier.svg": readme_figures.plot(_read("samplers.json")["sections"][0]),
     }
+
+
+def _pages() -> Any:
+    """What writes the pages of the documentation."""
+    if str(ROOT / "docs") not in sys.path:
+        sys.path.append(str(ROOT / "docs"))
+    return importlib.import_module("pages")
 
 
 def _filled(page: Path, **tables: str) -> str:

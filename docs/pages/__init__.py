@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pages import benchmarks, choosing, claims, cli, methods, tables
+from pages import benchmarks, choosing, claims, cli, methods, papers, tables
+
+__all__ = ["papers", "write"]
 
 
 def write(docs: Path) -> None:
