@@ -1,6 +1,6 @@
 """Attention to the first tokens of a text and its last ones: of a long prompt, and with the distance capped.
 
-    s < sink and p - s >= window:  score = (R(window) q) . (R(s) k),  or (R(window) q) . k  where all stand at position 0
+    s < sink and p - s >= window:  score = (R(window) q) . (R(s) k),  or (R(window) q) . k  with all at 0
     else:                          score = (R(p) q) . (R(s) k)
 
 R(x) rotates by the angles of position x. Stored keys are R(s) k and queries come as R(p) q, so that a query is rotated
@@ -33,7 +33,9 @@ class Capped:
     cos: Tensor  # [B, Q, 1, R] float32, which rotate each query on to position `window`
     sin: Tensor
     far: Tensor  # [B, Q, G] bool: sinks from before the query's window
-    zero: tuple[Tensor, Tensor] | None  # cos and sin [1, G, 1, R] that rotate sinks back to position 0; None: as they are
+    zero: (
+        tuple[Tensor, Tensor] | None
+    )  # cos and sin [1, G, 1, R] that rotate sinks back to position 0; None: as they are
 
     @staticmethod
     def at(positions: Tensor, rope: Any, *, sink: int, window: int, far: Far) -> Capped:
@@ -49,9 +51,7 @@ class Capped:
 
     def of(self, start: int, stop: int) -> Capped:
         """Of these queries."""
-        return replace(
-            self, cos=self.cos[:, start:stop], sin=self.sin[:, start:stop], far=self.far[:, start:stop]
-        )
+        return replace(self, cos=self.cos[:, start:stop], sin=self.sin[:, start:stop], far=self.far[:, start:stop])
 
     def narrowed(self, picked: Tensor) -> Capped:
         """Of the queries `picked` [B, M]."""
