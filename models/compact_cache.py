@@ -167,7 +167,7 @@ class CompactCache(KVCache):
 
 
 @dataclass(frozen=True, slots=True)
-class _WithoutHoles:
+class _WithoutHoles(Reader):
     """Attends to a compact cache some of whose slots have no copy for some heads."""
 
     holes: Sequence[Tensor | None]

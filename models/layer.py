@@ -108,7 +108,8 @@ class DecoderLayer(nn.Module):
             pattern = pattern.narrowed(picked)
             prefix = None if prefix is None else prefix.narrowed(picked)
         if step.reader is not None:
-            out = step.reader.attend(index, q, k, v, pattern, config.attention_cap)
+            reader = step.reader if picked is None else step.reader.narrowed(picked)
+            out = reader.attend(index, q, k, v, pattern, config.attention_cap)
         elif prefix is None:
             out = attend(q, k, v, pattern, config.attention_cap)
         else:

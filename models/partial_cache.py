@@ -36,7 +36,7 @@ class PartialCache(CompactCache):
         return super().extent(plan) if self.begun else self.whole.extent(plan)
 
     def slots(self, plan: Plan, *, in_parts: bool = False) -> Slots:
-        return (super() if self.begun else self.whole).slots(plan, in_parts=in_parts)
+        return super().slots(plan, in_parts=in_parts) if self.begun else self.whole.slots(plan, in_parts=in_parts)
 
     def reader(self, plan: Plan, rope: Any, device: torch.device) -> Reader | None:
         return super().reader(plan, rope, device) if self.begun else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import torch.nn.functional as F
 from einops import rearrange
@@ -12,9 +12,14 @@ from .kernels.attention import additive_mask, visible_rows
 from .kernels.attention_pattern import AttentionPattern
 
 
-class Reader(Protocol):
+class Reader(ABC):
     """One forward's attention to a cache."""
 
+    def narrowed(self, picked: Tensor) -> Reader:
+        """For the queries `picked` [B, M] alone."""
+        return self
+
+    @abstractmethod
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: float | None
     ) -> Tensor:
@@ -23,7 +28,6 @@ class Reader(Protocol):
         `pattern` is what each query may see; a reader leaves out more of it. Caches with readers are not for models
         with a `cap`, which is None.
         """
-        ...
 
 
 def attend_hidden(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, hidden: Tensor) -> Tensor:

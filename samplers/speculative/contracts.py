@@ -297,6 +297,7 @@ class Cache(Stage):
     """How the target's K/V are stored, and which of them a forward reads. It changes what the target predicts."""
 
     shares: ClassVar[bool] = False  # rows may have K/V of a common prompt, or of earlier requests, in it
+    beyond: ClassVar[bool] = False  # texts may be longer than the checkpoint was made for
 
     def fit(self, model: LanguageModel) -> None:
         """Raises ModelError, before the first forward, for a model whose K/V it cannot keep."""

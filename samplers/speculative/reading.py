@@ -74,6 +74,8 @@ class Reading(Cache):
     # --- as a cache ---
 
     def check(self, sampler: SpeculativeSampler) -> None:
+        if sampler.cache is self:
+            refuse_searches(self.registered[0], sampler)
         name = sampler.draft.registered[0]
         if sampler.cache is self and self.last_queries and name in _SPLIT:
             raise SpecError(
@@ -127,6 +129,15 @@ class Renewal:
 
     rounds: np.ndarray  # [B] rounds since, the one that filled them included
     copied: np.ndarray  # [B] slots of the text that both caches have
+
+
+def refuse_searches(name: str, sampler: SpeculativeSampler) -> None:
+    """Raises SpecError for a drafter that feeds earlier tokens of the text again to the target's cache."""
+    if getattr(sampler.draft, "skip", None) == "search":
+        raise SpecError(
+            f"{name}: {sampler.draft.registered[0]} with skip=search feeds tokens again that this cache has let go",
+            hint="write skip=uniform",
+        )
 
 
 def demand_plain_decoder(model: LanguageModel, name: str) -> None:

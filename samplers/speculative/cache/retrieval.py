@@ -77,4 +77,5 @@ def chunk_scores(q: Tensor, means: Tensor, counts: Tensor) -> Tensor:
     raw = torch.einsum("bkgd,bnkd->bnkg", grouped, means).float() / dim**0.5
     behind = torch.arange(chunks, device=raw.device)[:, None] >= counts
     raw = raw.masked_fill(behind[..., None], -torch.inf)
-    return raw.softmax(1).mean(-1).masked_fill(behind, -1)
+    shares: Tensor = raw.softmax(1).mean(-1).masked_fill(behind, -1)
+    return shares
