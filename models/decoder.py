@@ -106,6 +106,7 @@ class Decoder(nn.Module):
         taps: dict[int, Tensor] = {-1: h.view(*plan.tokens.shape, -1)} if -1 in plan.hidden else {}
         passes: dict[tuple[torch.device, AttentionConfig | None], LayerPass] = {}
         narrowed = plan.narrow and self._narrows(plan)
+        queries: list[Tensor] = []
         for index, layer in enumerate(self.layers):
             if index not in chosen:
                 continue
@@ -114,13 +115,14 @@ class Decoder(nn.Module):
             step = passes.get((device, own))
             if step is None:
                 step = passes[device, own] = self._pass(plan_on(plan, device), cache, device, h.dtype, own)
+                step.queries = queries
             picked = step.plan.want.clamp(min=0) if narrowed and index == self.config.layers - 1 else None
             # Not layer(...): accelerate replaces forward itself, and a call costs more.
             h = layer.forward(h, step, index, picked)
             if index in plan.hidden:
                 taps[index] = h.view(*plan.tokens.shape, -1)
         shape = plan.want.shape if narrowed else plan.tokens.shape
-        return Hidden(plan, h.view(*shape, -1), self.project, taps, narrowed, self.norm.forward)
+        return Hidden(plan, h.view(*shape, -1), self.project, taps, narrowed, self.norm.forward, None, tuple(queries))
 
     def _narrows(self, plan: Plan) -> bool:
         """Whether the last layer can leave out the queries that are not wanted, and gains by it."""
@@ -167,7 +169,8 @@ class Decoder(nn.Module):
         own: AttentionConfig | None,
     ) -> LayerPass:
         rope = self.rope if own is None else self._own_ropes[own]
-        cos, sin = rope.rows(plan, limit=None if cache is None else cache.capacity, device=device)
+        cos, sin = rope.rows(plan, limit=None if cache is None else cache.reach, device=device)
+        own_plan, plan = plan, plan if cache is None else cache.layout(plan)
         extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
         training = self.training and torch.is_grad_enabled()
         plain = training or self.config.attention_cap is not None  # a cap is in the definition alone
@@ -180,15 +183,19 @@ class Decoder(nn.Module):
                 plan, cache.offset, extent=extent, dtype=dtype, device=device, reference=plain
             )
         return LayerPass(
-            plan,
+            own_plan,
             choose_ops(device, dtype, reference=training),
             pattern,
             None if cache is None else cache.slots(plan, in_parts=True),
             cos,
             sin,
-            None if self.config.query_growth is None else _growth(plan.positions, *self.config.query_growth).to(dtype),
+            None
+            if self.config.query_growth is None
+            else _growth(own_plan.positions, *self.config.query_growth).to(dtype),
             canvas.flatten()[:, None] if self.config.canvas and (canvas := canvas_of(plan)) is not None else None,
             prefix,
+            None if cache is None else cache.reader(own_plan, rope, device),
+            _last(own_plan) if own_plan.queries else None,
         )
 
 
@@ -196,6 +203,12 @@ def _layer_class(config: DecoderConfig, index: int) -> type[DecoderLayer]:
     if config.canvas:
         return CanvasLayer
     return SparseLayer if config.is_sparse(index) else DecoderLayer
+
+
+def _last(plan: Plan) -> Tensor:
+    """[B, n] the queries that the plan keeps; the first one again where a row has not as many."""
+    order = torch.arange(1 - plan.queries, 1, device=plan.want.device)
+    return (plan.want[:, -1:] + order).clamp(min=0)
 
 
 def _growth(positions: Tensor, factor: float, step: int) -> Tensor:

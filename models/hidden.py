@@ -65,6 +65,9 @@ class Hidden:
     narrowed: bool = False  # the last layer ran on the plan's `want` alone: states is [B, K, E], aligned to it
     norm: Callable[[Tensor], Tensor] = _unchanged  # [..., E]: the final norm, where `head` begins with one
     subset: IdSubset | None = None  # the ids of the head's columns; None: all, in order
+    queries: tuple[
+        Tensor, ...
+    ] = ()  # of each layer that ran, [B, n, H, D] as they met the keys: `Plan.queries` of them
 
     def normed(self) -> Tensor:
         """[B, Q, E] the states after the final norm, which the head multiplies."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .errors import CacheError, CapacityError
 from .plan import Plan
+from .readers import Reader
 
 Views = tuple[Tensor, Tensor, Tensor, Tensor]  # K and V written [B, Q, K, D], K and V read [B, S, K, D]
 
@@ -55,6 +56,7 @@ class KVCache:
         dims = [head_dim] * layers if isinstance(head_dim, int) else list(head_dim)
         shapes = [(batch, capacity - shared + 1, *shape) for shape in zip(heads, dims, strict=True)]
         self.capacity = capacity
+        self.reach = capacity  # the slots that a plan may name, from 0
         self.batch = batch
         self.offset = shared
         self.shared: KVCache | None = None
@@ -102,6 +104,14 @@ class KVCache:
                 "make the cache larger: new_cache(batch, capacity)",
             )
 
+    def layout(self, plan: Plan) -> Plan:
+        """The plan in this cache's own slots, for the attention pattern and for what is stored; keys keep positions."""
+        return plan
+
+    def reader(self, plan: Plan, rope: Any, device: torch.device) -> Reader | None:
+        """What attends in place of the kernels, over what `Slots.write` gives; `plan` is the one before `layout`."""
+        return None
+
     def slots(self, plan: Plan, *, in_parts: bool = False) -> Slots:
         """Where `plan` writes: computed once a forward, for all layers.
 
@@ -119,6 +129,10 @@ class KVCache:
         rows = plan.rows if plan.rows is not None else torch.arange(plan.batch, device=plan.slots.device)
         self._demand_own(plan.slots)
         return self._flat(rows, plan.slots)
+
+    def flat_slots(self, slots: Tensor) -> Tensor:
+        """`flat` of slots [B, N] of all rows; -1 is the bin."""
+        return self._flat(torch.arange(len(slots), device=slots.device), slots)
 
     def views(self, plan: Plan) -> list[Views] | None:
         """Where each layer's K and V of `plan` go and what it reads, if slices; the last few are kept."""
@@ -169,7 +183,7 @@ class KVCache:
                     larger = (len(tensor), capacity - self.offset + 1, *tensor.shape[2:])
                     store[layer] = _room(larger, tensor.dtype, tensor.device)
                     store[layer][:, : tensor.shape[1] - 1] = tensor[:, :-1]
-        self.capacity = capacity
+        self.capacity = self.reach = capacity
         self._views.clear()
 
     def put(self, rows: Tensor, other: KVCache) -> None:

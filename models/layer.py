@@ -16,6 +16,7 @@ from .kernels.matmul import add_matmul, matmul
 from .kernels.ops import Ops
 from .kv_cache import Slots
 from .plan import Plan
+from .readers import Reader
 
 
 @dataclass(slots=True)
@@ -31,6 +32,9 @@ class LayerPass:
     growth: Tensor | None = None  # [B, Q, 1, 1], of queries by their positions
     canvas: Tensor | None = None  # [B * Q, 1] bool: the queries of a canvas that is being denoised
     prefix: AttentionPattern | None = None  # of the cache's shared part; `pattern` is of the rows' own slots then
+    reader: Reader | None = None  # of a cache that has its own way of being attended to
+    last: Tensor | None = None  # [B, n] the queries that are kept
+    queries: list[Tensor] | None = None  # where, layer by layer
 
 
 class DecoderLayer(nn.Module):
@@ -95,13 +99,18 @@ class DecoderLayer(nn.Module):
         if step.growth is not None:
             q = q * step.growth
         pattern, prefix = step.pattern, step.prefix
+        if step.last is not None and step.queries is not None:
+            step.queries.append(q.flatten(0, 1)[_flat_rows(step.last, q.shape[1])].view(*step.last.shape, heads, dim))
         if picked is not None:
             rows = _flat_rows(picked, q.shape[1])
             h = h.index_select(0, rows)
             q = q.flatten(0, 1).index_select(0, rows).view(*picked.shape, heads, dim)
             pattern = pattern.narrowed(picked)
             prefix = None if prefix is None else prefix.narrowed(picked)
-        if prefix is None:
+        if step.reader is not None:
+            reader = step.reader if picked is None else step.reader.narrowed(picked)
+            out = reader.attend(index, q, k, v, pattern, config.attention_cap)
+        elif prefix is None:
             out = attend(q, k, v, pattern, config.attention_cap)
         else:
             assert step.slots is not None, "a cache has the shared part"

@@ -1,8 +1,10 @@
-"""Attention over slots that lie in two parts, the first of which may be one that all rows have in common.
+"""Attention over slots that lie in parts, the first of which may be one that all rows have in common.
 
 Hydragen: High-Throughput LLM Inference with Shared Prefixes, https://arxiv.org/abs/2402.05099
+LongSpec: Long-Context Lossless Speculative Decoding with Efficient Drafting and Verification,
+https://arxiv.org/abs/2502.17421
 
-    o = s o_1 + (1 - s) o_2,  s = sigmoid(z_1 - z_2)
+    o = sum_p w_p o_p,  w = softmax(z);  of two parts  w_1 = sigmoid(z_1 - z_2)
     o_p the attention over part p alone,  z_p = log sum_s exp(score_s) over its slots
 
 The queries of all rows meet a part that they share as those of one row, in a product [B Q, D] x [D, S] for each head,
@@ -11,6 +13,8 @@ definition, which computes in float32 or wider.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from einops import rearrange
@@ -49,6 +53,19 @@ def attend_parts(q: Tensor, first: Part, second: Part, cap: float | None = None)
     (one, one_sum), (two, two_sum) = (attend_part(q, *part, cap) for part in (first, second))
     share = (one_sum - two_sum).sigmoid_()[..., None]
     return torch.lerp(two.to(share.dtype), one.to(share.dtype), share).to(q.dtype)
+
+
+def merge_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The attention over all slots together [B, Q, H, D], from what `attend_part` gives of each of disjoint parts.
+
+    A query may see nothing of a part, and gets 0 where it sees nothing at all.
+    """
+    sums = torch.stack([part_sums for _, part_sums in parts])
+    # A log-sum-exp of -inf in all parts would make NaN of their differences.
+    weights = (sums - sums.amax(0).clamp(min=torch.finfo(sums.dtype).min)).exp()
+    shares = weights / weights.sum(0).clamp(min=torch.finfo(sums.dtype).tiny)
+    outs = torch.stack([out for out, _ in parts])
+    return (outs.to(shares.dtype) * shares[..., None]).sum(0).to(outs.dtype)
 
 
 def attend_part(

@@ -128,6 +128,7 @@ class DecodeContext:
     cache: KVCache  # the target's; the slots behind a row's committed tokens may be written
     sampler: SpeculativeSampler
     state: Callable[[Any], Any]  # a stage's state for this request
+    queries: Callable[[], tuple[Tensor, ...]] = tuple  # what `Stage.last_queries` asks for, of the last round
 
     @property
     def siblings(self) -> Siblings:
@@ -140,6 +141,15 @@ class Stage(Policy):
 
     def check(self, sampler: SpeculativeSampler) -> None:
         """Raises SpecError if the stage cannot be combined with the others; called when a spec is resolved."""
+
+    @property
+    def last_queries(self) -> int:
+        """How many of the target's queries in front of each row's next token `DecodeContext.queries` is to give.
+
+        Of each layer they are [B, n, H, D], as they met the keys: that many of the prompt's last tokens, in later
+        rounds that of the last accepted node alone, n = 1. Only the native decoder has them.
+        """
+        return 0
 
     def start(self, context: DecodeContext) -> Any:
         """The stage's state for a request, made before the prompt is fed; rows are dimension 0 of its tensors."""
@@ -287,6 +297,7 @@ class Cache(Stage):
     """How the target's K/V are stored, and which of them a forward reads. It changes what the target predicts."""
 
     shares: ClassVar[bool] = False  # rows may have K/V of a common prompt, or of earlier requests, in it
+    beyond: ClassVar[bool] = False  # texts may be longer than the checkpoint was made for
 
     def fit(self, model: LanguageModel) -> None:
         """Raises ModelError, before the first forward, for a model whose K/V it cannot keep."""

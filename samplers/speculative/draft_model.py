@@ -223,6 +223,11 @@ class DraftModelState(DraftModel):
         self.slot = known.scatter(1, nodes, plan.slots - start)
         return plan
 
+    def _committed_tokens(self, rows: Tensor, where: Tensor) -> Tensor:
+        """[b, W] the committed tokens of `rows` [b] whose slots are `where` [b, W], which may go on behind the last."""
+        tokens = self.context.text.tokens
+        return tokens[rows].gather(1, (where + self.lag).clamp(max=tokens.shape[1] - 1))
+
     def _committed_soft(self, rows: Tensor, width: int) -> Tensor | None:
         """[b, width, E] `Plan.soft` of the tokens of `rows` [b] from `cached` on."""
         return None
@@ -254,9 +259,8 @@ class DraftModelState(DraftModel):
             order = torch.arange(int(missing[group].max()), device=text.device)
             where = first + order
             slots = torch.where(order < count, where, -1)
-            tokens = text.tokens[rows].gather(1, (where + self.lag).clamp(max=text.tokens.shape[1] - 1))
             plan = Plan(
-                tokens=self._tokens(tokens),
+                tokens=self._tokens(self._committed_tokens(rows, where)),
                 positions=slots,
                 slots=slots,
                 visible=Visible.causal(),

@@ -22,6 +22,7 @@ from pardec.models.plan import Plan, Visible
 from ..prefix_reuse import PrefixReuse
 from .contracts import Cache, Draft, Verdict
 from .query_layout import extended, inputs_of
+from .query_record import QueryRecord
 from .sequences import Sequences
 from .shared_prompt import of_all_rows, rows_fed
 
@@ -83,11 +84,12 @@ class VerifyForward:
         *,
         shared: int = 0,
         stage: Cache | None = None,
+        queries: int = 0,
     ) -> None:
         """`states` are what every forward is to give beside logits; drafts have at most `nodes` nodes.
 
         `shared` tokens, with which all rows begin, have their K/V in memory once; 0: they share none. `stage` makes
-        the cache, where it is not the model's own.
+        the cache, where it is not the model's own. `queries` is what stages ask for as `Stage.last_queries`.
         """
         self.model, self.text, self.states = model, text, states
         room = len(text), int(text.limit.max())
@@ -96,7 +98,8 @@ class VerifyForward:
             if stage is None
             else stage.new_cache(model, *room, scratch=nodes - 1, shared=shared)
         )
-        self.order = torch.arange(self.cache.capacity + 1, device=text.device)
+        self.order = torch.arange(self.cache.reach + 1, device=text.device)
+        self._queries = QueryRecord(queries)
         self.fed: list[FedNodes] = []
         self.runs: list[Run] = []  # the forwards of the present round
         self.padded = 0  # padding positions fed
@@ -127,6 +130,7 @@ class VerifyForward:
             for group in grouped(text.length[part] - base) if len(part) else ():
                 rows = part[group]
                 hidden = whole = self._run(self._prompts(rows, base[group]), rows, whole=False, narrow=narrow)
+                self._queries.add(rows, hidden)
                 if wanted is not None and base[group].any():
                     whole = self._with_prefixes(hidden, rows, wanted)
                 if reuse.prefixes is not None:
@@ -155,6 +159,7 @@ class VerifyForward:
                 hidden = of_all_rows(beginning, len(text))
             else:
                 hidden = self._run(self._prompts(rows, np.full_like(rows, shared)), rows, whole=False, narrow=narrow)
+            self._queries.add(rows, hidden)
             whole = hidden if states is None or wanted is None else self._behind(states, hidden, rows, wanted)
             if reuse.prefixes is not None:
                 self._fresh.append((rows, None if wanted is None else wanted.of(whole)))
@@ -203,7 +208,7 @@ class VerifyForward:
         """Replaces the cache rows at `where`, and their conditions, by those of `other`."""
         put_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
         self.reuse.put(where, other.reuse)
-        self.order = torch.arange(self.cache.capacity + 1, device=self.text.device)
+        self.order = torch.arange(self.cache.reach + 1, device=self.text.device)
 
     def verify(self, draft: Draft) -> tuple[Tensor, Tensor | None]:
         """Raw logits [B, T, V] behind every node, and the `states` [B, T', S] there and at the draft's queries."""
@@ -215,6 +220,7 @@ class VerifyForward:
         groups = [np.arange(len(text))] if draft.early is not None else grouped(whole.sizes)
         if len(groups) == 1:
             output = self._verified(draft, whole, groups[0])
+            self._queries.add(groups[0], output)
             raw, states = output.logits(), self._states(output)
             # Columns that no row uses.
             spare, unused = (0, 0, 0, draft.width - raw.shape[1]), (0, 0, 0, whole.width - output.plan.width)
@@ -222,6 +228,7 @@ class VerifyForward:
         parts: list[list[tuple[np.ndarray, Tensor]]] = [[], []]
         for rows in groups:
             output = self._verified(_part(draft, rows), _part(whole, rows), rows)
+            self._queries.add(rows, output)
             parts[0].append((rows, output.logits()))
             if (states := self._states(output)) is not None:
                 parts[1].append((rows, states))
@@ -262,12 +269,17 @@ class VerifyForward:
 
     def keep_path(self, draft: Draft, verdict: Verdict) -> None:
         """Moves the K/V of the accepted path directly behind each row's committed tokens; called before the commit."""
+        self._queries.pick(verdict)
         if draft.parents is None:
             return
         base = draft.start[:, None]
         index = self.order[1 : verdict.path.shape[1]]
         target = torch.where(index <= verdict.count[:, None], base + index, -1)
         self.cache.move(base + verdict.path[:, 1:], target)
+
+    def last_queries(self) -> tuple[Tensor, ...]:
+        """Of each layer [B, n, H, D], as `Stage.last_queries` says."""
+        return self._queries.layers
 
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows."""
@@ -332,6 +344,7 @@ class VerifyForward:
             uniform=start + width if same else None,
             span=(start, start + width) if chain else None,
             narrow=narrow,
+            queries=self._queries.count and (width if whole else self._queries.count),
         )
 
 

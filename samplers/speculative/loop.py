@@ -86,14 +86,17 @@ class VerifyLoop:
             stage.fit(model)
         sharing = stage is None or stage.shares
         shared = shared_length(model, request, self.text, begins=begins) if sharing else 0
-        self.forward = VerifyForward(model, self.text, nodes, states, shared=shared, stage=stage)
+        queries = max(each.last_queries for each in sampler.stages)
+        self.forward = VerifyForward(model, self.text, nodes, states, shared=shared, stage=stage, queries=queries)
         self.processing = Processing(request, self.text, sampler.logits)
         self.memory: dict[int, Any] = {}
         self.summary: dict[str, np.ndarray] = {}  # the round's verdict, on the host
         self.state = partial(_state_of, self.memory)  # a stage's state for this request
         processing, cache = self.processing, self.forward.cache
         drafted = processing.drafted, processing.allowed, processing.reads_ids
-        self.context = DecodeContext(model, request, self.text, *drafted, cache, sampler, self.state)
+        self.context = DecodeContext(
+            model, request, self.text, *drafted, cache, sampler, self.state, self.forward.last_queries
+        )
         self.stops = np.array(request.stop_ids, dtype=np.int64)
         self.endings = Endings(request.stops, len(self.text))
         self.ended = np.zeros(len(self.text), dtype=bool)  # a live row ends with its newest token

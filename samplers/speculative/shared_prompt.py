@@ -49,7 +49,10 @@ def of_all_rows(hidden: Hidden, count: int) -> Hidden:
         if isinstance(value, Tensor):
             wide[field.name] = value.expand(count, *value.shape[1:])
     taps = {layer: states.expand(count, -1, -1) for layer, states in hidden.taps.items()}
-    return replace(hidden, plan=replace(plan, **wide), states=hidden.states.expand(count, -1, -1), taps=taps)
+    queries = tuple(each.expand(count, -1, -1, -1) for each in hidden.queries)
+    return replace(
+        hidden, plan=replace(plan, **wide), states=hidden.states.expand(count, -1, -1), taps=taps, queries=queries
+    )
 
 
 def rows_fed(length: np.ndarray, shared: int, reused: int) -> tuple[np.ndarray, np.ndarray]:

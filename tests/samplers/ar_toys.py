@@ -32,6 +32,9 @@ def toy_ar(
     width: int = 16,
     eos: Sequence[int] = (),
     dtype: torch.dtype = torch.float32,
+    heads: int = 2,
+    head_dim: int = 8,
+    frequencies: tuple[float, ...] = (1.0, 0.3, 0.1, 0.03),
 ) -> LanguageModel:
     """A causal stack with random weights; `sharp` scales the logits. The pad id, 0, is a token like any other."""
     decoder = Decoder(
@@ -39,12 +42,12 @@ def toy_ar(
             vocab=vocab,
             width=width,
             layers=layers,
-            heads=2,
+            heads=heads,
             kv_heads=1,
-            head_dim=8,
+            head_dim=head_dim,
             mlp_width=24,
             norm_eps=1e-6,
-            frequencies=(1.0, 0.3, 0.1, 0.03),
+            frequencies=frequencies,
         )
     )
     drawn = np.random.RandomState(seed)  # the one stream that numpy promises never to change

@@ -37,6 +37,7 @@ SMALL = {
     "model": "model:name=draft,k=3",
     "paths": "paths:tree=0-1-0.0-0.1-1.0-0.0.0-1.0.0",
     "prompts": "prompts:name=draft",
+    "rapid": "rapid:name=draft,k=3,chunk=1,chunks=1,query=1,begin=0",
     "recycling": "recycling:k=3,tree=3-4-2",
     "template": "template:widths=3-2-1",
     "transfer": "transfer:name=draft",

@@ -42,7 +42,7 @@ class Eagle(ModuleDrafter):
     def start(self, context: DecodeContext) -> PairState:
         module = module_of(context)
         longest = int(context.text.limit.max())
-        cache = module.new_cache(len(context.text), longest, scratch=context.cache.capacity - longest)
+        cache = module.new_cache(len(context.text), longest, scratch=context.cache.reach - longest)
         return PairState(context, module, cache, own=True)
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: PairState) -> None:

@@ -102,7 +102,7 @@ class Skipping(DraftModelState):
         if search is None:
             return 0
         for count in (context, max(context // 2, 1), max(context // 4, 1)):
-            enough = (text.length - text.prompt >= count) & (text.length - 1 + count <= self.cache.capacity)
+            enough = (text.length - text.prompt >= count) & (text.length - 1 + count <= self.cache.reach)
             if enough.any():
                 break
         rows = np.flatnonzero(enough)

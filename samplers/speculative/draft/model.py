@@ -77,7 +77,7 @@ class Model(Drafter):
         check_pair(drafter, context.model)
         drafter = conditioned_model(drafter, context.request)
         longest = int(context.text.limit.max())
-        cache = drafter.new_cache(len(context.text), longest, scratch=context.cache.capacity - longest)
+        cache = drafter.new_cache(len(context.text), longest, scratch=context.cache.reach - longest)
         state = DraftModelState(context, drafter, cache, own=True)
         state.reuse_prefixes()
         return state

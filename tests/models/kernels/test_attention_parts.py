@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
 from pardec.models.errors import ModelError
-from pardec.models.kernels.attention_parts import attend_part, attend_parts, pattern_parts
+from pardec.models.kernels.attention_parts import attend_part, attend_parts, merge_parts, pattern_parts
 from pardec.models.kernels.attention_pattern import AttentionPattern, visible_slots
 from pardec.models.plan import Plan, Visible
 from tests.models.toys import ask, ids
@@ -129,3 +130,61 @@ def test_other_patterns_are_refused() -> None:
     plan = Plan.full(ids(2, 3), Visible.bidirectional())
     with pytest.raises(ModelError, match="bidirectional"):
         pattern_parts(plan, 2, extent=3, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def masked_part(k: Tensor, v: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor, AttentionPattern]:
+    """A part of which query i of row b sees the slots allowed[b, i]."""
+    mask = torch.zeros(allowed.shape, dtype=k.dtype).masked_fill_(~allowed, -torch.inf)
+    return k, v, AttentionPattern("reference", k.shape[1], mask=mask[:, None])
+
+
+@pytest.mark.parametrize("cuts", [(7,), (5, 9), (1, 2, 16)])
+@pytest.mark.parametrize(("heads", "kv"), [(4, 4), (6, 2)])
+def test_any_parts_are_one_attention(cuts: tuple[int, ...], heads: int, kv: int) -> None:
+    """Random masks; of some queries a part is empty, and one query sees nothing anywhere."""
+    generator, slots = torch.Generator().manual_seed(6), 17
+    q = torch.randn(3, 4, heads, 8, dtype=torch.float64, generator=generator)
+    k, v = (torch.randn(3, slots, kv, 8, dtype=torch.float64, generator=generator) for _ in range(2))
+    allowed = torch.rand(3, 4, slots, generator=generator) < 0.4
+    allowed[..., -1] = True
+    allowed[0, 1, : cuts[0]] = False
+    allowed[2, 3, cuts[-1] :] = False
+    allowed[2, 3, 0] = True
+    allowed[1, 2] = False
+    bounds = (0, *cuts, slots)
+    parts = [
+        attend_part(q, *masked_part(k[:, start:stop], v[:, start:stop], allowed[..., start:stop]))
+        for start, stop in pairwise(bounds)
+    ]
+    out, expected = merge_parts(parts), naive(q, k, v, allowed)
+    assert (out[1, 2] == 0).all(), "it sees nothing"
+    expected[1, 2] = 0
+    assert (out - expected).abs().max() < 1e-12
+    assert (merge_parts(parts[::-1]) - out).abs().max() < 1e-12
+
+
+@pytest.mark.seeds("arXiv:2502.17421")
+@torch.inference_mode()
+def test_prefix_and_tree_apart_are_the_attention_of_the_tree() -> None:
+    """LongSpec: the nodes of a tree meet the prefix without a mask, and each other under the tree's, in float32."""
+    generator, prefix = torch.Generator().manual_seed(7), 300
+    parents = torch.tensor([-1, 0, 0, 1, 1, 2, 3, 5])
+    depth = torch.tensor([0, 1, 1, 2, 2, 2, 3, 3])
+    nodes, base = len(parents), torch.full((2,), prefix)
+    plan = ask(
+        ids(2, nodes), base[:, None] + depth, Visible.tree(parents, base), base + nodes,
+        slots=base[:, None] + torch.arange(nodes),
+    )  # fmt: skip
+    q = torch.randn(2, nodes, 9, 64, generator=generator)
+    k, v = (torch.randn(2, prefix + nodes, 3, 64, generator=generator) for _ in range(2))
+    tree = torch.zeros(nodes, nodes, dtype=torch.bool)
+    for node in range(nodes):
+        at = node
+        while at >= 0:
+            tree[node, at], at = True, int(parents[at])
+    beginning = attend_part(q, k[:, :prefix], v[:, :prefix], AttentionPattern("reference", prefix))
+    drafted = attend_part(q, *masked_part(k[:, prefix:], v[:, prefix:], tree.expand(2, -1, -1)))
+    allowed = visible_slots(plan, prefix + nodes)
+    assert torch.equal(allowed[..., prefix:], tree.expand(2, -1, -1))
+    assert (merge_parts([beginning, drafted]) - naive(q, k, v, allowed)).abs().max() < 1e-5
+    assert (beginning[0] - naive(q, k, v, allowed)).abs().max() > 1e-3, "the tree counts"

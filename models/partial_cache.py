@@ -1,0 +1,52 @@
+"""A cache through which a model reads a part of the text: the whole text's K/V, and the compact cache that is read.
+
+Prompts are fed to the whole cache, densely. From then on, every forward reads and writes the compact one, and what is
+committed is copied to the whole cache, from which the compact one is filled again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .compact_cache import CompactCache
+from .kv_cache import KVCache, Slots
+from .plan import Plan
+from .readers import Reader
+
+
+class PartialCache(CompactCache):
+    """The compact cache, with the `whole` one beside it; `begun` once the first has been filled."""
+
+    def __init__(self, whole: KVCache, *, slots: int) -> None:
+        super().__init__(whole, batch=whole.batch, slots=slots, reach=whole.capacity)
+        self.whole = whole
+        self.begun = False
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.whole.nbytes
+
+    def layout(self, plan: Plan) -> Plan:
+        return super().layout(plan) if self.begun else plan
+
+    def extent(self, plan: Plan) -> int:
+        return super().extent(plan) if self.begun else self.whole.extent(plan)
+
+    def slots(self, plan: Plan, *, in_parts: bool = False) -> Slots:
+        return super().slots(plan, in_parts=in_parts) if self.begun else self.whole.slots(plan, in_parts=in_parts)
+
+    def reader(self, plan: Plan, rope: Any, device: torch.device) -> Reader | None:
+        return super().reader(plan, rope, device) if self.begun else None
+
+    def keep(self, rows: Tensor) -> None:
+        super().keep(rows)
+        self.whole.keep(rows)
+
+    def put(self, rows: Tensor, other: KVCache) -> None:
+        assert isinstance(other, PartialCache), "both are of one request's kind"
+        self.whole.put(rows, other.whole)
+        super().put(rows, other)
+        self.reach, self.begun = self.whole.capacity, self.begun or other.begun

@@ -1,0 +1,167 @@
+"""A cache of a text's first tokens and its last ones: a row's memory is constant, however long its text.
+
+Efficient Streaming Language Models with Attention Sinks, https://arxiv.org/abs/2309.17453
+LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language Models, https://arxiv.org/abs/2308.16137
+
+    a query at position p sees slot s  iff  s < sink  or  s > p - window
+    slot s of the text stands in slot s, or from `sink` on in slot sink + (s - sink) mod R
+
+R is the window and room for the nodes of a draft, so that no query of a round loses what it sees to one behind it. A
+prompt that does not fit is attended to block by block as it is fed, and of it only what stays visible is stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import CacheError
+from .kernels.attention_pattern import visible_slots
+from .kv_cache import KVCache, Slots
+from .plan import Plan, Visible
+from .readers import Reader
+from .window_readers import Capped, CappedReader, Far, PromptReader
+
+
+class WindowCache(KVCache):
+    """K and V of the first `sink` slots of each row and of its last ones."""
+
+    def __init__(
+        self, plain: KVCache, *, sink: int, window: int, nodes: int, reach: int, far: Far | None = None
+    ) -> None:
+        """Takes the storage of `plain`, which has sink + window + nodes - 1 slots, for texts of up to `reach` slots.
+
+        `nodes` are the most that a forward feeds behind the prompt. `far` says where sinks from before the window
+        stand for a query, which meets them as one at position `window`; None: it meets them as it is.
+        """
+        vars(self).update(vars(plain))
+        self.reach = reach
+        self.sink, self.window, self.nodes, self.far = sink, window, nodes, far
+
+    @property
+    def ring(self) -> int:
+        """R: slots behind the sinks."""
+        return self.capacity - self.sink
+
+    def layout(self, plan: Plan) -> Plan:
+        if self._all_fits(plan):
+            return plan
+        if plan.width > self.nodes:
+            return self._of_prompt(plan)
+        slots, lengths = self._own(plan.slots), plan.lengths.clamp(max=self.capacity)
+        here: dict[str, Any] = {"slots": slots, "lengths": lengths, "span": None, "stored": None, "uniform": None}
+        if plan.width == plan.batch == self.nodes == 1 and plan.rows is None and plan.slots.device.type == "cpu":
+            at = int(slots[0, 0])  # the ring is the window, all of which the only query sees
+            here |= {"visible": Visible.bidirectional(), "uniform": int(lengths[0]), "stored": (at, at + 1)}
+        else:
+            here["visible"] = Visible.mask(self._visible(plan))
+        return replace(plan, **here)
+
+    def extent(self, plan: Plan) -> int:
+        return plan.uniform if plan.uniform is not None else super().extent(plan)
+
+    def slots(self, plan: Plan, *, in_parts: bool = False) -> Slots:
+        if plan.width > max(self.sink + self.window, self.nodes):
+            return _PromptSlots(self, plan)
+        return super().slots(plan, in_parts=in_parts)
+
+    def reader(self, plan: Plan, rope: Any, device: torch.device) -> Reader | None:
+        fits = self._all_fits(plan)
+        if fits and (self.far is None or _top(plan) <= self.window):
+            return None
+        capped = None
+        if self.far is not None:
+            positions = plan.positions.clamp(min=0).to(device)
+            capped = Capped.at(positions, rope, sink=self.sink, window=self.window, far=self.far)
+        if not fits and plan.width > self.nodes:
+            return PromptReader(self.sink, self.window, capped)
+        return None if capped is None else CappedReader(capped)
+
+    def move(self, source: Tensor, target: Tensor, rows: Tensor | None = None) -> None:
+        super().move(self._own(source), self._own(target), rows)
+
+    def put(self, rows: Tensor, other: KVCache) -> None:
+        assert isinstance(other, WindowCache), "both are of one sampler"
+        reach = max(self.reach, other.reach)
+        super().put(rows, other)
+        self.reach = reach
+
+    def _of_prompt(self, plan: Plan) -> Plan:
+        """A prompt that does not fit, fed from position 0 on: its reader knows what it sees; what stays is stored."""
+        order = torch.arange(plan.width, device=plan.slots.device)
+        if plan.slots.device.type == "cpu" and bool(((plan.slots != order) & (plan.slots >= 0)).any()):
+            raise CacheError(
+                f"{plan.width} tokens behind others do not fit into a window of {self.window}",
+                "feed a prompt at once, and drafts behind it",
+            )
+        stays = (plan.slots < self.sink) | (plan.slots >= plan.lengths[:, None] - self.ring)
+        return replace(
+            plan,
+            slots=torch.where(stays & (plan.slots >= 0), self._own(plan.slots), -1),
+            visible=Visible.bidirectional(),
+            lengths=torch.full_like(plan.lengths, plan.width),
+            uniform=plan.width,
+            span=None,
+            stored=None,
+        )
+
+    def _all_fits(self, plan: Plan) -> bool:
+        """Whether nothing is left out yet, so that slots stand where they do in the text."""
+        return _top(plan) <= self.sink + self.window
+
+    def _own(self, slots: Tensor) -> Tensor:
+        """Where slots of the text stand here; -1 stays."""
+        return torch.where(slots < self.sink, slots, self.sink + (slots - self.sink) % self.ring)
+
+    def _texts(self, lengths: Tensor) -> Tensor:
+        """[B, C] the slot of the text that stands in each slot of rows of `lengths` [B]; -1: none."""
+        order = torch.arange(self.capacity, device=lengths.device)
+        behind = lengths[:, None] - 1 - order
+        rounds = torch.where(order < self.sink, 0, behind.div(self.ring, rounding_mode="floor"))
+        return torch.where(behind < 0, -1, order + rounds * self.ring)
+
+    def _visible(self, plan: Plan) -> Tensor:
+        """[B, Q, C] bool: which slots here each query of `plan`, which names those of the text, sees."""
+        text = self._texts(plan.lengths)[:, None]
+        first = torch.where(plan.slots < 0, self.reach, plan.slots).amin(1)
+        node = (text - first[:, None, None]).clamp(-1, plan.width - 1)
+        index = node.clamp(min=0).expand(-1, plan.width, -1)
+        dense = plan.visible.from_first_slot().dense
+        if dense is not None:
+            within = text < dense.shape[-1]
+            visible = within & dense.gather(2, text.clamp(0, dense.shape[-1] - 1).expand(-1, plan.width, -1))
+        else:
+            shift = first[:, None]
+            local = replace(
+                plan,
+                positions=torch.where(plan.positions < 0, -1, plan.positions - shift),
+                slots=torch.where(plan.slots < 0, -1, plan.slots - shift),
+                lengths=plan.lengths - first,
+                visible=plan.visible
+                if plan.visible.base is None
+                else replace(plan.visible, base=plan.visible.base - first),
+            )
+            visible = (node < 0) | visible_slots(local, plan.width).gather(2, index)
+        position = torch.where(node < 0, text, plan.positions[:, None].expand(-1, plan.width, -1).gather(2, index))
+        near = (text < self.sink) | (position > plan.positions[..., None] - self.window)
+        return visible & near & (text >= 0)
+
+
+class _PromptSlots(Slots):
+    """Stores what stays of a prompt, and has its queries attend to all of the prompt's own keys."""
+
+    def __init__(self, cache: KVCache, plan: Plan) -> None:
+        super().__init__(cache, plan)
+        self.views = None
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        super().write(layer, k, v)
+        return k, v
+
+
+def _top(plan: Plan) -> int:
+    """The slots that the longest row has."""
+    return plan.uniform if plan.uniform is not None else int(plan.lengths.max())

@@ -1,0 +1,15 @@
+"""The cache of a text's first and last tokens, for a request."""
+
+from __future__ import annotations
+
+from pardec.models.model import LanguageModel
+from pardec.models.window_cache import WindowCache
+from pardec.models.window_readers import Far
+
+
+def window_cache(
+    model: LanguageModel, rows: int, reach: int, *, nodes: int, sink: int, window: int, far: Far | None = None
+) -> WindowCache:
+    """An empty one, for texts of up to `reach` slots; a forward behind the prompt feeds at most `nodes` nodes."""
+    plain = model.decoder.new_cache(rows, sink + window + nodes - 1)
+    return WindowCache(plain, sink=sink, window=window, nodes=nodes, reach=reach, far=far)

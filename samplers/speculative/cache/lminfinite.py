@@ -1,0 +1,59 @@
+"""Sees the first tokens of a text and its last ones, at distances that the model has met in training.
+
+LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language Models, https://arxiv.org/abs/2308.16137
+
+    a query at position p sees slot s  iff  s < sink  or  p - s < window
+    sinks with p - s >= window are met as by a query at position window, all others as they are
+
+For texts longer than the model was trained for: no distance exceeds the window, and a row takes constant memory. The
+request's length is then bounded by the request alone, not by the checkpoint's.
+
+Deviates from the authors' code, which puts all sinks at position 0 then, so that their order is lost: they keep their
+own positions 0 .. sink - 1. `reference` follows the code.
+Exact: no; while a text has at most `window` tokens, it gives what no cache gives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pardec.models.kv_cache import KVCache
+from pardec.models.model import LanguageModel
+
+from ...registry import register
+from ..contracts import Cache, SpeculativeSampler
+from ..reading import demand_plain_decoder, refuse_searches
+from ._window import window_cache
+
+
+@register("lminfinite", stage="cache", family="ar", paper="arXiv:2308.16137", checked="reference")
+@dataclass(frozen=True)
+class LMInfinite(Cache):
+    beyond: ClassVar[bool] = True
+
+    sink: Annotated[int, "first tokens that are always seen"] = 10
+    window: Annotated[int, "last tokens that are seen, and the greatest distance: at most the trained length"] = 2048
+    reference: Annotated[bool, "put sinks from before the window at position 0, as the authors' code does"] = False
+
+    def __post_init__(self) -> None:
+        self.require("sink", "window", least=1)
+
+    def check(self, sampler: SpeculativeSampler) -> None:
+        refuse_searches("lminfinite", sampler)
+
+    def fit(self, model: LanguageModel) -> None:
+        demand_plain_decoder(model, "lminfinite")
+
+    def new_cache(
+        self, model: LanguageModel, rows: int, capacity: int, *, scratch: int = 0, shared: int = 0
+    ) -> KVCache:
+        return window_cache(
+            model,
+            rows,
+            capacity + scratch,
+            nodes=scratch + 1,
+            sink=self.sink,
+            window=self.window,
+            far="zero" if self.reference else "offsets",
+        )

@@ -1,0 +1,67 @@
+"""Drafts with the target itself, which reads a part of its keys and values.
+
+TriForce: Lossless Acceleration of Long Sequence Generation with Hierarchical Speculative Decoding,
+https://arxiv.org/abs/2404.11912
+
+    x_i ~ p'(. | text, x_1 .. x_(i-1)),  i = 1 .. k,  p' the target that sees what the reading chooses and the x alone
+
+The reading is a cache of an autoregressive spec: streaming, retrieval, and others. What it chooses is copied to a
+compact cache; after every round the verify pass's own keys and values of the committed tokens go there, in place of
+those that were made through the reading.
+
+A draft step reads all weights and the budget's keys and values; the verify pass, all of them. It gains where these are
+many beside the weights: at long texts.
+Exact: greedy and distribution, with an exact acceptance, whatever the reading does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+
+from pardec.models.draft_modules.contracts import DraftModule
+from pardec.models.model import LanguageModel
+
+from ...registry import register
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
+from ..reading import demand_plain_decoder, reading_of
+from ..reading_state import ReadingState
+
+
+@register("sparsekv", stage="draft", paper="arXiv:2404.11912", exact="greedy", checked="joint")
+@dataclass(frozen=True)
+class SparseKV(Drafter):
+    takes_shape: ClassVar[bool] = True
+    takes_length: ClassVar[bool] = True
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (4, 2, 6)}
+    _reading: ClassVar[Any]
+
+    read: Annotated[str, 'spec of the reading, quoted: "retrieval:budget=512" or "streaming:window=496"'] = "retrieval"
+    k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 4
+
+    def __post_init__(self) -> None:
+        self.require("k", least=1)
+        object.__setattr__(self, "_reading", reading_of(self.read, "sparsekv"))  # no field: it follows from the spec
+
+    def width(self, model: LanguageModel) -> int:
+        return self.k + 1
+
+    @property
+    def last_queries(self) -> int:
+        return int(self._reading.last_queries)
+
+    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
+        """The most that a draft step costs: the weights are read either way."""
+        return 1.0
+
+    def start(self, context: DecodeContext) -> ReadingState:
+        demand_plain_decoder(context.model, "sparsekv")
+        return ReadingState(context, self._reading, self.k)
+
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: ReadingState) -> Draft:
+        return state.draft(self.k, room, uniforms)
+
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: ReadingState) -> None:
+        state.follow()

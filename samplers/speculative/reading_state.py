@@ -1,0 +1,49 @@
+"""The target that drafts, or verifies an inner draft, through a reading of its own keys and values."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from pardec.models.compact_cache import CompactCache
+
+from ..batching import put_rows, take_rows
+from .contracts import DecodeContext
+from .draft_model import DraftModelState
+from .reading import Reading, Renewal
+
+
+class ReadingState(DraftModelState):
+    """The target that reads a compact cache."""
+
+    cache: CompactCache
+
+    def __init__(self, context: DecodeContext, reading: Reading, depth: int) -> None:
+        longest, reach = int(context.text.limit.max()), context.cache.reach
+        nodes = reach - longest + 1
+        rows = len(context.text)
+        most = reading.most + reading.refresh * (depth + 1) + nodes
+        super().__init__(
+            context, context.model, CompactCache(context.cache, batch=rows, slots=min(most, reach), reach=reach)
+        )
+        self.reading = reading
+        self.renewal = Renewal(np.full(rows, reading.refresh), np.zeros(rows, dtype=np.int64))
+
+    def follow(self) -> None:
+        """Takes over the target's K/V of what was committed, after each round."""
+        length, renewal = self.context.text.length - 1, self.renewal
+        due = self.reading.renew(self.cache, self.context.cache, self.context, renewal)
+        self.cache.copy(self.context.cache, np.where(due, length, renewal.copied), length)
+        renewal.copied = length
+
+    def keep(self, rows: np.ndarray) -> None:
+        super().keep(rows)
+        self.renewal = take_rows(self.renewal, rows)
+        if len(rows):
+            take_rows(self.cache, rows)
+
+    def put(self, where: np.ndarray, other: DraftModelState) -> None:
+        super().put(where, other)
+        assert isinstance(other, ReadingState), "both are of one sampler"
+        self.renewal = put_rows(self.renewal, where, other.renewal)
+        self.cache.put(torch.from_numpy(where), other.cache)
