@@ -73,6 +73,10 @@ class Decoder(nn.Module):
         """The tensors that rotating reads at present."""
         return [table for rope in (self.rope, *self._own_ropes.values()) for table in rope.tables()]
 
+    def ropes(self) -> list[Rope | GridRope]:
+        """What rotates queries and keys in each layer."""
+        return [self._own_ropes[own] for own in self.config.each] or [self.rope] * self.config.layers
+
     def devices(self) -> list[torch.device]:
         """The device each layer runs on."""
         return list(self.placement or [self.embed.weight.device] * self.config.layers)

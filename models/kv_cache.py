@@ -65,8 +65,8 @@ class KVCache:
             self.shared = KVCache(layers=layers, batch=1, capacity=shared, **sizes)
         with torch.inference_mode(False):  # so that a cache made in inference mode can be written outside it
             rooms = [(shape, torch.device(name)) for shape, name in zip(shapes, devices, strict=True)]
-            self.k = [_room(shape, dtype, name) for shape, name in rooms]
-            self.v = [_room(shape, dtype, name) for shape, name in rooms]
+            self.k = [room_for(shape, dtype, name) for shape, name in rooms]
+            self.v = [room_for(shape, dtype, name) for shape, name in rooms]
 
         self.copies = 1  # of each sequence: rows 0 .. R-1 are the first copy of all of them, then come the second ones
         self.ids = torch.arange(batch)  # [R] on the host: which sequence of the first ones each row still is
@@ -168,7 +168,7 @@ class KVCache:
         with torch.inference_mode(False), torch.no_grad():
             for store in (self.k, self.v):
                 for layer, tensor in enumerate(store):
-                    smaller = _room((rows.numel(), *tensor.shape[1:]), tensor.dtype, tensor.device)
+                    smaller = room_for((rows.numel(), *tensor.shape[1:]), tensor.dtype, tensor.device)
                     store[layer] = torch.index_select(tensor, 0, rows.to(tensor.device), out=smaller)
         self.batch = rows.numel()
         self._views.clear()
@@ -181,7 +181,7 @@ class KVCache:
             for store in (self.k, self.v):
                 for layer, tensor in enumerate(store):
                     larger = (len(tensor), capacity - self.offset + 1, *tensor.shape[2:])
-                    store[layer] = _room(larger, tensor.dtype, tensor.device)
+                    store[layer] = room_for(larger, tensor.dtype, tensor.device)
                     store[layer][:, : tensor.shape[1] - 1] = tensor[:, :-1]
         self.capacity = self.reach = capacity
         self._views.clear()
@@ -273,6 +273,9 @@ class KVCache:
 class Slots:
     """Where the keys and values of one forward go in a cache."""
 
+    stored = False  # in a store: `write` alone brings them there, and makes what is read
+    straight = False  # every row's slots are one slice, although there are no `views`
+
     def __init__(self, cache: KVCache, plan: Plan) -> None:
         self.cache = cache
         self.views = cache.views(plan)  # of each layer, where they are slices
@@ -303,7 +306,7 @@ class Slots:
         return keys, values
 
 
-def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def room_for(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros of `shape` [B, C + 1, K, D], rows and slots of which are one dimension in memory.
 
     A CPU's attention goes through one head after another, and reads a large cache faster where each head is contiguous.

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from .cuda_graphs.runner import native
 from .decoder import Decoder
 from .errors import CacheError, CapacityError, ModelError, SpecError
 from .hidden import Hidden, IdSubset
 from .kv_cache import KVCache
+from .kv_stores.cache import StoredCache
+from .kv_stores.contracts import Store
 from .loading.quantize import weight_bytes
 from .plan import Plan, Visible
 from .prefix_cache import PrefixCache
@@ -147,23 +150,38 @@ class LanguageModel:
         mixed = weights.to(table.dtype) @ table[: weights.shape[-1]]
         return mixed if self.embedding_scale == 1 else mixed * self.embedding_scale
 
-    def new_cache(self, batch: int, capacity: int, *, scratch: int = 0, shared: int = 0) -> KVCache:
+    def new_cache(
+        self, batch: int, capacity: int, *, scratch: int = 0, shared: int = 0, store: Store | None = None
+    ) -> KVCache:
         """An empty cache. Raises CapacityError past the length to which this checkpoint can be run faithfully.
 
         `scratch` more slots are for tree drafts, whose nodes take more slots than positions. The first `shared` slots
-        are in memory once for all rows: CacheError says where they cannot be.
+        are in memory once for all rows: CacheError says where they cannot be. With a `store` only the newest slots are
+        kept as they are, and none can be shared.
         """
         if self.limit is not None and capacity > self.limit:
             raise CapacityError(
                 f"{self.name} is run up to {self.limit} positions and {capacity} are requested",
                 f"its attention or its positions change past that: keep prompt and generation within {self.limit}",
             )
+        if store is not None:
+            return self._stored_cache(store, batch, capacity, scratch)
         if not shared:
             return self.decoder.new_cache(batch, capacity + scratch)
         if (reason := self.shared_prefix_off_reason) is not None:
             raise CacheError(f"rows of {self.name} cannot share their first {shared} slots: {reason}", "share none")
         assert isinstance(self.decoder, Decoder), "others have a reason"
         return self.decoder.new_cache(batch, capacity + scratch, shared)
+
+    def _stored_cache(self, store: Store, batch: int, capacity: int, scratch: int) -> KVCache:
+        stack = native(getattr(self.decoder, "base", self.decoder))
+        if store.before_rotation and stack is None:
+            raise ModelError(
+                f"{self.name} does not say how its keys are rotated, and this store encodes them as they are before",
+                "take a store of rotated keys, such as kivi",
+            )
+        ropes = None if stack is None else stack.ropes()
+        return StoredCache(self.decoder.new_cache(batch, 1), store, capacity + scratch, scratch=scratch, ropes=ropes)
 
     @property
     def shared_prefix_off_reason(self) -> str | None:

@@ -46,6 +46,10 @@ class Rope:
         cos, sin = self._table(limit, device)
         return cos[positions], sin[positions]
 
+    def at(self, positions: Tensor, origins: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """cos, signed sin at `positions` [1, S], each float32 [1, S, 1, R]."""
+        return self._angles(positions)
+
     def _table(self, limit: int, device: torch.device) -> tuple[Tensor, Tensor]:
         table = self._tables.get(device)
         if table is None or table[0].shape[0] < limit:
@@ -91,9 +95,16 @@ class GridRope:
         if table is None:
             with torch.inference_mode(False):
                 table = self._tables[device] = self._cpu.to(device)
-        index = plan.positions.to(device) + 1
-        if plan.origin is not None:
-            index = index - plan.origin.to(device)[:, None]
+        return self._rows(table, plan.positions.to(device), None if plan.origin is None else plan.origin.to(device))
+
+    def at(self, positions: Tensor, origins: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """cos, signed sin at `positions` [1, S] of rows whose images begin at `origins` [B], each [B or 1, S, 1, R]."""
+        return self._rows(self._cpu.to(positions.device), positions, origins)
+
+    def _rows(self, table: Tensor, positions: Tensor, origins: Tensor | None) -> tuple[Tensor, Tensor]:
+        index = positions + 1
+        if origins is not None:
+            index = index - origins[:, None]
         cos, sin = table[:, index.clamp(0, self.side * self.side)]
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 

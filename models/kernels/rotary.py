@@ -39,6 +39,9 @@ def rotary_and_cache_c(
     """The same in C where keys and values go to slices of a cache of their dtype, or to none."""
     if slots is None:
         return *apply_rotary_c(qkv, cos, sin, heads, None), qkv[:, :, (heads + qkv.shape[2]) // 2 :]
+    if slots.views is None and slots.straight:
+        q, k = apply_rotary_c(qkv, cos, sin, heads, None)
+        return q, *slots.write(layer, k, qkv[:, :, (heads + qkv.shape[2]) // 2 :])
     if slots.views is None:
         return rotary_and_cache(qkv, cos, sin, heads, slots, layer)
     to_k, to_v, from_k, from_v = slots.views[layer]

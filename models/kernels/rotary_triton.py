@@ -62,8 +62,8 @@ def _rotary(
 def rotary_and_cache_triton(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots | None, layer: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`rotary_and_cache`; the definition where there is no cache."""
-    if slots is None:
+    """`rotary_and_cache`; the definition where there is no cache, and for a store."""
+    if slots is None or slots.stored:
         return rotary_and_cache(qkv, cos, sin, heads, slots, layer)
     batch, queries, total, dim = qkv.shape
     k, v = slots.cache.k[layer], slots.cache.v[layer]

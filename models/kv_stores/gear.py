@@ -1,0 +1,84 @@
+"""Quantized, with the outliers kept and the error that is left approximated by a matrix of low rank.
+
+GEAR: An Efficient KV Cache Compression Recipe for Near-Lossless Generative Inference of LLM,
+https://arxiv.org/abs/2403.05527
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .contracts import ChunkShape, Codec, Layout, Parts
+from .groups import KIND
+
+_ITERATIONS = 3
+
+
+@dataclass(frozen=True)
+class LowRankResidual(Codec):
+    """X ~ Q(X - S) + L + S for each head of a chunk, X its [G, D].
+
+    S are the entries farthest from the mean of their channel (`by_token`: of their token), a share of them; the mean
+    takes their place in what is quantized. L = A B^T is of rank `rank`, from power iterations on the error.
+    """
+
+    base: Codec
+    sparsity: float  # share of the entries that are kept as they are
+    rank: int
+    by_token: bool
+
+    def layout(self, shape: ChunkShape) -> Layout:
+        count, rank = self._outliers(shape.tokens, shape.dim), self._rank(shape.tokens, shape.dim)
+        return {
+            **self.base.layout(shape),
+            "where": ((shape.heads, count), torch.int16),
+            "outliers": ((shape.heads, count), KIND),
+            "a": ((shape.heads, shape.tokens, rank), KIND),
+            "b": ((shape.heads, shape.dim, rank), KIND),
+        }
+
+    def encode(self, x: Tensor, calibration: Parts) -> Parts:
+        heads = x.transpose(1, 2)  # [N, K, G, D]
+        tokens, dim = heads.shape[2:]
+        mean = heads.mean(3 if self.by_token else 2, keepdim=True).expand_as(heads).flatten(2)
+        flat = heads.flatten(2)
+        where = (flat - mean).abs().topk(self._outliers(tokens, dim), dim=-1).indices
+        even = flat.scatter(-1, where, mean.gather(-1, where)).unflatten(2, (tokens, dim))
+        parts = dict(self.base.encode(even.transpose(1, 2), calibration))
+        shape = ChunkShape(tokens, x.shape[2], dim, x.dtype)
+        quantized = self.base.decode(parts, calibration, shape).to(x.dtype).transpose(1, 2)
+        error = (even - quantized).flatten(2).scatter(-1, where, 0).unflatten(2, (tokens, dim))
+        a, b = low_rank(error, self._rank(tokens, dim))
+        kept = {"where": where.to(torch.int16), "outliers": flat.gather(-1, where).to(KIND)}
+        return parts | kept | {"a": a.to(KIND), "b": b.to(KIND)}
+
+    def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
+        base = self.base.decode(parts, calibration, shape).transpose(1, 2)
+        whole = base + parts["a"].float() @ parts["b"].float().transpose(2, 3)
+        flat = whole.flatten(2).scatter(-1, parts["where"].long(), parts["outliers"].float())
+        return flat.unflatten(2, (shape.tokens, shape.dim)).transpose(1, 2)
+
+    def _outliers(self, tokens: int, dim: int) -> int:
+        return round(self.sparsity * tokens * dim)
+
+    def _rank(self, tokens: int, dim: int) -> int:
+        return min(self.rank, tokens, dim)
+
+
+def low_rank(error: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """a [..., G, rank], b [..., D, rank] with a b^T near error [..., G, D], by power iterations.
+
+    They begin with the rows of the largest norm, so that the result depends on nothing else.
+    """
+    if not rank:
+        return error[..., :0], error.transpose(-1, -2)[..., :0]
+    largest = error.norm(dim=-1).topk(rank, dim=-1).indices[..., None]
+    b = error.gather(-2, largest.expand(*largest.shape[:-1], error.shape[-1])).transpose(-1, -2)
+    a = error @ b
+    for _ in range(_ITERATIONS):
+        a, _ = torch.linalg.qr(error @ b)
+        b = error.transpose(-1, -2) @ a
+    return a, b

@@ -1,0 +1,87 @@
+"""Uniform quantization of groups of numbers, each with a scale and a lowest value of its own.
+
+    scale = (max - min) / (2^b - 1),  code = round((x - min) / scale),  x ~ code scale + min
+
+Scale and minimum are stored in float16, and codes are of the stored ones: the minimum is rounded down and the scale up,
+so that the error of no number exceeds half of the stored scale. A group of equal numbers has scale 0 and codes 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import CacheError
+from .contracts import Layout, Parts
+from .packing import pack, packed_size, unpack
+
+KIND = torch.float16  # of scales and minima
+_INFO = torch.finfo(KIND)
+_LEAST = _INFO.tiny * _INFO.eps  # the smallest number of it above 0
+
+
+def group_layout(count: int, groups: int, bits: int) -> Layout:
+    """The parts of `count` numbers in so many groups."""
+    return {
+        "codes": ((packed_size(count, bits),), torch.uint8),
+        "scale": ((groups,), KIND),
+        "low": ((groups,), KIND),
+    }
+
+
+def quantize(x: Tensor, bits: int, clip: float = 1.0) -> Parts:
+    """The parts of x [N, groups, size]. With `clip`, a group's range is cut to that share of it, about its middle.
+
+    Raises CacheError for numbers that are not finite, or that float16 cannot hold.
+    """
+    low, high = x.aminmax(dim=-1, keepdim=True)
+    if clip != 1:
+        middle, half = (low + high) / 2, (high - low) / 2 * clip
+        low, high = middle - half, middle + half
+    top = (1 << bits) - 1
+    low = _finite(_rounded(low, -1))
+    scale = checked_scale((high - low.to(x.dtype)) / top)
+    step = scale.to(x.dtype)
+    codes = ((x - low.to(x.dtype)) / step.masked_fill(step == 0, 1)).round_().clamp_(0, top)
+    return {
+        "codes": pack(codes.to(torch.uint8).flatten(1), bits),
+        "scale": scale[..., 0],
+        "low": low[..., 0],
+    }
+
+
+def checked_scale(scale: Tensor) -> Tensor:
+    """`scale` in float16, not below it. Raises CacheError where that is not finite."""
+    return _finite(_rounded(scale, 1))
+
+
+def dequantize(parts: Parts, bits: int, size: int) -> Tensor:
+    """[N, groups, size] float32 of the parts of groups of `size`."""
+    scale, low = parts["scale"].float()[..., None], parts["low"].float()[..., None]
+    codes = unpack(parts["codes"], bits, scale.shape[1] * size)
+    return codes.view(*scale.shape[:2], size) * scale + low
+
+
+def group_size(count: int, most: int) -> int:
+    """The largest divisor of `count` that is at most `most`.
+
+    >>> group_size(64, 32), group_size(20, 32), group_size(96, 64)
+    (32, 20, 48)
+    """
+    return next(size for size in range(min(count, most), 0, -1) if count % size == 0)
+
+
+def _finite(stored: Tensor) -> Tensor:
+    if not bool(stored.isfinite().all()):
+        raise CacheError(
+            f"keys or values are not finite, or beyond {_INFO.max:.0f}: they cannot be quantized",
+            "decode without a store behind '@'",
+        )
+    return stored
+
+
+def _rounded(x: Tensor, direction: int) -> Tensor:
+    """x in float16, not above it (-1) or not below it (1)."""
+    near = x.to(KIND)
+    beyond = (x + direction * (x.abs() * _INFO.eps + _LEAST)).to(KIND)
+    return torch.where(direction * (x - near.to(x.dtype)) > 0, beyond, near)

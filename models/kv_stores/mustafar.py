@@ -1,0 +1,47 @@
+"""The largest entries of each token's head, packed behind a bitmap that says where they were.
+
+Mustafar: Promoting Unstructured Sparsity for KV Cache Pruning in LLM Inference, https://arxiv.org/abs/2505.22913
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .contracts import ChunkShape, Codec, Layout, Parts
+
+_BIT = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class Pruned(Codec):
+    """Of each token and head, the D - int(sparsity D) entries of the largest magnitude; of equal ones the first."""
+
+    sparsity: float
+
+    def layout(self, shape: ChunkShape) -> Layout:
+        heads = (shape.tokens, shape.heads)
+        return {
+            "bitmap": ((*heads, -(-shape.dim // 8)), torch.uint8),
+            "values": ((*heads, self.kept(shape.dim)), shape.dtype),
+        }
+
+    def kept(self, dim: int) -> int:
+        """Entries of a head of `dim` that stay."""
+        return dim - int(self.sparsity * dim)
+
+    def encode(self, x: Tensor, calibration: Parts) -> Parts:
+        count = self.kept(x.shape[-1])
+        where = x.abs().argsort(dim=-1, descending=True, stable=True)[..., :count].sort(-1).values
+        stays = torch.zeros(x.shape, dtype=torch.uint8, device=x.device).scatter_(-1, where, 1)
+        bits = torch.nn.functional.pad(stays, (0, -x.shape[-1] % 8)).unflatten(-1, (-1, 8))
+        return {"bitmap": (bits * _BIT.to(x.device)).sum(-1, dtype=torch.uint8), "values": x.gather(-1, where)}
+
+    def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
+        bitmap, values = parts["bitmap"], parts["values"]
+        stays = ((bitmap[..., None] & _BIT.to(bitmap.device)) != 0).flatten(-2)[..., : shape.dim]
+        count = values.shape[-1]
+        rank = stays.cumsum(-1)  # a chunk that was never written has no bits, and a rank of 0
+        return values.gather(-1, (rank - 1).clamp_(0, count - 1)) * stays

@@ -1,0 +1,64 @@
+"""Shared by the caches that keep older K/V in fewer bytes: when they are encoded, and how deep drafts may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pardec.models.errors import ModelError, SpecError
+from pardec.models.kv_cache import KVCache
+from pardec.models.kv_stores.cache import StoredCache
+from pardec.models.kv_stores.contracts import Store
+from pardec.models.kv_stores.packing import BITS
+from pardec.models.model import LanguageModel
+
+from ..contracts import Cache, DecodeContext
+
+class StoredKV(Cache):
+    """A row's K/V are exact until `chunk` of them have left the newest `residual`, which are then encoded together.
+
+    A query at position p reads slot s encoded if s < G floor((p + 1 - R) / G), G the chunk and R the residual. Drafts
+    that are `aligned` end before that changes: then each node reads what it would read in sequential decoding.
+    """
+
+    aligned: bool
+
+    @property
+    def store(self) -> Store:
+        """The codecs, and what stays exact."""
+        raise NotImplementedError
+
+    def fit(self, model: LanguageModel) -> None:
+        if model.processes > 1:
+            raise ModelError(
+                f"{model.name} is shared by {model.processes} processes, and a store is of all its heads",
+                "load it in one process, or decode without a cache behind '@'",
+            )
+
+    def new_cache(
+        self, model: LanguageModel, rows: int, capacity: int, *, scratch: int = 0, shared: int = 0
+    ) -> KVCache:
+        return model.new_cache(rows, capacity, scratch=scratch, store=self.store)
+
+    def room(self, context: DecodeContext, room: np.ndarray, state: Any) -> np.ndarray:
+        if not self.aligned:
+            return room
+        cache, store = _stored(context), self.store
+        own = cache.own_lengths(context.text.length).reshape(cache.copies, -1)
+        least = np.vectorize(store.room, otypes=[np.int64])(own).min(0)
+        return np.minimum(room, least)
+
+    def settle(self, context: DecodeContext, state: Any) -> None:
+        _stored(context).settle(context.text.length)
+
+    def require_bits(self, bits: int) -> None:
+        """Raises SpecError for a number of bits that codes cannot have; 16 keeps what is encoded as it is."""
+        if bits not in (*BITS, 16):
+            raise SpecError(f"{self.registered[0]}: bits is one of {', '.join(map(str, BITS))} or 16, got {bits}")
+
+
+def _stored(context: DecodeContext) -> StoredCache:
+    cache = context.cache
+    assert isinstance(cache, StoredCache), "new_cache made it"
+    return cache

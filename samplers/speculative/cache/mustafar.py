@@ -1,0 +1,41 @@
+"""Of older K/V the largest entries of each token and head, behind a bitmap that says where they were.
+
+Mustafar: Promoting Unstructured Sparsity for KV Cache Pruning in LLM Inference, https://arxiv.org/abs/2505.22913
+
+    keep the D - int(sparsity D) entries of the largest |x| of each token's head;  the others are read as 0
+
+A head takes D / 8 bytes of bitmap, and what is kept in the model's dtype. The newest tokens stay dense.
+
+Deviates from the authors' code: of entries as large as the threshold only so many stay that the number is right, while
+theirs keep one more, and all equal ones.
+Exact: no. With `aligned`, drafted tokens are those of `sequential` with the same cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated
+
+from pardec.models.kv_stores.contracts import Store
+from pardec.models.kv_stores.mustafar import Pruned
+
+from ...registry import register
+from ._stored import StoredKV
+
+
+@register("mustafar", stage="cache", family="ar", paper="arXiv:2505.22913", checked="reference")
+@dataclass(frozen=True)
+class Mustafar(StoredKV):
+    sparsity: Annotated[float, "share of the entries of a head that are left out"] = 0.5
+    residual: Annotated[int, "newest tokens that stay dense"] = 32
+    chunk: Annotated[int, "tokens that leave the residual together"] = 32
+    aligned: Annotated[bool, "drafts end where a chunk is encoded, so that they change no token"] = True
+
+    def __post_init__(self) -> None:
+        self.require("residual", "chunk", least=1)
+        self.require("sparsity", least=0, most=0.95)
+
+    @cached_property
+    def store(self) -> Store:
+        return Store(Pruned(self.sparsity), Pruned(self.sparsity), self.chunk, self.residual)
