@@ -270,14 +270,18 @@ class Shape(Stage):
 
 
 class Logits(Stage):
-    """Changes the target's logits, as a logits processor does, before temperature and filters."""
+    """Changes the target's logits, behind all that excludes tokens and before temperature and filters.
+
+    Drafters propose by the model's own logits. A stage is a function of the text before a token, so that a node of a
+    draft, and a row that joins a batch, get what they would get alone.
+    """
 
     def scores(self, ids: Tensor, logits: Tensor, prompts: Tensor) -> Tensor:
         """Changed logits [N, V], each behind a text of its own.
 
         Args:
             ids: [N, C] texts of one length, prompts included.
-            logits: [N, V] behind them.
+            logits: [N, V] behind them; -inf excludes a token. At least one that is finite has to stay so.
             prompts: [N] tokens of each text's prompt.
         """
         raise NotImplementedError
