@@ -29,6 +29,7 @@ from ..logprobs import LogprobRecorder
 from ..ops.processing import Processing
 from ..request import Request
 from ..rng import assign_rows
+from . import one_pass
 from .contracts import DecodeContext, Draft, RoundResult, SpeculativeSampler, TargetDistributions, Verdict
 from .forward import VerifyForward
 from .recorder import TraceRecorder
@@ -42,8 +43,11 @@ def decode(
 ) -> Iterator[Event]:
     """Decodes a request, yielding `Started`, then `Accepted` and `RowFinished` events, and at last `Finished`.
 
-    Without `steps` there are no `Accepted` events.
+    Without `steps` there are no `Accepted` events. A sampler of several texts a pass has a loop of its own.
     """
+    if sampler.texts is not None:
+        yield from one_pass.decode(model, sampler.texts, request, steps=steps)
+        return
     loop = VerifyLoop(model, sampler, request)
     try:
         yield loop.started()
@@ -84,8 +88,8 @@ class VerifyLoop:
         stage = sampler.cache
         if stage is not None:
             stage.fit(model)
-        sharing = stage is None or stage.shares
-        shared = shared_length(model, request, self.text, begins=begins) if sharing else 0
+        shares = stage is None or stage.shares
+        shared = shared_length(model, request, self.text, begins=begins) if shares else 0
         self.forward = VerifyForward(model, self.text, nodes, states, shared=shared, stage=stage)
         self.processing = Processing(request, self.text, sampler.logits)
         self.memory: dict[int, Any] = {}

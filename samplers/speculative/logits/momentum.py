@@ -21,7 +21,7 @@ Exact: no; `alpha=0` changes nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from torch import Tensor
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 @register("momentum", stage="logits", family="ar", paper="arXiv:2212.02175", checked="reference")
 @dataclass(frozen=True)
 class Momentum(Logits):
-    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"alpha": (0.0, 0.1, 0.2, 0.3)}
-
     alpha: Annotated[float, "weight of the resistance, in probability; 0 is off"] = 0.2
     k: Annotated[int, "candidates where the likeliest token closes a circuit"] = 5
     resistance: Annotated[str, "of circuits of depth 1, 2, ...; deeper ones have the last"] = "1-3-4-5-6"

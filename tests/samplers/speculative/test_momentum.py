@@ -13,7 +13,7 @@ from pardec.api import Model
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers.speculative.logits.momentum import Momentum
-from tests.samplers.ar_toys import logits, plain_greedy, rows, run, toy_ar
+from tests.samplers.ar_toys import logits, plain_greedy, request, rows, run, toy_ar
 from tests.samplers.drafting import RAGGED, cyclic
 
 DRAFTERS = ["sequential", "lookup:k=4", "recycling:k=3,tree=3-4-2", "lookahead", "jacobi"]
@@ -127,11 +127,12 @@ def test_candidates_are_the_tokens_that_the_request_allows() -> None:
     ("make", "words"),
     [
         (lambda: Momentum(alpha=-1), "alpha must be at least 0"),
+        (lambda: Momentum().admit(request([[1]], 2, conditions=(object(),))), "is for text"),
         (lambda: Momentum(k=0), "k must be at least 1"),
         (lambda: Momentum(resistance="1-x"), "numbers joined by '-'"),
         (lambda: Momentum(resistance="1-nan"), "at least 0"),
     ],
 )
-def test_what_cannot_work_is_refused(make: Callable[[], Momentum], words: str) -> None:
+def test_what_cannot_work_is_refused(make: Callable[[], object], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         make()
