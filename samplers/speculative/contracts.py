@@ -312,7 +312,7 @@ class Cache(Stage):
 
 
 class Texts(Stage):
-    """How one pass over a prompt writes several texts, its drafts; `one_pass` is its loop. It goes with no other stage."""
+    """How one pass over a prompt writes several texts, its drafts; `one_pass` is its loop, without other stages."""
 
     k: int  # drafts, and the most texts of a prompt
 

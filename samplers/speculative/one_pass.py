@@ -102,7 +102,7 @@ def decode(model: LanguageModel, texts: Texts, request: Request, *, steps: bool 
     live = [each for each in passes if not each.over(texts.k)]
     yield from _leave([each for each in passes if each not in live], request, finished)
     cache = model.new_cache(len(live), max((each.limit for each in live), default=1))
-    stops, number = frozenset(request.stop_ids), 0
+    stops, number, visible = frozenset(request.stop_ids), 0, dict[int, tuple[int, ...]]()
     while live:
         plan = _next(model, texts, live) if number else _prompts(model, live)
         raw = model.run(plan, cache).logits()[:, 0].float()
@@ -112,11 +112,10 @@ def decode(model: LanguageModel, texts: Texts, request: Request, *, steps: bool 
         tokens, logprobs = texts.candidates(raw)
         probs = raw.softmax(-1).gather(-1, tokens)
         each_row = zip(live, *(part.cpu().numpy() for part in (tokens, logprobs, probs)), strict=True)
-        before = [each.going for each in live]
         for each, *row in each_row:
             each.advance(texts, *row, stops)
         if steps:
-            yield _step(model, request, live, before, number)
+            yield _step(model, request, live, visible, number)
         number += 1
         over = [each for each in live if each.over(texts.k)]
         if over:
@@ -198,38 +197,29 @@ def _started(model: LanguageModel, request: Request) -> Started:
     return Started(tokens, (order >= prompts[:, None]) & (order < limits[:, None]), prompts)
 
 
-def _step(model: LanguageModel, request: Request, live: list[Pass], before: list[list[TextDraft]], number: int) -> Step:
-    """The drafts as they are now. A row's text may become another draft's: nothing is settled."""
+def _step(
+    model: LanguageModel, request: Request, live: list[Pass], visible: dict[int, tuple[int, ...]], number: int
+) -> Step:
+    """The drafts as they are now, and were before in `visible`. A row may go on with another's: nothing is settled."""
+    every = [(row, draft, each) for each in live for row, draft in _row_drafts(each, request)]
     width = max(len(canvas) for canvas in request.canvases)
-    old = [
-        row_draft for each, drafts in zip(live, before, strict=True) for row_draft in _rows_of(each, drafts, request)
-    ]
-    new = [(row, draft, each) for each in live for row, draft in _row_drafts(each, request)]
-    order, rows = np.arange(width), np.array([row for row, _, _ in new])
-    tokens = _padded(model, [draft.ids for _, draft, _ in new], width)
-    ends = np.array([len(draft.ids) for _, draft, _ in new])
-    limits = np.array([each.limit for _, _, each in new])
-    earlier = _padded(model, [draft.ids for draft in old], width)
-    known = order < np.array([len(draft.ids) for draft in old])[:, None]
-    open_now = (order >= ends[:, None]) & (order < limits[:, None])
-    changed = (tokens != earlier) & known & ~open_now
+    order = np.arange(width)
+    ends = np.array([len(draft.ids) for _, draft, _ in every])
+    earlier = [visible.get(row, each.prompt) for row, _, each in every]
+    tokens, old = (_padded(model, ids, width) for ids in ([draft.ids for _, draft, _ in every], earlier))
+    before = order < np.array([len(ids) for ids in earlier])[:, None]
+    now = order < ends[:, None]
+    visible.update({row: draft.ids for row, draft, _ in every})
     return Step(
         number=number,
-        rows=rows,
-        nfe=np.array([each.forwards for _, _, each in new]),
+        rows=np.array([row for row, _, _ in every]),
+        nfe=np.array([each.forwards for _, _, each in every]),
         tokens=tokens,
-        open=open_now,
-        committed=(order < ends[:, None]) & (changed | ~known),
-        settled=np.array([len(each.prompt) for _, _, each in new]),
-        revised=changed,
+        open=~now & (order < np.array([each.limit for _, _, each in every])[:, None]),
+        committed=now & ~(before & (tokens == old)),
+        settled=np.array([len(each.prompt) for _, _, each in every]),
+        revised=before & (tokens != old),
     )
-
-
-def _rows_of(each: Pass, drafts: list[TextDraft], request: Request) -> Iterator[TextDraft]:
-    earlier = Pass(
-        each.prompt, each.limit, each.rows, None, drafts, [d for d in each.ended if len(d.ids) < each.length]
-    )
-    return (draft for _, draft in _row_drafts(earlier, request))
 
 
 def _leave(over: list[Pass], request: Request, finished: dict[int, tuple[Pass, TextDraft]]) -> Iterator[RowFinished]:

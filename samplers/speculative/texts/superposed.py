@@ -7,15 +7,16 @@ Superposed Decoding: Multiple Generations from a Single Autoregressive Inference
     score       of the draft + (1 - alpha) * log p(v) + alpha * log g(v | draft)
     kept        the k best of them all
 
-g interpolates relative frequencies behind one to five tokens (2- to 6-grams) of a corpus; `weights` are theirs. The K/V of
-superposed inputs are all that there are: of one row, whatever k. The first forward reads the prompt, and its k best
+g interpolates relative frequencies behind one to five tokens (2- to 6-grams) of a corpus; `weights` are theirs. The K/V
+of superposed inputs are all that there are: of one row, whatever k. The first forward reads the prompt, and its k best
 tokens begin the drafts. A draft that ends is set apart; the pass ends with the length, or when k drafts have ended and
 no other can score better. Texts are in the order of their scores, those that have ended before those that have not.
 
 Deviates from the authors' code: a token that g does not support costs `penalty` in place of alpha * log g also where g
-supports another token of that draft, which there rules it out, so that there are always k drafts; a draft ends only with
-one of the k best candidates, as in beam search, where the code sets apart those of the 2k best; and without `corpus`
-n-grams are counted in the prompt. With k=1 nothing has to be told apart, and g is left out: that is greedy decoding.
+supports another token of that draft, which there rules it out, so that there are always k drafts; a draft ends only
+with one of the k best candidates, as in beam search, where the code sets apart those of the 2k best; and without
+`corpus` n-grams are counted in the prompt. With k=1 nothing has to be told apart, and g is left out: that is greedy
+decoding.
 Exact: greedy with k = 1, otherwise no.
 """
 
