@@ -150,6 +150,12 @@ class LanguageModel:
         mixed = weights.to(table.dtype) @ table[: weights.shape[-1]]
         return mixed if self.embedding_scale == 1 else mixed * self.embedding_scale
 
+    def embed_mixture(self, tokens: Tensor, weights: Tensor) -> Tensor:
+        """Mixtures of the input embeddings of a few tokens: ids and weights [..., K] -> [..., E]."""
+        table = self.decoder.embedding
+        mixed = (table[tokens] * weights.to(table.dtype)[..., None]).sum(-2)
+        return mixed if self.embedding_scale == 1 else mixed * self.embedding_scale
+
     def new_cache(
         self, batch: int, capacity: int, *, scratch: int = 0, shared: int = 0, store: Store | None = None
     ) -> KVCache:

@@ -35,6 +35,9 @@ class Request:
         prefix: what the model makes of the conditions.
         share_prompt: rows of one long prompt, or of prompts that begin alike, feed that once and have its K/V in memory
             once, where an autoregressive model can; rows of other requests cannot join them.
+        samples: per row, which text of its prompt it is, counted from 0; () are all the first. Methods whose texts come
+            from one pass read it; sampling tells them apart by seed.
+        corpus: tokens that n-grams are counted in, where the sampler names a corpus.
         draft_model: the checkpoint that drafts, where the sampler's drafter needs one.
         stops: per row, what ends it beside `stop_ids`; () ends none.
         joints: per row, the gaps whose tokens depend on each other; masked models only. () are none.
@@ -61,6 +64,8 @@ class Request:
     conditions: tuple[Condition, ...] = ()
     prefix: Prefix | None = None
     share_prompt: bool = True
+    samples: tuple[int, ...] = ()
+    corpus: tuple[int, ...] | None = None
     draft_model: LanguageModel | DraftModule | None = None
     stop_ids: tuple[int, ...] = ()
     stops: tuple[Ending | None, ...] = ()

@@ -15,6 +15,7 @@ from pardec.models.images import words
 from pardec.models.loading import arguments as loading
 from pardec.models.loading.kinds import Kind, kind_of
 from pardec.samplers import spec_values
+from pardec.samplers.cards import cards_named
 from pardec.samplers.spec import parse
 
 from ..io import output_paths
@@ -189,7 +190,7 @@ def check_family(name: str, masked: bool, settings: Settings) -> None:
             f"logits_processor reads the tokens before a position, and {name} fills its canvas in any order",
             hint="leave it out; allowed= says which tokens each position may take",
         )
-    if settings.num_return_sequences > 1 and not settings.temperature:
+    if settings.num_return_sequences > 1 and not settings.temperature and not _writes_texts(settings.sampler):
         raise SpecError(
             f"num_return_sequences={settings.num_return_sequences} asks for several answers to a prompt, and "
             "temperature=0 takes the likeliest",
@@ -198,6 +199,12 @@ def check_family(name: str, masked: bool, settings: Settings) -> None:
     for argument, value in (("cfg", settings.cfg), ("block_length", settings.block_length)):
         if not masked and value is not None:
             raise SpecError(f"{argument} is for masked models and {name} is not one", hint=f"leave {argument} out")
+
+
+def _writes_texts(sampler: Any) -> bool:
+    """Whether the sampler writes several texts of a prompt without sampling."""
+    spec = parse(getattr(sampler, "spec", sampler) or "sequential")
+    return any(card.stage == "texts" for part in spec.every for card in cards_named(part.name))
 
 
 def check_block(name: str, block_length: int | None, longest: int, fixed: int | None) -> None:

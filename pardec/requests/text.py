@@ -20,7 +20,7 @@ from pardec.samplers.rng import Keyed, row_seeds
 from pardec.samplers.spec import Part, Policy, Spec, parse
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
-from . import allowed, draft_models
+from . import allowed, corpus, draft_models
 from .early import check_block, check_family, check_least
 from .image_layout import intersect
 from .images import ImageInputs, image_inputs, refuse_images
@@ -88,6 +88,7 @@ class Call:
             prefix=None if self.request.prefix is None else self.request.prefix.take(rows),
             source=Keyed(seeds) if isinstance(self.request.source, Keyed) else self.request.source,
             allowed=None if self.request.allowed is None else self.request.allowed.take(rows),
+            samples=tuple(self.request.samples[row] for row in rows) if self.request.samples else (),
             stops=tuple(self.request.stops[row] for row in rows) if self.request.stops else (),
             joints=tuple(self.request.joints[row] for row in rows) if self.request.joints else (),
             grammars=tuple(self.request.grammars[row] for row in rows) if self.request.grammars else (),
@@ -150,6 +151,7 @@ class Call:
 def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
     """Reads the prompt and resolves every argument for this model; SpecError names what cannot work."""
     images: ImageInputs | None = None
+    samples: tuple[int, ...] = ()
     sampler = _sampler(model, settings)
     if model.imaging is not None:
         images = image_inputs(model, model.imaging, prompt, settings)
@@ -159,6 +161,7 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         check_family(model.name, model.decoding_config.masked, settings)
         prompts = encode(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens)
         rows = repeat_each(prompts, settings.num_return_sequences)
+        samples = tuple(range(settings.num_return_sequences)) * len(prompts)
     stops, special = _stops(model, settings)
     stop_ids = tuple(dict.fromkeys((*_stop_ids(model, settings), *special)))
     structured = structure(model, settings, len(rows), stop_ids)
@@ -183,6 +186,8 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         cfg_interval=settings.cfg_interval,
         conditions=() if images is None else images.conditions,
         prefix=None if images is None else images.prefix,
+        samples=samples,
+        corpus=corpus.read(sampler, model),
         draft_model=draft_models.for_text(sampler, model),
         stop_ids=stop_ids,
         stops=() if stops is None else (stops,) * len(rows),

@@ -149,6 +149,7 @@ def merge_requests(rows: Sequence[QueuedRow]) -> Request:
         canvases=tuple(canvas for request in requests for canvas in request.canvases),
         prompts=tuple(start for request in requests for start in request.prompts),
         source=JoinableSource([row.call.seeds[0] for row in rows]),
+        samples=tuple(request.samples[0] if request.samples else 0 for request in requests),
         conditions=tuple(condition for request in requests for condition in request.conditions),
         prefix=_merge_prefixes([request.prefix for request in requests if request.prefix is not None]),
         allowed=_merge_allowed(requests),

@@ -210,18 +210,16 @@ class TokenBatch:
         self.intact = True
 
 
-class VectorBatch:
-    """Images with continuous tokens: rows of one loop, which leave together."""
+class WholeBatch:
+    """Rows of one loop that none can join, and which leave together."""
 
-    waits = "images with continuous tokens are generated a whole batch at a time"
+    waits: str
     joinable = intact = False
 
     def __init__(self, model: Engine, rows: Sequence[QueuedRow]) -> None:
         first: Any = rows[0].call
-        labels = tuple(label for row in rows for label in cast("Any", row.call).request.labels)
-        call = replace(first, request=replace(first.request, labels=labels))
         self.model, self.cost, self.rows = model, Cost(len(rows)), list(rows)
-        self.call = call.seeded([row.call.seeds[0] for row in rows])
+        self.call = replace(first, request=self._merged(rows)).seeded([row.call.seeds[0] for row in rows])
         self.live = list(rows)
         self._events = cast("Generator[Event, None, None]", model.run(self.call))
 
@@ -242,19 +240,45 @@ class VectorBatch:
         self.live = [row for row in self.live if id(row) not in gone]
 
     def progress(self) -> Iterator[tuple[QueuedRow, Progress]]:
-        """None: a vector is no text."""
+        """None: a vector is no text, and no text of a pass is final before its end."""
         return iter(())
 
     def close(self) -> None:
         """Frees the memory."""
         self._events.close()
 
+    def _merged(self, rows: Sequence[QueuedRow]) -> Any:
+        """One request for all of these rows."""
+        raise NotImplementedError
 
-RunningBatch = TokenBatch | VectorBatch
+
+class VectorBatch(WholeBatch):
+    """Images with continuous tokens."""
+
+    waits = "images with continuous tokens are generated a whole batch at a time"
+
+    def _merged(self, rows: Sequence[QueuedRow]) -> Any:
+        labels = tuple(label for row in rows for label in cast("Any", row.call).request.labels)
+        return replace(cast("Any", rows[0].call).request, labels=labels)
+
+
+class PassBatch(WholeBatch):
+    """Texts that come from one pass over their prompt."""
+
+    waits = "texts that come from one pass over their prompt are written a whole batch at a time"
+
+    def _merged(self, rows: Sequence[QueuedRow]) -> Any:
+        return merge_requests(rows)
+
+
+RunningBatch = TokenBatch | WholeBatch
 
 
 def start_batch(model: Engine, rows: Sequence[QueuedRow]) -> RunningBatch:
     """A batch of these rows, of one kind and one sampler."""
-    vectors = isinstance(rows[0].call.sampler, ContinuousSampler)
-    begin: Callable[..., RunningBatch] = VectorBatch if vectors else TokenBatch
-    return begin(model, rows)
+    sampler = rows[0].call.sampler
+    if isinstance(sampler, ContinuousSampler):
+        return VectorBatch(model, rows)
+    if isinstance(sampler, SpeculativeSampler) and sampler.texts is not None:
+        return PassBatch(model, rows)
+    return TokenBatch(model, rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,19 +20,15 @@ from .allowed import AllowedRows
 from .distribution import filter_logits
 from .penalties import without_ends
 
-
-@dataclass(frozen=True, slots=True)
-class _ByLiveRow:
-    """A processor that is told the live rows [N], and not those of the request."""
-
-    scores: Callable[[Tensor, Tensor, Tensor], Tensor]
+_Change = Callable[[Tensor, Tensor, Tensor], Tensor]  # live rows [N], texts [N, C], logits [N, V] -> logits [N, V]
 
 
 class Processing:
     """The processing of one request; the same for the target and for a drafter, so that p and q can be compared.
 
     Logits processors of transformers see, for each node, the row's committed tokens and the node's own path; grammars
-    see what of these was generated. The sampler's own `stages` come behind the processors, for the target alone.
+    see what of these was generated. The sampler's own `stages` come behind all that excludes tokens, and for the target
+    alone.
     """
 
     def __init__(self, request: Request, text: Sequences, stages: Sequence[Logits] = ()) -> None:
@@ -54,26 +49,33 @@ class Processing:
             draft: the nodes so far.
             nodes: [B, K] int64, which of them, -1 where there is none; None is all.
         """
-        return self._processed(raw, draft, nodes, [*self.processors, *map(self._of_stage, self.stages)])
+        logits = self._constrained(raw, draft, nodes)
+        if self.stages:
+            logits = self._by_length(logits, draft, nodes, self._staged)
+        return self._filtered(logits)
 
-    def _processed(self, raw: Tensor, draft: Draft, nodes: Tensor | None, processors: Sequence[Any]) -> Tensor:
-        request, logits = self.request, raw
-        if processors:
-            logits = self._process(logits, draft, nodes, processors)
+    def _constrained(self, raw: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
+        """What the request asks of the logits, before temperature and filters."""
+        logits = raw
+        if self.processors:
+            logits = self._by_length(logits, draft, nodes, self._run)
         if self.allowed:
             logits = self._allowed(logits, draft, nodes)
         if any(self.grammars):
             logits = self._grammatical(logits, draft, nodes)
-        if request.min_new_tokens:
+        if self.request.min_new_tokens:
             logits = self._without_early_ends(logits, draft, nodes)
-        return filter_logits(logits, temperature=request.temperature, order="top_k", **request.filters)
+        return logits
+
+    def _filtered(self, logits: Tensor) -> Tensor:
+        return filter_logits(logits, temperature=self.request.temperature, order="top_k", **self.request.filters)
 
     def drafted(self, raw: Tensor, draft: Draft, nodes: Tensor | None = None) -> Tensor:
         """Processed logits of a drafter; all tokens are equally likely where what it can draft is ruled out.
 
         A drafter of a part of the vocabulary may know none of the tokens that are allowed somewhere.
         """
-        logits = self._processed(raw, draft, nodes, self.processors)
+        logits = self._filtered(self._constrained(raw, draft, nodes))
         if not self.processors and not self.excludes:
             return logits
         return torch.where(logits.amax(-1, keepdim=True) == -torch.inf, 0, logits)
@@ -92,7 +94,7 @@ class Processing:
         request, logits = self.request, raw
         try:
             if request.processors:
-                logits = self._process(raw, draft, None, self.processors, refuse=True)
+                logits = self._by_length(raw, draft, None, partial(self._run, refuse=True))
         except SpecError as error:
             return error
         if self.allowed:
@@ -110,24 +112,13 @@ class Processing:
             "a temperature nearer to 1",
         )
 
-    def _of_stage(self, stage: Logits) -> Any:
-        """A stage's method, as a processor that is told the rows."""
-        prompt = torch.from_numpy(self.text.prompt)
-
-        def scores(row: Tensor, ids: Tensor, logits: Tensor) -> Tensor:
-            return stage.scores(ids, logits, prompt.to(row.device)[row])
-
-        return _ByLiveRow(scores)
-
-    def _process(
-        self, raw: Tensor, draft: Draft, nodes: Tensor | None, processors: Sequence[Any], *, refuse: bool = False
-    ) -> Tensor:
-        """Node by node, those with histories of one length together: processors know no padding."""
+    def _by_length(self, raw: Tensor, draft: Draft, nodes: Tensor | None, change: _Change) -> Tensor:
+        """`change` applied node by node, those with histories of one length together: it knows no padding."""
         row, column, texts, lengths = self._real_nodes(raw, draft, nodes)
         scores = raw[row, column]
         for length in sorted(set(lengths.tolist())):
             same = (lengths == length).nonzero()[:, 0]
-            scores[same] = self._run(row[same], texts[same, :length], scores[same], processors, refuse=refuse)
+            scores[same] = change(row[same], texts[same, :length], scores[same])
         return raw.index_put((row, column), scores)
 
     def _real_nodes(self, raw: Tensor, draft: Draft, nodes: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -159,14 +150,19 @@ class Processing:
             node = torch.where(inside, draft.parent[row, node], node)
         return texts
 
-    def _run(self, row: Tensor, ids: Tensor, scores: Tensor, processors: Sequence[Any], *, refuse: bool) -> Tensor:
+    def _staged(self, row: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
+        """Every stage in turn, for nodes of the live rows `row` [N]."""
+        prompts = torch.from_numpy(self.text.prompt).to(row.device)[row]
+        for stage in self.stages:
+            scores = stage.scores(ids, scores, prompts)
+        return scores
+
+    def _run(self, row: Tensor, ids: Tensor, scores: Tensor, *, refuse: bool = False) -> Tensor:
         """Every processor in turn; `row` [N] indexes live rows. With `refuse`, one that leaves no token raises."""
         rows = torch.from_numpy(self.text.rows).to(row.device)[row]
-        for processor in processors:
+        for processor in self.processors:
             by_row = getattr(processor, "by_row", None)
             run: Any = processor if by_row is None else partial(by_row, rows)
-            if isinstance(processor, _ByLiveRow):
-                run = partial(processor.scores, row)
             before, scores = scores, run(ids, scores)
             if refuse and (finite.sound(before) & ~finite.sound(scores)).any():
                 name = getattr(processor, "__name__", type(processor).__name__)

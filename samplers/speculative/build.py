@@ -8,11 +8,19 @@ from pardec.models.errors import SpecError
 
 from ..cards import AUTOREGRESSIVE, SINGLE
 from ..limits import check_nodes
-from ..spec import Spec
-from ..spec_values import add_default, by_stage, exactness, full, refuse_doubles
-from .contracts import Acceptance, Cache, Drafter, Length, Logits, Shape, SpeculativeSampler
+from ..spec import Spec, parse
+from ..spec_values import add_default, build_method, by_stage, exactness, full, refuse_doubles
+from .contracts import Acceptance, Cache, Drafter, Length, Logits, Shape, SpeculativeSampler, Texts
 
-_BASES = {"draft": Drafter, "shape": Shape, "length": Length, "logits": Logits, "accept": Acceptance, "cache": Cache}
+_BASES = {
+    "draft": Drafter,
+    "shape": Shape,
+    "length": Length,
+    "logits": Logits,
+    "accept": Acceptance,
+    "cache": Cache,
+    "texts": Texts,
+}
 _ORDER = ("greedy", "distribution", "relaxed")  # from the strictest promise to none
 
 
@@ -30,6 +38,8 @@ def build(parsed: Spec, *, sampling: bool = False) -> SpeculativeSampler:
                     f"{name!r} is registered for the stage {stage!r} but is no {_BASES[stage].__name__}",
                     hint=f"derive it from pardec.samplers.speculative.contracts.{_BASES[stage].__name__}",
                 )
+    if stages["texts"]:
+        return _of_texts(parsed, *stages["texts"][0])
     add_default(stages, "draft", "sequential", "ar")
     drafter = stages["draft"][0][1]
     add_default(stages, "accept", drafter.default_acceptance or ("speculative" if sampling else "greedy"), "ar")
@@ -55,3 +65,12 @@ def build(parsed: Spec, *, sampling: bool = False) -> SpeculativeSampler:
     for stage in sampler.stages:
         stage.check(sampler)
     return sampler
+
+
+def _of_texts(parsed: Spec, name: str, texts: Texts) -> SpeculativeSampler:
+    """The sampler of a method that writes its texts in a loop of its own, with no other stage."""
+    if len(parsed.every) > 1:
+        others = ", ".join(part.name for part in parsed.every if part.name != name)
+        raise SpecError(f"{name!r} decodes in a loop of its own, and goes with no {others}", hint=f"{name!r} alone")
+    draft, accept = (build_method(parse(each).parts[0], "ar") for each in ("sequential", "greedy"))
+    return SpeculativeSampler(Spec((full(name, texts),)), exactness(name, texts, "ar"), draft, accept, texts=texts)

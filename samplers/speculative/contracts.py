@@ -6,7 +6,7 @@ Rows are dimension 0 of every tensor and array in a state, so that finished rows
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 import numpy as np
 import torch
 from torch import Tensor
+
+from pardec.models.errors import SpecError
 
 from ..ops.allowed import AllowedRows
 from ..ops.rank import argmax
@@ -280,14 +282,18 @@ class Shape(Stage):
 
 
 class Logits(Stage):
-    """Changes the target's logits, as a logits processor does, before temperature and filters."""
+    """Changes the target's logits, behind all that excludes tokens and before temperature and filters.
+
+    Drafters propose by the model's own logits. A stage is a function of the text before a token, so that a node of a
+    draft, and a row that joins a batch, get what they would get alone.
+    """
 
     def scores(self, ids: Tensor, logits: Tensor, prompts: Tensor) -> Tensor:
         """Changed logits [N, V], each behind a text of its own.
 
         Args:
             ids: [N, C] texts of one length, prompts included.
-            logits: [N, V] behind them.
+            logits: [N, V] behind them; -inf excludes a token. At least one that is finite has to stay so.
             prompts: [N] tokens of each text's prompt.
         """
         raise NotImplementedError
@@ -316,6 +322,55 @@ class Cache(Stage):
         """Called after each round's commit, the prompt's included: what is committed may be compressed, or dropped."""
 
 
+class Texts(Stage):
+    """How one pass over a prompt writes several texts, its drafts; `one_pass` is its loop, without other stages."""
+
+    k: int  # drafts, and the most texts of a prompt
+
+    @property
+    def needed_corpus(self) -> str | None:
+        """The text file whose tokens the caller hands in as `Request.corpus`."""
+        return None
+
+    def admit(self, request: Request) -> None:
+        """Raises SpecError for more texts of a prompt than there are drafts, and for what drafts do not follow."""
+        if (most := max(request.samples, default=0) + 1) > self.k:
+            raise SpecError(
+                f"{self.registered[0]}:k={self.k} writes {self.k} texts of a prompt and {most} are requested",
+                hint=f"{self.registered[0]}:k={most} writes as many",
+            )
+        each = {
+            "images": request.conditions,
+            "logits processors": request.processors or request.repetition_penalty is not None,
+            "allowed": request.allowed is not None,
+            "response_format": any(request.grammars),
+            "stop": any(request.stops),
+            "min_new_tokens": request.min_new_tokens,
+            "logprobs": request.logprobs is not None,
+        }
+        for name, present in each.items():
+            if present:
+                raise SpecError(f"{self.registered[0]} has no {name}: a forward is of all drafts", hint="leave it out")
+
+    def begin(self, prompt: Sequence[int], request: Request) -> Any:
+        """What it remembers of one prompt."""
+        return None
+
+    def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens that drafts may go on with, likeliest first, and their log-probabilities, both [B, T]."""
+        raise NotImplementedError
+
+    def scores(
+        self, texts: Sequence[Sequence[int]], tokens: np.ndarray, logprobs: np.ndarray, state: Any
+    ) -> np.ndarray:
+        """[n, T], at most 0: what each of `tokens` [T] adds to the score of each of n drafts; `state` is `begin`'s."""
+        raise NotImplementedError
+
+    def mixture(self, scores: np.ndarray) -> np.ndarray:
+        """[n] the share of each draft in the next input, from their `scores` [n]; they sum to 1."""
+        raise NotImplementedError
+
+
 class Length(Stage):
     """How many tokens a round drafts."""
 
@@ -341,7 +396,10 @@ class Length(Stage):
 
 @dataclass(frozen=True)
 class SpeculativeSampler:
-    """A resolved spec of the verify loop: one object a stage; `shape` and `length` only if the drafter takes them."""
+    """A resolved spec of the verify loop: one object a stage; `shape` and `length` only if the drafter takes them.
+
+    With `texts` that is its loop, and `draft` and `accept` are what it reduces to with one text.
+    """
 
     spec: Spec
     exact: str
@@ -351,6 +409,7 @@ class SpeculativeSampler:
     length: Length | None = None
     logits: tuple[Logits, ...] = ()
     cache: Cache | None = None
+    texts: Texts | None = None
 
     def width(self, model: LanguageModel) -> int:
         """The most nodes of a draft while it grows, node 0 included."""
@@ -360,5 +419,5 @@ class SpeculativeSampler:
     @property
     def stages(self) -> tuple[Any, ...]:
         """All stages that the spec has."""
-        stages = (self.draft, self.shape, self.length, *self.logits, self.accept, self.cache)
+        stages = (self.draft, self.shape, self.length, *self.logits, self.accept, self.cache, self.texts)
         return tuple(stage for stage in stages if stage is not None)

@@ -29,6 +29,7 @@ from ..logprobs import LogprobRecorder
 from ..ops.processing import Processing
 from ..request import Request
 from ..rng import assign_rows
+from . import one_pass
 from .contracts import DecodeContext, Draft, RoundResult, SpeculativeSampler, TargetDistributions, Verdict
 from .forward import VerifyForward
 from .recorder import TraceRecorder
@@ -42,8 +43,11 @@ def decode(
 ) -> Iterator[Event]:
     """Decodes a request, yielding `Started`, then `Accepted` and `RowFinished` events, and at last `Finished`.
 
-    Without `steps` there are no `Accepted` events.
+    Without `steps` there are no `Accepted` events. A sampler of several texts a pass has a loop of its own.
     """
+    if sampler.texts is not None:
+        yield from one_pass.decode(model, sampler.texts, request, steps=steps)
+        return
     loop = VerifyLoop(model, sampler, request)
     try:
         yield loop.started()

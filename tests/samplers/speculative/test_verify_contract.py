@@ -55,7 +55,7 @@ def names(stage: str) -> list[str]:
     return [
         NEEDS.get(card.name, card.name)
         for card in registry.cards()
-        if card.stage == stage and card.name not in PICTURES
+        if card.stage == stage and card.family == "ar" and card.name not in PICTURES
     ]
 
 
@@ -89,7 +89,8 @@ SAMPLED = [spec for spec in specs() if resolves(spec, sampling=True)]
 EACH = [
     *(draft for draft in names("draft")),
     *(f"{draft}+{accept}" for draft in ("lookup", NEEDS["model"]) for accept in names("accept")),
-    *(f"{NEEDS['model']}+{more}" for stage in ("shape", "length") for more in names(stage)),
+    *(f"{NEEDS['model']}+{more}" for stage in ("shape", "length", "logits") for more in names(stage)),
+    *(f"recycling+{more}" for more in names("logits")),
 ]
 DRAFTERS = [draft for draft in names("draft") if resolves(draft, sampling=False)]
 

@@ -1,0 +1,111 @@
+"""Writes k drafts at one forward a token: the forward reads the sum of their last tokens, and n-grams tell them apart.
+
+Superposed Decoding: Multiple Generations from a Single Autoregressive Inference Pass, https://arxiv.org/abs/2405.18400
+
+    input       sum over drafts i of gamma_i * E(x_i),  gamma = the drafts' scores, exponentiated and normalized
+    candidates  every draft with each of the likeliest `tokens` v of that forward, p_temperature(v) normalized over them
+    score       of the draft + (1 - alpha) * log p(v) + alpha * log g(v | draft)
+    kept        the k best of them all
+
+g interpolates relative frequencies behind one to five tokens (2- to 6-grams) of a corpus; `weights` are theirs. The K/V
+of superposed inputs are all that there are: of one row, whatever k. The first forward reads the prompt, and its k best
+tokens begin the drafts. A draft that ends is set apart; the pass ends with the length, or when k drafts have ended and
+no other can score better. Texts are in the order of their scores, those that have ended before those that have not.
+
+Deviates from the authors' code: a token that g does not support costs `penalty` in place of alpha * log g also where g
+supports another token of that draft, which there rules it out, so that there are always k drafts; a draft ends only
+with one of the k best candidates, as in beam search, where the code sets apart those of the 2k best; and without
+`corpus` n-grams are counted in the prompt. With k=1 nothing has to be told apart, and g is left out: that is greedy
+decoding.
+Exact: greedy with k = 1, otherwise no.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...ops.ngrams import Ngrams
+from ...registry import register
+from ..contracts import Texts
+
+if TYPE_CHECKING:
+    from ...request import Request
+
+
+@register("superposed", stage="texts", paper="arXiv:2405.18400", checked="reference")
+@dataclass(frozen=True)
+class Superposed(Texts):
+    k: Annotated[int, "drafts, and the most texts of a prompt"] = 3
+    tokens: Annotated[int | None, "candidates of a forward; none is 3 * k, as published"] = None
+    temperature: Annotated[float, "of the model's distribution in the scores; published are 0.06 to 0.12"] = 0.06
+    alpha: Annotated[float, "weight of the n-grams in the scores"] = 0.54
+    weights: Annotated[str, "of 2-, 3-, ... grams"] = "0.01-0.04-0.15-0.18-0.12"
+    penalty: Annotated[float, "nats that a token costs which no n-gram supports"] = 200.0
+    corpus: Annotated[str | None, "a text file whose n-grams are counted; none takes the prompt's"] = None
+
+    def __post_init__(self) -> None:
+        self.require("k", least=1)
+        self.require("tokens", least=self.k, hint=f"the first forward gives k={self.k} drafts a token each")
+        self.require("alpha", least=0, most=1)
+        self.require("penalty", least=0)
+        if not self.temperature > 0:
+            raise SpecError(f"superposed: temperature is above 0, got {self.temperature}")
+        if not self.by_size or not all(weight >= 0 for weight in self.by_size):
+            raise SpecError(f"superposed: weights are at least 0, got {self.weights!r}")
+
+    @property
+    def by_size(self) -> tuple[float, ...]:
+        """The weights of contexts of 1, 2, ... tokens."""
+        try:
+            return tuple(float(value) for value in self.weights.split("-"))
+        except ValueError:
+            raise SpecError(
+                f"superposed: weights are values joined by '-', got {self.weights!r}", hint="0.01-0.04-0.15-0.18-0.12"
+            ) from None
+
+    @property
+    def exact(self) -> str:
+        return "greedy" if self.k == 1 else "relaxed"
+
+    @property
+    def needed_corpus(self) -> str | None:
+        return self.corpus if self.k > 1 else None
+
+    def admit(self, request: Request) -> None:
+        if request.temperature:
+            raise SpecError(
+                f"superposed writes the k best drafts, and temperature={request.temperature} is for sampling",
+                hint="leave it out; superposed:temperature= is that of the scores",
+            )
+        super().admit(request)
+
+    def begin(self, prompt: Sequence[int], request: Request) -> Ngrams | None:
+        if self.k == 1:
+            return None
+        return Ngrams(prompt if request.corpus is None else request.corpus, self.by_size)
+
+    def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        scaled = (logits / self.temperature).sort(dim=-1, descending=True, stable=True)
+        count = self.tokens or 3 * self.k
+        return scaled.indices[..., :count], scaled.values[..., :count].log_softmax(-1)
+
+    def scores(
+        self, texts: Sequence[Sequence[int]], tokens: np.ndarray, logprobs: np.ndarray, state: Ngrams | None
+    ) -> np.ndarray:
+        if state is None:
+            return logprobs[None].repeat(len(texts), 0)
+        support = np.stack([state.probabilities(text, tokens.tolist()) for text in texts])
+        logs = np.log(support, out=np.zeros_like(support), where=support > 0)
+        result: np.ndarray = (1 - self.alpha) * logprobs + np.where(support > 0, self.alpha * logs, -self.penalty)
+        return result
+
+    def mixture(self, scores: np.ndarray) -> np.ndarray:
+        share: np.ndarray = np.exp(scores - scores.max())
+        return share / share.sum()
