@@ -22,6 +22,7 @@ ROWS = 4000  # of one batch
 
 # What a toy of four or six tokens can show anything with; a method that is not named here runs with its defaults.
 SMALL = {
+    "aded": "aded:k=3,nodes=5,rollouts=4",
     "aggressive": "aggressive:k=4,max_ngram=2",
     "auto": 'auto:model="model:name=draft,k=3",copy="lookup:k=3,max_ngram=2"',
     "beam": "beam:beams=2,nodes=6",
