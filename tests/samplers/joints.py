@@ -38,6 +38,7 @@ SMALL = {
     "model": "model:name=draft,k=3",
     "paths": "paths:tree=0-1-0.0-0.1-1.0-0.0.0-1.0.0",
     "prompts": "prompts:name=draft",
+    "rasd": 'rasd:model="model:name=draft,k=2",span=3,branches=2,suffix=2,nodes=5',
     "recycling": "recycling:k=3,tree=3-4-2",
     "template": "template:widths=3-2-1",
     "transfer": "transfer:name=draft",
