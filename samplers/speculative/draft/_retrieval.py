@@ -62,14 +62,13 @@ class Retrieval:
         text, common = self.text.text[: self.text.length], self.text.common[: self.text.length]
         own = min(int(common.max(initial=0)), self.longest)
         for size in range(min(self.longest, len(text)), 0, -1):
-            stored = self.store.find(tuple(text[-size:].tolist())) if self.store is not None else []
-            if size > own and not stored:
-                continue
             starts = np.flatnonzero(common >= size)[::-1].tolist() if size <= own else []
             matches = [text[start : start + count].tolist() for start in starts]
             if self.store is not None:
+                stored = self.store.find(tuple(text[-size:].tolist()))
                 matches += [self.store.continuation(start, count) for start in stored]
-            return [tokens for tokens in matches if tokens][:most]
+            if matches := [tokens for tokens in matches if tokens]:  # a suffix may end the texts that have it
+                return matches[:most]
         return []
 
 
