@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from pardec.models.errors import SpecError
+from pardec.models.loading.token_bytes import special_ids
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a token that is one byte of a character
 _BYTES = 4  # the most tokens of one character
@@ -89,13 +90,6 @@ class StopStrings:
         if token not in self._bytes:
             self._bytes[token] = is_byte(self.tokenizer, token)
         return self._bytes[token]
-
-
-def special_ids(tokenizer: Any) -> frozenset[int]:
-    """The ids that `skip_special_tokens` leaves out."""
-    return frozenset(tokenizer.all_special_ids) | {
-        token for token, added in tokenizer.added_tokens_decoder.items() if added.special
-    }
 
 
 def read(stop: Any) -> tuple[str, ...]:

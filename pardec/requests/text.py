@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from pardec.models.errors import SpecError
+from pardec.models.loading.token_bytes import special_ids
 from pardec.samplers import registry
 from pardec.samplers.continuous.contracts import ContinuousSampler
 from pardec.samplers.masked import build as masked
@@ -26,7 +27,7 @@ from .image_layout import intersect
 from .images import ImageInputs, image_inputs, refuse_images
 from .prompts import Row, check_length, encode
 from .settings import Settings, repeat_each
-from .stop_strings import StopStrings, special_ids
+from .stop_strings import StopStrings
 from .stop_strings import read as read_stops
 from .structured.request import structure
 

@@ -22,6 +22,7 @@ ROWS = 4000  # of one batch
 
 # What a toy of four or six tokens can show anything with; a method that is not named here runs with its defaults.
 SMALL = {
+    "aded": "aded:k=3,nodes=5,rollouts=4",
     "aggressive": "aggressive:k=4,max_ngram=2",
     "auto": 'auto:model="model:name=draft,k=3",copy="lookup:k=3,max_ngram=2"',
     "beam": "beam:beams=2,nodes=6",
@@ -38,6 +39,7 @@ SMALL = {
     "paths": "paths:tree=0-1-0.0-0.1-1.0-0.0.0-1.0.0",
     "prompts": "prompts:name=draft",
     "rapid": "rapid:name=draft,k=3,chunk=1,chunks=1,query=1,begin=0",
+    "rasd": 'rasd:model="model:name=draft,k=2",span=3,branches=2,suffix=2,nodes=5',
     "recycling": "recycling:k=3,tree=3-4-2",
     "template": "template:widths=3-2-1",
     "transfer": "transfer:name=draft",

@@ -25,30 +25,24 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ...request import Request
-from ...spec import parse
-from ...spec_values import build_method
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
 from ._arms import Arms, joined
-from ._behind import QueryDrafter
-from .earlyexit import EarlyExit
+from ._nested import Nesting, nested, not_the_spec_of
 
 _ACCEPTANCE = 0.4  # of the model's first tokens at first, as two rounds
 _COST = 0.1  # of a drafting forward where the drafter cannot tell
+_EXAMPLE = 'auto:model="model:name=...",copy="lookup:k=7"; shape, length and acceptance stand beside auto'
 
 
 @register("auto", stage="draft", paper="arXiv:2510.20064", exact="greedy", checked="joint")
 @dataclass(frozen=True)
-class Auto(Drafter):
-    takes_shape: ClassVar[bool] = True
-    takes_length: ClassVar[bool] = True
-    _model: ClassVar[Any]
+class Auto(Nesting):
+    example: ClassVar[str] = _EXAMPLE
     _copy: ClassVar[Any]
 
     model: Annotated[str | None, 'spec of a drafting model, quoted: "eagle:name=...,k=4"'] = None
@@ -57,67 +51,23 @@ class Auto(Drafter):
 
     def __post_init__(self) -> None:
         self.require("token", least=0)
-        for name in ("model", "copy"):  # no fields: they follow from the specs
-            object.__setattr__(self, f"_{name}", self._build(name))
+        super().__post_init__()
+        object.__setattr__(self, "_copy", self._build(self.copy))  # no field: it follows from the spec
 
-    def _build(self, name: str) -> Drafter | None:
-        text = getattr(self, name)
-        if text is None:
-            return None
-        spec = parse(text)
-        built = [build_method(part, "ar") for part in spec.every]
-        if len(built) != 1 or not isinstance(built[0], Drafter) or built[0].takes_shape != (name == "model"):
-            wanted = "one drafting model" if name == "model" else "one drafter that copies"
-            raise SpecError(
-                f"auto: {name} is the spec of {wanted}, got {text!r}",
-                hint='auto:model="model:name=...",copy="lookup:k=7"; shape, length and acceptance stand beside auto',
-            )
-        if name == "copy" and not built[0].copies:
+    def _build(self, text: str) -> Drafter:
+        drafter = nested("auto", "copy", text, "one drafter that copies", _EXAMPLE)
+        if drafter.takes_shape:
+            raise not_the_spec_of("auto", "copy", text, "one drafter that copies", _EXAMPLE)
+        if not drafter.copies:
             raise SpecError(f"auto: {text!r} does not copy known tokens", hint="copy=lookup, copyspec or aggressive")
-        if isinstance(built[0], EarlyExit | QueryDrafter):
-            raise SpecError(
-                f"auto: {built[0].registered[0]} drafts within the forward that verifies, in all rows and every round",
-                hint="it cannot take turns: model, eagle, medusa, hydra, dflash and layerskip can",
-            )
-        return built[0]
-
-    @property
-    def k(self) -> int:
-        """Tokens that the model drafts."""
-        return 1 if self._model is None else int(self._model.k)
+        return drafter
 
     def check(self, sampler: SpeculativeSampler) -> None:
-        if self._model is None:
-            raise SpecError(
-                "auto: model is not given: the spec of a drafting model", 'write auto:model="model:name=..."'
-            )
-        for drafter in (self._model, self._copy):
-            drafter.check(replace(sampler, draft=drafter))
+        super().check(sampler)
+        self._copy.check(replace(sampler, draft=self._copy))
 
     def width(self, model: LanguageModel) -> int:
         return int(max(self._model.width(model), self._copy.width(model)))
-
-    @property
-    def reads_prompt(self) -> bool:
-        return bool(self._model.reads_prompt)
-
-    @property
-    def needed_model(self) -> Any:
-        return self._model and self._model.needed_model
-
-    @property
-    def needed_module(self) -> Any:
-        return self._model and self._model.needed_module
-
-    @property
-    def needed_vocabulary(self) -> Any:
-        return self._model and self._model.needed_vocabulary
-
-    def target_states(self, request: Request) -> Any:
-        return self._model.target_states(request)
-
-    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> Any:
-        return self._model.cost_ratio(target, draft_model)
 
     def start(self, context: DecodeContext) -> Arms:
         ratio = self.cost_ratio(context.model, context.request.draft_model)

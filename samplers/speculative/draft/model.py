@@ -5,18 +5,29 @@ Accelerating Large Language Model Decoding with Speculative Sampling, https://ar
 
     x_i ~ q(. | text, x_1 .. x_(i-1)),  i = 1 .. k,  q processed like the target's distribution
 
+With `map` the drafter may have another tokenizer, and drafts a chain of point masses:
+OmniDraft: A Cross-vocabulary, Online Adaptive Drafter for On-device Speculative Decoding,
+https://arxiv.org/abs/2507.02659
+
+    text:      the target's text in the drafter's tokens; of their K/V the longest common prefix stays
+    draft:     d_i = argmax q(. | text, d_1 .. d_(i-1));  equal strings are the same token
+    map=text:  the longest run d_i .. d_(i+n) that spells a target token is that token; each token that the target
+               commits adds its own run
+
 With `vocab` the drafter's head has the rows of some ids alone, and q is 0 elsewhere:
 VOCABTRIM: Vocabulary Pruning for Efficient Speculative Decoding in LLMs, https://arxiv.org/abs/2506.22694
 
 Deviates from the papers: rows of any lengths in a batch, drafts of any shape. Accepted tokens that the drafter was
-never fed, such as the last one of a chain, are fed with the next round's first token.
+never fed, such as the last one of a chain, are fed with the next round's first token. The product of q over a run is
+not the probability of drafting its token, which other runs spell too: OmniDraft's test would not be exact.
 Exact: greedy and distribution, with an exact acceptance.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -30,6 +41,9 @@ from ...registry import register
 from ...spec import ModelName
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
 from ..draft_model import DraftModelState
+from ..shape.chain import Chain
+from ._cross_vocabulary import CrossVocabularyState
+from ._token_map import TokenMap
 
 
 @register("model", stage="draft", paper="arXiv:2211.17192", exact="greedy", checked="joint")
@@ -44,15 +58,26 @@ class Model(Drafter):
     vocab: Annotated[
         str | None, "ids that it drafts: a file that lists them, or how many of frequent_ids.json beside the checkpoint"
     ] = None
+    map: Annotated[
+        Literal["ids", "direct", "text"],
+        "drafters of another tokenizer: ids have none; direct translates equal strings; text learns runs of tokens too",
+    ] = "ids"
+    keep: Annotated[bool, "one map for all rows and requests of the sampler object; drafts then depend on them"] = False
 
     def __post_init__(self) -> None:
         self.require("k", least=1)
+        # Not a field: the maps are no part of the sampler's identity.
+        object.__setattr__(self, "_maps", WeakKeyDictionary[Any, TokenMap]())
 
     def check(self, sampler: SpeculativeSampler) -> None:
         if not self.name:
             raise SpecError(
                 "model: name is not given: the checkpoint that drafts",
                 hint="write model:name=... with an embedded name, a folder or a hub id of the target's vocabulary",
+            )
+        if self.map != "ids" and not isinstance(sampler.shape, Chain):
+            raise SpecError(
+                f"model: with map={self.map} the draft is a chain", hint="leave the shape out, or use a drafter without map"
             )
 
     @property
@@ -70,10 +95,12 @@ class Model(Drafter):
         """Parameters of the drafter over those of the target: reading them is most of a forward's cost."""
         return parameters_read(draft_model) / target.parameters if isinstance(draft_model, LanguageModel) else None
 
-    def start(self, context: DecodeContext) -> DraftModelState:
+    def start(self, context: DecodeContext) -> DraftModelState | CrossVocabularyState:
         drafter = context.request.draft_model
         if not isinstance(drafter, LanguageModel):
             raise ModelError("model: the request has no draft model", "load it and hand it in as Request.draft_model")
+        if self.map != "ids":
+            return CrossVocabularyState(context, drafter, self._token_maps(context, drafter))
         check_pair(drafter, context.model)
         drafter = conditioned_model(drafter, context.request)
         longest = int(context.text.limit.max())
@@ -82,22 +109,52 @@ class Model(Drafter):
         state.reuse_prefixes()
         return state
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: DraftModelState) -> Draft:
+    def _token_maps(self, context: DecodeContext, drafter: LanguageModel) -> list[TokenMap]:
+        """The map of each row."""
+        check_causal(drafter)
+        for model in (drafter, context.model):
+            if model.tokenizer is None:
+                raise ModelError(f"map={self.map} goes by text, and {model.name} has no tokenizer", "use map=ids")
+        if self.keep and context.request.temperature and self.map == "text" and not context.sampler.accept.seeded:
+            raise SpecError(
+                "model: with keep=true a sampled text would depend on the requests before it",
+                hint="accept with match:noise=seeded, whose samples do not depend on the drafts, or leave keep out",
+            )
+        maps: WeakKeyDictionary[Any, TokenMap] = vars(self)["_maps"]
+        stack = context.model.decoder
+        if stack not in maps or maps[stack].tokenizers != (drafter.tokenizer, context.model.tokenizer):
+            maps[stack] = TokenMap(drafter, context.model, runs=self.map == "text")
+        return [maps[stack] if self.keep else maps[stack].copy() for _ in range(len(context.text))]
+
+    def propose(
+        self,
+        context: DecodeContext,
+        room: np.ndarray,
+        uniforms: Uniforms,
+        state: DraftModelState | CrossVocabularyState,
+    ) -> Draft:
         return state.draft(self.k, room, uniforms)
 
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: DraftModelState) -> None:
+    def observe(
+        self, outcome: RoundResult, context: DecodeContext, state: DraftModelState | CrossVocabularyState
+    ) -> None:
         state.compact_cache(outcome)
+
+
+def check_causal(drafter: LanguageModel) -> None:
+    """Raises ModelError unless `drafter` predicts from left to right."""
+    if drafter.decoding_config.attention != "causal":
+        raise ModelError(f"{drafter.name} cannot draft: it is no autoregressive model", "draft with a causal one")
 
 
 def check_pair(drafter: LanguageModel, target: LanguageModel) -> None:
     """Raises ModelError unless `drafter` predicts the same tokens as `target`, left to right."""
-    if drafter.decoding_config.attention != "causal":
-        raise ModelError(f"{drafter.name} cannot draft: it is no autoregressive model", "draft with a causal one")
+    check_causal(drafter)
     ours, theirs = (model.tokenizer and model.tokenizer.get_vocab() for model in (target, drafter))
     same = ours == theirs if ours and theirs else target.vocab_size == drafter.vocab_size
     if not same:
         raise ModelError(
             f"{drafter.name} (vocabulary {drafter.vocab_size}) and {target.name} (vocabulary {target.vocab_size}) do "
             "not share their tokens",
-            "draft with a checkpoint of the same tokenizer",
+            "draft with a checkpoint of the same tokenizer, or with map=text",
         )

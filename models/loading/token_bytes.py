@@ -1,0 +1,113 @@
+"""What each token of a tokenizer writes, in bytes, and texts as its tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+
+class TokenBytes:
+    """What the tokens of a model write.
+
+    Attributes:
+        tokens: the bytes of each id; none for special tokens, for those that are not known, and behind the tokenizer's.
+        special: the ids that decoded text leaves out.
+    """
+
+    def __init__(self, tokenizer: Any, size: int) -> None:
+        self.tokenizer, self.special = tokenizer, special_ids(tokenizer)
+        known = [token for token in range(min(size, len(tokenizer))) if token not in self.special]
+        each = dict(zip(known, token_bytes(tokenizer, known), strict=True))
+        self.tokens: list[bytes] = [each.get(token, b"") for token in range(size)]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def ids(self) -> dict[bytes, int]:
+        """The lowest token of each string."""
+        return {value: token for token, value in reversed(list(enumerate(self.tokens))) if value}
+
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(map(len, self.tokens))
+
+    def greedy(self, value: bytes) -> list[int] | None:
+        """`value` as tokens, the longest first; None where that leads to bytes without a token.
+
+        What stands behind the first token is tokenized as it would be alone.
+        """
+        ids: list[int] = []
+        start = 0
+        while start < len(value):
+            for end in range(min(start + self.longest, len(value)), start, -1):
+                if (token := self.ids.get(value[start:end])) is not None:
+                    ids.append(token)
+                    start = end
+                    break
+            else:
+                return None
+        return ids
+
+    def encode(self, value: str | bytes) -> list[int]:
+        """A text as the tokenizer itself splits it, where that gives the same bytes wherever it stands."""
+        data = value.encode() if isinstance(value, str) else value
+        try:
+            ids = self.tokenizer(data.decode(), add_special_tokens=False)["input_ids"]
+        except UnicodeDecodeError:
+            ids = []
+        if b"".join(self.tokens[token] for token in ids if token < len(self)) == data:
+            return list(ids)
+        return self.greedy(data) or []
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """The ids that `skip_special_tokens` leaves out."""
+    return frozenset(tokenizer.all_special_ids) | {
+        token for token, added in tokenizer.added_tokens_decoder.items() if added.special
+    }
+
+
+def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
+    """The bytes that each token writes, wherever it stands; none where that is unknown."""
+    kinds = _decoders(tokenizer)
+    names = [str(name) for name in tokenizer.convert_ids_to_tokens(list(ids))]
+    if "ByteLevel" in kinds:
+        byte_of = _bytes_of_characters()
+        return [bytes(byte_of[char] for char in name) if set(name) <= set(byte_of) else name.encode() for name in names]
+    if kinds & {"Metaspace", "Replace"}:
+        return [_byte(name) or name.replace("\u2581", " ").encode() for name in names]
+    return _by_decoding(tokenizer, ids)
+
+
+def _decoders(tokenizer: Any) -> set[str]:
+    """The types of the decoders of a fast tokenizer; none of another one."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    decoder = None if backend is None else json.loads(backend.to_str()).get("decoder")
+    if decoder is None:
+        return set()
+    return {decoder["type"], *(each["type"] for each in decoder.get("decoders", []))}
+
+
+def _byte(name: str) -> bytes | None:
+    """The byte of a token such as <0x0A>."""
+    return bytes([int(name[3:5], 16)]) if len(name) == 6 and name.startswith("<0x") and name.endswith(">") else None
+
+
+def _by_decoding(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
+    """What each token adds to the text of a token before it; none where that is no whole character."""
+    before = tokenizer("0", add_special_tokens=False)["input_ids"]
+    start = tokenizer.decode(before)
+    texts = tokenizer.batch_decode([[*before, token] for token in ids])
+    plain = (text.startswith(start) and "\ufffd" not in text for text in texts)
+    return [text[len(start) :].encode() if ok else b"" for text, ok in zip(texts, plain, strict=True)]
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """The byte that each character stands for in byte-level BPE: GPT-2's table."""
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printed]
+    return {chr(byte): byte for byte in printed} | {chr(0x100 + at): byte for at, byte in enumerate(others)}

@@ -1,0 +1,93 @@
+"""Drafters whose parameter `model` is the spec of another drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
+
+from pardec.models.draft_modules.contracts import DraftModule
+from pardec.models.errors import SpecError
+from pardec.models.model import LanguageModel
+
+from ...request import Request
+from ...spec import parse
+from ...spec_values import build_method
+from ..contracts import Drafter, SpeculativeSampler
+from ._behind import QueryDrafter
+from .earlyexit import EarlyExit
+
+
+@dataclass(frozen=True)
+class Nesting(Drafter):
+    """A drafter with a drafting model inside, which shapes and length controllers act on."""
+
+    takes_shape: ClassVar[bool] = True
+    takes_length: ClassVar[bool] = True
+    example: ClassVar[str]
+    _model: ClassVar[Any]
+
+    model: Annotated[str | None, 'spec of a drafting model, quoted: "eagle:name=...,k=4"'] = None
+
+    def __post_init__(self) -> None:
+        inner = None if self.model is None else self._drafting_model(self.model)
+        object.__setattr__(self, "_model", inner)  # no field: it follows from the spec
+
+    def _drafting_model(self, text: str) -> Drafter:
+        name = self.registered[0]
+        drafter = nested(name, "model", text, "one drafting model", self.example)
+        if not drafter.takes_shape or isinstance(drafter, Nesting):
+            raise not_the_spec_of(name, "model", text, "one drafting model", self.example)
+        if isinstance(drafter, EarlyExit | QueryDrafter):
+            raise SpecError(
+                f"{name}: {drafter.registered[0]} drafts within the forward that verifies, in all rows and every round",
+                hint="it cannot take turns: model, eagle, medusa, hydra, dflash and layerskip can",
+            )
+        return drafter
+
+    @property
+    def k(self) -> int:
+        """Tokens that the model drafts."""
+        return 1 if self._model is None else int(self._model.k)
+
+    def check(self, sampler: SpeculativeSampler) -> None:
+        if self._model is None:
+            name = self.registered[0]
+            raise SpecError(
+                f"{name}: model is not given: the spec of a drafting model", f'write {name}:model="model:name=..."'
+            )
+        self._model.check(replace(sampler, draft=self._model))
+
+    @property
+    def reads_prompt(self) -> bool:
+        return bool(self._model.reads_prompt)
+
+    @property
+    def needed_model(self) -> Any:
+        return self._model and self._model.needed_model
+
+    @property
+    def needed_module(self) -> Any:
+        return self._model and self._model.needed_module
+
+    @property
+    def needed_vocabulary(self) -> Any:
+        return self._model and self._model.needed_vocabulary
+
+    def target_states(self, request: Request) -> Any:
+        return self._model.target_states(request)
+
+    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> Any:
+        return self._model.cost_ratio(target, draft_model)
+
+
+def nested(owner: str, key: str, text: str, wanted: str, example: str) -> Drafter:
+    """The drafter of the spec `text`, a parameter `key` of `owner`. Raises SpecError for anything but one drafter."""
+    methods = [build_method(part, "ar") for part in parse(text).every]
+    if len(methods) == 1 and isinstance(methods[0], Drafter):
+        return methods[0]
+    raise not_the_spec_of(owner, key, text, wanted, example)
+
+
+def not_the_spec_of(owner: str, key: str, text: str, wanted: str, example: str) -> SpecError:
+    """The error for a spec of something else than `wanted`."""
+    return SpecError(f"{owner}: {key} is the spec of {wanted}, got {text!r}", hint=example)

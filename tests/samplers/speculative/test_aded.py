@@ -1,0 +1,133 @@
+"""Trigram counts that learn: the roll-outs against a plain version, what is counted, and a stream of one topic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pardec
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from pardec.samplers.speculative.draft._trigrams import Trigrams, last_pair, roll_out
+from tests.reference import naive_aded
+from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, toy_ar
+from tests.samplers.drafting import RAGGED, cyclic
+
+
+def test_roll_outs_visit_the_nodes_of_a_plain_version() -> None:
+    random = np.random.RandomState(0)
+    deepest = 0
+    for seed in range(20):
+        text = random.randint(0, 4, 40).tolist()
+        table = Trigrams()
+        table.learn(text)
+        draws = random.rand(5, 12)
+        for explore, most in ((0.0, 60), (2.0, 7)):
+            nodes = roll_out(table, last_pair(np.array(text)), draws, explore, most)
+            paths: list[tuple[int, ...]] = [()]
+            for token, parent, depth in nodes:
+                paths.append((*paths[parent], token))
+                assert depth == len(paths[-1])
+            expected = naive_aded.tree(naive_aded.table([text]), (text[-2], text[-1]), draws.T.tolist(), explore, most)
+            assert paths[1:] == expected, (seed, explore)
+            deepest = max(deepest, len(paths[-1]))
+    assert deepest > 3
+
+
+def test_what_was_rarely_visited_is_tried_sooner_with_the_bonus() -> None:
+    table = Trigrams()
+    table.add((0, 1), [(2, 97.0), (3, 2.0), (4, 1.0)])
+    draws = np.random.RandomState(1).rand(1, 30)
+    assert len(roll_out(table, (0, 1), draws, 0.0, 9)) < 3
+    assert len(roll_out(table, (0, 1), draws, 20.0, 9)) == 3
+
+
+def test_weights_fade_when_their_pair_occurs_again() -> None:
+    table = Trigrams(decay=0.5)
+    table.learn([7, 8, 9, 7, 8, 9, 5])
+    assert table.after[(7, 8)] == {9: 1.5}
+    assert table.after[(8, 9)] == {7: 0.5, 5: 1.0}
+    assert table.after[(-1, -1)] == {7: 1.0}
+
+
+def test_the_target_teaches_its_likeliest_tokens_behind_every_node() -> None:
+    model = cyclic()
+    sampler = registry.resolve("aded:keep=true,top=2", "ar")
+    run(model, sampler, [[3, 4, 5]], 6)
+    (table,) = vars(sampler.draft)["_shared"].values()
+    weights = table.after[(4, 5)]
+    assert max(weights, key=weights.__getitem__) == 6
+    assert 1 < weights[6] <= 2 * 6  # what was committed counts 1, and each forward behind it at most 1
+    counted = registry.resolve("aded:keep=true,top=0", "ar")
+    run(model, counted, [[3, 4, 5]], 6)
+    (table,) = vars(counted.draft)["_shared"].values()
+    assert table.after == naive_aded.table([[3, 4, 5, 6, 0, 1, 2, 3, 4]])
+
+
+@pytest.mark.parametrize("more", ["", ":explore=0,top=0", ":k=2,nodes=3,rollouts=4"])
+def test_greedy_decoding_is_unchanged(more: str) -> None:
+    model, new = toy_ar(3, vocab=11, sharp=2.0), [40, 31, 22, 13, 4]
+    done = run(model, f"aded{more}", RAGGED, new)
+    assert rows(done) == [plain_greedy(model, prompt, count) for prompt, count in zip(RAGGED, new, strict=True)]
+
+
+def test_a_cycle_that_was_seen_is_drafted_as_deep_as_the_tree() -> None:
+    done = run(cyclic(), "aded:k=6", [list(range(7)) * 2], 1 + 7 * 5)
+    assert rows(done)[0] == [at % 7 for at in range(50)]
+    assert set(done.trace.accepted[0][1:]) == {6}
+
+
+def test_a_shared_table_needs_noise_that_no_draft_changes() -> None:
+    model, given = toy_ar(3, vocab=11, sharp=2.0), prompts([4, 7], vocab=11)
+    with pytest.raises(SpecError, match="aded: with keep=true a sampled text would depend on the requests before it"):
+        run(model, "aded:keep=true", given, 5, temperature=1.0)
+    sampler = registry.resolve("aded:keep=true+match:noise=seeded", "ar", sampling=True)
+    first, second = (run(model, sampler, given, 20, temperature=1.0) for _ in range(2))
+    assert rows(first) == rows(second) == rows(run(model, "match:noise=seeded", given, 20, temperature=1.0))
+    assert sum(second.nfe) < sum(first.nfe)
+
+
+def test_a_corpus_is_what_the_table_begins_with(tmp_path: Path) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text("[0, 1, 2, 3]\n\n[4, 5, 6, 0]\n")
+    static = f"aded:corpus={file},update=false"
+    assert run(cyclic(), static, [[0, 1]], 3).trace.accepted[0][1:] == (1,)  # 3 behind 2, and nothing behind 3
+    for content, message in (("[99]", "neither a text nor a list of ids in 0..6"), ('"a"', "has no tokenizer")):
+        file.write_text(content)
+        with pytest.raises(SpecError, match=message):
+            run(cyclic(), static, [[0, 1]], 3)
+    with pytest.raises(SpecError, match="cannot be read"):
+        run(cyclic(), "aded:corpus=nowhere.txt", [[0, 1]], 3)
+
+
+@pytest.mark.parametrize("part", ["k=0", "nodes=0", "rollouts=0", "explore=-1", "decay=2", "top=-1"])
+def test_values_out_of_range_are_refused(part: str) -> None:
+    with pytest.raises(SpecError, match=f"aded: {part.partition('=')[0]} must"):
+        registry.resolve(f"aded:{part}", "ar")
+
+
+@pytest.mark.seeds("arXiv:2407.12021")
+def test_a_stream_of_one_topic_is_accepted_ever_longer_and_longer_than_by_a_static_table(tmp_path: Path) -> None:
+    """Arithmetic problems in batches of six; the static table has texts of the target on other problems."""
+    model, task = pardec.load("tiny-llama", device="cpu"), pardec.task("arithmetic")
+    train = [problem.prompt for problem in task.problems(split="train", n=16, seed=3)]
+    texts = model.generate(train, sampler="sequential", max_new_tokens=32)
+    file = tmp_path / "texts.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in texts.tokens))
+    given = [problem.prompt for problem in task.problems(split="heldout", n=24, seed=7)]
+    plain = model.generate(given, sampler="sequential", max_new_tokens=32).tokens
+
+    def lengths(spec: str) -> list[float]:
+        sampler, result = registry.resolve(spec, "ar"), []
+        for start in range(0, len(given), 6):
+            done = model.generate(given[start : start + 6], sampler=sampler, max_new_tokens=32)
+            assert done.tokens == plain[start : start + 6]
+            result.append((sum(map(len, done.tokens)) - 6) / (sum(done.nfe) - 6))
+        return result
+
+    adaptive, static = lengths("aded:keep=true,rollouts=24"), lengths(f"aded:keep=true,rollouts=24,update=false,corpus={file}")
+    assert adaptive[-1] > adaptive[1] > adaptive[0]
+    assert adaptive[-1] > 1.2 * static[-1]
