@@ -261,6 +261,11 @@ class Drafter(Stage):
         return None
 
     @property
+    def needed_device(self) -> str | None:
+        """The device that `needed_model` is to run on; None: the target's."""
+        return None
+
+    @property
     def needed_module(self) -> ModuleName | None:
         """The draft module, bound to the target, which the caller hands in as `Request.draft_model` instead."""
         return None

@@ -36,6 +36,7 @@ SMALL = {
     "medusa": "medusa:name=draft,k=3",
     "model": "model:name=draft,k=3",
     "paths": "paths:tree=0-1-0.0-0.1-1.0-0.0.0-1.0.0",
+    "pearl": "pearl:name=draft,k=3",
     "prompts": "prompts:name=draft",
     "recycling": "recycling:k=3,tree=3-4-2",
     "template": "template:widths=3-2-1",
