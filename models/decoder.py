@@ -122,6 +122,7 @@ class Decoder(nn.Module):
                 and (mates := group_of(index, self.config.layers, plan.parallel)).stop > mates.start + 1
             ):
                 entry = h if index == mates.start else entry
+                assert isinstance(layer, DecoderLayer)
                 h = h + layer.changes(entry, step, index)
             else:
                 # Not layer(...): accelerate replaces forward itself, and a call costs more.

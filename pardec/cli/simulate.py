@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,9 +74,9 @@ def simulate(
 
     from ..io.saving import write_file
     from ..simulation import Machine
-    from ..simulation import simulate as run
     from ..simulation import html as page
-    from ..simulation.report import columns, document, exit_columns, markdown, table
+    from ..simulation import simulate as run
+    from ..simulation.report import as_json, columns, exit_columns, markdown, table
 
     costs = None if machine is None else Machine.read(machine)
     loaded = pardec.load(model, **load_arguments)
@@ -90,23 +91,13 @@ def simulate(
         kappa=kappa,
         **arguments,
     )
-    for target, render in ((json_, lambda: _json(document(report))), (html, lambda: page.page(report))):
-        if target is not None:
-            write_file(target, render())
-            say(f"wrote {target}", quiet=quiet)
+    if json_ is not None:
+        write_file(json_, as_json(report))
+    if html is not None:
+        write_file(html, page.page(report))
+    for path in (json_, html):
+        if path is not None:
+            say(f"wrote {path}", quiet=quiet)
     for head, rows in (columns(report), exit_columns(report)):
         if rows:
-            print_table(
-                False,
-                dict,
-                lambda head=head, rows=rows: table(head, rows),  # type: ignore[misc]
-                lambda head=head, rows=rows: markdown(head, rows),  # type: ignore[misc]
-            )
-
-
-def _json(value: Any) -> str:
-    import json
-
-    from pardec.models.printable import in_json
-
-    return in_json(json.dumps(value, indent=1, ensure_ascii=False)) + "\n"
+            print_table(False, dict, partial(table, head, rows), partial(markdown, head, rows))

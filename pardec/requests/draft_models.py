@@ -63,7 +63,7 @@ def for_text(sampler: MaskedSampler | SpeculativeSampler, target: LanguageModel)
     name = sampler.draft.needed_model
     if name is None:
         return None
-    device = target.device if sampler.draft.needed_device is None else torch.device(sampler.draft.needed_device)
+    device = target.device if sampler.draft.device is None else torch.device(sampler.draft.device)
     model, vocabulary = language_model(name, device, target.dtype), sampler.draft.needed_vocabulary
     return on_device(model if vocabulary is None else trimmed_model(model, vocabulary), target.device)
 

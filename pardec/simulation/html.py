@@ -10,7 +10,7 @@ from .run import Report, Simulation
 from .timeline import Interval
 
 _LANE, _BAR, _LEFT, _WIDTH = 26, 18, 150, 1000  # pixels; the longest schedule takes the width
-_MOST = 1500  # intervals drawn of a schedule
+_MOST = 1500  # intervals displayed of a schedule
 _COLOURS = {"verify": "#0a5aad", "forward": "#0a5aad", "draft": "#136b45", "rollout": "#7a5c00", "send": "#8a8f94"}
 _OTHER = "#6b4a9e"
 
@@ -39,16 +39,16 @@ def _table(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> st
 
 def _section(report: Report, simulation: Simulation) -> str:
     intervals = [each for each in simulation.timeline.intervals if each.end > each.start]
-    drawn = intervals[:_MOST]
+    displayed = intervals[:_MOST]
     rest = f"<p class=soft>the first {_MOST} of {len(intervals)} intervals</p>" if len(intervals) > _MOST else ""
     return (
         f"<section><h2>{escape(simulation.schedule)}</h2><p>{spec(simulation.spec)}</p>"
-        f"<div class=scroll>{_lanes(report, drawn)}</div>{rest}</section>"
+        f"<div class=scroll>{_lanes(report, displayed)}</div>{rest}</section>"
     )
 
 
 def _lanes(report: Report, intervals: list[Interval]) -> str:
-    links = dict.fromkeys(each.device for each in intervals if each.transfer)
+    links = dict.fromkeys(each.device for each in intervals if each.copies)
     lanes = [*report.machine.devices, *links]
     end = max((each.end for each in intervals), default=0.0) or 1.0
     names = "".join(f'<text x="0" y="{number * _LANE + 14}">{escape(lane)}</text>' for number, lane in enumerate(lanes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
 
 import torch
@@ -13,7 +14,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from ..bench.clock import timed
-from .machine import Cost, Link, Machine, PartCosts
+from .machine import Cost, Link, Machine, PartCosts, Role
 
 TOKENS = (1, 2, 4, 8, 16)
 _BEHIND, _REPEATS = 64, 7  # tokens in the cache before a timed forward; timed forwards of each size
@@ -30,7 +31,7 @@ def measured(target: LanguageModel, draft: LanguageModel | DraftModule | None, d
             hint="state its costs in a machine file",
         )
     names = tuple(f"draft{number}" for number in range(devices)) if devices > 1 else ("draft",)
-    costs = {("target", "target"): costs_here(target)}
+    costs: dict[tuple[str, Role], PartCosts] = {("target", "target"): costs_here(target)}
     own = costs["target", "target"] if draft is None else costs_here(draft)
     links = {frozenset((name, other)): Link() for name in names for other in ("target", *names) if name != other}
     return Machine("measured here", "target", names, costs | {(name, "draft"): own for name in names}, links)
@@ -59,10 +60,8 @@ def costs_here(model: LanguageModel, tokens: Sequence[int] = TOKENS) -> PartCost
         )
         hidden = model.run(plan, cache)
         hidden.logits()
-        body = median(
-            timed(lambda plan=plan, cache=cache: model.run(plan, cache), model.device)[1] for _ in range(_REPEATS)
-        )
-        head = median(timed(hidden.logits, model.device)[1] for _ in range(_REPEATS))
+        run, head = partial(model.run, plan, cache), hidden.logits
+        body, last = (median(timed(each, model.device)[1] for _ in range(_REPEATS)) for each in (run, head))
         layers.append((float(count), body / model.layers))
-        heads.append((float(count), head))
+        heads.append((float(count), last))
     return PartCosts(Cost(tuple(layers)), Cost(tuple(heads)))

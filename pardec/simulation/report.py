@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
+
+from pardec.models.printable import in_json
 
 from .run import KAPPAS, Report, Simulation
 
@@ -22,6 +25,11 @@ def document(report: Report) -> dict[str, Any]:
         "schedules": [_schedule(report, each) for each in report.simulations],
         "exits": exits(report),
     }
+
+
+def as_json(report: Report) -> str:
+    """`document` as the text of a file."""
+    return in_json(json.dumps(document(report), indent=1, ensure_ascii=False)) + "\n"
 
 
 def _schedule(report: Report, simulation: Simulation) -> dict[str, Any]:

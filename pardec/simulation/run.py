@@ -37,6 +37,7 @@ class Simulation:
     schedule: str
     spec: str
     timeline: Timeline
+    drafted: tuple[tuple[int, ...], ...]  # per row and round
     tokens: int  # behind the first one of each row, which the prompt's forward gives
     rounds: int
 
@@ -134,7 +135,7 @@ def simulate(
     if "mirror" in chosen:
         exit_layer = _exit_layer(target, exit_layer, kappa)
     result = model.generate(prompts, sampler=sampler, **arguments)
-    runs = {name: result for name in chosen}
+    runs = dict.fromkeys(chosen, result)
     if (unscheduled := _plain(spec)) != spec:
         runs["plain"] = model.generate(prompts, sampler=str(unscheduled), **arguments)
     timed = {name: rounds(run) for name, run in runs.items()}
@@ -143,7 +144,7 @@ def simulate(
         texts = [result.trace.tokens[row, : result.trace.lengths[row]] for row in range(len(result.tokens))]
         ranks = exit_ranks(target, texts, timed["mirror"])
     simulations = tuple(
-        _simulated(name, setting, timed[name], runs[name], ranks and ranks.at(exit_layer or 0, kappa))
+        _simulated(name, setting, timed[name], runs[name], None if ranks is None else ranks.at(exit_layer or 0, kappa))
         for name in chosen
     )
     return Report(result, machine, setting, simulations, rounds(result), ranks)
@@ -155,7 +156,8 @@ def _simulated(
     setting = setting if name == "easyspec" else replace(setting, parallel=1)
     clock = timeline(name, setting, rows, exit_hits)
     tokens = sum(each.gained for row in rows for each in row)
-    return Simulation(name, run.spec, clock, tokens, tokens if name == "sequential" else sum(map(len, rows)))
+    drafted = tuple(tuple(each.depth for each in row) for row in rows)
+    return Simulation(name, run.spec, clock, drafted, tokens, tokens if name == "sequential" else sum(map(len, rows)))
 
 
 def _schedules(spec: Spec, schedules: Sequence[str]) -> list[str]:
@@ -212,8 +214,8 @@ def _plain(spec: Spec) -> Spec:
     """The same drafter without what a schedule adds."""
     first = spec.parts[0]
     name = "model" if first.name == "pearl" else first.name
-    kept: Mapping[str, str] = {key: value for key, value in first.params if key != "parallel"}
-    return Spec((Part(name, tuple(kept.items())), *spec.parts[1:]), spec.cache)
+    params: Mapping[str, str] = {key: value for key, value in first.params if key != "parallel"}
+    return Spec((Part(name, tuple(params.items())), *spec.parts[1:]), spec.cache)
 
 
 def _exit_layer(target: LanguageModel, layer: int | None, kappa: int) -> int:

@@ -68,5 +68,5 @@ class Row:
             makes=f"{what} on {end}",
             row=self.number,
             round=self.round,
-            transfer=True,
+            copies=True,
         )

@@ -20,7 +20,7 @@ class Interval:
     makes: str
     row: int
     round: int
-    transfer: bool = False
+    copies: bool = False
 
 
 @dataclass
@@ -41,14 +41,14 @@ class Timeline:
         makes: str,
         row: int,
         round: int,
-        transfer: bool = False,
+        copies: bool = False,
     ) -> str:
         """Adds an interval, and returns what it makes. Raises KeyError for what no interval has made."""
         reads = tuple(reads)
         start = max((self._free.get(device, 0.0), *(self._ready[each] for each in reads)))
         end = start + seconds
         self._free[device] = self._ready[makes] = end
-        self.intervals.append(Interval(name, device, start, end, reads, makes, row, round, transfer))
+        self.intervals.append(Interval(name, device, start, end, reads, makes, row, round, copies))
         return makes
 
     @property

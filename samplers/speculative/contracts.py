@@ -240,6 +240,7 @@ class Drafter(Stage):
     one_pass: ClassVar[bool] = False  # one drafting forward gives all of a round's tokens
     copies: ClassVar[bool] = False  # it drafts chains of known tokens, with no state but the text's
     default_acceptance: ClassVar[str | None] = None  # if the spec names none; None: exact sampling, or greedy
+    device: str | None = None  # that the checkpoint it needs runs on; None: the target's
 
     def width(self, model: LanguageModel) -> int:
         """The most nodes of a draft, node 0 included."""
@@ -258,11 +259,6 @@ class Drafter(Stage):
     @property
     def needed_vocabulary(self) -> str | None:
         """What its head is cut to, as `pardec.models.trimmed.read_ids` takes it; None: nothing."""
-        return None
-
-    @property
-    def needed_device(self) -> str | None:
-        """The device that `needed_model` is to run on; None: the target's."""
         return None
 
     @property

@@ -79,10 +79,6 @@ class Model(Drafter):
     def needed_vocabulary(self) -> str | None:
         return self.vocab
 
-    @property
-    def needed_device(self) -> str | None:
-        return self.device
-
     def width(self, model: LanguageModel) -> int:
         return self.k + 1
 

@@ -37,15 +37,15 @@ class AheadState(DraftModelState):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.expected = np.full_like(self.context.text.length, -1)  # [B] that token; -1: the draft was cut before it
+        self.prediction = np.full_like(self.context.text.length, -1)  # [B] that token; -1: the draft was cut before it
 
     def ahead(self, k: int, room: np.ndarray, uniforms: Uniforms) -> Draft:
-        """k - 1 tokens where a row's last token was expected, none elsewhere; one more is drafted, and expected next."""
+        """k - 1 tokens where a row's last token is the prediction, else none; one more is the next prediction."""
         text = self.context.text
-        right = text.last.cpu().numpy() == self.expected
+        right = text.last.cpu().numpy() == self.prediction
         draft = self.draft(k, np.where(right, room, np.minimum(room, 1)), uniforms)
         last = torch.from_numpy(draft.sizes - 1).to(draft.tokens.device)
-        self.expected = np.where(draft.sizes > 1, draft.tokens.gather(1, last[:, None])[:, 0].cpu().numpy(), -1)
+        self.prediction = np.where(draft.sizes > 1, draft.tokens.gather(1, last[:, None])[:, 0].cpu().numpy(), -1)
         sizes = np.maximum(draft.sizes - 1, 1)
         width = int(sizes.max())
         return replace(
@@ -58,13 +58,13 @@ class AheadState(DraftModelState):
 
     def keep(self, rows: np.ndarray) -> None:
         super().keep(rows)
-        self.expected = self.expected[rows]
+        self.prediction = self.prediction[rows]
 
     def put(self, where: np.ndarray, other: DraftModelState) -> None:
         super().put(where, other)
         assert isinstance(other, AheadState)
-        self.expected = self.expected.copy()
-        self.expected[where] = other.expected
+        self.prediction = self.prediction.copy()
+        self.prediction[where] = other.prediction
 
 
 @register("pearl", stage="draft", paper="arXiv:2408.11850", exact="greedy", checked="reference joint")
