@@ -16,6 +16,7 @@ from .kernels.matmul import Linear
 from .kernels.ops import choose_ops
 from .kv_cache import KVCache
 from .layer import DecoderLayer, LayerPass
+from .layer_groups import group_of
 from .plan import Plan, plan_on
 from .rope import GridRope, Rope
 from .sparse_layer import SparseLayer
@@ -111,6 +112,7 @@ class Decoder(nn.Module):
         passes: dict[tuple[torch.device, AttentionConfig | None], LayerPass] = {}
         narrowed = plan.narrow and self._narrows(plan)
         queries: list[Tensor] = []
+        entry = h  # the input of a group of layers that run in parallel
         for index, layer in enumerate(self.layers):
             if index not in chosen:
                 continue
@@ -121,8 +123,16 @@ class Decoder(nn.Module):
                 step = passes[device, own] = self._pass(plan_on(plan, device), cache, device, h.dtype, own)
                 step.queries = queries
             picked = step.plan.want.clamp(min=0) if narrowed and index == self.config.layers - 1 else None
-            # Not layer(...): accelerate replaces forward itself, and a call costs more.
-            h = layer.forward(h, step, index, picked)
+            if (
+                plan.parallel > 1
+                and (mates := group_of(index, self.config.layers, plan.parallel)).stop > mates.start + 1
+            ):
+                entry = h if index == mates.start else entry
+                assert isinstance(layer, DecoderLayer)
+                h = h + layer.changes(entry, step, index)
+            else:
+                # Not layer(...): accelerate replaces forward itself, and a call costs more.
+                h = layer.forward(h, step, index, picked)
             if index in plan.hidden:
                 taps[index] = h.view(*plan.tokens.shape, -1)
         shape = plan.want.shape if narrowed else plan.tokens.shape
@@ -130,7 +140,9 @@ class Decoder(nn.Module):
 
     def _narrows(self, plan: Plan) -> bool:
         """Whether the last layer can leave out the queries that are not wanted, and gains by it."""
-        whole = plan.layers is None and not plan.skip and self.config.layers - 1 not in plan.hidden
+        whole = (
+            plan.layers is None and not plan.skip and plan.parallel == 1 and self.config.layers - 1 not in plan.hidden
+        )
         every = self.config.canvas or (self.config.experts is not None and self.config.experts.pool > 0)
         return whole and not every and plan.want.shape[1] <= _NARROW * plan.width
 

@@ -82,6 +82,10 @@ class DecoderLayer(nn.Module):
             h = self._mlp(h, step)
         return h
 
+    def changes(self, h: Tensor, step: LayerPass, index: int) -> Tensor:
+        """[B * Q, E] what attention and MLP add to states h [B * Q, E], if both read h itself."""
+        return (self._attention(h, step, index, None) - h) + (self._mlp(h, step) - h)
+
     def _attention(self, h: Tensor, step: LayerPass, index: int, picked: Tensor | None) -> Tensor:
         return self._attend(h, step.ops.norm(h, self.attn_norm, self.config.norm_eps), step, index, picked)
 

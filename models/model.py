@@ -290,6 +290,8 @@ class LanguageModel:
             raise ModelError(
                 f"skip must name (layer, 'attn' or 'mlp') with layers 0..{self.layers - 1}, got {sorted(plan.skip)}"
             )
+        if plan.parallel != 1 and (plan.parallel < 1 or plan.skip or plan.layers is not None):
+            raise ModelError(f"parallel={plan.parallel} must be at least 1, and goes with the whole stack")
         if plan.layers is not None:
             chosen = range(self.layers)[plan.layers]
             if not chosen or chosen.step != 1:

@@ -95,6 +95,7 @@ class Plan:
     soft: Tensor | None = None  # [B, Q, E] added to the embeddings; the incoming states when `layers` starts above 0
     layers: slice | None = None  # a part of the stack
     skip: frozenset[tuple[int, str]] = frozenset()  # (layer, "attn" | "mlp") sub-blocks left out
+    parallel: int = 1  # so many consecutive layers read the same states, and their changes are added up
     hidden: tuple[int, ...] = ()  # layers whose outputs are kept; -1 is the embedding
     rows: Tensor | None = None  # [B] int64 cache row of each plan row; None: row i is cache row i
     uniform: int | None = None  # host knowledge: every row's length is this

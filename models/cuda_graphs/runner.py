@@ -151,7 +151,7 @@ class GraphRunner:
         layers = None if plan.layers is None else (plan.layers.start, plan.layers.stop, plan.layers.step)
         shapes = tuple((name, tensor.dtype, _shape(plan, name, tensor)) for name, tensor in _tensors(plan).items())
         visible = plan.visible.kind, plan.visible.block
-        return number, visible, layers, plan.skip, plan.hidden, plan.narrow, shapes
+        return number, visible, layers, plan.skip, plan.parallel, plan.hidden, plan.narrow, shapes
 
     def _capture(self, plan: Plan, cache: KVCache | None) -> _Graph:
         # Not in inference mode: static tensors are written later, in any mode.

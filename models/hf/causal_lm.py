@@ -55,7 +55,7 @@ class Parts:
 class HFAdapter:
     """A transformers causal LM behind `forward(plan, cache) -> Hidden`.
 
-    `Plan.soft` is added to the library's input embeddings; `Plan.layers` and `Plan.skip` are refused.
+    `Plan.soft` is added to the library's input embeddings; `Plan.layers`, `Plan.skip` and `Plan.parallel` are refused.
     """
 
     def __init__(self, model: Any, name: str, parts: Parts | None = None) -> None:
@@ -80,7 +80,7 @@ class HFAdapter:
             self._probe(expected)
 
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
-        if plan.layers is not None or plan.skip:
+        if plan.layers is not None or plan.skip or plan.parallel > 1:
             raise ModelError(
                 f"{self.name} runs through transformers, which cannot run a part of its layers", "use a native family"
             )

@@ -99,7 +99,9 @@ class StoredCache(KVCache):
             chunks = store.chunks(capacity)
             self.encoded = [
                 tuple(
-                    EncodedKV(codec, ChunkShape(store.chunk, *part.shape[2:], part.dtype), self.batch, chunks, part.device)
+                    EncodedKV(
+                        codec, ChunkShape(store.chunk, *part.shape[2:], part.dtype), self.batch, chunks, part.device
+                    )
                     for codec, part in zip((store.keys, store.values), pair, strict=True)
                 )
                 for pair in zip(like.k, like.v, strict=True)

@@ -11,6 +11,7 @@ from pardec.models.draft_modules.contracts import DraftModule, ModuleName
 from pardec.models.draft_modules.load import load_draft_module
 from pardec.models.load import load, load_continuous
 from pardec.models.model import LanguageModel
+from pardec.models.other_device import for_device
 from pardec.models.trimmed import read_ids, trimmed
 from pardec.samplers.continuous.contracts import ContinuousSampler
 from pardec.samplers.masked.contracts import MaskedSampler
@@ -29,6 +30,12 @@ def language_model(name: str, device: torch.device, dtype: torch.dtype) -> Langu
 def trimmed_model(model: LanguageModel, vocabulary: str) -> LanguageModel:
     """A draft model of text whose head is cut to a list of ids, cached."""
     return trimmed(model, read_ids(vocabulary, model.path))
+
+
+@lru_cache(maxsize=_CACHE_SIZE)
+def on_device(model: LanguageModel, home: torch.device) -> LanguageModel:
+    """A draft model for requests on `home`, cached, so that it keeps what it has stored of earlier ones."""
+    return for_device(model, home)
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
@@ -56,8 +63,9 @@ def for_text(sampler: MaskedSampler | SpeculativeSampler, target: LanguageModel)
     name = sampler.draft.needed_model
     if name is None:
         return None
-    model, vocabulary = language_model(name, target.device, target.dtype), sampler.draft.needed_vocabulary
-    return model if vocabulary is None else trimmed_model(model, vocabulary)
+    device = target.device if sampler.draft.device is None else torch.device(sampler.draft.device)
+    model, vocabulary = language_model(name, device, target.dtype), sampler.draft.needed_vocabulary
+    return on_device(model if vocabulary is None else trimmed_model(model, vocabulary), target.device)
 
 
 def for_vectors(sampler: ContinuousSampler, target: ContinuousModel) -> ContinuousModel | None:

@@ -166,6 +166,7 @@ class Drafter(Stage):
     one_pass: ClassVar[bool] = False  # one drafting forward gives all of a round's tokens
     copies: ClassVar[bool] = False  # it drafts chains of known tokens, with no state but the text's
     default_acceptance: ClassVar[str | None] = None  # if the spec names none; None: exact sampling, or greedy
+    device: str | None = None  # that the checkpoint it needs runs on; None: the target's
 
     def width(self, model: LanguageModel) -> int:
         """The most nodes of a draft, node 0 included."""

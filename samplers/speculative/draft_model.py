@@ -51,11 +51,16 @@ class DraftModelState(DraftModel):
         layers: slice | None = None,
         skip: frozenset[tuple[int, str]] = frozenset(),
         own: bool = False,
+        parallel: int = 1,
     ) -> None:
-        """`own`: the cache is not the target's, so the committed tokens have to be fed, too."""
+        """`own`: the cache is not the target's, so the committed tokens have to be fed, too.
+
+        `parallel`: drafted tokens go through so many layers at once (see `models.layer_groups`). Committed ones do
+        not, and what was drafted is fed again once it is committed, so that K/V of the past are always exact.
+        """
         finite.demand_head(model)
         self.context, self.model, self.cache = context, model, cache
-        self.layers, self.skip, self.own = layers, skip, own
+        self.layers, self.skip, self.own, self.parallel = layers, skip, own, parallel
         self.cached = np.zeros_like(context.text.length)
         self.calls = 0  # forwards of this round
         self.runs: list[finite.Run] = []  # their plans and caches
@@ -136,6 +141,7 @@ class DraftModelState(DraftModel):
         if not self.drafting:
             return
         path, count = outcome.verdict.path, outcome.verdict.count
+        path = path if self.parallel == 1 else path[:, :1]  # only node 0 has exact K/V
         slot = self._slots(outcome.draft.width).gather(1, path)
         order = torch.arange(path.shape[1], device=path.device)
         lead = ((slot >= 0) & (order <= count[:, None])).long().cumprod(1)
@@ -184,6 +190,7 @@ class DraftModelState(DraftModel):
             soft=self._drafted_soft(draft, at),
             layers=self.layers,
             skip=self.skip,
+            parallel=self.parallel,
             uniform=last,
             span=None if last is None else (last - 1, last),
         )
@@ -215,6 +222,7 @@ class DraftModelState(DraftModel):
             soft=self._drafted_soft(draft, nodes),
             layers=self.layers,
             skip=self.skip,
+            parallel=self.parallel,
             uniform=stored[1],
             span=stored if chain else None,
             stored=stored,

@@ -37,6 +37,7 @@ SMALL = {
     "medusa": "medusa:name=draft,k=3",
     "model": "model:name=draft,k=3",
     "paths": "paths:tree=0-1-0.0-0.1-1.0-0.0.0-1.0.0",
+    "pearl": "pearl:name=draft,k=3",
     "prompts": "prompts:name=draft",
     "rapid": "rapid:name=draft,k=3,chunk=1,chunks=1,query=1,begin=0",
     "rasd": 'rasd:model="model:name=draft,k=2",span=3,branches=2,suffix=2,nodes=5',

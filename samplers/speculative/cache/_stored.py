@@ -15,6 +15,7 @@ from pardec.models.model import LanguageModel
 
 from ..contracts import Cache, DecodeContext
 
+
 class StoredKV(Cache):
     """A row's K/V are exact until `chunk` of them have left the newest `residual`, which are then encoded together.
 

@@ -17,6 +17,13 @@ https://arxiv.org/abs/2507.02659
 With `vocab` the drafter's head has the rows of some ids alone, and q is 0 elsewhere:
 VOCABTRIM: Vocabulary Pruning for Efficient Speculative Decoding in LLMs, https://arxiv.org/abs/2506.22694
 
+With `parallel` drafted tokens go through so many layers at once (see `models.layer_groups`), and the next round feeds
+the accepted ones again, one layer after the other, in the forward that also predicts its first token:
+EasySpec: Layer-Parallel Speculative Decoding for Efficient Multi-GPU Utilization, https://arxiv.org/abs/2502.02493
+
+With `device` the drafter runs elsewhere than the target. Tokens go there and logits come back in each of its forwards:
+Dovetail: A CPU/GPU Heterogeneous Speculative Decoding for LLM Inference, https://arxiv.org/abs/2412.18934
+
 Deviates from the papers: rows of any lengths in a batch, drafts of any shape. Accepted tokens that the drafter was
 never fed, such as the last one of a chain, are fed with the next round's first token. The product of q over a run is
 not the probability of drafting its token, which other runs spell too: OmniDraft's test would not be exact.
@@ -33,6 +40,7 @@ import numpy as np
 
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError, SpecError
+from pardec.models.layer_parallel import check_parallel
 from pardec.models.model import LanguageModel
 from pardec.models.trimmed import parameters_read
 
@@ -42,6 +50,7 @@ from ...spec import ModelName
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
 from ..draft_model import DraftModelState
 from ..shape.chain import Chain
+from ._checkpoint import check_device, check_pair, check_texts
 from ._cross_vocabulary import CrossVocabularyState
 from ._token_map import TokenMap
 
@@ -51,6 +60,7 @@ from ._token_map import TokenMap
 class Model(Drafter):
     takes_shape: ClassVar[bool] = True
     takes_length: ClassVar[bool] = True
+    state: ClassVar[type[DraftModelState]] = DraftModelState
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}
 
     name: Annotated[ModelName | None, "of the drafting checkpoint: embedded name, folder or hub id"] = None
@@ -63,21 +73,27 @@ class Model(Drafter):
         "drafters of another tokenizer: ids have none; direct translates equal strings; text learns runs of tokens too",
     ] = "ids"
     keep: Annotated[bool, "one map for all rows and requests of the sampler object; drafts then depend on them"] = False
+    parallel: Annotated[int | None, "layers that drafted tokens go through at once; none: one after the other"] = None
+    device: Annotated[str | None, "that the drafter runs on; none: the target's"] = None
 
     def __post_init__(self) -> None:
-        self.require("k", least=1)
+        self.require("k", "parallel", least=1)
+        if self.device is not None:
+            check_device(self.registered[0], self.device)
         # Not a field: the maps are no part of the sampler's identity.
         object.__setattr__(self, "_maps", WeakKeyDictionary[Any, TokenMap]())
 
     def check(self, sampler: SpeculativeSampler) -> None:
         if not self.name:
+            kind = self.registered[0]
             raise SpecError(
-                "model: name is not given: the checkpoint that drafts",
-                hint="write model:name=... with an embedded name, a folder or a hub id of the target's vocabulary",
+                f"{kind}: name is not given: the checkpoint that drafts",
+                hint=f"write {kind}:name=... with an embedded name, a folder or a hub id of the target's vocabulary",
             )
         if self.map != "ids" and not isinstance(sampler.shape, Chain):
             raise SpecError(
-                f"model: with map={self.map} the draft is a chain", hint="leave the shape out, or use a drafter without map"
+                f"model: with map={self.map} the draft is a chain",
+                hint="leave the shape out, or use a drafter without map",
             )
 
     @property
@@ -100,21 +116,20 @@ class Model(Drafter):
         if not isinstance(drafter, LanguageModel):
             raise ModelError("model: the request has no draft model", "load it and hand it in as Request.draft_model")
         if self.map != "ids":
-            return CrossVocabularyState(context, drafter, self._token_maps(context, drafter))
+            return CrossVocabularyState(context, drafter, self._maps_of_rows(context, drafter))
         check_pair(drafter, context.model)
+        if self.parallel is not None:
+            check_parallel(drafter)
         drafter = conditioned_model(drafter, context.request)
         longest = int(context.text.limit.max())
         cache = drafter.new_cache(len(context.text), longest, scratch=context.cache.reach - longest)
-        state = DraftModelState(context, drafter, cache, own=True)
+        state = self.state(context, drafter, cache, own=True, parallel=self.parallel or 1)
         state.reuse_prefixes()
         return state
 
-    def _token_maps(self, context: DecodeContext, drafter: LanguageModel) -> list[TokenMap]:
+    def _maps_of_rows(self, context: DecodeContext, drafter: LanguageModel) -> list[TokenMap]:
         """The map of each row."""
-        check_causal(drafter)
-        for model in (drafter, context.model):
-            if model.tokenizer is None:
-                raise ModelError(f"map={self.map} goes by text, and {model.name} has no tokenizer", "use map=ids")
+        check_texts(self.map, drafter, context.model)
         if self.keep and context.request.temperature and self.map == "text" and not context.sampler.accept.seeded:
             raise SpecError(
                 "model: with keep=true a sampled text would depend on the requests before it",
@@ -139,22 +154,3 @@ class Model(Drafter):
         self, outcome: RoundResult, context: DecodeContext, state: DraftModelState | CrossVocabularyState
     ) -> None:
         state.compact_cache(outcome)
-
-
-def check_causal(drafter: LanguageModel) -> None:
-    """Raises ModelError unless `drafter` predicts from left to right."""
-    if drafter.decoding_config.attention != "causal":
-        raise ModelError(f"{drafter.name} cannot draft: it is no autoregressive model", "draft with a causal one")
-
-
-def check_pair(drafter: LanguageModel, target: LanguageModel) -> None:
-    """Raises ModelError unless `drafter` predicts the same tokens as `target`, left to right."""
-    check_causal(drafter)
-    ours, theirs = (model.tokenizer and model.tokenizer.get_vocab() for model in (target, drafter))
-    same = ours == theirs if ours and theirs else target.vocab_size == drafter.vocab_size
-    if not same:
-        raise ModelError(
-            f"{drafter.name} (vocabulary {drafter.vocab_size}) and {target.name} (vocabulary {target.vocab_size}) do "
-            "not share their tokens",
-            "draft with a checkpoint of the same tokenizer, or with map=text",
-        )

@@ -31,8 +31,8 @@ from ...ops.bm25 import bm25
 from ...registry import register
 from ...spec import ModelName
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
+from ._checkpoint import check_pair
 from ._short_context import ShortContextState
-from .model import check_pair
 
 
 @register("rapid", stage="draft", paper="arXiv:2502.20330", exact="greedy", checked="reference joint")

@@ -44,8 +44,8 @@ from ..contracts import (
 from ..draft_model import DraftModelState
 from ..reading import demand_plain_decoder, reading_of
 from ..shape.chain import Chain
+from ._checkpoint import check_pair
 from ._hierarchy import DraftedText, InnerUniforms, MiddleModel
-from .model import check_pair
 
 
 @register("triforce", stage="draft", paper="arXiv:2404.11912", exact="greedy", checked="joint")

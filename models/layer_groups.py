@@ -1,0 +1,35 @@
+"""Layers that run at the same time, one a device, on the same input.
+
+EasySpec: Layer-Parallel Speculative Decoding for Efficient Multi-GPU Utilization, https://arxiv.org/abs/2502.02493
+
+    h' = h + sum_i (attn_i(h) + mlp_i(h))  over a group of N consecutive layers, in place of one layer after the other
+
+The first layer runs alone, and so does one that has no other in its group. What comes out is an approximation, for
+drafting only; keys and values of such a forward are approximate, too, and are to be computed again.
+"""
+
+from __future__ import annotations
+
+SERIAL = 1  # layers at the beginning that run one after the other
+
+
+def group_of(layer: int, layers: int, size: int) -> range:
+    """The layers that run together with `layer` of a stack of `layers`, itself included.
+
+    >>> [list(group_of(layer, 6, 3)) for layer in (0, 2, 5)]
+    [[0], [1, 2, 3], [4, 5]]
+    """
+    if layer < SERIAL:
+        return range(layer, layer + 1)
+    first = layer - (layer - SERIAL) % size
+    return range(first, min(first + size, layers))
+
+
+def stages(layers: int, size: int) -> int:
+    """How many steps, one after the other, a stack of `layers` takes with groups of `size`.
+
+    >>> [stages(30, size) for size in (1, 2, 3, 4)]
+    [30, 16, 11, 9]
+    """
+    alone = min(layers, SERIAL)
+    return alone + -(-(layers - alone) // size)

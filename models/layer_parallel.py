@@ -1,0 +1,19 @@
+"""Whether layers of a model can run on the same input: see `layer_groups`."""
+
+from __future__ import annotations
+
+from .decoder import Decoder
+from .errors import ModelError
+from .model import LanguageModel
+from .trimmed import Trimmed
+
+
+def check_parallel(model: LanguageModel) -> None:
+    """Raises ModelError unless layers of `model` can run on the same input."""
+    stack = model.decoder.base if isinstance(model.decoder, Trimmed) else model.decoder
+    if isinstance(stack, Decoder) and stack.placement is None and not stack.config.canvas and model.processes == 1:
+        return
+    raise ModelError(
+        f"layers of {model.name} cannot run on the same input: its forwards are not the native decoder's on one device",
+        "leave parallel out",
+    )

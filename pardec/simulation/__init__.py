@@ -1,0 +1,9 @@
+"""Schedules on machines that need not be here: what is decoded is real, time comes from stated costs."""
+
+from __future__ import annotations
+
+from .machine import Machine
+from .run import Simulation, simulate
+from .schedules import SCHEDULES
+
+__all__ = ["SCHEDULES", "Machine", "Simulation", "simulate"]

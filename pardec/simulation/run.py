@@ -1,0 +1,230 @@
+"""Decodes with a spec, and times the rounds that it took on a machine that is stated or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pardec.models.draft_modules.contracts import DraftModule
+from pardec.models.errors import SpecError
+from pardec.models.model import LanguageModel
+from pardec.samplers.spec import Part, Spec, parse
+from pardec.samplers.speculative.contracts import SpeculativeSampler
+
+from ..requests.text import Call
+from .exits import Exit, ExitRanks, exit_ranks
+from .machine import Machine
+from .measure import measured
+from .rounds import Round, rounds
+from .schedules import SCHEDULES, timeline
+from .setting import Setting
+from .timeline import Timeline
+
+if TYPE_CHECKING:
+    from ..api import Model
+    from ..result import Result
+
+BASELINES = ("sequential", "plain")
+KAPPAS = (1, 2, 4, 8)  # of the table of early exits
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """The clock of one schedule, over tokens that were really decoded."""
+
+    schedule: str
+    spec: str
+    timeline: Timeline
+    drafted: tuple[tuple[int, ...], ...]  # per row and round
+    tokens: int  # behind the first one of each row, which the prompt's forward gives
+    rounds: int
+
+    @property
+    def seconds(self) -> float:
+        """On the machine; the prompts' forwards are not timed."""
+        return self.timeline.seconds
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """None on a machine where nothing takes time."""
+        return self.tokens / self.seconds if self.seconds else None
+
+    def speed_up(self, other: Simulation) -> float | None:
+        """Tokens per second over those of `other`."""
+        ours, theirs = self.tokens_per_second, other.tokens_per_second
+        return ours / theirs if ours and theirs else None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A simulated run: schedules, the baselines first, and what was really decoded.
+
+    Attributes:
+        result: the real run with the spec.
+        machine: what it was timed on.
+        setting: the sizes of the models on it.
+        simulations: one a schedule, `sequential` and `plain` first.
+        rows: per row of `result`, its rounds.
+        exits: how the early exits of each layer fare; None unless `mirror` was one of the schedules.
+    """
+
+    result: Result
+    machine: Machine
+    setting: Setting
+    simulations: tuple[Simulation, ...]
+    rows: list[list[Round]]
+    exits: ExitRanks | None = None
+
+    def of(self, schedule: str) -> Simulation:
+        """The simulation of a schedule. Raises KeyError for one that was not asked for."""
+        return next(each for each in self.simulations if each.schedule == schedule)
+
+
+def simulate(
+    model: Model,
+    prompts: Any,
+    *,
+    sampler: str,
+    machine: Machine | str | Path | None = None,
+    schedules: Sequence[str] = (),
+    exit_layer: int | None = None,
+    kappa: int = 4,
+    **arguments: Any,
+) -> Report:
+    """Decodes `prompts`, and times the rounds of each row, one row after the other.
+
+    Args:
+        model: an autoregressive text model.
+        sampler: a spec whose drafter is a model or a module, copies, or there is none.
+        machine: a machine, or its file; None measures the costs on this one.
+        schedules: names of `SCHEDULES`; by default the one that fits the spec.
+        exit_layer: for `mirror`, the layer behind which the target's early exit is, counted from 0; by default half.
+        kappa: for `mirror`, the tokens that it names behind each node.
+        arguments: as `generate` takes them.
+
+    Raises:
+        SpecError: an unknown schedule, one that does not fit the spec, or a cost that is not stated.
+
+    >>> import pardec
+    >>> one = {"here": {"target": {"layer": 1.0}, "draft": {"layer": 0.25}}}
+    >>> machine = Machine.of({"roles": {"target": "here", "draft": "here"}, "devices": one})
+    >>> report = simulate(pardec.load("tiny-llama", device="cpu"), "Tom has 3 cups.",
+    ...                   sampler="model:name=tiny-llama-draft,k=3", machine=machine, max_new_tokens=8)
+    >>> report.of("sequential").seconds / report.of("sequential").tokens
+    4.0
+    """
+    if model.family != "ar":
+        raise SpecError(
+            f"{model.name} is no autoregressive model", hint="schedules are of rounds that draft and verify"
+        )
+    call = model.prepare(prompts, sampler=sampler, **arguments)
+    assert isinstance(call, Call), "of an autoregressive model"
+    assert isinstance(call.sampler, SpeculativeSampler), "of an autoregressive model"
+    spec = parse(call.sampler.spec)
+    chosen = _schedules(spec, schedules)
+    _check(call.sampler, spec, chosen)
+    target, draft = model.language_model, call.request.draft_model
+    parallel = getattr(call.sampler.draft, "parallel", None) or 1
+    if machine is None:
+        machine = measured(target, draft, parallel)
+    elif not isinstance(machine, Machine):
+        machine = Machine.read(machine)
+    setting = _setting(machine, target, draft, call, parallel)
+    if "mirror" in chosen:
+        exit_layer = _exit_layer(target, exit_layer, kappa)
+    result = model.generate(prompts, sampler=sampler, **arguments)
+    runs = dict.fromkeys(chosen, result)
+    if (unscheduled := _plain(spec)) != spec:
+        runs["plain"] = model.generate(prompts, sampler=str(unscheduled), **arguments)
+    timed = {name: rounds(run) for name, run in runs.items()}
+    ranks = None
+    if "mirror" in chosen:
+        texts = [result.trace.tokens[row, : result.trace.lengths[row]] for row in range(len(result.tokens))]
+        ranks = exit_ranks(target, texts, timed["mirror"])
+    simulations = tuple(
+        _simulated(name, setting, timed[name], runs[name], None if ranks is None else ranks.at(exit_layer or 0, kappa))
+        for name in chosen
+    )
+    return Report(result, machine, setting, simulations, rounds(result), ranks)
+
+
+def _simulated(
+    name: str, setting: Setting, rows: Sequence[Sequence[Round]], run: Result, exit_hits: Exit | None
+) -> Simulation:
+    setting = setting if name == "easyspec" else replace(setting, parallel=1)
+    clock = timeline(name, setting, rows, exit_hits)
+    tokens = sum(each.gained for row in rows for each in row)
+    drafted = tuple(tuple(each.depth for each in row) for row in rows)
+    return Simulation(name, run.spec, clock, drafted, tokens, tokens if name == "sequential" else sum(map(len, rows)))
+
+
+def _schedules(spec: Spec, schedules: Sequence[str]) -> list[str]:
+    """The baselines, and then those that were asked for, or the spec's own."""
+    for name in schedules:
+        if name not in SCHEDULES:
+            raise SpecError(f"unknown schedule {name!r}", hint=f"it is one of {', '.join(SCHEDULES)}")
+    first = spec.parts[0]
+    own = "pearl" if first.name == "pearl" else "easyspec" if "parallel" in dict(first.params) else "plain"
+    return list(dict.fromkeys((*BASELINES, *(schedules or (own,)))))
+
+
+def _check(sampler: SpeculativeSampler, spec: Spec, schedules: Sequence[str]) -> None:
+    """Raises SpecError for schedules that are not of this drafter."""
+    drafter, name = sampler.draft, spec.parts[0].name
+    if drafter.needed_model is None and drafter.needed_module is None and not (drafter.copies or name == "sequential"):
+        raise SpecError(
+            f"{name} drafts with the target itself, whose forwards a schedule cannot place apart",
+            hint="draft with model:name=..., a draft module, or copies",
+        )
+    needs = {"pearl": ("pearl", "pearl:name=...,k=..."), "easyspec": ("model", "model:name=...,parallel=...")}
+    for schedule, (wanted, example) in needs.items():
+        if schedule in schedules and name != wanted:
+            raise SpecError(f"the schedule {schedule} is of the drafter {wanted!r}, got {name!r}", hint=f"-s {example}")
+    if name == "pearl" and (others := set(schedules) - {*BASELINES, "pearl"}):
+        raise SpecError(f"the schedule {min(others)} is not of the drafter 'pearl'", hint="--schedule pearl")
+
+
+def _setting(
+    machine: Machine, target: LanguageModel, draft: LanguageModel | DraftModule | None, call: Call, parallel: int
+) -> Setting:
+    assert isinstance(call.sampler, SpeculativeSampler)
+    states = call.sampler.draft.target_states(call.request) if isinstance(draft, DraftModule) else None
+    layers = draft.layers if isinstance(draft, LanguageModel) else _module_layers(draft)
+    return Setting(
+        machine,
+        machine.layers.get("target", target.layers),
+        machine.layers.get("draft", layers),
+        draft_tokens=getattr(call.sampler.draft, "k", 0),
+        parallel=parallel,
+        state_bytes=0
+        if states is None
+        else (len(states.layers) + states.normed) * target.width * target.dtype.itemsize,
+        draft_state_bytes=draft.width * draft.dtype.itemsize if isinstance(draft, LanguageModel) else 0,
+    )
+
+
+def _module_layers(module: DraftModule | None) -> int:
+    """Layers that one forward of a draft module runs; heads alone are one."""
+    return int(getattr(getattr(module, "layers_config", None), "layers", 1))
+
+
+def _plain(spec: Spec) -> Spec:
+    """The same drafter without what a schedule adds."""
+    first = spec.parts[0]
+    name = "model" if first.name == "pearl" else first.name
+    params: Mapping[str, str] = {key: value for key, value in first.params if key != "parallel"}
+    return Spec((Part(name, tuple(params.items())), *spec.parts[1:]), spec.cache)
+
+
+def _exit_layer(target: LanguageModel, layer: int | None, kappa: int) -> int:
+    if kappa < 1:
+        raise SpecError(f"kappa is a number of at least 1, got {kappa}", hint="kappa=4")
+    layer = target.layers // 2 - 1 if layer is None else layer
+    if not 0 <= layer < target.layers - 1:
+        raise SpecError(
+            f"exit_layer is a layer before the last of {target.layers}, counted from 0, got {layer}",
+            hint=f"exit_layer={max(0, target.layers // 2 - 1)}",
+        )
+    return layer

@@ -1,0 +1,89 @@
+"""Drafts while the target verifies: a draft is ready as soon as the drafter predicted the token before it.
+
+Parallel Speculative Decoding with Adaptive Draft Length, https://arxiv.org/abs/2408.11850
+
+    pre-verify    the drafter writes x_1 .. x_k while the target runs on the text alone, which tests x_1
+    post-verify   it writes x_(k+1) .. x_(2k) while the target runs on x_1 .. x_k, which tests x_2 .. x_(k+1)
+    a token that is rejected drops all drafted ones behind it, and leads to pre-verify; otherwise post-verify follows
+
+So a round takes max(k forwards of the drafter, 1 of the target), and a draft goes on until a token of it is wrong.
+`pardec simulate --schedule pearl` shows that time; here both models run in one process, one after the other. A token
+drafted meanwhile counts only if the one before it turns out right, and is computed when that is known.
+
+Deviates from the paper: at a temperature x_1 stands where it is the token that the target samples, not with probability
+p / q, so that a draft is begun less often. Rows of a batch are in different states.
+Exact: greedy and distribution, with an exact acceptance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.models.model import LanguageModel
+
+from ...registry import register
+from ..contracts import DecodeContext, Draft, SpeculativeSampler, Uniforms
+from ..draft_model import DraftModelState
+from .model import Model
+
+
+class AheadState(DraftModelState):
+    """A drafting model that has predicted the token behind each row's last draft."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.prediction = np.full_like(self.context.text.length, -1)  # [B] that token; -1: the draft was cut before it
+
+    def ahead(self, k: int, room: np.ndarray, uniforms: Uniforms) -> Draft:
+        """k - 1 tokens where a row's last token is the prediction, else none; one more is the next prediction."""
+        text = self.context.text
+        right = text.last.cpu().numpy() == self.prediction
+        draft = self.draft(k, np.where(right, room, np.minimum(room, 1)), uniforms)
+        last = torch.from_numpy(draft.sizes - 1).to(draft.tokens.device)
+        self.prediction = np.where(draft.sizes > 1, draft.tokens.gather(1, last[:, None])[:, 0].cpu().numpy(), -1)
+        sizes = np.maximum(draft.sizes - 1, 1)
+        width = int(sizes.max())
+        return replace(
+            draft,
+            tokens=draft.tokens[:, :width],
+            sizes=sizes,
+            q=None if draft.q is None else draft.q[:, :width],
+            point=None if draft.point is None else draft.point[:, :width],
+        )
+
+    def keep(self, rows: np.ndarray) -> None:
+        super().keep(rows)
+        self.prediction = self.prediction[rows]
+
+    def put(self, where: np.ndarray, other: DraftModelState) -> None:
+        super().put(where, other)
+        assert isinstance(other, AheadState)
+        self.prediction = self.prediction.copy()
+        self.prediction[where] = other.prediction
+
+
+@register("pearl", stage="draft", paper="arXiv:2408.11850", exact="greedy", checked="reference joint")
+@dataclass(frozen=True)
+class Pearl(Model):
+    takes_length: ClassVar[bool] = False
+    state: ClassVar[type[DraftModelState]] = AheadState
+
+    def check(self, sampler: SpeculativeSampler) -> None:
+        super().check(sampler)
+        shape = sampler.shape
+        if shape is not None and shape.registered[0] != "chain":
+            raise SpecError(
+                f"pearl drafts chains, and {shape.registered[0]!r} is a tree", hint=f"leave {shape.registered[0]!r} out"
+            )
+
+    def width(self, model: LanguageModel) -> int:
+        return self.k  # of a round's tokens the first has been tested before
+
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: DraftModelState) -> Draft:
+        assert isinstance(state, AheadState)
+        return state.ahead(self.k, room, uniforms)

@@ -1,0 +1,147 @@
+"""Schedules of rounds made up here: their times worked out otherwise, and no interval before what it reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pardec.models.errors import SpecError
+from pardec.models.layer_groups import stages
+from pardec.simulation import SCHEDULES, Machine
+from pardec.simulation.exits import Exit
+from pardec.simulation.rounds import Round
+from pardec.simulation.schedules import timeline
+from pardec.simulation.setting import Setting
+from pardec.simulation.timeline import Timeline
+
+K = 4
+# Two rows of rounds that draft K tokens, of which so many are accepted.
+ACCEPTED = ((4, 0, 2, 4, 4), (1, 3, 0))
+ROWS = [[Round(10, K + 1, K, accepted, accepted + 1, K) for accepted in row] for row in ACCEPTED]
+COUNT = sum(map(len, ROWS))
+
+
+def machine(target: str = "a", draft: tuple[str, ...] = ("b",), link: float = 0.0, **costs: Any) -> Machine:
+    """One layer of the target takes 1, one of the drafter a quarter, whatever the number of tokens."""
+    names = sorted({target, *draft})
+    devices = {
+        name: {"target": {"layer": costs.get("t", 1.0)}, "draft": {"layer": costs.get("d", 0.25)}} for name in names
+    }
+    links = [{"between": [one, other], "seconds": link} for one in names for other in names if one < other]
+    return Machine.of({"roles": {"target": target, "draft": list(draft)}, "devices": devices, "links": links})
+
+
+def setting(where: Machine, **more: Any) -> Setting:
+    return replace(Setting(where, target_layers=3, draft_layers=2, draft_tokens=K), **more)
+
+
+T, D = 3.0, 0.5  # a forward of each, with these layers
+
+
+def hits(rate: int) -> Exit:
+    """A hit in every `rate`-th round, from the first on."""
+    return Exit(0, 2, tuple(tuple(0 if number % rate == 0 else 9 for number in range(len(row))) for row in ROWS))
+
+
+def clock(name: str, where: Setting, rows: Any = ROWS) -> Timeline:
+    return timeline(name, where, rows, hits(2))
+
+
+@pytest.mark.parametrize("link", [0.0, 0.1, 3.0])
+@pytest.mark.parametrize("draft", [("a",), ("b",), ("b", "c"), ("b", "c", "a")])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_nothing_is_read_before_it_is_there_and_no_device_does_two_things(
+    name: str, draft: tuple[str, ...], link: float
+) -> None:
+    where = setting(machine(draft=draft, link=link), parallel=2, draft_layers=5, draft_state_bytes=8, state_bytes=4)
+    if name == "dovetail" and "a" in draft:
+        with pytest.raises(SpecError, match="on two devices"):
+            clock(name, where)
+        return
+    done = clock(name, where)
+    assert done.violations() == []
+    assert all(share <= 1 + 1e-9 for share in done.utilisation().values())
+    assert done.seconds == pytest.approx(max(each.end for each in done.intervals))
+    rounds = {(each.row, each.round) for each in done.intervals}
+    tokens = [sum(each.gained for each in row) for row in ROWS]
+    assert len(rounds) == (sum(tokens) if name == "sequential" else COUNT)
+
+
+def test_what_breaks_causality_is_reported() -> None:
+    done = clock("plain", setting(machine()))
+    at = next(index for index, each in enumerate(done.intervals) if each.name == "verify")
+    early = replace(done.intervals[at], start=0.1)
+    done.intervals[at] = early
+    assert any("reads" in each for each in done.violations())
+    done.intervals[at] = replace(early, reads=(), start=0.0, end=9.0)
+    assert any("overlap on a" in each for each in done.violations())
+    with pytest.raises(KeyError):
+        Timeline().run("verify", "a", 1.0, reads=("nothing",), makes="x", row=0, round=0)
+
+
+def test_on_one_device_a_plain_clock_is_rounds_times_k_drafts_and_a_verification() -> None:
+    one = clock("plain", setting(machine(draft=("a",))))
+    assert one.seconds == pytest.approx(COUNT * (K * D + T))
+    assert one.utilisation() == {"a": pytest.approx(1.0)}
+    assert clock("plain", setting(machine())).seconds == pytest.approx(one.seconds)
+    tokens = sum(each.gained for row in ROWS for each in row)
+    assert clock("sequential", setting(machine())).seconds == pytest.approx(tokens * T)
+
+
+def test_links_are_paid_twice_a_round() -> None:
+    linked = clock("dovetail", setting(machine(link=0.2))).seconds
+    free = clock("plain", setting(machine())).seconds
+    assert linked - free == pytest.approx(0.2 * (2 * COUNT - 1))  # before the first draft nothing has to cross
+
+
+@pytest.mark.parametrize("t", [0.2, 1.0])
+def test_pearl_takes_the_longer_of_the_two(t: float) -> None:
+    done = clock("pearl", setting(machine(t=t)))
+    assert done.seconds == pytest.approx(COUNT * max(K * D, 3 * t))
+    assert max(done.utilisation().values()) == pytest.approx(1.0)
+    crossing = clock("pearl", setting(machine(t=t, link=0.1)))
+    assert crossing.seconds > done.seconds
+
+
+@pytest.mark.parametrize(("layers", "size"), [(5, 2), (7, 3), (4, 4)])
+def test_easyspec_takes_stages_in_place_of_layers_but_for_the_first_forward(layers: int, size: int) -> None:
+    devices = tuple("bcde"[:size])
+    where = setting(machine(draft=devices), parallel=size, draft_layers=layers)
+    expected = COUNT * (0.25 * (layers + (K - 1) * stages(layers, size)) + T)
+    assert clock("easyspec", where).seconds == pytest.approx(expected)
+    fewer = setting(machine(draft=("b",)), parallel=size, draft_layers=layers)
+    assert clock("easyspec", fewer).seconds == pytest.approx(COUNT * (0.25 * layers * K + T))
+
+
+@pytest.mark.parametrize("d", [0.05, 0.25, 2.0])
+@pytest.mark.parametrize("rate", [1, 2, 100])
+def test_mirror_takes_the_longer_of_suffix_and_rollouts_and_drafts_again_after_a_miss(rate: int, d: float) -> None:
+    done = timeline("mirror", setting(machine(d=d)), ROWS, hits(rate))
+    target = drafter = 0.0  # when each is free; of three layers the exit is behind the first
+    for number, row in enumerate(ROWS):
+        ready = False
+        for at in range(len(row)):
+            if not ready:  # rollouts of a miss are run to their end before
+                drafter = max(target, drafter) + K * 2 * d
+            lower = max(target, drafter) + 1
+            target, drafter = lower + 2, max(lower, drafter) + K * 2 * d
+            ready = hits(rate).hit(number, at)
+    assert done.seconds == pytest.approx(max(target, drafter))
+    if rate == 1 and d < 0.25:  # drafting is hidden but for each row's first
+        assert done.seconds == pytest.approx(COUNT * T + len(ROWS) * K * 2 * d)
+
+
+def test_copies_have_no_drafter_and_an_empty_draft_nothing_to_wait_for() -> None:
+    rows = [[Round(5, 3, 2, 2, 3, 0.0), Round(8, 1, 0, 0, 1, 0.0)]]
+    for name in ("plain", "dovetail"):
+        assert clock(name, setting(machine(link=1.0)), rows).utilisation().keys() <= {"a", "a - b"}
+    assert clock("plain", setting(machine()), rows).seconds == 2 * T
+
+
+def test_schedules_and_what_they_need_are_named() -> None:
+    with pytest.raises(SpecError, match="unknown schedule 'jazz'"):
+        timeline("jazz", setting(machine()), ROWS)
+    with pytest.raises(SpecError, match="what an early exit predicts"):
+        timeline("mirror", setting(machine()), ROWS)
