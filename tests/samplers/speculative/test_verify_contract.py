@@ -35,6 +35,7 @@ MODULES = ("eagle", "falcon", "hydra", "medusa", "prompts", "transfer")
 # What a drafter cannot do without, and the depth of the random modules that have one, to which fixed trees are cut.
 NEEDS = {name: f"{name}:name=toy" for name in ("model", *MODULES)}
 NEEDS |= {name: f"{NEEDS[name]},k=3" for name in ("hydra", "medusa", "prompts", "transfer")}
+NEEDS |= {"judge": "judge:head=toy,thr=0.5", "reflective": 'reflective:probe=""'}
 PICTURES = ("zipar",)  # what text cannot be drafted by; see test_image_drafts.py
 LENGTHS, NEW = (3, 6, 1, 9, 4, 12, 2, 7), (9, 12, 7, 1, 10, 2, 11, 5)
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
