@@ -35,6 +35,21 @@ class TargetStates:
         parts = [hidden.taps[layer].to(device) for layer in self.layers] + ([hidden.normed()] if self.normed else [])
         return torch.cat(parts, -1)[: hidden.plan.batch]
 
+    def __or__(self, other: TargetStates | None) -> TargetStates:
+        """The states of both, each once."""
+        if other is None:
+            return self
+        layers = (*self.layers, *(layer for layer in other.layers if layer not in self.layers))
+        return TargetStates(layers, self.normed or other.normed)
+
+    def part(self, values: Tensor, wanted: TargetStates) -> Tensor:
+        """[B, Q, S'] what `wanted` names of `values` [B, Q, S], which `of` gave; it names no others."""
+        if wanted == self:
+            return values
+        parts = values.chunk(len(self.layers) + self.normed, -1)
+        chosen = [parts[self.layers.index(layer)] for layer in wanted.layers] + [parts[-1]] * wanted.normed
+        return torch.cat(chosen, -1)
+
     def hidden(self, plan: Plan, values: Tensor) -> Hidden:
         """A forward of `plan` of which `of` gives `values` [B, Q, S]. It has no logits."""
         parts = values.chunk(len(self.layers) + self.normed, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -179,10 +180,13 @@ def drafted_probs(draft: Draft) -> Tensor:
     return at if draft.point is None else torch.where(draft.point, 1, at)
 
 
-def judge_siblings(draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule) -> Verdict:
+def judge_siblings(
+    draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule, rescue: Callable[[Tensor], Tensor] | None = None
+) -> Verdict:
     """`judge` by any rule: level by level, and within a level sibling by sibling, each against the residual r.
 
-    The deviation is the sum of |a(x) - min(1, r(x) / q(x))| over the tested tokens, a being the rule's probability.
+    `rescue` takes the children [B, T] bool of the nodes all of whose children were rejected, and returns those of them
+    that are accepted all the same, at most one a row. The deviation is the sum of |a(x) - min(1, r(x) / q(x))| over the tested tokens, a being the rule's probability.
     """
     rows, bars = torch.arange(len(p), device=p.device), drafted_probs(draft)
     walk, tested, ratio = Walk(draft), torch.zeros_like(draft.tested), torch.zeros_like(bars)
@@ -207,6 +211,8 @@ def judge_siblings(draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule) -> V
             gap = gap + torch.where(active, (accept_prob - trial.exact_probability(r)).abs(), 0)
             r = torch.where((active & ~passed)[:, None], rule.after_rejection(r, trial), r)
             accepted |= mark & passed[:, None]
+        if rescue is not None:
+            accepted |= rescue(child & ~accepted.any(1, keepdim=True))
         walk.step(accepted)
         r = torch.where(walk.alive[:, None], p[rows, walk.node], r)
     return Verdict(walk.path, walk.count, uniforms.draw(r, "next"), tested, ratio, gap)

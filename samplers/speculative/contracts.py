@@ -43,6 +43,8 @@ class TargetDistributions:
     raw: Tensor  # [B, T, V] float32 logits of the model, guidance included, nothing else changed
     logits: Tensor  # [B, T, V] float32 after the logits processors, temperature and filters
     greedy: bool  # temperature 0: a point mass at the argmax
+    states: Tensor | None = None  # [B, T, S] the acceptance's `target_states` at every node
+    extended: Tensor | None = None  # [B, T', V] as `raw`, behind the nodes of the draft that `extend` returned
 
     @cached_property
     def pick(self) -> Tensor:
@@ -165,6 +167,7 @@ class Drafter(Stage):
     takes_length: ClassVar[bool] = False  # whether a spec may name a length controller for it
     one_pass: ClassVar[bool] = False  # one drafting forward gives all of a round's tokens
     copies: ClassVar[bool] = False  # it drafts chains of known tokens, with no state but the text's
+    in_pass: ClassVar[bool] = False  # it has states or queries of its own in the forward that verifies
     default_acceptance: ClassVar[str | None] = None  # if the spec names none; None: exact sampling, or greedy
     device: str | None = None  # that the checkpoint it needs runs on; None: the target's
 
@@ -230,6 +233,17 @@ class Acceptance(Stage):
         """Whether its noise is fixed per position, so that its picks do not depend on the draft."""
         return False
 
+    def target_states(self, request: Request) -> TargetStates | None:
+        """The states of the target that `TargetDistributions.states` is to have; None: none."""
+        return None
+
+    def extend(self, draft: Draft, context: DecodeContext, state: Any) -> Draft:
+        """The draft that is fed, with nodes of the acceptance's own behind each row's; by default without any.
+
+        They must lie before the row's limit, and nothing but `TargetDistributions.extended` tells of them.
+        """
+        return draft
+
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: Any) -> Verdict:
         """The accepted nodes, and the token behind them."""
         raise NotImplementedError
@@ -260,6 +274,7 @@ class Shape(Stage):
     """How a draft model's guesses grow into a draft: a chain, or a tree."""
 
     adaptive: ClassVar[bool] = False  # a node's number of children depends on the sampled tokens
+    chains: ClassVar[bool] = False  # no node has more than one child
 
     @property
     def unprocessed(self) -> bool:

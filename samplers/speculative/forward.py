@@ -85,13 +85,17 @@ class VerifyForward:
         shared: int = 0,
         stage: Cache | None = None,
         queries: int = 0,
+        judged: TargetStates | None = None,
     ) -> None:
         """`states` are what every forward is to give beside logits; drafts have at most `nodes` nodes.
 
+        `judged` are further ones that `verify` gives, side by side with them.
         `shared` tokens, with which all rows begin, have their K/V in memory once; 0: they share none. `stage` makes
         the cache, where it is not the model's own. `queries` is what stages ask for as `Stage.last_queries`.
         """
         self.model, self.text, self.states = model, text, states
+        self.judged = judged
+        self.every = judged if states is None else states | judged
         room = len(text), int(text.limit.max())
         self.cache: KVCache = (
             model.new_cache(*room, scratch=nodes - 1, shared=shared)
@@ -211,7 +215,7 @@ class VerifyForward:
         self.order = torch.arange(self.cache.reach + 1, device=self.text.device)
 
     def verify(self, draft: Draft) -> tuple[Tensor, Tensor | None]:
-        """Raw logits [B, T, V] behind every node, and the `states` [B, T', S] there and at the draft's queries."""
+        """Raw logits [B, T, V] behind every node, and `every` state [B, T', S] there and at the draft's queries."""
         text = self.text
         whole = draft if draft.queries is None else extended(draft)
         depths = None if whole.depths is None else whole.depths.cpu().numpy()
@@ -256,8 +260,17 @@ class VerifyForward:
             start = splice.layer + 1
         return self._run(part, rows, soft=states, layers=slice(start, None), wanted=nodes)
 
+    def split(self, values: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The `states` and those `judged` among what `verify` gave [B, T, S]; None of either that is not wanted."""
+        if values is None or self.every is None:
+            return None, None
+        own, judged = (
+            None if wanted is None else self.every.part(values, wanted) for wanted in (self.states, self.judged)
+        )
+        return own, judged
+
     def _states(self, output: Hidden) -> Tensor | None:
-        return None if self.states is None else self.states.of(output)
+        return None if self.every is None else self.every.of(output)
 
     def _joined(self, parts: list[tuple[np.ndarray, Tensor]], width: int) -> Tensor:
         """[B, width, *] of what groups of rows gave."""
@@ -339,7 +352,7 @@ class VerifyForward:
             want=want,
             soft=None if soft is None else soft[:, :width],
             layers=layers,
-            hidden=() if self.states is None else self.states.layers,
+            hidden=() if self.every is None else self.every.layers,
             rows=None if all_rows else torch.from_numpy(rows).to(device),
             uniform=start + width if same else None,
             span=(start, start + width) if chain else None,

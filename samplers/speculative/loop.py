@@ -91,7 +91,10 @@ class VerifyLoop:
         sharing = stage is None or stage.shares
         shared = shared_length(model, request, self.text, begins=begins) if sharing else 0
         queries = max(each.last_queries for each in sampler.stages)
-        self.forward = VerifyForward(model, self.text, nodes, states, shared=shared, stage=stage, queries=queries)
+        judged = sampler.accept.target_states(request)
+        self.forward = VerifyForward(
+            model, self.text, nodes, states, shared=shared, stage=stage, queries=queries, judged=judged
+        )
         self.processing = Processing(request, self.text, sampler.logits)
         self.memory: dict[int, Any] = {}
         self.summary: dict[str, np.ndarray] = {}  # the round's verdict, on the host
@@ -112,7 +115,7 @@ class VerifyLoop:
         """One forward for every live row, and the commit."""
         text, sampler = self.text, self.sampler
         uniforms = RoundUniforms(self.request.source, text.rows, text.nfe.copy(), text.device)
-        first = not self.forward.fed
+        first, more = not self.forward.fed, dict[str, Tensor | None]()
         if first:
             draft, raw, states = self._begin()
         else:
@@ -120,8 +123,8 @@ class VerifyLoop:
             if stage is not None:
                 room = stage.room(self.context, room, self.state(stage))
             draft = sampler.draft.propose(self.context, room, uniforms, self.state(sampler.draft))
-            raw, states = self.forward.verify(draft)
-        distributions = TargetDistributions(raw, self.processing(raw, draft), greedy=not self.request.temperature)
+            raw, states, more = self._verify(draft)
+        distributions = TargetDistributions(raw, self.processing(raw, draft), not self.request.temperature, **more)
         verdict = sampler.accept.accept(draft, distributions, uniforms, self.state(sampler.accept))
         self.forward.keep_path(draft, verdict)
         text.count_forward()
@@ -155,6 +158,17 @@ class VerifyLoop:
         self.recorder.reused[self.rows] = self.forward.reuse.length
         back = torch.from_numpy(np.argsort(np.concatenate(order))).to(self.text.device)
         return Draft.none(self.text), torch.cat(last)[back], None
+
+    def _verify(self, draft: Draft) -> tuple[Tensor, Tensor | None, dict[str, Tensor | None]]:
+        """The draft's forward: raw logits, the drafter's states, and what else the acceptance is to have."""
+        accept, width = self.sampler.accept, draft.width
+        extended = accept.extend(draft, self.context, self.state(accept))
+        raw, values = self.forward.verify(extended)
+        states, judged = self.forward.split(values)
+        more = {"states": None if judged is None else judged[:, :width]}
+        if extended is draft:
+            return raw, states, more
+        return raw[:, :width], None if states is None else states[:, :width], more | {"extended": raw}
 
     def _commit(self, draft: Draft, distributions: TargetDistributions, verdict: Verdict) -> np.ndarray:
         """Appends the accepted path and the next token, cut at an end token and at the length limit; [B] counts."""

@@ -20,6 +20,8 @@ SETTINGS = {
     "gsd": ("mode=reference", "group=0"),
     "lantern": ("mode=reference", "ratio=3", "ratio=3,mode=reference", "k=0", "delta=0,mode=reference"),
     "bild": ("rollback=0", "rollback=20"),
+    "lenience": ("mode=reference", "mode=reference,f=exponential", "mix=0", "mode=reference,eps=1"),
+    "topk": ("k=1", "tolerance=0"),
 }
 
 # How the lists task words one operation.

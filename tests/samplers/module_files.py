@@ -19,6 +19,8 @@ from pardec.models.draft_modules.contracts import DraftModule, ModuleName
 from pardec.models.draft_modules.load import load_draft_module
 from pardec.models.model import LanguageModel
 from pardec.requests import draft_models
+from pardec.samplers.ops.judge_heads import JudgeHead
+from pardec.samplers.speculative.accept import judge as accept_judge
 from pardec.samplers.speculative.contracts import RoundResult
 from pardec.samplers.speculative.draft._behind import QueryState
 from tests.models.draft_modules import dflash_writer
@@ -115,7 +117,7 @@ def random_module(kind: str, target: LanguageModel, **options: Any) -> DraftModu
 
 @contextmanager
 def random_modules() -> Iterator[None]:
-    """Every `name=` of a draft module stands for a random one of the drafter's kind."""
+    """Every `name=` of a draft module stands for a random one of the drafter's kind, and every judge for a random one."""
     load = draft_models.draft_module
 
     def module(wanted: ModuleName, target: LanguageModel) -> DraftModule:
@@ -123,8 +125,14 @@ def random_modules() -> Iterator[None]:
             return load(wanted, target)
         return random_module(wanted.kind, target, **dict(wanted.options))
 
-    with patch.object(draft_models, "draft_module", module):
+    judge = random_judge()
+    with patch.object(draft_models, "draft_module", module), patch.object(accept_judge, "load_judge", lambda _: judge):
         yield
+
+
+def random_judge(width: int = 16, seed: int = 0) -> JudgeHead:
+    """A head for `judge`, of toys of this width; about half of all tokens matter to it."""
+    return JudgeHead(torch.zeros(width), torch.ones(width), random(width, seed=seed), torch.zeros(()))
 
 
 @contextmanager

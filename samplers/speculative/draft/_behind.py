@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ class QueryDrafter(ModuleDrafter):
 
     The logits of the last accepted node's queries are those of the next round, by the depth of a node.
     """
+
+    in_pass: ClassVar[bool] = True
 
     k: Annotated[int, "tokens drafted, which is how deep a tree grows; as many steps as were trained at most"] = 3
     carry: Annotated[

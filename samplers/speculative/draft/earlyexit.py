@@ -38,6 +38,7 @@ from ..shape._growth import packed
 class EarlyExit(Drafter):
     takes_shape: ClassVar[bool] = True
     takes_length: ClassVar[bool] = True
+    in_pass: ClassVar[bool] = True
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"layers": (2, 1), "k": (5, 3)}
 
     layers: Annotated[int, "of the target, that draft"] = 2

@@ -11,6 +11,7 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ from ._growth import drops_last, stopped_rows
 @register("chain", stage="shape", paper="arXiv:2211.17192", exact="greedy", checked="reference joint")
 @dataclass(frozen=True)
 class Chain(Shape):
+    chains: ClassVar[bool] = True
+
     def width(self, k: int) -> int:
         return k + 1
 

@@ -29,10 +29,12 @@ CAPTIONS = features((3, 1, 2), seed=6)
 KINDS = ("dflash", "eagle", "falcon", "hydra", "medusa", "model")
 NEEDS = {kind: f"{kind}:name=toy,k=3" for kind in KINDS} | {  # what a drafter cannot do without
     "auto": 'auto:model="model:name=toy,k=3"',
+    "judge": "judge:head=toy,thr=0.5",
     "prompts": "prompts:name=toy",
+    "reflective": 'reflective:probe=""',
     "transfer": "transfer:name=toy",
 }
-GREEDY_AT_0 = ("typical", "gsd")  # relaxed ones whose cards say that they are `greedy` at temperature 0
+GREEDY_AT_0 = ("typical", "gsd", "lenience")  # relaxed ones whose cards say that they are `greedy` at temperature 0
 
 
 def stages(stage: str) -> list[str]:

@@ -37,6 +37,7 @@ NEEDS = {name: f"{name}:name=toy" for name in ("model", "pearl", *MODULES)}
 NEEDS |= {name: f"{NEEDS[name]},k=3" for name in ("hydra", "medusa", "prompts", "transfer")}
 NEEDS["rapid"] = "rapid:chunk=2,chunks=1,query=2,begin=1"  # so that prompts of more than five tokens are shortened
 NEEDS["rasd"] = 'rasd:model="model:name=toy,k=3",span=4,nodes=8'
+NEEDS |= {"judge": "judge:head=toy,thr=0.5", "reflective": 'reflective:probe=""'}
 PICTURES = ("zipar",)  # what text cannot be drafted by; see test_image_drafts.py
 LENGTHS, NEW = (3, 6, 1, 9, 4, 12, 2, 7), (9, 12, 7, 1, 10, 2, 11, 5)
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -1,0 +1,101 @@
+"""Heads of the acceptance `judge`: a linear probe of the target's state at a drafted token that it has read."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from pardec.models.errors import ModelError, SpecError, did_you_mean, one_line
+from pardec.models.loading.catalog import EMBEDDED
+from pardec.models.loading.sources import read_json
+
+JUDGES = EMBEDDED / "judges"
+WEIGHTS, CONFIG = "head.safetensors", "config.json"
+
+
+@dataclass(frozen=True, eq=False)
+class JudgeHead:
+    """P(important) = sigmoid(w . (h - mean) / scale + b), h the target's state behind the final norm."""
+
+    mean: Tensor  # [E] float32
+    scale: Tensor  # [E]
+    w: Tensor  # [E]
+    b: Tensor  # []
+    target: str | None = None  # the model whose states it was trained on
+    thr: float | None = None  # the threshold of its evaluation
+
+    @property
+    def width(self) -> int:
+        """E of the states."""
+        return len(self.w)
+
+    def to(self, device: torch.device) -> JudgeHead:
+        """The same on `device`."""
+        weights = (each.to(device) for each in (self.mean, self.scale, self.w, self.b))
+        return JudgeHead(*weights, self.target, self.thr)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """[...] float32 probabilities that a token matters, from the states [..., E] at it."""
+        logits: Tensor = ((states.float() - self.mean) / self.scale) @ self.w + self.b
+        return logits.sigmoid()
+
+    def save(self, folder: Path) -> None:
+        """Writes the weights and config.json."""
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {name: getattr(self, name).contiguous() for name in ("mean", "scale", "w", "b")}
+        save_file(weights, folder / WEIGHTS)
+        config = {"model_type": "judge", "target": self.target, "width": self.width, "thr": self.thr}
+        (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+
+
+def judge_names() -> list[str]:
+    """Names of the heads that ship with the package, sorted."""
+    return sorted(entry.parent.name for entry in JUDGES.glob(f"*/{WEIGHTS}"))
+
+
+def locate_judge(name: str) -> Path:
+    """The folder of the head that `name` refers to. Raises SpecError for an unknown name."""
+    if name in judge_names():
+        return JUDGES / name
+    folder = Path(os.path.expanduser(name))
+    if not (folder / WEIGHTS).is_file():
+        known = f"one of {', '.join(judge_names())}, or " if judge_names() else ""
+        raise SpecError(
+            f"judge: unknown head {name!r}{did_you_mean(name, judge_names())}",
+            hint=f"it is {known}a folder with {WEIGHTS} and {CONFIG}, as scripts/train_judge.py writes it",
+        )
+    return folder
+
+
+@lru_cache(maxsize=4)
+def _read(folder: Path, modified: int) -> JudgeHead:
+    """The head of a folder whose weights were written at that time in nanoseconds."""
+    config = read_json(folder / CONFIG, required=True)
+    try:
+        weights = load_file(folder / WEIGHTS)
+        head = JudgeHead(
+            *(weights[name].float() for name in ("mean", "scale", "w", "b")), config.get("target"), config.get("thr")
+        )
+    except (SafetensorError, OSError, KeyError) as error:
+        raise ModelError(f"{folder / WEIGHTS} holds no head of a judge: {one_line(error)}") from error
+    shapes = [tuple(each.shape) for each in (head.mean, head.scale, head.w, head.b)]
+    if shapes != [(head.width,)] * 3 + [()] or config.get("width", head.width) != head.width:
+        raise ModelError(
+            f"{folder} holds a head of the shapes {shapes}, and its config says width {config.get('width')}",
+            "mean, scale and w have the width of the target's states, b has none",
+        )
+    return head
+
+
+def load_judge(name: str) -> JudgeHead:
+    """The head that `name` refers to. Raises SpecError for an unknown name, ModelError for files that hold none."""
+    folder = locate_judge(name)
+    return _read(folder, (folder / WEIGHTS).stat().st_mtime_ns)

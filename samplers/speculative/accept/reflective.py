@@ -1,0 +1,178 @@
+"""Tests each token by two opinions of one pass: before it, and after the target has read the whole draft and a probe.
+
+Think Before You Accept: Semantic Reflective Verification for Faster Speculative Decoding,
+https://arxiv.org/abs/2505.18629
+
+    fed: draft x_1 .. x_k, probe, x_1 .. x_(k-1) once more;  p_r(. | x_1 .. x_(i-1)) = p behind the second x_(i-1)
+    x_i accepted  iff  u q(x_i) < p_f(x_i);  p_f = softmax((1 - alpha) l + alpha l_r)  or  (1 - alpha) p + alpha p_r
+    at the first rejection  next ~ norm([p - q]+),  behind the last  next ~ p
+
+l are the logits. What follows the draft is a chain behind it: the second copy sees the text, the draft, the probe and
+its own beginning; the draft and what is committed never see either. Both logits are processed as those of the draft's
+own nodes. At temperature 0 a token is accepted iff it is the likeliest of p_f, the distributions mixed being those of
+temperature 1. A row with fewer positions left than would be fed is verified without a second opinion.
+
+The reported deviation is the sum of |a(x) - min(1, p(x)/q(x))| over the tested tokens, a being this rule's acceptance
+probability; averaged over drafts it bounds the total variation from the target's distribution. It takes a target that
+follows instructions for the second opinion to be worth anything.
+
+Deviates from the paper: the last token is not copied, since no drafted token follows it; the probe's words and alpha
+are not the authors', who have published no code. Trees are refused: each path would need a copy of its own.
+Exact: no, except with alpha=0, where nothing is added to the pass and the rule is `speculative`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pardec.models.errors import SpecError
+from pardec.models.model import LanguageModel
+
+from ...ops.rank import argmax
+from ...ops.relaxed import relaxed
+from ...ops.verification import Exact, Trial, follow, judge
+from ...registry import register
+from ..contracts import (
+    Acceptance,
+    DecodeContext,
+    Draft,
+    SpeculativeSampler,
+    TargetDistributions,
+    Uniforms,
+    Verdict,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reflection:
+    """The probe's tokens [P], and the request's context."""
+
+    probe: Tensor
+    context: DecodeContext
+
+    def added(self, draft: Draft) -> np.ndarray:
+        """[B] nodes behind each row's own; -1 in rows without a draft, or without the room for them."""
+        text, added = self.context.text, len(self.probe) + draft.sizes - 2
+        fits = (draft.sizes > 1) & (draft.base + draft.sizes + added <= text.limit)
+        return np.where(fits, added, -1)
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Rows that leave do not change it."""
+
+    def put(self, where: np.ndarray, other: Reflection) -> None:
+        """Nor do rows that join."""
+
+
+@register("reflective", stage="accept", paper="arXiv:2505.18629", checked="reference")
+@dataclass(frozen=True)
+class Reflective(Acceptance):
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"alpha": (0.1, 0.2, 0.3, 0.5, 0.8)}
+
+    alpha: Annotated[float, "weight of the second opinion"] = 0.3
+    probe: Annotated[str, "the text between the draft and its second copy"] = " Let me check this again: "
+    mix: Annotated[Literal["logits", "probs"], "what alpha weighs"] = "logits"
+
+    def __post_init__(self) -> None:
+        self.require("alpha", least=0, most=1, hint="alpha=0 is the exact rule")
+
+    @property
+    def exact(self) -> str:
+        return "relaxed" if self.alpha else "distribution"
+
+    def check(self, sampler: SpeculativeSampler) -> None:
+        drafter, shape = sampler.draft, sampler.shape
+        name = drafter.registered[0]
+        if shape is not None and not shape.chains:
+            raise SpecError(
+                f"reflective reads a draft twice, one chain a row, and {shape.registered[0]!r} drafts trees",
+                hint="leave the shape out: chain is the default",
+            )
+        if shape is None and not drafter.copies:
+            raise SpecError(
+                f"reflective reads a draft twice, one chain a row, and {name!r} lays out the nodes itself",
+                hint="draft with model:name=..., a draft module or lookup",
+            )
+        if drafter.in_pass:
+            raise SpecError(
+                f"reflective adds nodes to the pass that verifies, and {name!r} drafts in that pass",
+                hint="draft with model:name=..., a draft module or lookup",
+            )
+
+    def start(self, context: DecodeContext) -> Reflection:
+        ids = self._tokenised(context.model) if self.alpha else []
+        return Reflection(torch.tensor(ids, dtype=torch.int64, device=context.text.device), context)
+
+    def _tokenised(self, model: LanguageModel) -> list[int]:
+        if not self.probe:
+            return []
+        if model.tokenizer is None:
+            raise SpecError(
+                f"reflective: probe is text, and {model.name} has no tokenizer", hint='write probe="" for none'
+            )
+        return list(model.tokenizer.encode(self.probe, add_special_tokens=False))
+
+    def extend(self, draft: Draft, context: DecodeContext, state: Reflection) -> Draft:
+        if not self.alpha or draft.width == 1:
+            return draft
+        probe, device = state.probe, draft.tokens.device
+        sizes = draft.sizes + state.added(draft).clip(0)
+        size, whole = torch.from_numpy(draft.sizes).to(device)[:, None], int(sizes.max())
+        behind = torch.arange(whole, device=device) - size  # where in what is added
+        copied = (behind - len(probe) + 1).clamp(0, draft.width - 1)
+        tokens = torch.where(behind < 0, pad(draft.tokens, (0, whole))[:, :whole], draft.tokens.gather(1, copied))
+        if len(probe):
+            inside = (behind >= 0) & (behind < len(probe))
+            tokens = torch.where(inside, probe[behind.clamp(0, len(probe) - 1)], tokens)
+        return Draft(tokens, sizes, draft.base)
+
+    def accept(
+        self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: Reflection
+    ) -> Verdict:
+        if not self.alpha or distributions.extended is None:
+            if distributions.greedy:
+                return follow(draft, distributions.pick)
+            return judge(draft, distributions.probs, uniforms)
+        second = self.second(draft, state)
+        reflected = distributions.extended.gather(
+            1, second.clamp(min=0)[..., None].expand(-1, -1, distributions.raw.shape[-1])
+        )
+        reflected = torch.where((second >= 0)[..., None], reflected, distributions.raw)
+        fused = self.fused(draft, distributions, reflected, state.context)
+        return relaxed(draft, distributions.probs, uniforms, _Fused(fused))
+
+    def second(self, draft: Draft, state: Reflection) -> Tensor:
+        """[B, T] int64: of each node that a drafted token follows, the fed node that predicts it again; else -1."""
+        size = np.where(state.added(draft) >= 0, draft.sizes, 0)
+        last = torch.from_numpy(size).to(draft.tokens.device)[:, None] - 1
+        order = torch.arange(draft.width, device=last.device)
+        return torch.where(order < last, last + len(state.probe) + order, -1)
+
+    def fused(
+        self, draft: Draft, distributions: TargetDistributions, reflected: Tensor, context: DecodeContext
+    ) -> Tensor:
+        """p_f [B, T, V] float32 behind every node; `reflected` [B, T, V] are the raw logits of the second opinion."""
+        if self.mix == "logits":
+            logits = context.distribution(torch.lerp(distributions.raw, reflected, self.alpha), draft)
+            fused = logits if distributions.greedy else logits.softmax(-1)
+        else:
+            again = context.distribution(reflected, draft).softmax(-1)
+            fused = torch.lerp(distributions.logits.softmax(-1), again, self.alpha)
+        if distributions.greedy:
+            return torch.zeros_like(fused).scatter_(-1, argmax(fused)[..., None], 1.0)
+        return fused
+
+
+class _Fused(Exact):
+    """The test against p_f [B, T, V]; a rejection leaves the residual of p."""
+
+    def __init__(self, fused: Tensor) -> None:
+        self.fused = fused
+
+    def weight(self, r: Tensor, trial: Trial) -> Tensor:
+        return self.fused[trial.row, trial.parent, trial.token]
