@@ -6,8 +6,8 @@ Rows are dimension 0 of every tensor and array in a state, so that finished rows
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -118,6 +118,12 @@ class EarlyStates:
 
     layers: int
     states: Tensor  # [B, T, E] inputs of the next layer
+    taps: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> [B, T, E] outputs of more of these layers
+
+    def outputs(self, width: int) -> dict[int, Tensor]:
+        """Layer -> [B, width, E] its outputs, as far as they are known; only those of real nodes mean anything."""
+        known = {**self.taps, self.layers - 1: self.states}
+        return {layer: states[:, :width] for layer, states in known.items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,6 +38,7 @@ SMALL = {
     "paths": "paths:tree=0-1-0.0-0.1-1.0-0.0.0-1.0.0",
     "prompts": "prompts:name=draft",
     "recycling": "recycling:k=3,tree=3-4-2",
+    "sorted": "sorted:name=draft,exits=1-2,k=3",
     "template": "template:widths=3-2-1",
     "transfer": "transfer:name=draft",
 }
