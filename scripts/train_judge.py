@@ -102,7 +102,9 @@ def outputs(model: LanguageModel, texts: list[list[int]], layers: slice | None =
     lengths = torch.tensor(list(map(len, texts)))
     ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
     full = Plan.full(ids, model.visible(), lengths)
-    plan = full if layers is None else Plan(**{name: getattr(full, name) for name in Plan.__slots__} | {"layers": layers})
+    plan = (
+        full if layers is None else Plan(**{name: getattr(full, name) for name in Plan.__slots__} | {"layers": layers})
+    )
     hidden: Hidden = model.forward(plan)
     return hidden
 
@@ -175,7 +177,9 @@ def fit(states: Tensor, important: Tensor, penalty: float) -> JudgeHead:
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        value = torch.nn.functional.binary_cross_entropy_with_logits(inputs @ w + b, target) + penalty * w.square().sum()
+        value = (
+            torch.nn.functional.binary_cross_entropy_with_logits(inputs @ w + b, target) + penalty * w.square().sum()
+        )
         value.backward()  # type: ignore[no-untyped-call]
         return value
 

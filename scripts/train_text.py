@@ -5,6 +5,8 @@
     python scripts/train_text.py --model tiny-dream --init models/embedded/tiny-llama --minutes 75
     python scripts/train_text.py --model tiny-llada --init models/embedded/tiny-dream \\
         --teacher models/embedded/tiny-dream --minutes 60
+    python scripts/train_text.py --model tiny-llama-draft --exits 1-2-3 --shape num_hidden_layers=3 --minutes 20 \\
+        --out nested
 
 The state lies in runs/<model>/ and a run that finds one goes on from it; --fresh starts over. The weights exported
 are a moving average over steps, rounded to 16 bit, and they are what the card's accuracies were measured with.
@@ -56,6 +58,7 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--state", type=Path, help="folder of state and log (default runs/<model>)")
     parser.add_argument("--fresh", action="store_true", help="start over though there is a state")
     parser.add_argument("--shape", default="", help="changed sizes, e.g. hidden_size=64,num_hidden_layers=2")
+    parser.add_argument("--exits", default="", help="layers behind which the head learns too, as 1-2-4: for `sorted`")
     given = parser.parse_args(argv)
     if (given.minutes is None) == (given.steps is None):
         parser.error("give one of --minutes and --steps")
@@ -63,6 +66,7 @@ def options(argv: list[str] | None = None) -> Options:
     given.state = given.state or ROOT / "runs" / given.model
     given.shape = {key: int(value) for key, value in pairs(given.shape)}
     given.mix = {key: float(value) for key, value in pairs(given.mix)}
+    given.exits = tuple(int(layer) for layer in given.exits.split("-") if layer)
     return Options(**vars(given))
 
 

@@ -21,6 +21,7 @@ from text_training.export import read_weights  # noqa: E402
 from text_training.loop import Run  # noqa: E402
 from train_text import options  # noqa: E402
 
+import pardec  # noqa: E402
 from pardec.models.load import load  # noqa: E402
 from pardec.models.plan import Plan  # noqa: E402
 from pardec.tasks import Generator, task  # noqa: E402
@@ -107,6 +108,40 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path, model: st
     resumed.train()
     for key, value in whole.average.items():
         torch.testing.assert_close(resumed.average[key], value, rtol=0, atol=0)
+
+
+@pytest.mark.seeds("arXiv:2407.01955")
+def test_one_nested_drafter_serves_two_targets(tmp_path: Path) -> None:
+    """Every exit learns. One set of weights drafts for both models, and their texts are those of plain decoding."""
+    run = made(tmp_path, "tiny-llama-draft", 60, "--exits", "1-2", "--mix", "arithmetic=1")
+    batch = next(run.batches())
+    target = run.targets(batch)
+
+    def losses() -> list[float]:
+        with torch.no_grad():
+            each = networks.logits_at(run.model, target.inputs, (1, 2))
+        wanted = target.weights[:, 1:] > 0
+        labels = target.labels[:, 1:][wanted]
+        return [float(torch.nn.functional.cross_entropy(logits[:, :-1][wanted], labels)) for logits in each]
+
+    before = losses()
+    assert float(run.loss_of(target, batch.prompt)) == pytest.approx(sum(before) / 2, rel=0.2), "one weight each"
+    run.index = 0
+    run.train()
+    assert all(after < 0.7 * first for after, first in zip(losses(), before, strict=True))
+    drafter = f"sorted:name={tmp_path / 'tiny-llama-draft'},exits=1-2,tau=0.5,k=4"
+    prompts = [problem.prompt for problem in task("arithmetic").problems(split="heldout", n=6, seed=3)]
+    for name in ("tiny-llama", "tiny-llama-draft"):
+        model = pardec.load(name, device="cpu")
+        plain, nested = (model.generate(prompts, sampler=spec, max_new_tokens=24) for spec in ("sequential", drafter))
+        assert nested.tokens == plain.tokens
+        assert sum(nested.nfe) < sum(plain.nfe), "some drafts are right"
+
+
+@pytest.mark.parametrize("exits", ["1", "2-1-2", "0-2", "1-3"])
+def test_exits_rise_to_the_last_layer(exits: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must rise to its 2 layers"):
+        made(tmp_path, "tiny-llama-draft", 2, "--exits", exits)
 
 
 def test_masked_targets_hide_only_the_region_and_weigh_only_what_is_hidden() -> None:

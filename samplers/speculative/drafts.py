@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -100,3 +101,9 @@ class EarlyStates:
 
     layers: int
     states: Tensor  # [B, T, E] inputs of the next layer
+    taps: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> [B, T, E] outputs of more of these layers
+
+    def outputs(self, width: int) -> dict[int, Tensor]:
+        """Layer -> [B, width, E] its outputs, as far as they are known; only those of real nodes mean anything."""
+        known = {**self.taps, self.layers - 1: self.states}
+        return {layer: states[:, :width] for layer, states in known.items()}

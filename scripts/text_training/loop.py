@@ -51,6 +51,7 @@ class Run:
         self.masked = networks.is_masked(self.name)
         torch.manual_seed(options.seed)
         self.model = self._network(self.name)
+        self._check_exits(options.exits)
         if options.init:
             networks.adopt(self.model, read_weights(options.init))
         self.taught_by = str(read_card(options.teacher)["name"]) if options.teacher else ""
@@ -76,6 +77,13 @@ class Run:
         shares = ", ".join(f"{kind} {share:.0%}" for kind, share in options.mix.items())
         if not self.mixes or self.mixes[-1][1] != shares:
             self.mixes.append((self.step, shares))
+
+    def _check_exits(self, exits: tuple[int, ...]) -> None:
+        layers = self.model.config.num_hidden_layers
+        if exits and (self.masked or list(exits) != sorted(set(exits)) or exits[0] < 1 or exits[-1] != layers):
+            raise ValueError(
+                f"exits of {self.name} must rise to its {layers} layers, and it must be causal, got {exits}"
+            )
 
     def _network(self, name: str) -> torch.nn.Module:
         model = networks.build(name, self.tokenizer.get_vocab_size(), **self.o.shape).to(self.device)
@@ -144,26 +152,35 @@ class Run:
         return logits.float().softmax(-1).amax(-1).roll(shift, 1).cpu()
 
     def loss_of(self, target: data.Targets, prompt: Tensor) -> Tensor:
-        """Weighted mean of the cross entropy (with a teacher: half of it against the teacher's distribution)."""
+        """Weighted mean of the cross entropy (with a teacher: half of it against the teacher's distribution).
+
+        With exits it is the mean over them, so that each counts alike.
+        """
         shift = networks.SHIFT[self.name]
         inputs, labels, weights = (x.to(self.device) for x in (target.inputs, target.labels, target.weights))
         with torch.autocast(self.device.type, torch.bfloat16):
             if self.on_cached_prompt():
-                logits = networks.logits_from_cache(self.model, inputs, prompt.to(self.device), data.MASK, shift)
+                drafts = [networks.logits_from_cache(self.model, inputs, prompt.to(self.device), data.MASK, shift)]
+            elif self.o.exits:
+                drafts = networks.logits_at(self.model, inputs, self.o.exits)
             else:
-                logits = networks.logits_of(self.model, inputs, self.masked)
+                drafts = [networks.logits_of(self.model, inputs, self.masked)]
         length = inputs.shape[1]
         wanted = weights[:, shift:] > 0
-        rows = logits[:, : length - shift][wanted].float()
-        weight = weights[:, shift:][wanted]
-        each = F.cross_entropy(rows, labels[:, shift:][wanted], reduction="none")
+        weight, soft = weights[:, shift:][wanted], None
         if self.teacher is not None:
             with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
                 taught = networks.logits_of(self.teacher, inputs, networks.is_masked(self.taught_by))
                 taught = taught.roll(networks.SHIFT[self.taught_by] - shift, 1)
             soft = taught[:, : length - shift][wanted].float().softmax(-1)
-            each = 0.5 * each + 0.5 * F.cross_entropy(rows, soft, reduction="none")
-        return (each * weight).sum() / weight.sum()
+        total = torch.zeros((), device=self.device)
+        for logits in drafts:
+            rows = logits[:, : length - shift][wanted].float()
+            each = F.cross_entropy(rows, labels[:, shift:][wanted], reduction="none")
+            if soft is not None:
+                each = 0.5 * each + 0.5 * F.cross_entropy(rows, soft, reduction="none")
+            total = total + (each * weight).sum() / weight.sum()
+        return total / len(drafts)
 
     def take(self, batch: data.Batch) -> float:
         """One optimizer step; its loss."""
@@ -245,6 +262,7 @@ class Run:
             "masks": MASKS if self.masked else "none",
             "steps with a cached prompt": f"{self.o.stale:.0%}" if self.masked else "none",
             "optimizer": f"{self.o.optimizer}, peak learning rate {self.o.lr:g}, linear decay",
+            **({"exits": "-".join(map(str, self.o.exits))} if self.o.exits else {}),
             "tokens per step": self.o.batch,
             "steps": self.step,
             "tokens": self.tokens,

@@ -96,6 +96,17 @@ def logits_of(model: nn.Module, ids: Tensor, masked: bool) -> Tensor:
     return model.lm_head(hidden)
 
 
+def logits_at(model: nn.Module, ids: Tensor, exits: Iterable[int]) -> list[Tensor]:
+    """Logits [B, L, V] of full rows of a causal model behind its first layers, as many as each of `exits` says.
+
+    Sorted fine-tuning, https://arxiv.org/abs/2309.08968: all exits share the norm and the head.
+    """
+    states = model.model(input_ids=ids, output_hidden_states=True, use_cache=False)
+    inner = states.hidden_states[:-1]  # the last ones are behind the norm already
+    each = [states.last_hidden_state if exit_ == len(inner) else model.model.norm(inner[exit_]) for exit_ in exits]
+    return [model.lm_head(normed) for normed in each]
+
+
 def logits_from_cache(model: nn.Module, ids: Tensor, prompt: Tensor, mask_id: int, shift: int) -> Tensor:
     """Logits [B, L, V] of `ids` as a cached decode has them; meaningless before the row that predicts generation.
 

@@ -33,3 +33,4 @@ class Options:
     state: Path
     fresh: bool
     shape: dict[str, int]
+    exits: tuple[int, ...] = ()  # layers behind which the head learns too; none: behind the last alone

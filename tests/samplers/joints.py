@@ -42,6 +42,7 @@ SMALL = {
     "rapid": "rapid:name=draft,k=3,chunk=1,chunks=1,query=1,begin=0",
     "rasd": 'rasd:model="model:name=draft,k=2",span=3,branches=2,suffix=2,nodes=5',
     "recycling": "recycling:k=3,tree=3-4-2",
+    "sorted": "sorted:name=draft,exits=1-2,k=3",
     "template": "template:widths=3-2-1",
     "transfer": "transfer:name=draft",
 }

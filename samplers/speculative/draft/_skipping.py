@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 
 from pardec.models.model import LanguageModel
 
+from ._skip_files import SkipFile
+
 Skip = frozenset[tuple[int, str]]  # (layer, "attn" or "mlp")
 
 _ENOUGH = 0.95  # a match above this ends the search
@@ -18,16 +21,22 @@ _PATIENCE = 300  # candidates without a gain that end it
 _TRIES = 1000
 _DRAWS = 50  # attempts to find a new candidate
 
-# By the model's decoder; then by ratio, context and version of the weights.
-_searches: WeakKeyDictionary[Any, dict[tuple[float, int, int], Search]] = WeakKeyDictionary()
+# By the model's decoder; then by ratio, context, version of the weights, and whether it is kept on disk.
+_searches: WeakKeyDictionary[Any, dict[tuple[float, int, int, bool], Search]] = WeakKeyDictionary()
 
 
-def shared_search(model: LanguageModel, ratio: float, context: int) -> Search:
-    """The search of this model, continued from request to request until its weights are replaced."""
+def shared_search(model: LanguageModel, ratio: float, context: int, *, disk: bool = False) -> Search:
+    """The search of this model, continued from request to request until its weights are replaced.
+
+    With `disk` it begins with what another process has found for these weights, and leaves to others what it finds.
+    """
     searches, version = _searches.setdefault(model.decoder, {}), model.weights_version
     for stale in [key for key in searches if key[2] != version]:
         del searches[stale]
-    return searches.setdefault((ratio, context, version), Search(model.layers, ratio))
+    key = ratio, context, version, disk
+    if key not in searches:
+        searches[key] = Search(model.layers, ratio, SkipFile.of(model, ratio, context) if disk else None)
+    return searches[key]
 
 
 def inner(layers: int) -> list[tuple[int, str]]:
@@ -69,8 +78,9 @@ class Search:
     the texts that it was scored on have a total weight of 1.
     """
 
-    def __init__(self, layers: int, ratio: float) -> None:
-        self.blocks = inner(layers)
+    def __init__(self, layers: int, ratio: float, file: SkipFile | None = None) -> None:
+        """`file` has the best set of an earlier search, with which this one begins, and is to have that of this one."""
+        self.blocks, self.file = inner(layers), file
         self.best: Skip = uniform(layers, ratio)
         self.score: float | None = None  # of the best, on `text`
         self.text: tuple[Hashable, float] | None = None  # and its weight
@@ -79,6 +89,8 @@ class Search:
         self.on_text: dict[Skip, Tally] = {}  # on the present text
         self.idle = 0  # candidates since the last gain
         self.rng = np.random.RandomState(0)
+        if file is not None:
+            self._read(file)
 
     def next(self, text: Hashable, weight: float = 1.0) -> Skip | None:
         """The set to score next on a part of `text` with this `weight`; None if there is nothing to score."""
@@ -99,7 +111,7 @@ class Search:
                 self.proposed.add(skip)
                 return skip
         if not self.open and not any(part.weight for part in self.on_text.values()):
-            self.idle = _PATIENCE  # nearly all sets were tried
+            self._end()  # nearly all sets were tried
         return None
 
     def record(self, skip: Skip, score: float) -> None:
@@ -120,6 +132,31 @@ class Search:
         if total.gain > 0:
             self.best, self.score, self.idle = skip, score, 0
             self.open, self.on_text = {}, {}
+        if total.gain > 0 or self.idle == _PATIENCE:
+            self._write()
+
+    def _end(self) -> None:
+        if self.idle < _PATIENCE:
+            self.idle = _PATIENCE
+            self._write()
+
+    def _read(self, file: SkipFile) -> None:
+        """Takes over what an earlier search found, if it is a set that this one could find."""
+        values = file.read() or {}
+        try:
+            skip = frozenset((int(layer), str(part)) for layer, part in values["skip"])
+            idle = int(values["idle"])
+        except (KeyError, TypeError, ValueError):
+            return
+        if len(skip) == len(self.best) and skip <= set(self.blocks):
+            self.best, self.idle = skip, idle
+            self.proposed.add(skip)
+            # Other candidates than those that the earlier search began with.
+            self.rng = np.random.RandomState(zlib.crc32(repr(sorted(skip)).encode()))
+
+    def _write(self) -> None:
+        if self.file is not None:
+            self.file.write({"skip": sorted(self.best), "idle": self.idle})
 
     def _random(self) -> Skip:
         return frozenset(self.blocks[i] for i in self.rng.permutation(len(self.blocks))[: len(self.best)])

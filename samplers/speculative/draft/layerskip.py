@@ -3,12 +3,15 @@
 SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration, https://arxiv.org/abs/2410.06916
 Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding,
 https://arxiv.org/abs/2309.08168
+Accelerating Inference in Large Language Models with a Unified Layer Skipping Strategy,
+https://arxiv.org/abs/2404.06954 (`skip=uniform`)
 
     skipped: a share `ratio` of the attention and MLP sub-blocks of all layers but the first and the last
     search: skip <- skip'  iff  match(skip') > match(skip);  match = share of the first `context` generated tokens that
     are the drafter's argmax, all fed in one forward; one candidate a round
 
-The result of a search is kept with the model: later requests start from it and continue the search. While no row has
+The result of a search is kept with the model: later requests start from it and continue the search. With `disk` it is
+also kept in the cache folder, by the model's weights, `ratio` and `context`, for later processes. While no row has
 `context` generated tokens, a half or a quarter of them are used, and a candidate is judged once it was scored on
 `context` tokens in all, over several short requests. When tokens are sampled without seeded noise, each request has its
 own search, so that a seed gives the same text whatever was decoded before.
@@ -31,12 +34,13 @@ import numpy as np
 import torch
 
 from pardec.models.draft_modules.contracts import DraftModule
+from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from ...ops.rank import argmax
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, SpeculativeSampler, Uniforms
 from ..draft_model import DraftModelState
 from ._skipping import Search, Skip, shared_search, uniform
 
@@ -55,9 +59,15 @@ class LayerSkip(Drafter):
         int, "generated tokens that a choice is scored on, over several requests where they are short"
     ] = 32
 
+    disk: Annotated[bool, "keep what a search finds in the cache folder, where later processes begin with it"] = False
+
     def __post_init__(self) -> None:
         self.require("ratio", least=0, most=1)
         self.require("k", "context", least=1)
+
+    def check(self, sampler: SpeculativeSampler) -> None:
+        if self.disk and self.skip != "search":
+            raise SpecError("layerskip: disk=true keeps what a search finds", hint="write skip=search,disk=true")
 
     def width(self, model: LanguageModel) -> int:
         return self.k + 1
@@ -72,7 +82,9 @@ class LayerSkip(Drafter):
         if self.skip == "search":
             sampling = context.request.temperature and not context.sampler.accept.seeded
             state.search = (
-                Search(layers, self.ratio) if sampling else shared_search(context.model, self.ratio, self.context)
+                Search(layers, self.ratio)
+                if sampling
+                else shared_search(context.model, self.ratio, self.context, disk=self.disk)
             )
             state.skip = state.search.best
         return state

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from pardec.models.decoder import DecoderLayer
 from pardec.models.errors import SpecError
+from pardec.models.loading import cache_dir
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.samplers import registry
-from pardec.samplers.speculative.draft._skipping import Search, Skip, inner, shared_search, uniform
+from pardec.samplers.speculative.draft._skip_files import SkipFile
+from pardec.samplers.speculative.draft._skipping import Search, Skip, _searches, inner, shared_search, uniform
 from pardec.samplers.speculative.draft.layerskip import Skipping
 from tests.samplers.ar_toys import counted, g_test, joint, rows, run, toy_ar
 from tests.samplers.voices import LENGTHS, NEW, RAGGED, distribution, greedy, heard, target
@@ -261,3 +263,105 @@ def test_what_comes_out_has_the_targets_law(spec: str) -> None:
     draws = 4000
     done = run(target(), spec, [[1, 3]] * draws, 4, temperature=0.9, seeds=range(draws))
     assert g_test(counted(done, 2, 4, 5), joint(target(), [1, 3], 4, temperature=0.9)) < 4
+
+
+# --- what is kept on disk ---
+
+
+def forgotten(model: LanguageModel) -> None:
+    """As a new process: nothing of a search is in memory."""
+    _searches.pop(model.decoder, None)
+
+
+def test_a_later_process_begins_with_what_an_earlier_one_found() -> None:
+    spec, model = "layerskip:ratio=0.5,k=3,skip=search,context=8,disk=true", lame()
+    run(model, spec, RAGGED, 60)
+    best = shared_search(model, 0.5, 8, disk=True).best
+    assert best != uniform(6, 0.5)
+    again = lame()  # the same weights in another object
+    assert shared_search(again, 0.5, 8, disk=True).best == best
+    for other in (shared_search(again, 0.5, 8), shared_search(again, 0.5, 9, disk=True)):
+        assert other.best == uniform(6, 0.5), "in memory alone, or of another context"
+    with torch.no_grad():
+        again.decoder.layers[1].out_weight.mul_(1.1)  # type: ignore[attr-defined]
+    forgotten(again)
+    assert shared_search(again, 0.5, 8, disk=True).best == uniform(6, 0.5), "other weights"
+    forgotten(model)
+    assert rows(run(model, spec, RAGGED, 20)) == rows(run(lame(), "sequential", RAGGED, 20))
+
+
+def test_a_damaged_file_is_none_and_of_two_writers_the_later_is_read() -> None:
+    file = SkipFile("toy-0.5-8.json")
+    first, second = Search(8, 0.5, file), Search(8, 0.5, file)
+    for search, score in ((first, 0.5), (second, 0.7)):
+        search.record(search.next(0) or search.best, 0.4)
+        search.record(search.next(0) or search.best, score)
+    second.best = first.best ^ {min(first.best), min(set(inner(8)) - first.best)}
+    for search in (first, second):
+        search._write()
+    assert Search(8, 0.5, file).best == second.best
+    for values in ({"skip": [[0, "attn"]] * 6, "idle": 0}, {"skip": [[1, "attn"]], "idle": 0}, {"skip": 1}, {}):
+        file.write(values)
+        assert Search(8, 0.5, file).best == uniform(8, 0.5)
+    with cache_dir.private("layerskip") as folder:
+        cache_dir.write(folder / file.name, b"{")
+    assert Search(8, 0.5, file).best == uniform(8, 0.5)
+
+
+def test_a_choice_without_a_search_is_not_kept_on_disk() -> None:
+    with pytest.raises(SpecError, match="disk=true keeps what a search finds"):
+        registry.resolve("layerskip:disk=true", "ar")
+
+
+# --- the papers ---
+
+
+def uneven(seed: int = 5) -> LanguageModel:
+    """Twelve layers, some of which add much to the states and some little."""
+    model = toy_ar(seed, 11, 3.0, layers=12)
+    scale = np.random.RandomState(seed).permutation(np.geomspace(0.02, 1.0, 12))
+    with torch.no_grad():
+        for layer, factor in zip(model.decoder.layers, scale, strict=True):  # type: ignore[attr-defined]
+            layer.out_weight.mul_(factor)
+            layer.down_weight.mul_(factor)
+    return model
+
+
+@pytest.mark.seeds("arXiv:2410.06916")
+def test_swift_finds_better_layers_than_evenly_spread_ones() -> None:
+    """Lossless; the match of the best set only rises; at the same ratio it accepts more than the uniform choice."""
+    model, text = uneven(), [[1, 2, 3]]
+    matches, record = [], Search.record
+
+    def watched(self: Search, skip: Skip, score: float) -> None:
+        record(self, skip, score)
+        if self.text is not None and self.text[1] == 1:  # all tokens that a choice is scored on
+            matches.append(self.score)
+
+    with patch.object(Search, "record", watched):
+        run(model, "layerskip:ratio=0.5,k=4,skip=search,context=24", text, 100)
+    assert len(matches) > 20
+    assert matches == sorted(matches)
+    assert matches[-1] > matches[0]
+    even, best = (
+        run(model, f"layerskip:ratio=0.5,k=4,skip={skip},context=24", text, 60) for skip in ("uniform", "search")
+    )
+    assert rows(best) == rows(even) == rows(run(model, "sequential", text, 60))
+    assert sum(best.nfe) < 0.9 * sum(even.nfe)
+
+
+@pytest.mark.seeds("arXiv:2404.06954")
+def test_unified_layer_skipping_runs_as_few_layers_as_the_target_speed_up_says() -> None:
+    """Of 12 layers 6 evenly spread ones run for a speed-up of 2; it is lossless as a drafter."""
+    model, prompt = uneven(), [1, 2, 3]
+    with counted_blocks() as count:
+        done = run(model, "layerskip:ratio=0.6,k=3", [prompt], 24)
+    forwards, drafts = done.nfe[0], done.draft_forwards[0]
+    layers = [(count["attn", layer] - forwards) / drafts for layer in range(12)]
+    assert set(layers) == {0, 1}
+    assert 12 / sum(layers) == 2
+    skipped = [layer for layer, ran in enumerate(layers) if not ran]
+    assert skipped == sorted({layer for layer, _ in uniform(12, 0.6)})
+    assert max(np.diff([0, *skipped, 11])) <= 2, "balanced"
+    assert rows(done) == rows(run(model, "sequential", [prompt], 24))
+    assert max(done.trace.accepted[0]) >= 1

@@ -33,7 +33,7 @@ VOCAB = 8  # few tokens, so that copies and guesses are often right
 TIE = 1e-4  # two logits nearer than this may change places between a wide and a narrow forward
 MODULES = ("eagle", "falcon", "hydra", "medusa", "prompts", "transfer")
 # What a drafter cannot do without, and the depth of the random modules that have one, to which fixed trees are cut.
-NEEDS = {name: f"{name}:name=toy" for name in ("model", "pearl", *MODULES)}
+NEEDS = {name: f"{name}:name=toy" for name in ("model", "pearl", "sorted", *MODULES)}
 NEEDS |= {name: f"{NEEDS[name]},k=3" for name in ("hydra", "medusa", "prompts", "transfer")}
 NEEDS["rapid"] = "rapid:chunk=2,chunks=1,query=2,begin=1"  # so that prompts of more than five tokens are shortened
 NEEDS["rasd"] = 'rasd:model="model:name=toy,k=3",span=4,nodes=8'

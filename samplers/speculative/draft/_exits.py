@@ -1,0 +1,62 @@
+"""Exits of a stack: the layers behind which a drafter can stop, and forwards that run a part of the layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+from pardec.models.plan import Plan, Visible
+
+
+def parse_exits(method: str, text: str | None) -> tuple[int, ...] | None:
+    """The layers that "2-4-6" names, counted from 1. Raises SpecError unless they are rising numbers.
+
+    >>> parse_exits("sorted", "2-4-6")
+    (2, 4, 6)
+    """
+    if text is None:
+        return None
+    parts = text.split("-")
+    exits = tuple(int(part) for part in parts if part.isdecimal() and len(part) < 6)
+    if len(exits) < len(parts) or exits[0] < 1 or any(later <= earlier for earlier, later in pairwise(exits)):
+        raise SpecError(
+            f"{method}: exits lists rising numbers of layers joined by '-', got {text!r}",
+            hint=f"{method}:exits=2-4 can stop behind the first 2 layers, and behind the first 4",
+        )
+    return exits
+
+
+def fitting_exits(method: str, exits: tuple[int, ...], most: int, name: str) -> tuple[int, ...]:
+    """`exits`. Raises SpecError if one lies behind layer `most`, the last that the model called `name` can stop at."""
+    if not exits or exits[-1] > most:
+        raise SpecError(
+            f"{method}: the last exit of {name} lies behind layer {most}, got {'-'.join(map(str, exits)) or 'none'}",
+            hint="name fewer layers, or draft with another method" if most < 1 else f"{method}:exits={most}",
+        )
+    return exits
+
+
+def of_rows(plan: Plan, rows: np.ndarray, **changes: Any) -> Plan:
+    """The part of `plan` of these of its rows, all of which are those of the cache; `changes` are of its fields."""
+    if len(rows) == plan.batch:
+        return replace(plan, **changes)
+    index = torch.from_numpy(rows).to(plan.tokens.device)
+    visible = plan.visible
+    if visible.dense is not None:
+        visible = Visible.mask(visible.dense[index], visible.before)
+    elif visible.parents is not None and visible.base is not None:
+        parents = visible.parents if visible.parents.dim() == 1 else visible.parents[index]
+        visible = Visible.tree(parents, visible.base[index])
+    parts = {name: getattr(plan, name)[index] for name in ("tokens", "positions", "slots", "lengths", "want")}
+    return replace(plan, visible=visible, rows=index, **parts, **changes)
+
+
+def all_copies(rows: np.ndarray, batch: int, copies: int, device: torch.device) -> Tensor:
+    """[copies * n] where the states of these rows [n] of `batch` stand, with those of the copies that guidance adds."""
+    return torch.from_numpy(np.concatenate([rows + copy * batch for copy in range(copies)])).to(device)

@@ -1,0 +1,220 @@
+"""Drafts with the first layers of a second checkpoint, and with more of them where these are unsure.
+
+S2D: Sorted Speculative Decoding For More Efficient Deployment of Nested Large Language Models,
+https://arxiv.org/abs/2407.01955
+
+    exits n_1 < n_2 < .. < n_S:  q_s = softmax(head(norm(h_(n_s)))),  the token is drawn from q_s of the first s with
+    max q_s >= tau, or of the last exit
+
+Every token begins with the first exit. Where that is unsure, the layers up to the next one go on from the same states;
+rows that go on form a group. Layers that a token left out have no K/V of it: their input is remembered, and they run on
+it with the next token that needs them, in the same forward. One set of weights drafts for any target of its vocabulary.
+tau=0 is the first exit alone, tau=1 the last one.
+
+Deviates from the paper: q is processed like the target's distribution, temperature and filters included, before its
+maximum is compared with tau; one tau for all exits. Any checkpoint can be named; one that was trained for it learned
+the sum of the losses at its exits (`scripts/train_text.py --exits`).
+Exact: greedy and distribution, with an exact acceptance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pardec.models.draft_modules.contracts import DraftModule
+from pardec.models.errors import ModelError, SpecError
+from pardec.models.hidden import Hidden
+from pardec.models.model import LanguageModel
+from pardec.models.plan import Plan, Visible
+from pardec.models.trimmed import parameters_read
+
+from ...batching import put_rows
+from ...conditioning import conditioned_model
+from ...registry import register
+from ...spec import ModelName
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
+from ..draft_model import DraftModelState
+from ..forward import catch_up_groups
+from ..over_ids import LogitsOverIds
+from ..shape.chain import Chain
+from ._exits import all_copies, fitting_exits, parse_exits
+from ._checkpoint import check_pair
+from .model import 
+
+
+@register("sorted", stage="draft", paper="arXiv:2407.01955", exact="greedy", checked="hand joint")
+@dataclass(frozen=True)
+class Sorted(Drafter):
+    takes_shape: ClassVar[bool] = True
+    takes_length: ClassVar[bool] = True
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.7, 0.4, 0.9), "k": (5, 3, 8)}
+
+    name: Annotated[ModelName | None, "of the drafting checkpoint: embedded name, folder or hub id"] = None
+    exits: Annotated[str | None, "layers it can stop behind, joined by '-'; by default half of them, and all"] = None
+    tau: Annotated[float, "probability of the likeliest token, under which more layers run"] = 0.7
+    k: Annotated[int, "tokens drafted"] = 5
+
+    def __post_init__(self) -> None:
+        self.require("k", least=1)
+        self.require("tau", least=0, most=1)
+        parse_exits("sorted", self.exits)
+
+    def check(self, sampler: SpeculativeSampler) -> None:
+        if not self.name:
+            raise SpecError(
+                "sorted: name is not given: the checkpoint that drafts",
+                hint="write sorted:name=... with an embedded name, a folder or a hub id of the target's vocabulary",
+            )
+        if not isinstance(sampler.shape, Chain):
+            raise SpecError("sorted drafts chains", hint="leave the shape out, or draft with model:name=...")
+
+    @property
+    def needed_model(self) -> str | None:
+        return self.name
+
+    def width(self, model: LanguageModel) -> int:
+        return self.k + 1
+
+    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
+        """At most: parameters of all layers of the drafter over those of the target."""
+        return parameters_read(draft_model) / target.parameters if isinstance(draft_model, LanguageModel) else None
+
+    def start(self, context: DecodeContext) -> NestedState:
+        drafter = context.request.draft_model
+        if not isinstance(drafter, LanguageModel):
+            raise ModelError("sorted: the request has no draft model", "load it and hand it in as Request.draft_model")
+        check_pair(drafter, context.model)
+        exits = parse_exits("sorted", self.exits) or tuple(sorted({max(1, drafter.layers // 2), drafter.layers}))
+        fitting_exits("sorted", exits, drafter.layers, drafter.name)
+        return NestedState(context, conditioned_model(drafter, context.request), exits, self.tau)
+
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: NestedState) -> Draft:
+        return state.draft(self.k, room, uniforms)
+
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: NestedState) -> None:
+        state.settle()
+
+
+class NestedState(DraftModelState):
+    """The drafter in parts: part s runs the layers between exits s - 1 and s. A token has the slot of its position.
+
+    Attributes:
+        reach: [B, S] on the host: the first tokens of each row on which each part has run.
+        inputs: [B, copies, S - 1, W, E] of the parts from the second on, by slot; valid below the reach of the part
+            before it.
+    """
+
+    def __init__(self, context: DecodeContext, model: LanguageModel, exits: tuple[int, ...], tau: float) -> None:
+        rows, longest = len(context.text), int(context.text.limit.max())
+        cache = model.new_cache(rows, longest, scratch=context.cache.capacity - longest)
+        super().__init__(context, model, cache, own=True)
+        self.parts = [slice(start, stop) for start, stop in pairwise((0, *exits))]
+        self.tau = tau
+        self.reach = np.zeros((rows, len(self.parts)), dtype=np.int64)
+        shape = rows, cache.copies, len(self.parts) - 1, 0, model.width
+        self.inputs = torch.zeros(shape, dtype=model.dtype, device=model.device)
+
+    def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
+        calls, live = self.calls, nodes[:, 0] >= 0
+        stop = self.base + nodes[:, 0].cpu().numpy() + 1  # [B] behind the token that is fed
+        rows = np.flatnonzero(live.cpu().numpy())
+        result: Tensor | None = None
+        for part in range(len(self.parts)):
+            raw = self._fitted(self._advance(part, rows, stop[rows], draft))
+            self.highest = self.highest + raw.amax(-1).sum()
+            whole = raw.new_zeros(len(live), *raw.shape[1:])
+            whole[torch.from_numpy(rows).to(raw.device)] = raw
+            chosen = torch.zeros_like(live)
+            chosen[torch.from_numpy(rows).to(live.device)] = True
+            logits = self._processed(whole, draft, torch.where(chosen[:, None], nodes, -1))
+            result = logits if result is None else torch.where(chosen[:, None, None], logits, result)
+            if self.tau < 1:
+                chosen = chosen & (logits[:, 0].softmax(-1).amax(-1) < self.tau)
+            rows = np.flatnonzero(chosen.cpu().numpy())
+            if not len(rows):
+                break
+        self.calls = calls + 1  # a token's layers, in however many parts
+        assert result is not None, "there is at least one exit"
+        return result
+
+    def forward_over_ids(self, draft: Draft, nodes: Tensor) -> LogitsOverIds:
+        return LogitsOverIds(self.forward(draft, nodes))
+
+    def settle(self) -> None:
+        """Rejected tokens are not in the text; the last one of it was never fed."""
+        self.reach = np.minimum(self.reach, self.context.text.length[:, None] - 1)
+
+    def keep(self, rows: np.ndarray) -> None:
+        super().keep(rows)
+        self.reach = self.reach[rows]
+        self.inputs = self.inputs[torch.from_numpy(rows).to(self.inputs.device)]
+
+    def put(self, where: np.ndarray, other: DraftModelState) -> None:
+        assert isinstance(other, NestedState)
+        super().put(where, other)
+        self.reach = put_rows(self.reach, where, other.reach)
+        self.inputs = put_rows(self.inputs, where, other.inputs)
+
+    def _advance(self, part: int, rows: np.ndarray, stop: np.ndarray, draft: Draft) -> Tensor:
+        """Runs a part on the tokens of `rows` [n] before `stop` [n] that it lacks: logits [n, 1, V] behind the last."""
+        missing = stop - self.reach[rows, part]
+        raw: Tensor | None = None
+        for group in catch_up_groups(missing):
+            logits = self._run_part(part, rows[group], missing[group], draft).logits()
+            raw = logits.new_zeros(len(rows), *logits.shape[1:]) if raw is None else raw
+            raw[torch.from_numpy(group).to(raw.device)] = logits
+        self.reach[rows, part] = stop
+        assert raw is not None, "rows are live"
+        return raw
+
+    def _run_part(self, part: int, rows: np.ndarray, missing: np.ndarray, draft: Draft) -> Hidden:
+        text, whole = self.context.text, len(rows) == len(self.reach)
+        device = text.device
+        index, count = torch.from_numpy(rows).to(device), torch.from_numpy(missing).to(device)[:, None]
+        first = torch.from_numpy(self.reach[rows, part]).to(device)[:, None]
+        order = torch.arange(int(missing.max()), device=device)
+        where = first + order
+        slots = torch.where(order < count, where, -1)
+        base = self.start[index, None]
+        committed = text.tokens[index].gather(1, where.clamp(max=text.tokens.shape[1] - 1))
+        drafted = draft.tokens[index].gather(1, (where - base).clamp(0, draft.width - 1))
+        plan = Plan(
+            tokens=self._tokens(torch.where(where > base, drafted, committed)),
+            positions=slots,
+            slots=slots,
+            visible=Visible.causal(),
+            lengths=first[:, 0] + count[:, 0],
+            want=count - 1,
+            soft=self._taken(part, rows, where) if part else None,
+            layers=self.parts[part],
+            rows=None if whole else index,
+        )
+        output = self._run(plan)
+        if part + 1 < len(self.parts):
+            self._give(part, rows, where, output.states)
+        return output
+
+    def _taken(self, part: int, rows: np.ndarray, where: Tensor) -> Tensor:
+        """[copies * n, Q, E] the inputs of a part at the slots `where` [n, Q]."""
+        copies = self.cache.copies
+        states = self.inputs[:, :, part - 1].transpose(0, 1).flatten(0, 1)  # [copies * B, W, E]
+        states = states[all_copies(rows, len(self.reach), copies, states.device)]
+        at = where.clamp(max=states.shape[1] - 1).repeat(copies, 1)
+        return states.gather(1, at[..., None].expand(-1, -1, states.shape[-1]))
+
+    def _give(self, part: int, rows: np.ndarray, where: Tensor, states: Tensor) -> None:
+        """Stores `states` [copies * n, Q, E] as inputs of the next part; what is behind a row's last is written over."""
+        more = int(where.max()) + 1 - self.inputs.shape[3]
+        if more > 0:
+            self.inputs = pad(self.inputs, (0, 0, 0, more))
+        index = torch.from_numpy(rows).to(states.device)
+        split = states.view(self.cache.copies, len(rows), *states.shape[1:]).transpose(0, 1)
+        for copy in range(self.cache.copies):
+            self.inputs[index[:, None], copy, part, where] = split[:, copy].to(self.inputs)
