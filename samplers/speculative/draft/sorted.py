@@ -44,9 +44,8 @@ from ..draft_model import DraftModelState
 from ..forward import catch_up_groups
 from ..over_ids import LogitsOverIds
 from ..shape.chain import Chain
-from ._exits import all_copies, fitting_exits, parse_exits
 from ._checkpoint import check_pair
-from .model import 
+from ._exits import all_copies, fitting_exits, parse_exits
 
 
 @register("sorted", stage="draft", paper="arXiv:2407.01955", exact="greedy", checked="hand joint")
