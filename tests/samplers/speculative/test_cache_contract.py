@@ -1,8 +1,7 @@
-"""What every cache of autoregressive specs promises, checked over all of them: later ones are covered as they arrive."""
+"""What every cache of autoregressive specs promises, checked over all of them, also those that are added later."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
@@ -40,9 +39,8 @@ def target() -> LanguageModel:
 
 
 @pytest.fixture(autouse=True)
-def drafter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def drafter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_models, "language_model", lambda *_: toy_ar(4, VOCAB, 1.5))
-    yield
 
 
 @pytest.mark.parametrize("sampler", ["sequential", "recycling"])
