@@ -94,8 +94,7 @@ class Reading(Cache):
         return PartialCache(whole, slots=min(self.most + (self.refresh + 1) * nodes, whole.capacity))
 
     def start(self, context: DecodeContext) -> Renewal:
-        rows = len(context.text)
-        return Renewal(np.full(rows, self.refresh), np.zeros(rows, dtype=np.int64))
+        return self.renewal(len(context.text))
 
     def settle(self, context: DecodeContext, state: Renewal) -> None:
         cache = context.cache
@@ -108,6 +107,10 @@ class Reading(Cache):
         state.copied = length
 
     # --- of a drafter, too ---
+
+    def renewal(self, rows: int) -> Renewal:
+        """What is remembered of `rows` rows, all of which are to be filled."""
+        return Renewal(np.full(rows, self.refresh), np.zeros(rows, dtype=np.int64))
 
     def renew(self, cache: CompactCache, source: KVCache, context: DecodeContext, state: Renewal) -> np.ndarray:
         """Fills the rows of `cache` whose turn it is from `source`; [B] bool, which these are."""
