@@ -38,8 +38,10 @@ SMALL = {
     "paths": "paths:tree=0-1-0.0-0.1-1.0-0.0.0-1.0.0",
     "prompts": "prompts:name=draft",
     "recycling": "recycling:k=3,tree=3-4-2",
+    "sparsekv": 'sparsekv:read="retrieval:budget=2,chunk=1,refresh=2",k=3',
     "template": "template:widths=3-2-1",
     "transfer": "transfer:name=draft",
+    "triforce": 'triforce:name=draft,read="streaming:sink=1,window=1",k=2,gamma=2',
 }
 VARIANTS = {"match": ("match", "match:noise=seeded"), "rrs": ("rrs", "rrs:replacement=true")}
 
