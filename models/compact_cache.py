@@ -86,7 +86,7 @@ class CompactCache(KVCache):
                 wide = F.pad(slots[:, :top], (0, 0, 0, max(0, top - slots.shape[1])), value=-1)
                 hole = wide < 0
                 missing = hole & within.to(hole.device)[..., None]
-                fresh = hole if bool(missing.any()) else None
+                fresh = missing if bool(missing.any()) else None
                 where = torch.from_numpy(rows)
                 if every or (fresh is None and self.holes[layer] is None):
                     self.holes[layer] = fresh

@@ -35,7 +35,7 @@ FILE = "label_channels.json"  # beside a checkpoint: of each layer and head of k
 
 
 def importance(q: Tensor, k: Tensor) -> Tensor:
-    """[..., K, D/2] of each pair of channels, for queries [..., n, H, D] and the keys [..., n, K, D] of their tokens."""
+    """[..., K, D/2] of each pair, for queries [..., n, H, D] and the keys [..., n, K, D] of the same tokens."""
     grouped = rearrange(q, "... n (k g) d -> ... n k g d", k=k.shape[-2])
     each = (grouped.float() * k.float()[..., None, :]).abs().mean((-4, -2))
     first, second = each.chunk(2, -1)
@@ -93,26 +93,38 @@ class LabelCache(KVCache):
     """A cache whose queries see a few slots each, once `labels` are known: [B, K, P] pairs of channels, by layer."""
 
     def __init__(self, plain: KVCache, *, heavy: int, sink: int, window: int, labels: list[Tensor] | None) -> None:
-        """Takes the storage of `plain`."""
-        vars(self).update(vars(plain))
+        """Takes the storage of `plain`. Where rows share slots, everything is read."""
+        self.share(plain)
         self.heavy, self.sink, self.window, self.labels = heavy, sink, window, labels
 
     def reader(self, plan: Plan, rope: Any, device: torch.device) -> Reader | None:
         most = self.heavy + self.sink + self.window
-        if self.labels is None or self.extent(plan) <= most:
+        if self.labels is None or self.shared is not None or self.extent(plan) <= most:
             return None  # nothing is left out: the kernels run
         labels = self.labels if plan.rows is None else [each[plan.rows.to(each.device)] for each in self.labels]
         where = plan.positions.to(device), plan.slots.to(device)
         return LabelReader(labels, self.heavy, self.sink, self.window, *where)
 
+    def share(self, plain: KVCache) -> None:
+        """Takes the storage of `plain` as it is now."""
+        vars(self).update(vars(plain))
+
     def keep(self, rows: Tensor) -> None:
         super().keep(rows)
-        if self.labels is not None:
-            self.labels = [each[rows.to(each.device)] for each in self.labels]
+        self.keep_labels(rows)
 
     def put(self, rows: Tensor, other: KVCache) -> None:
         assert isinstance(other, LabelCache), "both are of one request's kind"
         super().put(rows, other)
+        self.put_labels(rows, other)
+
+    def keep_labels(self, rows: Tensor) -> None:
+        """`keep`, of the labels alone: the storage is another cache's."""
+        if self.labels is not None:
+            self.labels = [each[rows.to(each.device)] for each in self.labels]
+
+    def put_labels(self, rows: Tensor, other: LabelCache) -> None:
+        """`put`, of the labels alone."""
         if self.labels is not None and other.labels is not None:
             pairs = zip(self.labels, other.labels, strict=True)
             self.labels = [ours.index_copy(0, rows.to(ours.device), theirs) for ours, theirs in pairs]
@@ -142,6 +154,7 @@ class LabelReader:
         return attend_seen(q, k, v, seen)
 
     def narrowed(self, picked: Tensor) -> LabelReader:
+        """Of the queries `picked` [B, M] alone."""
         rows = torch.arange(len(picked), device=picked.device)[:, None]
         return replace(self, positions=self.positions[rows, picked], slots=self.slots[rows, picked])
 

@@ -39,8 +39,10 @@ SMALL = {
     "prompts": "prompts:name=draft",
     "rapid": "rapid:name=draft,k=3,chunk=1,chunks=1,query=1,begin=0",
     "recycling": "recycling:k=3,tree=3-4-2",
+    "sparsekv": 'sparsekv:read="retrieval:budget=2,chunk=1,refresh=2",k=3',
     "template": "template:widths=3-2-1",
     "transfer": "transfer:name=draft",
+    "triforce": 'triforce:name=draft,read="streaming:sink=1,window=1",k=2,gamma=2',
 }
 VARIANTS = {"match": ("match", "match:noise=seeded"), "rrs": ("rrs", "rrs:replacement=true")}
 

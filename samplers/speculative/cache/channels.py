@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,13 +32,13 @@ from pardec.models.label_channels import FILE, LabelCache, importance, read_labe
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import Cache, DecodeContext, SpeculativeSampler
-from ..reading import demand_plain_decoder, refuse_searches
+from ..contracts import DecodeContext, SpeculativeSampler
+from ..reading import QueryReading, demand_plain_decoder, refuse_searches
 
 
 @register("channels", stage="cache", family="ar", paper="arXiv:2408.07092", checked="reference")
 @dataclass(frozen=True)
-class Channels(Cache):
+class Channels(QueryReading):
     heavy: Annotated[int, "tokens that each query sees by its labels"] = 256
     sink: Annotated[int, "first tokens that are always seen"] = 4
     window: Annotated[int, "last tokens that are always seen"] = 64
@@ -65,35 +66,33 @@ class Channels(Cache):
     def new_cache(
         self, model: LanguageModel, rows: int, capacity: int, *, scratch: int = 0, shared: int = 0
     ) -> KVCache:
-        return self.reading_cache(model, model.new_cache(rows, capacity, scratch=scratch))
+        return self.view(model, model.new_cache(rows, capacity, scratch=scratch))
 
-    def reading_cache(self, model: LanguageModel, plain: KVCache) -> LabelCache:
-        """A cache with the storage of `plain`, read through labels as soon as they are known."""
-        least = min(k.shape[3] for k in plain.k) // 2
+    def view(self, model: LanguageModel, cache: KVCache) -> LabelCache:
+        least = min(k.shape[3] for k in cache.k) // 2
         if self.pairs is not None and self.pairs > least:
             raise ModelError(f"channels: {model.name} has {least} pairs of channels, got pairs={self.pairs}", "fewer")
         labels = None
         if (file := self._file(model)) is not None:
-            ranking = read_labels(file, model, self._pairs(plain))
-            labels = [each.to(k.device).repeat(plain.batch, 1, 1) for each, k in zip(ranking, plain.k, strict=True)]
-        return LabelCache(plain, heavy=self.heavy, sink=self.sink, window=self.window, labels=labels)
+            ranking = read_labels(file, model, self._pairs(cache))
+            labels = [each.to(k.device).repeat(cache.batch, 1, 1) for each, k in zip(ranking, cache.k, strict=True)]
+        return LabelCache(cache, heavy=self.heavy, sink=self.sink, window=self.window, labels=labels)
 
     def settle(self, context: DecodeContext, state: Any) -> None:
-        cache = context.cache
-        assert isinstance(cache, LabelCache), "new_cache made it"
-        if cache.labels is None:
-            cache.labels = self.prompt_labels(context)
+        assert isinstance(context.cache, LabelCache), "new_cache made it"
+        self.calibrate(context.cache, context)
 
-    def prompt_labels(self, context: DecodeContext) -> list[Tensor]:
-        """[B, K, P] of each layer, by the last tokens of each row's prompt; called after its forward."""
-        cache, queries = context.cache, context.queries()
-        labels = []
-        for q, k in zip(queries, cache.k, strict=True):
-            end = torch.from_numpy(context.text.prompt).to(k.device)[:, None]
-            where = (end - q.shape[1] + torch.arange(q.shape[1], device=k.device)).clamp(min=0)
-            keys = k[torch.arange(len(where), device=k.device)[:, None], where]
-            labels.append(importance(q, keys).argsort(dim=-1, descending=True, stable=True)[..., : self._pairs(cache)])
-        return labels
+    def calibrate(self, view: LabelCache, context: DecodeContext) -> None:
+        if view.labels is None and view.shared is None:
+            each = zip(context.queries(), view.k, strict=True)
+            view.labels = [self._ranked(q, k, context.text.prompt)[..., : self._pairs(view)] for q, k in each]
+
+    def _ranked(self, q: Tensor, k: Tensor, prompt: np.ndarray) -> Tensor:
+        """[B, K, D/2] pairs, the most important first, by the queries q [B, n, H, D] of the prompts' last tokens."""
+        last = torch.from_numpy(prompt).to(k.device)[:, None]
+        where = (last - q.shape[1] + torch.arange(q.shape[1], device=k.device)).clamp(min=0)
+        keys = k[torch.arange(len(where), device=k.device)[:, None], where]
+        return importance(q, keys).argsort(dim=-1, descending=True, stable=True)
 
     def _pairs(self, cache: KVCache) -> int:
         return self.pairs or max(1, min(k.shape[3] for k in cache.k) // 32)
