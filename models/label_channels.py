@@ -92,10 +92,11 @@ def read_labels(file: Path, model: LanguageModel, pairs: int) -> list[Tensor]:
 class LabelCache(KVCache):
     """A cache whose queries see a few slots each, once `labels` are known: [B, K, P] pairs of channels, by layer."""
 
-    def __init__(self, plain: KVCache, *, heavy: int, sink: int, window: int, labels: list[Tensor] | None) -> None:
+    def __init__(self, plain: KVCache, *, heavy: int, sink: int, window: int) -> None:
         """Takes the storage of `plain`. Where rows share slots, everything is read."""
         self.share(plain)
-        self.heavy, self.sink, self.window, self.labels = heavy, sink, window, labels
+        self.heavy, self.sink, self.window = heavy, sink, window
+        self.labels: list[Tensor] | None = None
 
     def reader(self, plan: Plan, rope: Any, device: torch.device) -> Reader | None:
         most = self.heavy + self.sink + self.window
@@ -131,7 +132,7 @@ class LabelCache(KVCache):
 
 
 @dataclass(frozen=True, slots=True)
-class LabelReader:
+class LabelReader(Reader):
     """Attends by the definition, each query to what it sees."""
 
     labels: Sequence[Tensor]  # of each layer [B, K, P]
@@ -153,7 +154,7 @@ class LabelReader:
         seen = heaviest(q, k, self.labels[layer].to(q.device), self.heavy, None if mask is None else mask == 0, near)
         return attend_seen(q, k, v, seen)
 
-    def narrowed(self, picked: Tensor) -> LabelReader:
+    def narrowed(self, picked: Tensor) -> Reader:
         """Of the queries `picked` [B, M] alone."""
         rows = torch.arange(len(picked), device=picked.device)[:, None]
         return replace(self, positions=self.positions[rows, picked], slots=self.slots[rows, picked])

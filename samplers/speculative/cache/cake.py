@@ -124,8 +124,8 @@ class Cake(Reading):
         position = end - q.shape[1] + torch.arange(q.shape[1], device=slot.device)
         seen = (whole[:, None] >= 0) & (whole[:, None] <= position[..., None, None])
         hidden = rearrange(~seen, "b n s k -> b k 1 n s")
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)[..., : slot.shape[1]]
-        return rearrange(weights, "b k g n s -> b (k g) n s")
+        weights: Tensor = scores.masked_fill(hidden, -torch.inf).softmax(-1)[..., : slot.shape[1]]
+        return weights.flatten(1, 2)
 
     def _share(self, slots: CommittedSlots, long: np.ndarray, attentions: list[Tensor], state: Eviction) -> None:
         """Fixes the budgets of rows that have none yet."""

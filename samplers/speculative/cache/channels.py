@@ -72,18 +72,18 @@ class Channels(QueryReading):
         least = min(k.shape[3] for k in cache.k) // 2
         if self.pairs is not None and self.pairs > least:
             raise ModelError(f"channels: {model.name} has {least} pairs of channels, got pairs={self.pairs}", "fewer")
-        labels = None
-        if (file := self._file(model)) is not None:
-            ranking = read_labels(file, model, self._pairs(cache))
-            labels = [each.to(k.device).repeat(cache.batch, 1, 1) for each, k in zip(ranking, cache.k, strict=True)]
-        return LabelCache(cache, heavy=self.heavy, sink=self.sink, window=self.window, labels=labels)
+        self._of_file(model, cache)  # an error comes before the prompt is fed
+        return LabelCache(cache, heavy=self.heavy, sink=self.sink, window=self.window)
 
     def settle(self, context: DecodeContext, state: Any) -> None:
         assert isinstance(context.cache, LabelCache), "new_cache made it"
         self.calibrate(context.cache, context)
 
     def calibrate(self, view: LabelCache, context: DecodeContext) -> None:
-        if view.labels is None and view.shared is None:
+        if view.labels is not None or view.shared is not None:
+            return
+        view.labels = self._of_file(context.model, view)
+        if view.labels is None:
             each = zip(context.queries(), view.k, strict=True)
             view.labels = [self._ranked(q, k, context.text.prompt)[..., : self._pairs(view)] for q, k in each]
 
@@ -97,8 +97,12 @@ class Channels(QueryReading):
     def _pairs(self, cache: KVCache) -> int:
         return self.pairs or max(1, min(k.shape[3] for k in cache.k) // 32)
 
-    def _file(self, model: LanguageModel) -> Path | None:
+    def _of_file(self, model: LanguageModel, cache: KVCache) -> list[Tensor] | None:
+        """[B, K, P] of each layer, the same in all rows; None without a file."""
+        file = None if model.path is None else Path(model.path) / FILE
         if self.file is not None:
-            return Path(self.file)
-        beside = None if model.path is None else Path(model.path) / FILE
-        return beside if beside is not None and beside.is_file() else None
+            file = Path(self.file)
+        elif file is None or not file.is_file():
+            return None
+        each = zip(read_labels(file, model, self._pairs(cache)), cache.k, strict=True)
+        return [labels.to(k.device).repeat(cache.batch, 1, 1) for labels, k in each]
