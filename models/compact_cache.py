@@ -84,9 +84,8 @@ class CompactCache(KVCache):
         with torch.inference_mode(False), torch.no_grad():
             for layer, slots in enumerate(chosen):
                 wide = F.pad(slots[:, :top], (0, 0, 0, max(0, top - slots.shape[1])), value=-1)
-                hole = wide < 0
-                missing = hole & within.to(hole.device)[..., None]
-                fresh = hole if bool(missing.any()) else None
+                missing = (wide < 0) & within.to(wide.device)[..., None]
+                fresh = missing if bool(missing.any()) else None
                 where = torch.from_numpy(rows)
                 if every or (fresh is None and self.holes[layer] is None):
                     self.holes[layer] = fresh

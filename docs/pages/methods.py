@@ -68,6 +68,7 @@ _OWN = {
     "auto": 'auto:model="eagle:name=tiny-llama-eagle"',
     "falcon": "falcon:name=FOLDER",
     "transfer": "transfer:name=FOLDER",
+    "triforce": "triforce:name=tiny-llama-draft",
     "selfcondition": "selfcondition+renoise",
     "denoise": "denoise+renoise",
     "renoise": "renoise",

@@ -37,7 +37,9 @@ class Row:
         return torch.cat([self.prompt, self.rest])
 
 
-def encode(model: LanguageModel, prompt: Any, input_ids: Any, template: Any, max_new_tokens: int) -> list[Row]:
+def encode(
+    model: LanguageModel, prompt: Any, input_ids: Any, template: Any, max_new_tokens: int, *, beyond: bool = False
+) -> list[Row]:
     """The rows that `generate` decodes.
 
     Args:
@@ -46,6 +48,7 @@ def encode(model: LanguageModel, prompt: Any, input_ids: Any, template: Any, max
         template: what follows the prompt, in place of max_new_tokens masks: text with mask tokens, or ids with None or
             the mask id at positions to fill. One for all rows, or a list with one a row. With a template the prompt
             may be left out.
+        beyond: rows may be longer than the checkpoint was made for.
 
     Raises:
         SpecError: naming the row and the value that cannot work.
@@ -77,7 +80,8 @@ def encode(model: LanguageModel, prompt: Any, input_ids: Any, template: Any, max
                 hint="text with gaps to fill goes to template=, the text before it to the prompt",
             )
     if templates is None:
-        check_length(model, [len(ids) + max_new_tokens for ids in prompts])  # before rows of that length are allocated
+        # before rows of that length are allocated
+        check_length(model, [len(ids) + max_new_tokens for ids in prompts], beyond=beyond) 
         rest = torch.full((max_new_tokens,), mask)
         return [Row(ids, rest) for ids in prompts]
     if len(templates) not in (1, len(prompts)):
@@ -87,9 +91,9 @@ def encode(model: LanguageModel, prompt: Any, input_ids: Any, template: Any, max
     return [Row(ids, templates[i if len(templates) > 1 else 0]) for i, ids in enumerate(prompts)]
 
 
-def check_length(model: LanguageModel, lengths: list[int]) -> None:
-    """Refuses rows longer than the model has positions."""
-    limit = min(filter(None, (model.max_positions, model.limit)), default=None)
+def check_length(model: LanguageModel, lengths: list[int], *, beyond: bool = False) -> None:
+    """Refuses rows longer than the model has positions; `beyond`: than it can be run to, whatever it was made for."""
+    limit = min(filter(None, (None if beyond else model.max_positions, model.limit)), default=None)
     if limit is not None and max(lengths) > limit:
         row = lengths.index(max(lengths))
         raise SpecError(

@@ -154,13 +154,14 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
     images: ImageInputs | None = None
     samples: tuple[int, ...] = ()
     sampler = _sampler(model, settings)
+    beyond = isinstance(sampler, SpeculativeSampler) and sampler.cache is not None and sampler.cache.beyond
     if model.imaging is not None:
         images = image_inputs(model, model.imaging, prompt, settings)
         rows = images.rows
     else:
         refuse_images(model, settings)
         check_family(model.name, model.decoding_config.masked, settings)
-        prompts = encode(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens)
+        prompts = encode(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens, beyond=beyond)
         rows = repeat_each(prompts, settings.num_return_sequences)
         samples = tuple(range(settings.num_return_sequences)) * len(prompts)
     stops, special = _stops(model, settings)
@@ -168,7 +169,7 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
     structured = structure(model, settings, len(rows), stop_ids)
     if structured is not None:
         rows, stop_ids = structured.filled(rows), () if structured.template is not None else stop_ids
-    check_length(model, [len(row.canvas) for row in rows])
+    check_length(model, [len(row.canvas) for row in rows], beyond=beyond)
     seeds = seeds_of(settings, len(rows))
     block_causal = model.decoding_config.attention == "block-causal"
     request = Request(

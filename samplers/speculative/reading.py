@@ -21,6 +21,7 @@ from pardec.models.compact_cache import CompactCache
 from pardec.models.decoder import Decoder
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.kv_cache import KVCache
+from pardec.models.label_channels import LabelCache
 from pardec.models.model import LanguageModel
 from pardec.models.partial_cache import PartialCache
 
@@ -94,8 +95,7 @@ class Reading(Cache):
         return PartialCache(whole, slots=min(self.most + (self.refresh + 1) * nodes, whole.capacity))
 
     def start(self, context: DecodeContext) -> Renewal:
-        rows = len(context.text)
-        return Renewal(np.full(rows, self.refresh), np.zeros(rows, dtype=np.int64))
+        return self.renewal(len(context.text))
 
     def settle(self, context: DecodeContext, state: Renewal) -> None:
         cache = context.cache
@@ -109,6 +109,10 @@ class Reading(Cache):
 
     # --- of a drafter, too ---
 
+    def renewal(self, rows: int) -> Renewal:
+        """What is remembered of `rows` rows, all of which are to be filled."""
+        return Renewal(np.full(rows, self.refresh), np.zeros(rows, dtype=np.int64))
+
     def renew(self, cache: CompactCache, source: KVCache, context: DecodeContext, state: Renewal) -> np.ndarray:
         """Fills the rows of `cache` whose turn it is from `source`; [B] bool, which these are."""
         state.rounds = state.rounds + 1
@@ -121,6 +125,18 @@ class Reading(Cache):
             cache.fill(source, rows, choice.chosen, choice.first, length)
             state.rounds = np.where(due, 1, state.rounds)
         return due
+
+
+class QueryReading(Cache):
+    """A reading that chooses for every query, by labels of the keys: it reads the cache itself, and copies nothing."""
+
+    def view(self, model: LanguageModel, cache: KVCache) -> LabelCache:
+        """The same storage, read through this."""
+        raise NotImplementedError
+
+    def calibrate(self, view: LabelCache, context: DecodeContext) -> None:
+        """Called after each round's commit: gives the view its labels, where it has none."""
+        raise NotImplementedError
 
 
 @dataclass
@@ -158,9 +174,19 @@ def demand_plain_decoder(model: LanguageModel, name: str) -> None:
 
 def reading_of(text: str, name: str) -> Reading:
     """The reading that the spec `text` names, a parameter of the method `name`. Raises SpecError for anything else."""
+    reading = any_reading_of(text, name)
+    if isinstance(reading, QueryReading):
+        raise SpecError(
+            f"{name}: {text!r} chooses for every query, and has no compact cache", 'write read="retrieval:budget=512"'
+        )
+    return reading
+
+
+def any_reading_of(text: str, name: str) -> Reading | QueryReading:
+    """`reading_of`, for methods that also take readings that choose for every query."""
     spec = parse(text)
     built = [build_method(part, "ar") for part in spec.every]
-    if len(built) != 1 or not isinstance(built[0], Reading):
+    if len(built) != 1 or not isinstance(built[0], Reading | QueryReading):
         raise SpecError(
             f"{name}: read is the spec of one reading, got {text!r}",
             hint=f'write {name}:read="retrieval:budget=512" or read="streaming:window=496"',

@@ -10,7 +10,7 @@ from pardec.models.compact_cache import CompactCache
 from ..batching import put_rows, take_rows
 from .contracts import DecodeContext
 from .draft_model import DraftModelState
-from .reading import Reading, Renewal
+from .reading import QueryReading, Reading
 
 
 class ReadingState(DraftModelState):
@@ -27,7 +27,7 @@ class ReadingState(DraftModelState):
             context, context.model, CompactCache(context.cache, batch=rows, slots=min(most, reach), reach=reach)
         )
         self.reading = reading
-        self.renewal = Renewal(np.full(rows, reading.refresh), np.zeros(rows, dtype=np.int64))
+        self.renewal = reading.renewal(rows)
 
     def follow(self) -> None:
         """Takes over the target's K/V of what was committed, after each round."""
@@ -47,3 +47,28 @@ class ReadingState(DraftModelState):
         assert isinstance(other, ReadingState), "both are of one sampler"
         self.renewal = put_rows(self.renewal, where, other.renewal)
         self.cache.put(torch.from_numpy(where), other.cache)
+
+
+class QueryReadingState(DraftModelState):
+    """The target that reads its own cache, through what a reading sees of it for each query."""
+
+    def __init__(self, context: DecodeContext, reading: QueryReading, depth: int) -> None:
+        self.reading, self.view = reading, reading.view(context.model, context.cache)
+        super().__init__(context, context.model, self.view)
+
+    def follow(self) -> None:
+        """After each round."""
+        self.reading.calibrate(self.view, self.context)
+
+    def _begin(self) -> None:
+        self.view.share(self.context.cache)
+        super()._begin()
+
+    def keep(self, rows: np.ndarray) -> None:
+        super().keep(rows)
+        self.view.keep_labels(torch.from_numpy(rows))
+
+    def put(self, where: np.ndarray, other: DraftModelState) -> None:
+        super().put(where, other)
+        assert isinstance(other, QueryReadingState), "both are of one sampler"
+        self.view.put_labels(torch.from_numpy(where), other.view)

@@ -43,8 +43,10 @@ SMALL = {
     "rasd": 'rasd:model="model:name=draft,k=2",span=3,branches=2,suffix=2,nodes=5',
     "recycling": "recycling:k=3,tree=3-4-2",
     "sorted": "sorted:name=draft,exits=1-2,k=3",
+    "sparsekv": 'sparsekv:read="retrieval:budget=2,chunk=1,refresh=2",k=3',
     "template": "template:widths=3-2-1",
     "transfer": "transfer:name=draft",
+    "triforce": 'triforce:name=draft,read="streaming:sink=1,window=1",k=2,gamma=2',
 }
 VARIANTS = {"match": ("match", "match:noise=seeded"), "rrs": ("rrs", "rrs:replacement=true")}
 

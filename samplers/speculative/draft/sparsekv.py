@@ -22,12 +22,15 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from pardec.models.draft_modules.contracts import DraftModule
+from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
-from ..reading import demand_plain_decoder, reading_of
-from ..reading_state import ReadingState
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
+from ..reading import QueryReading, any_reading_of, demand_plain_decoder
+from ..reading_state import QueryReadingState, ReadingState
+
+_State = ReadingState | QueryReadingState
 
 
 @register("sparsekv", stage="draft", paper="arXiv:2404.11912", exact="greedy", checked="joint")
@@ -43,7 +46,9 @@ class SparseKV(Drafter):
 
     def __post_init__(self) -> None:
         self.require("k", least=1)
-        object.__setattr__(self, "_reading", reading_of(self.read, "sparsekv"))  # no field: it follows from the spec
+        object.__setattr__(
+            self, "_reading", any_reading_of(self.read, "sparsekv")
+        )  # no field: it follows from the spec
 
     def width(self, model: LanguageModel) -> int:
         return self.k + 1
@@ -56,12 +61,20 @@ class SparseKV(Drafter):
         """The most that a draft step costs: the weights are read either way."""
         return 1.0
 
-    def start(self, context: DecodeContext) -> ReadingState:
-        demand_plain_decoder(context.model, "sparsekv")
-        return ReadingState(context, self._reading, self.k)
+    def check(self, sampler: SpeculativeSampler) -> None:
+        if isinstance(self._reading, QueryReading) and sampler.cache is not None:
+            raise SpecError(
+                f"sparsekv: {self.read!r} reads the target's own cache, which {sampler.cache.registered[0]!r} replaces",
+                hint="leave one of them out, or draft through retrieval",
+            )
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: ReadingState) -> Draft:
+    def start(self, context: DecodeContext) -> _State:
+        demand_plain_decoder(context.model, "sparsekv")
+        state = QueryReadingState if isinstance(self._reading, QueryReading) else ReadingState
+        return state(context, self._reading, self.k)
+
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: _State) -> Draft:
         return state.draft(self.k, room, uniforms)
 
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: ReadingState) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: _State) -> None:
         state.follow()

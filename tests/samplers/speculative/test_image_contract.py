@@ -34,11 +34,14 @@ NEEDS = {kind: f"{kind}:name=toy,k=3" for kind in KINDS} | {  # what a drafter c
     "reflective": 'reflective:probe=""',
     "transfer": "transfer:name=toy",
 }
+TEXT = ("sparsekv", "triforce")  # what reads a part of a text's K/V, which a condition is not
 GREEDY_AT_0 = ("typical", "gsd", "lenience")  # relaxed ones whose cards say that they are `greedy` at temperature 0
 
 
 def stages(stage: str) -> list[str]:
-    return [NEEDS.get(card.name, card.name) for card in registry.cards() if card.stage == stage]
+    return [
+        NEEDS.get(card.name, card.name) for card in registry.cards() if card.stage == stage and card.name not in TEXT
+    ]
 
 
 ACCEPTANCES = [
@@ -122,5 +125,5 @@ def test_every_acceptance_and_drafter_is_drawn_with() -> None:
     drawn = [spec for spec in SPECS if resolved(spec)]
     for stage in ("draft", "accept", "shape"):
         for card in registry.cards():
-            if card.stage == stage:
+            if card.stage == stage and card.name not in TEXT:
                 assert any(card.name in (part.split(":")[0] for part in spec.split("+")) for spec in drawn), card.name

@@ -33,11 +33,14 @@ VOCAB = 8  # few tokens, so that copies and guesses are often right
 TIE = 1e-4  # two logits nearer than this may change places between a wide and a narrow forward
 MODULES = ("eagle", "falcon", "hydra", "medusa", "prompts", "transfer")
 # What a drafter cannot do without, and the depth of the random modules that have one, to which fixed trees are cut.
-NEEDS = {name: f"{name}:name=toy" for name in ("model", "pearl", "sorted", *MODULES)}
+NEEDS = {name: f"{name}:name=toy" for name in ("model", "pearl", "sorted", "triforce", *MODULES)}
 NEEDS |= {name: f"{NEEDS[name]},k=3" for name in ("hydra", "medusa", "prompts", "transfer")}
 NEEDS["rapid"] = "rapid:chunk=2,chunks=1,query=2,begin=1"  # so that prompts of more than five tokens are shortened
 NEEDS["rasd"] = 'rasd:model="model:name=toy,k=3",span=4,nodes=8'
 NEEDS |= {"judge": "judge:head=toy,thr=0.5", "reflective": 'reflective:probe=""'}
+# Readings that leave out most of what there is.
+NEEDS["sparsekv"] = 'sparsekv:read="retrieval:budget=4,chunk=2,refresh=2",k=3'
+NEEDS["triforce"] = 'triforce:name=toy,read="streaming:sink=1,window=3",k=2,gamma=3'
 PICTURES = ("zipar",)  # what text cannot be drafted by; see test_image_drafts.py
 LENGTHS, NEW = (3, 6, 1, 9, 4, 12, 2, 7), (9, 12, 7, 1, 10, 2, 11, 5)
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {

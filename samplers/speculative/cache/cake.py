@@ -1,0 +1,149 @@
+"""Keeps what the last queries attend to, and more of it in layers whose attention is spread out and moves.
+
+CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences, https://arxiv.org/abs/2503.12491
+
+    A = attention of the last `window` tokens of the prompt over the older ones, of each layer and head
+    preference_l = disp_l^(1/tau1) var_l^(1/tau2),  disp = -sum A log A,  var = sum over slots of Var over the queries
+    budget_l = preference_l / sum of preferences  (budget - window) L,  at most what there is
+    kept: the budget_l slots of the highest  avgpool5(mean A + gamma Var A),  meaned over the query heads of a head of
+    keys, and the last `window` ones
+
+Behind the prompt, a layer that exceeds its budget evicts by the same indicator, A being that of the newest token over
+what is kept: what was evicted stays so. Where a prompt is no longer than `budget`, every layer has the same.
+
+Deviates from the authors' code, where rows of a batch share their budgets, which follow from sums over all of them:
+each row has its own, unless `reference` is set; excess goes round until none is left; slots are pooled in order of the
+text. The whole text's keys and values stay in memory here, beside the copies that are read. Not built: eviction layer
+by layer while the prompt is fed, which bounds the memory and not what is kept.
+Exact: no; while a text has at most `budget` tokens, nothing is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from pardec.models.compact_cache import CompactCache, text_slots
+from pardec.models.errors import SpecError
+from pardec.models.kv_cache import KVCache
+
+from ...registry import register
+from ..contracts import DecodeContext
+from ..reading import Choice, CommittedSlots, Reading, Renewal
+from ._eviction import Eviction
+from ._layer_budgets import best, indicator, layer_budgets, preference
+
+_ALL = 1 << 40  # one layer may keep nearly everything: the cache is as long as the text
+
+
+@register("cake", stage="cache", family="ar", paper="arXiv:2503.12491", checked="reference")
+@dataclass(frozen=True)
+class Cake(Reading):
+    budget: Annotated[int, "tokens that a layer keeps on average"] = 512
+    window: Annotated[int, "last tokens that are always kept, and whose queries choose"] = 32
+    gamma: Annotated[float, "weight of the variance in what is kept"] = 200.0
+    tau1: Annotated[float, "temperature of the dispersion in a layer's preference"] = 1.0
+    tau2: Annotated[float, "temperature of the variance in a layer's preference"] = 1.0
+    refresh: Annotated[int, "rounds after which a layer evicts what exceeds its budget"] = 1
+    reference: Annotated[bool, "one budget for all rows of a batch, as in the authors' code"] = False
+
+    def __post_init__(self) -> None:
+        self.require("window", least=2)
+        self.require("refresh", least=1)
+        self.require("gamma", least=0)
+        self.require("budget", least=self.window + 1, hint="the window is part of the budget")
+        for name in ("tau1", "tau2"):
+            if not getattr(self, name) > 0:
+                raise SpecError(f"cake: {name} must be above 0, got {getattr(self, name)}")
+
+    @property
+    def most(self) -> int:
+        return _ALL
+
+    @property
+    def last_queries(self) -> int:
+        return self.window
+
+    def renewal(self, rows: int) -> Eviction:
+        return Eviction.start(rows, self.refresh)
+
+    def renew(self, cache: CompactCache, source: KVCache, context: DecodeContext, state: Renewal) -> np.ndarray:
+        state.rounds = state.rounds + 1
+        due: np.ndarray = state.rounds > self.refresh
+        rows = np.flatnonzero(due)
+        if len(rows):
+            assert isinstance(state, Eviction), "renewal made it"
+            length = context.text.length[rows] - 1
+            queries = tuple(q[torch.from_numpy(rows).to(q.device)] for q in context.queries())
+            choice = self.evict(CommittedSlots(source, rows, length, queries), state)
+            cache.fill(source, rows, choice.chosen, choice.first, length)
+            state.rounds = np.where(due, 1, state.rounds)
+        return due
+
+    def choose(self, slots: CommittedSlots) -> Choice:
+        return self.evict(slots, self.renewal(int(slots.rows.max()) + 1))
+
+    def evict(self, slots: CommittedSlots, state: Eviction) -> Choice:
+        """What the rows keep from now on, of what `state` says that they have kept so far; it takes that down."""
+        rows, long = slots.rows, slots.length > self.budget
+        heads = [k.shape[2] for k in slots.cache.k]
+        if not long.any():  # all of it is seen; what a row keeps is decided when its text first does not fit
+            nothing = [torch.zeros(len(rows), 0, count, dtype=torch.int64) for count in heads]
+            return Choice(nothing, np.zeros_like(slots.length))
+        first = np.where(long, slots.length - self.window, 0)
+        candidates = [state.candidates(layer, rows, first, count) for layer, count in enumerate(heads)]
+        attentions = [
+            self.attention(slots, layer, q, slot, first)
+            for layer, (q, slot) in enumerate(zip(slots.queries, candidates, strict=True))
+        ]
+        self._share(slots, long, attentions, state)
+        chosen = []
+        for layer, (attention, slot) in enumerate(zip(attentions, candidates, strict=True)):
+            budget = torch.from_numpy(np.where(long, state.budgets[rows, layer], 0)).to(slot.device)
+            chosen.append(best(slot, indicator(attention, heads[layer], self.gamma), budget))
+        state.keep_slots(rows, chosen, first)
+        return Choice(chosen, first)
+
+    def attention(self, slots: CommittedSlots, layer: int, q: Tensor, slot: Tensor, first: np.ndarray) -> Tensor:
+        """[b, H, n, S] of queries q [b, n, H, D], the last of each row, over the candidates `slot` [b, S, K].
+
+        The slots from `first` [b] on are in the softmax, and not in what is given.
+        """
+        where, kv = torch.from_numpy(slots.rows).to(slot.device), slot.shape[2]
+        begin, end = (torch.from_numpy(each).to(slot.device)[:, None] for each in (first, slots.length))
+        near = begin + torch.arange(int((slots.length - first).max()), device=slot.device)
+        whole = torch.cat((slot, torch.where(near < end, near, -1)[..., None].expand(-1, -1, kv)), 1)
+        keys = text_slots(slots.cache, "k", layer, whole.clamp(min=0), where)
+        grouped = rearrange(q, "b n (k g) d -> b k g n d", k=kv).float()
+        scores = torch.einsum("bkgnd,bskd->bkgns", grouped, keys.float()) / q.shape[-1] ** 0.5
+        position = end - q.shape[1] + torch.arange(q.shape[1], device=slot.device)
+        seen = (whole[:, None] >= 0) & (whole[:, None] <= position[..., None, None])
+        hidden = rearrange(~seen, "b n s k -> b k 1 n s")
+        weights: Tensor = scores.masked_fill(hidden, -torch.inf).softmax(-1)[..., : slot.shape[1]]
+        return weights.flatten(1, 2)
+
+    def _share(self, slots: CommittedSlots, long: np.ndarray, attentions: list[Tensor], state: Eviction) -> None:
+        """Fixes the budgets of rows that have none yet."""
+        rows, average = slots.rows, self.budget - self.window
+        if not state.budgets.shape[1]:
+            state.budgets = np.zeros((len(state.rounds), slots.layers), dtype=np.int64)
+        new = np.flatnonzero(long & (state.budgets[rows] == 0).all(1))
+        if attentions[0].shape[2] < 2:  # the prompt was short, and its queries are gone
+            state.budgets[rows[new]] = average
+        elif len(new):
+            each = torch.stack([self._preference(attention).cpu() for attention in attentions], 1).numpy()
+            for at in new.tolist():
+                most = int(slots.length[at]) - self.window
+                state.budgets[rows[at]] = layer_budgets(each[at], average, most)
+
+    def _preference(self, attention: Tensor) -> Tensor:
+        """[b] of one layer."""
+        if self.reference:
+            whole = rearrange(attention, "b h n s -> 1 (b h) n s")
+            return preference(whole, self.tau1, self.tau2).expand(len(attention))
+        return preference(attention, self.tau1, self.tau2)

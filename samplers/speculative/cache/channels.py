@@ -1,0 +1,108 @@
+"""Sees, for every query, the slots whose keys agree best with it in a few label channels.
+
+Post-Training Sparse Attention with Double Sparsity, https://arxiv.org/abs/2408.07092
+
+    labels: the pairs of channels with the highest mean |q_d k_d|, q and k of one token after RoPE, by layer and head
+    seen: the `heavy` slots of the highest  q[labels] . k[labels],  for each query and head,
+    the first `sink` tokens and the last `window` ones;  attention over them is exact
+
+Labels come from `label_channels.json` beside the checkpoint or from `file`, which `models.label_channels.calibrate`
+and `write_labels` make; without them each row's come from the last `calibration` tokens of its prompt. Prompts are fed
+densely. All keys and values stay in memory, and only PyTorch's attention leaves slots out: what is saved is what a
+kernel for it would not read.
+
+Deviates from the authors' code, whose channels are single ones, whose top slots alone are seen, and whose labels may be
+of 4 bits: pairs, which RoPE rotates into each other, and a sink and a window.
+Exact: no; while a text has at most heavy + sink + window tokens, nothing is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.errors import ModelError
+from pardec.models.kv_cache import KVCache
+from pardec.models.label_channels import FILE, LabelCache, importance, read_labels
+from pardec.models.model import LanguageModel
+
+from ...registry import register
+from ..contracts import DecodeContext, SpeculativeSampler
+from ..reading import QueryReading, demand_plain_decoder, refuse_searches
+
+
+@register("channels", stage="cache", family="ar", paper="arXiv:2408.07092", checked="reference")
+@dataclass(frozen=True)
+class Channels(QueryReading):
+    heavy: Annotated[int, "tokens that each query sees by its labels"] = 256
+    sink: Annotated[int, "first tokens that are always seen"] = 4
+    window: Annotated[int, "last tokens that are always seen"] = 64
+    pairs: Annotated[int | None, "pairs of channels that are labels; by default a sixteenth of all, at least one"] = (
+        None
+    )
+    calibration: Annotated[int, "tokens at the end of a prompt that rank its channels, where no file does"] = 64
+    file: Annotated[str | None, "that lists the pairs; by default label_channels.json beside the checkpoint"] = None
+
+    def __post_init__(self) -> None:
+        self.require("heavy", "window", "calibration", "pairs", least=1)
+        self.require("sink", least=0)
+
+    def check(self, sampler: SpeculativeSampler) -> None:
+        if sampler.cache is self:
+            refuse_searches("channels", sampler)
+
+    @property
+    def last_queries(self) -> int:
+        return self.calibration
+
+    def fit(self, model: LanguageModel) -> None:
+        demand_plain_decoder(model, "channels")
+
+    def new_cache(
+        self, model: LanguageModel, rows: int, capacity: int, *, scratch: int = 0, shared: int = 0
+    ) -> KVCache:
+        return self.view(model, model.new_cache(rows, capacity, scratch=scratch))
+
+    def view(self, model: LanguageModel, cache: KVCache) -> LabelCache:
+        least = min(k.shape[3] for k in cache.k) // 2
+        if self.pairs is not None and self.pairs > least:
+            raise ModelError(f"channels: {model.name} has {least} pairs of channels, got pairs={self.pairs}", "fewer")
+        self._of_file(model, cache)  # an error comes before the prompt is fed
+        return LabelCache(cache, heavy=self.heavy, sink=self.sink, window=self.window)
+
+    def settle(self, context: DecodeContext, state: Any) -> None:
+        assert isinstance(context.cache, LabelCache), "new_cache made it"
+        self.calibrate(context.cache, context)
+
+    def calibrate(self, view: LabelCache, context: DecodeContext) -> None:
+        if view.labels is not None or view.shared is not None:
+            return
+        view.labels = self._of_file(context.model, view)
+        if view.labels is None:
+            each = zip(context.queries(), view.k, strict=True)
+            view.labels = [self._ranked(q, k, context.text.prompt)[..., : self._pairs(view)] for q, k in each]
+
+    def _ranked(self, q: Tensor, k: Tensor, prompt: np.ndarray) -> Tensor:
+        """[B, K, D/2] pairs, the most important first, by the queries q [B, n, H, D] of the prompts' last tokens."""
+        last = torch.from_numpy(prompt).to(k.device)[:, None]
+        where = (last - q.shape[1] + torch.arange(q.shape[1], device=k.device)).clamp(min=0)
+        keys = k[torch.arange(len(where), device=k.device)[:, None], where]
+        return importance(q, keys).argsort(dim=-1, descending=True, stable=True)
+
+    def _pairs(self, cache: KVCache) -> int:
+        return self.pairs or max(1, min(k.shape[3] for k in cache.k) // 32)
+
+    def _of_file(self, model: LanguageModel, cache: KVCache) -> list[Tensor] | None:
+        """[B, K, P] of each layer, the same in all rows; None without a file."""
+        file = None if model.path is None else Path(model.path) / FILE
+        if self.file is not None:
+            file = Path(self.file)
+        elif file is None or not file.is_file():
+            return None
+        each = zip(read_labels(file, model, self._pairs(cache)), cache.k, strict=True)
+        return [labels.to(k.device).repeat(cache.batch, 1, 1) for labels, k in each]
