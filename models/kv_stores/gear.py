@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .contracts import ChunkShape, Codec, Layout, Parts
-from .groups import KIND
+from .groups import KIND, finite
 
 _ITERATIONS = 3
 
@@ -46,20 +46,20 @@ class LowRankResidual(Codec):
         mean = heads.mean(3 if self.by_token else 2, keepdim=True).expand_as(heads).flatten(2)
         flat = heads.flatten(2)
         where = (flat - mean).abs().topk(self._outliers(tokens, dim), dim=-1).indices
-        even = flat.scatter(-1, where, mean.gather(-1, where)).unflatten(2, (tokens, dim))
+        even = flat.scatter(-1, where, mean.gather(-1, where)).view(heads.shape)
         parts = dict(self.base.encode(even.transpose(1, 2), calibration))
         shape = ChunkShape(tokens, x.shape[2], dim, x.dtype)
         quantized = self.base.decode(parts, calibration, shape).to(x.dtype).transpose(1, 2)
-        error = (even - quantized).flatten(2).scatter(-1, where, 0).unflatten(2, (tokens, dim))
+        error = (even - quantized).flatten(2).scatter(-1, where, 0).view(heads.shape)
         a, b = low_rank(error, self._rank(tokens, dim))
-        kept = {"where": where.to(torch.int16), "outliers": flat.gather(-1, where).to(KIND)}
+        kept = {"where": where.to(torch.int16), "outliers": finite(flat.gather(-1, where).to(KIND))}
         return parts | kept | {"a": a.to(KIND), "b": b.to(KIND)}
 
     def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
         base = self.base.decode(parts, calibration, shape).transpose(1, 2)
         whole = base + parts["a"].float() @ parts["b"].float().transpose(2, 3)
         flat = whole.flatten(2).scatter(-1, parts["where"].long(), parts["outliers"].float())
-        return flat.unflatten(2, (shape.tokens, shape.dim)).transpose(1, 2)
+        return flat.view(whole.shape).transpose(1, 2)
 
     def _outliers(self, tokens: int, dim: int) -> int:
         return round(self.sparsity * tokens * dim)

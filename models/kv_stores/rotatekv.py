@@ -27,8 +27,9 @@ def hadamard(size: int) -> Tensor:
 
 def rotate(x: Tensor, size: int) -> Tensor:
     """Each block of `size` channels of x [..., C] times the Hadamard matrix: its own inverse."""
-    blocks = x.unflatten(-1, (-1, size))
-    return (blocks @ hadamard(size).to(x.device, x.dtype)).flatten(-2)
+    blocks = x.reshape(-1, size) @ hadamard(size).to(x.device, x.dtype)
+    result: Tensor = blocks.view(x.shape)
+    return result
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,12 @@ class Rotated(Codec):
         flat = rotated.flatten(1)
         if self.bits == 16:
             return {"values": flat}
-        return quantize(flat.unflatten(1, (-1, group_size(rotated.shape[-1], self.group))), self.bits, self.clip)
+        return quantize(flat.view(len(flat), -1, group_size(rotated.shape[-1], self.group)), self.bits, self.clip)
 
     def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
         width = self._width(shape.heads, shape.dim)
-        if self.bits == 16:
-            values = parts["values"]
-        else:
-            values = dequantize(parts, self.bits, group_size(width, self.group))
+        size = group_size(width, self.group)
+        values = parts["values"] if self.bits == 16 else dequantize(parts, self.bits, size)
         rotated = values.reshape(len(values), shape.tokens, -1, width)
         if self.reorder:
             rotated = torch.zeros_like(rotated).scatter_(-1, _order(calibration, rotated), rotated)
