@@ -57,8 +57,8 @@ class LowRankResidual(Codec):
 
     def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
         base = self.base.decode(parts, calibration, shape).transpose(1, 2)
-        whole = base + parts["a"].float() @ parts["b"].float().transpose(2, 3)
-        flat = whole.flatten(2).scatter(-1, parts["where"].long(), parts["outliers"].float())
+        whole = base + parts["a"].to(shape.wide) @ parts["b"].to(shape.wide).transpose(2, 3)
+        flat = whole.flatten(2).scatter(-1, parts["where"].long(), parts["outliers"].to(shape.wide))
         return flat.view(whole.shape).transpose(1, 2)
 
     def _outliers(self, tokens: int, dim: int) -> int:

@@ -54,9 +54,9 @@ def checked_scale(scale: Tensor) -> Tensor:
     return finite(_rounded(scale, 1))
 
 
-def dequantize(parts: Parts, bits: int, size: int) -> Tensor:
-    """[N, groups, size] float32 of the parts of groups of `size`."""
-    scale, low = parts["scale"].float()[..., None], parts["low"].float()[..., None]
+def dequantize(parts: Parts, bits: int, size: int, dtype: torch.dtype) -> Tensor:
+    """[N, groups, size] of the parts of groups of `size`."""
+    scale, low = parts["scale"].to(dtype)[..., None], parts["low"].to(dtype)[..., None]
     codes = unpack(parts["codes"], bits, scale.shape[1] * size)
     return codes.view(*scale.shape[:2], size) * scale + low
 

@@ -45,4 +45,4 @@ class Pruned(Codec):
         stays = ((bitmap[..., None] & _BIT.to(bitmap.device)) != 0).flatten(-2)[..., : shape.dim]
         count = values.shape[-1]
         rank = stays.cumsum(-1)  # a chunk that was never written has no bits, and a rank of 0
-        return values.gather(-1, (rank - 1).clamp_(0, count - 1)) * stays
+        return values.to(shape.wide).gather(-1, (rank - 1).clamp_(0, count - 1)) * stays

@@ -73,12 +73,12 @@ class Rotated(Codec):
     def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
         width = self._width(shape.heads, shape.dim)
         size = group_size(width, self.group)
-        values = parts["values"] if self.bits == 16 else dequantize(parts, self.bits, size)
+        exact = self.bits == 16
+        values = parts["values"].to(shape.wide) if exact else dequantize(parts, self.bits, size, shape.wide)
         rotated = values.reshape(len(values), shape.tokens, -1, width)
         if self.reorder:
             rotated = torch.zeros_like(rotated).scatter_(-1, _order(calibration, rotated), rotated)
-        wide = rotated.to(torch.promote_types(rotated.dtype, torch.float32))
-        return rotate(wide, _power(width)).reshape(-1, shape.tokens, shape.heads, shape.dim)
+        return rotate(rotated, _power(width)).reshape(-1, shape.tokens, shape.heads, shape.dim)
 
     def _width(self, heads: int, dim: int) -> int:
         """Channels that are rotated and reordered together."""
