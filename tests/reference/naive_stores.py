@@ -83,7 +83,8 @@ def gear(bits: int, sparsity: float, rank: int, *, token: bool) -> Read:
         for head in range(x.shape[1]):
             part = x[:, head]
             mean = np.broadcast_to(part.mean(1 if token else 0, keepdims=True), part.shape)
-            far = np.argsort(-np.abs(part - mean), axis=None, kind="stable")[: round(sparsity * part.size)]
+            distance = torch.from_numpy(np.abs(part - mean)).to(torch.bfloat16).double().numpy()
+            far = np.argsort(-distance, axis=None, kind="stable")[: round(sparsity * part.size)]
             even = part.copy().ravel()
             even[far] = mean.ravel()[far]
             even = even.reshape(part.shape)
@@ -91,10 +92,8 @@ def gear(bits: int, sparsity: float, rank: int, *, token: bool) -> Read:
             error = (even - quantized).ravel()
             error[far] = 0
             error = error.reshape(part.shape)
-            b = error[np.argsort(-np.linalg.norm(error, axis=1))[:rank]].T
-            for _ in range(3):
-                a = np.linalg.qr(error @ b)[0]
-                b = error.T @ a
+            a = np.linalg.svd(error)[0][:, :rank]
+            b = error.T @ a
             whole = quantized + a.astype(np.float16).astype(float) @ b.astype(np.float16).astype(float).T
             whole.ravel()[far] = part.ravel()[far].astype(np.float16)
             out[:, head] = whole

@@ -34,7 +34,7 @@ STORES = (
     "int8:chunk=4,residual=3",
     "kivi:bits=2,group=4,residual=3",
     "rotatekv:bits=2,group=4,chunk=4,residual=3",
-    "gear:bits=4,chunk=6,rank=2,sparsity=0.1",
+    "gear:bits=2,chunk=6,rank=2,sparsity=0.1",
     "mustafar:sparsity=0.5,chunk=4,residual=3",
 )
 
@@ -67,7 +67,7 @@ def in_chunks(read: naive.Read, size: int, x: np.ndarray) -> np.ndarray:
 def test_each_token_is_that_of_a_loop_that_encodes_its_whole_past_from_scratch(
     spec: str, target: LanguageModel
 ) -> None:
-    gear = [naive.gear(4, 0.1, 2, token=token) for token in (False, True)]
+    gear = [naive.gear(2, 0.1, 2, token=token) for token in (False, True)]
     encode: dict[str, naive.Encode] = {
         "int8": lambda k, v, first: (naive.int8(k), naive.int8(v)),
         "kivi": lambda k, v, first: (in_chunks(naive.by_channel(2), 4, k), naive.by_token(2, 4)(v)),
