@@ -18,7 +18,7 @@ from ..errors import CacheError
 from ..kv_cache import KVCache, Slots, room_for
 from ..plan import Plan
 from ..rope import GridRope, Rope, apply_rotary
-from .contracts import ChunkShape, Codec, Store, layout_bytes
+from .contracts import ChunkShape, Codec, Layout, Store, layout_bytes
 
 Ropes = Sequence[Rope | GridRope]  # of each layer
 
@@ -49,7 +49,8 @@ class EncodedKV:
         """The first `count` chunks of these rows, [R, count * G, K, D]."""
         parts = {name: part[rows, :count].flatten(0, 1) for name, part in self.parts.items()}
         chosen = {name: part[rows].repeat_interleave(count, 0) for name, part in self.calibration.items()}
-        return self.codec.decode(parts, chosen, self.shape).unflatten(0, (-1, count)).flatten(1, 2)
+        chunks = self.codec.decode(parts, chosen, self.shape)
+        return chunks.reshape(-1, count * self.shape.tokens, *chunks.shape[2:])
 
     def keep(self, rows: Tensor) -> None:
         rows = rows.to(self.device)
@@ -97,15 +98,9 @@ class StoredCache(KVCache):
                 tuple(part.new_zeros(self.batch, store.sinks, *part.shape[2:]) for part in pair)
                 for pair in zip(like.k, like.v, strict=True)
             ]
-            chunks = store.chunks(capacity)
             self.encoded = [
-                tuple(
-                    EncodedKV(
-                        codec, ChunkShape(store.chunk, *part.shape[2:], part.dtype), self.batch, chunks, part.device
-                    )
-                    for codec, part in zip((store.keys, store.values), pair, strict=True)
-                )
-                for pair in zip(like.k, like.v, strict=True)
+                (self._chunks(store.keys, key), self._chunks(store.values, value))
+                for key, value in zip(like.k, like.v, strict=True)
             ]
             self._make_dense()
 
@@ -120,6 +115,11 @@ class StoredCache(KVCache):
                     room_for(shape, part.dtype, part.device),
                     room_for(shape, part.dtype, part.device),
                 )
+
+    def _chunks(self, codec: Codec, like: Tensor) -> EncodedKV:
+        heads, dim = like.shape[2:]
+        shape = ChunkShape(self.store.chunk, heads, dim, like.dtype)
+        return EncodedKV(codec, shape, self.batch, self.store.chunks(self.capacity), like.device)
 
     def _window(self, like: Tensor, slots: int) -> Tensor:
         return like.new_zeros(self.batch, slots + 1, *like.shape[2:])
@@ -185,7 +185,7 @@ class StoredCache(KVCache):
             x = part[:, lead:]
             if which == 0 and store.before_rotation:
                 x = self.turned(layer, x, slice(row, row + 1), first + lead, back=True)
-            encoded.write(row, (first + lead - store.sinks) // store.chunk, x[0].unflatten(0, (-1, store.chunk)))
+            encoded.write(row, (first + lead - store.sinks) // store.chunk, x.reshape(-1, store.chunk, *x.shape[2:]))
 
     def decode(self, layer: int, rows: Tensor | slice, count: int) -> tuple[Tensor, Tensor]:
         """K and V [R, count * G, K, D] of the first `count` chunks of these rows, keys rotated."""
@@ -344,15 +344,13 @@ def _flat(part: Tensor) -> Tensor:
     return part.flatten(0, 1)
 
 
-def _zeros(layout: object, lead: tuple[int, ...], device: torch.device) -> dict[str, Tensor]:
-    return {
-        name: torch.zeros(*lead, *shape, dtype=dtype, device=device)
-        for name, (shape, dtype) in layout.items()  # type: ignore[attr-defined]
-    }
+def _zeros(layout: Layout, lead: tuple[int, ...], device: torch.device) -> dict[str, Tensor]:
+    return {name: torch.zeros(*lead, *shape, dtype=dtype, device=device) for name, (shape, dtype) in layout.items()}
 
 
-def stored_bytes(store: Store, shapes: Sequence[tuple[int, int]], dtype: torch.dtype, *, rows: int, capacity: int,
-                 scratch: int) -> int:  # fmt: skip
+def stored_bytes(
+    store: Store, shapes: Sequence[tuple[int, int]], dtype: torch.dtype, *, rows: int, capacity: int, scratch: int
+) -> int:
     """`StoredCache.nbytes` without making one; `shapes` are the heads and the head size of each layer."""
     chunks, window = store.chunks(capacity), store.exact_slots(scratch) + 1 + store.sinks
     total = 0

@@ -22,6 +22,11 @@ class ChunkShape:
     dim: int  # D
     dtype: torch.dtype
 
+    @property
+    def wide(self) -> torch.dtype:
+        """What it is computed in: float32, or wider."""
+        return torch.promote_types(self.dtype, torch.float32)
+
 
 class Codec:
     """Encodes chunks [N, G, K, D] to parts, in which chunks are dimension 0, and decodes them again.
@@ -46,7 +51,7 @@ class Codec:
         raise NotImplementedError
 
     def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
-        """[N, G, K, D], float32 or wider."""
+        """[N, G, K, D], of `shape.wide`."""
         raise NotImplementedError
 
 
@@ -61,7 +66,7 @@ class Exact(Codec):
         return {"values": x}
 
     def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
-        return parts["values"]
+        return parts["values"].to(shape.wide)
 
 
 @dataclass(frozen=True)

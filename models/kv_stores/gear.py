@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from .contracts import ChunkShape, Codec, Layout, Parts
-from .groups import KIND
-
-_ITERATIONS = 3
+from .groups import KIND, finite
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class LowRankResidual(Codec):
     """X ~ Q(X - S) + L + S for each head of a chunk, X its [G, D].
 
     S are the entries farthest from the mean of their channel (`by_token`: of their token), a share of them; the mean
-    takes their place in what is quantized. L = A B^T is of rank `rank`, from power iterations on the error.
+    takes their place in what is quantized. L = A B^T is the nearest matrix of rank `rank` to the error.
     """
 
     base: Codec
@@ -45,21 +43,21 @@ class LowRankResidual(Codec):
         tokens, dim = heads.shape[2:]
         mean = heads.mean(3 if self.by_token else 2, keepdim=True).expand_as(heads).flatten(2)
         flat = heads.flatten(2)
-        where = (flat - mean).abs().topk(self._outliers(tokens, dim), dim=-1).indices
-        even = flat.scatter(-1, where, mean.gather(-1, where)).unflatten(2, (tokens, dim))
+        where = _largest((flat - mean).abs(), self._outliers(tokens, dim))
+        even = flat.scatter(-1, where, mean.gather(-1, where)).view(heads.shape)
         parts = dict(self.base.encode(even.transpose(1, 2), calibration))
         shape = ChunkShape(tokens, x.shape[2], dim, x.dtype)
         quantized = self.base.decode(parts, calibration, shape).to(x.dtype).transpose(1, 2)
-        error = (even - quantized).flatten(2).scatter(-1, where, 0).unflatten(2, (tokens, dim))
+        error = (even - quantized).flatten(2).scatter(-1, where, 0).view(heads.shape)
         a, b = low_rank(error, self._rank(tokens, dim))
-        kept = {"where": where.to(torch.int16), "outliers": flat.gather(-1, where).to(KIND)}
+        kept = {"where": where.to(torch.int16), "outliers": finite(flat.gather(-1, where).to(KIND))}
         return parts | kept | {"a": a.to(KIND), "b": b.to(KIND)}
 
     def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
         base = self.base.decode(parts, calibration, shape).transpose(1, 2)
-        whole = base + parts["a"].float() @ parts["b"].float().transpose(2, 3)
-        flat = whole.flatten(2).scatter(-1, parts["where"].long(), parts["outliers"].float())
-        return flat.unflatten(2, (shape.tokens, shape.dim)).transpose(1, 2)
+        whole = base + parts["a"].to(shape.wide) @ parts["b"].to(shape.wide).transpose(2, 3)
+        flat = whole.flatten(2).scatter(-1, parts["where"].long(), parts["outliers"].to(shape.wide))
+        return flat.view(whole.shape).transpose(1, 2)
 
     def _outliers(self, tokens: int, dim: int) -> int:
         return round(self.sparsity * tokens * dim)
@@ -69,16 +67,15 @@ class LowRankResidual(Codec):
 
 
 def low_rank(error: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """a [..., G, rank], b [..., D, rank] with a b^T near error [..., G, D], by power iterations.
+    """a [..., G, rank], b [..., D, rank] with a b^T the nearest of that rank to error [..., G, D]."""
+    _, vectors = torch.linalg.eigh(error @ error.transpose(-1, -2))  # in ascending order
+    a = vectors[..., error.shape[-2] - rank :]
+    return a, error.transpose(-1, -2) @ a
 
-    They begin with the rows of the largest norm, so that the result depends on nothing else.
+
+def _largest(x: Tensor, count: int) -> Tensor:
+    """Indices of the `count` largest of x [..., M], of equal ones the first.
+
+    They are compared in bfloat16: tokens that repeat have equal values, which rounding is not to put in an order.
     """
-    if not rank:
-        return error[..., :0], error.transpose(-1, -2)[..., :0]
-    largest = error.norm(dim=-1).topk(rank, dim=-1).indices[..., None]
-    b = error.gather(-2, largest.expand(*largest.shape[:-1], error.shape[-1])).transpose(-1, -2)
-    a = error @ b
-    for _ in range(_ITERATIONS):
-        a, _ = torch.linalg.qr(error @ b)
-        b = error.transpose(-1, -2) @ a
-    return a, b
+    return x.to(torch.bfloat16).argsort(dim=-1, descending=True, stable=True)[..., :count]

@@ -17,7 +17,6 @@ from .packing import pack, packed_size, unpack
 
 KIND = torch.float16  # of scales and minima
 _INFO = torch.finfo(KIND)
-_LEAST = _INFO.tiny * _INFO.eps  # the smallest number of it above 0
 
 
 def group_layout(count: int, groups: int, bits: int) -> Layout:
@@ -39,7 +38,7 @@ def quantize(x: Tensor, bits: int, clip: float = 1.0) -> Parts:
         middle, half = (low + high) / 2, (high - low) / 2 * clip
         low, high = middle - half, middle + half
     top = (1 << bits) - 1
-    low = _finite(_rounded(low, -1))
+    low = finite(_rounded(low, -1))
     scale = checked_scale((high - low.to(x.dtype)) / top)
     step = scale.to(x.dtype)
     codes = ((x - low.to(x.dtype)) / step.masked_fill(step == 0, 1)).round_().clamp_(0, top)
@@ -52,12 +51,12 @@ def quantize(x: Tensor, bits: int, clip: float = 1.0) -> Parts:
 
 def checked_scale(scale: Tensor) -> Tensor:
     """`scale` in float16, not below it. Raises CacheError where that is not finite."""
-    return _finite(_rounded(scale, 1))
+    return finite(_rounded(scale, 1))
 
 
-def dequantize(parts: Parts, bits: int, size: int) -> Tensor:
-    """[N, groups, size] float32 of the parts of groups of `size`."""
-    scale, low = parts["scale"].float()[..., None], parts["low"].float()[..., None]
+def dequantize(parts: Parts, bits: int, size: int, dtype: torch.dtype) -> Tensor:
+    """[N, groups, size] of the parts of groups of `size`."""
+    scale, low = parts["scale"].to(dtype)[..., None], parts["low"].to(dtype)[..., None]
     codes = unpack(parts["codes"], bits, scale.shape[1] * size)
     return codes.view(*scale.shape[:2], size) * scale + low
 
@@ -71,7 +70,8 @@ def group_size(count: int, most: int) -> int:
     return next(size for size in range(min(count, most), 0, -1) if count % size == 0)
 
 
-def _finite(stored: Tensor) -> Tensor:
+def finite(stored: Tensor) -> Tensor:
+    """What was brought to float16. Raises CacheError where it is not finite."""
     if not bool(stored.isfinite().all()):
         raise CacheError(
             f"keys or values are not finite, or beyond {_INFO.max:.0f}: they cannot be quantized",
@@ -83,5 +83,6 @@ def _finite(stored: Tensor) -> Tensor:
 def _rounded(x: Tensor, direction: int) -> Tensor:
     """x in float16, not above it (-1) or not below it (1)."""
     near = x.to(KIND)
-    beyond = (x + direction * (x.abs() * _INFO.eps + _LEAST)).to(KIND)
-    return torch.where(direction * (x - near.to(x.dtype)) > 0, beyond, near)
+    wide = near.to(x.dtype)
+    step = 0.6 * _INFO.eps * wide.abs().clamp(min=_INFO.tiny)  # 0.6 to 1.2 of the distance to the next number
+    return torch.where(direction * (x - wide) > 0, (wide + direction * step).to(KIND), near)

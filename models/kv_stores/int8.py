@@ -26,4 +26,4 @@ class TokenInt8(Codec):
         return {"codes": codes.to(torch.int8), "scale": scale[..., 0]}
 
     def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
-        return parts["codes"] * parts["scale"].float()[..., None]
+        return parts["codes"] * parts["scale"].to(shape.wide)[..., None]

@@ -27,8 +27,8 @@ class PerChannel(Codec):
         return quantize(x.flatten(2).transpose(1, 2), self.bits)
 
     def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
-        channels = dequantize(parts, self.bits, shape.tokens).transpose(1, 2)
-        return channels.unflatten(2, (shape.heads, shape.dim))
+        channels = dequantize(parts, self.bits, shape.tokens, shape.wide)
+        return channels.transpose(1, 2).reshape(-1, shape.tokens, shape.heads, shape.dim)
 
 
 @dataclass(frozen=True)
@@ -46,5 +46,5 @@ class PerToken(Codec):
         return quantize(x.reshape(len(x), -1, group_size(x.shape[-1], self.group)), self.bits)
 
     def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
-        values = dequantize(parts, self.bits, group_size(shape.dim, self.group))
+        values = dequantize(parts, self.bits, group_size(shape.dim, self.group), shape.wide)
         return values.view(-1, shape.tokens, shape.heads, shape.dim)

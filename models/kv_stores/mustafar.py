@@ -36,7 +36,8 @@ class Pruned(Codec):
         count = self.kept(x.shape[-1])
         where = x.abs().argsort(dim=-1, descending=True, stable=True)[..., :count].sort(-1).values
         stays = torch.zeros(x.shape, dtype=torch.uint8, device=x.device).scatter_(-1, where, 1)
-        bits = torch.nn.functional.pad(stays, (0, -x.shape[-1] % 8)).unflatten(-1, (-1, 8))
+        bits = torch.nn.functional.pad(stays, (0, -x.shape[-1] % 8))
+        bits = bits.view(*bits.shape[:-1], -1, 8)
         return {"bitmap": (bits * _BIT.to(x.device)).sum(-1, dtype=torch.uint8), "values": x.gather(-1, where)}
 
     def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
@@ -44,4 +45,4 @@ class Pruned(Codec):
         stays = ((bitmap[..., None] & _BIT.to(bitmap.device)) != 0).flatten(-2)[..., : shape.dim]
         count = values.shape[-1]
         rank = stays.cumsum(-1)  # a chunk that was never written has no bits, and a rank of 0
-        return values.gather(-1, (rank - 1).clamp_(0, count - 1)) * stays
+        return values.to(shape.wide).gather(-1, (rank - 1).clamp_(0, count - 1)) * stays

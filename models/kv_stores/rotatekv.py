@@ -27,8 +27,9 @@ def hadamard(size: int) -> Tensor:
 
 def rotate(x: Tensor, size: int) -> Tensor:
     """Each block of `size` channels of x [..., C] times the Hadamard matrix: its own inverse."""
-    blocks = x.unflatten(-1, (-1, size))
-    return (blocks @ hadamard(size).to(x.device, x.dtype)).flatten(-2)
+    blocks = x.reshape(-1, size) @ hadamard(size).to(x.device, x.dtype)
+    result: Tensor = blocks.view(x.shape)
+    return result
 
 
 @dataclass(frozen=True)
@@ -67,19 +68,17 @@ class Rotated(Codec):
         flat = rotated.flatten(1)
         if self.bits == 16:
             return {"values": flat}
-        return quantize(flat.unflatten(1, (-1, group_size(rotated.shape[-1], self.group))), self.bits, self.clip)
+        return quantize(flat.view(len(flat), -1, group_size(rotated.shape[-1], self.group)), self.bits, self.clip)
 
     def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
         width = self._width(shape.heads, shape.dim)
-        if self.bits == 16:
-            values = parts["values"]
-        else:
-            values = dequantize(parts, self.bits, group_size(width, self.group))
+        size = group_size(width, self.group)
+        exact = self.bits == 16
+        values = parts["values"].to(shape.wide) if exact else dequantize(parts, self.bits, size, shape.wide)
         rotated = values.reshape(len(values), shape.tokens, -1, width)
         if self.reorder:
             rotated = torch.zeros_like(rotated).scatter_(-1, _order(calibration, rotated), rotated)
-        wide = rotated.to(torch.promote_types(rotated.dtype, torch.float32))
-        return rotate(wide, _power(width)).reshape(-1, shape.tokens, shape.heads, shape.dim)
+        return rotate(rotated, _power(width)).reshape(-1, shape.tokens, shape.heads, shape.dim)
 
     def _width(self, heads: int, dim: int) -> int:
         """Channels that are rotated and reordered together."""

@@ -47,8 +47,9 @@ class StoredKV(Cache):
             return room
         cache, store = _stored(context), self.store
         own = cache.own_lengths(context.text.length).reshape(cache.copies, -1)
-        least = np.vectorize(store.room, otypes=[np.int64])(own).min(0)
-        return np.minimum(room, least)
+        least = np.array([min(map(store.room, lengths)) for lengths in own.T.tolist()], dtype=np.int64)
+        result: np.ndarray = np.minimum(room, least)
+        return result
 
     def settle(self, context: DecodeContext, state: Any) -> None:
         _stored(context).settle(context.text.length)

@@ -6,12 +6,12 @@ https://arxiv.org/abs/2403.05527
     X ~ Q(X - S) + L + S
 
 of each head in a chunk: S the outliers, a share `sparsity` of the entries, in whose place the mean is quantized; L of
-rank `rank`, by power iterations on X - S - Q(X - S). Q is per channel for keys and per token for values.
+rank `rank`, nearest to X - S - Q(X - S). Q is per channel for keys and per token for values.
 
 Deviates from the authors' code: a chunk's outliers are the entries farthest from the mean of their channel (keys) or
 token (values), of all its channels together: in a channel of 20 tokens two per cent are none. The error is measured
-without them. The iterations begin with the error's largest rows instead of random ones, in float32. Levels are 2^bits,
-theirs bits^2. A prompt is compressed chunk by chunk as the answer is, so that both have rank `rank` a chunk.
+without them. L is the nearest matrix of its rank, where theirs comes of a few power iterations from a random start.
+Levels are 2^bits, theirs bits^2. A prompt is compressed chunk by chunk as the answer is, so that both have rank `rank` a chunk.
 Exact: no. With `aligned`, drafted tokens are those of `sequential` with the same cache.
 """
 
