@@ -109,5 +109,6 @@ class Superposed(Texts):
         return result
 
     def mixture(self, scores: np.ndarray) -> np.ndarray:
-        share: np.ndarray = np.exp(scores - scores.max())
-        return share / share.sum()
+        shares = np.exp(scores - scores.max())
+        result: np.ndarray = shares / shares.sum()
+        return result
