@@ -73,6 +73,11 @@ CONTRACTS = {
         ("new_cache", "room", "settle"),
         "a `KVCache`; [B] depths; nothing",
     ),
+    "texts": (
+        "how several texts of a prompt come from one pass over it",
+        ("admit", "begin", "candidates", "scores", "mixture"),
+        "nothing; a state a prompt; tokens and log-probabilities [B, T]; scores [n, T]; weights [n]",
+    ),
     "accept": ("which drafted tokens stand, and which one follows", ("accept",), "a `Verdict`"),
     "vectors": ("how the vectors of an image are sampled", ("start", "round"), "its state; a `RoundResult`"),
 }

@@ -30,6 +30,7 @@ STAGES = {
     "shape": "how a draft model's proposals form a tree",
     "length": "how many tokens are drafted each round",
     "accept": "which drafted tokens stand, and which token follows",
+    "texts": "how several texts of a prompt come from one pass over it",
     "vectors": "how the vectors of an image are drawn",
 }
 _OTHER_WORDS = {("ar", "cache"): "how keys and values are stored, and which of them are read"}

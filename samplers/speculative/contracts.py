@@ -368,9 +368,9 @@ class Texts(Stage):
             if present:
                 raise SpecError(f"{self.registered[0]} has no {name}: a forward is of all drafts", hint="leave it out")
 
-    def begin(self, prompt: Sequence[int], request: Request) -> Any:
-        """What it remembers of one prompt."""
-        return None
+    def begin(self, prompts: Sequence[Sequence[int]], request: Request) -> list[Any]:
+        """What it knows of each prompt before the first forward."""
+        return [None] * len(prompts)
 
     def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens that drafts may go on with, likeliest first, and their log-probabilities, both [B, T]."""

@@ -130,9 +130,10 @@ def _passes(texts: Texts, request: Request) -> list[Pass]:
     rows: dict[tuple[tuple[int, ...], int], list[int]] = {}
     for row, (canvas, size) in enumerate(zip(request.canvases, request.prompts, strict=True)):
         rows.setdefault((tuple(canvas[:size].tolist()), len(canvas)), []).append(row)
+    states = texts.begin([prompt for prompt, _ in rows], request)
     return [
-        Pass(prompt, limit, tuple(each), texts.begin(prompt, request), [TextDraft(prompt)])
-        for (prompt, limit), each in rows.items()
+        Pass(prompt, limit, tuple(each), state, [TextDraft(prompt)])
+        for ((prompt, limit), each), state in zip(rows.items(), states, strict=True)
     ]
 
 

@@ -150,6 +150,11 @@ def joint(
     return found
 
 
+def is_greedy(model: LanguageModel, text: Sequence[int], start: int) -> bool:
+    """Whether every token from `start` on is the likeliest behind those before it, by one whole forward."""
+    return bool((logits(model, [text])[0, start - 1 : -1].argmax(-1) == torch.tensor(text[start:])).all())
+
+
 # --- draws against it ---
 
 

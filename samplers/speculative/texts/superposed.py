@@ -86,10 +86,12 @@ class Superposed(Texts):
             )
         super().admit(request)
 
-    def begin(self, prompt: Sequence[int], request: Request) -> Ngrams | None:
+    def begin(self, prompts: Sequence[Sequence[int]], request: Request) -> list[Ngrams | None]:
         if self.k == 1:
-            return None
-        return Ngrams(prompt if request.corpus is None else request.corpus, self.by_size)
+            return [None] * len(prompts)
+        if request.corpus is not None:
+            return [Ngrams(request.corpus, self.by_size)] * len(prompts)
+        return [Ngrams(prompt, self.by_size) for prompt in prompts]
 
     def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         scaled = (logits / self.temperature).sort(dim=-1, descending=True, stable=True)
@@ -107,5 +109,6 @@ class Superposed(Texts):
         return result
 
     def mixture(self, scores: np.ndarray) -> np.ndarray:
-        share: np.ndarray = np.exp(scores - scores.max())
-        return share / share.sum()
+        shares = np.exp(scores - scores.max())
+        result: np.ndarray = shares / shares.sum()
+        return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import takewhile
 
 import pytest
 import torch
@@ -68,3 +69,27 @@ def test_it_promises_nothing() -> None:
     for value in (-1.0, math.nan):
         with pytest.raises(SpecError, match="bild: rollback is in nats and at least 0"):
             BigLittle(value)
+
+
+@pytest.mark.seeds("arXiv:2302.07863")
+def test_the_strictest_thresholds_are_the_large_model_and_looser_ones_are_cheaper_and_agree_less() -> None:
+    """Cost: forwards of the large model. Agreement: tokens up to the first that is not the large model's."""
+    large, given = toy_ar(2, 9), [[at % 9, at // 3, at % 4] for at in range(24)]
+    plain = [plain_greedy(large, prompt, 16) for prompt in given[:6]]
+
+    def agreement(some: list[list[int]]) -> int:
+        pairs = [zip(text[3:], best[3:], strict=True) for text, best in zip(some, reference, strict=True)]
+        return sum(len(list(takewhile(lambda two: two[0] == two[1], pair))) for pair in pairs)
+
+    reference = rows(run(large, "sequential", given, 16))
+    assert reference[:6] == plain
+    with drafting(9):
+        spec = "model:name=draft,k=4+fallback:below={}+bild:rollback={}"
+        strict = run(large, spec.format(1, 0), given, 16)
+        assert rows(strict) == reference
+        for settings in (((0.3, 0.5), (0.3, 2), (0.3, 8)), ((0.9, 3), (0.4, 3), (0.0, 3))):
+            done = [run(large, spec.format(*each), given, 16) for each in settings]
+            cost = [sum(each.nfe) for each in done]
+            agreed = [agreement(rows(each)) for each in done]
+            assert sum(strict.nfe) >= cost[0] > cost[1] > cost[2]
+            assert 24 * 16 >= agreed[0] >= agreed[1] >= agreed[2]

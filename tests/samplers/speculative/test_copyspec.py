@@ -11,7 +11,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.speculative.draft._history import repeated
 from pardec.samplers.speculative.draft.copyspec import Copy, CopySpec
 from tests.reference import naive_lookup
-from tests.samplers.ar_toys import rows, run
+from tests.samplers.ar_toys import is_greedy, rows, run
 from tests.samplers.drafting import cyclic, forwards_a_token, gained, greedy_holds
 
 
@@ -76,3 +76,40 @@ def test_the_default_decodes_what_is_shipped_in_half_a_forward_a_token() -> None
 def test_nothing_to_copy_is_refused(name: str) -> None:
     with pytest.raises(SpecError, match=f"copyspec: {name} must be at least 1, got 0"):
         CopySpec(**{name: 0})
+
+
+@pytest.mark.seeds("arXiv:2502.08923")
+def test_copies_are_greedy_in_half_the_forwards_and_found_at_one_look_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, period = cyclic(), [*range(7), 0, 1]
+    done = run(model, "copyspec", [period, period[2:] * 2], 60)
+    assert all(is_greedy(model, text, size) for text, size in zip(rows(done), (9, 14), strict=True))
+    assert sum(done.nfe) < 0.5 * 2 * 60
+    looks = Looks()
+    copy = Copy(3)
+    text = [random.Random(1).randrange(500) for _ in range(4000)]
+    monkeypatch.setattr(copy.index, "starts", looks)
+    each = []
+    for size in range(10, 4000):
+        before = looks.count
+        copy.position(np.array(text[:size]))
+        each.append(looks.count - before)
+    assert max(each[100:]) <= max(each[:100]) + 1  # as many at 4000 tokens as at 100
+
+
+class Looks(dict[tuple[int, ...], int]):
+    """A table that counts its reads and writes."""
+
+    count = 0
+
+    def __getitem__(self, key: tuple[int, ...]) -> int:
+        self.count += 1
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.count += 1
+        return super().__contains__(key)
+
+    def update(self, items: object) -> None:  # type: ignore[override]
+        for key, value in items:  # type: ignore[attr-defined]
+            self.count += 1
+            self[key] = value

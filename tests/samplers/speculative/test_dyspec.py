@@ -120,3 +120,24 @@ def test_what_comes_out_has_the_targets_law(accept: str, top_k: int | None) -> N
         spec = f"model:name=near,k=3+dyspec:nodes=5,children=3+{accept}"
         done = run(target(), spec, [[1, 3]] * draws, 4, seeds=range(draws), **options)
     assert g_test(counted(done, 2, 4, 5), joint(target(), [1, 3], 4, **options)) < 4
+
+
+@pytest.mark.seeds("arXiv:2410.11744")
+def test_its_trees_are_the_likeliest_keep_the_distribution_and_gain_what_fixed_ones_do_at_least() -> None:
+    draft_model = Told(written([[row, 1] for row in range(5)]), vocab=3)
+    draft = grown(DySpec(4, children=3), draft_model, [2] * 5)
+    for row in range(5):  # at temperature 0, against every tree of four nodes
+        value = {(t,): distribution(draft_model, row, ())[t] for t in range(3)}
+        value |= {(*p, t): v * distribution(draft_model, row, p)[t] for p, v in list(value.items()) for t in range(3)}
+        trees = [tree for tree in combinations(value, 4) if all(not p[:-1] or p[:-1] in tree for p in tree)]
+        best = max(sum(map(value.__getitem__, tree)) for tree in trees)
+        assert sum(value[p] for p in nodes(draft, row)) == pytest.approx(best)
+    draws, gained = 1500, {}
+    with named(near=near()):
+        for shape in ("dyspec:nodes=9,children=3", "template:widths=3-1-1"):  # nine nodes each
+            spec = f"model:name=near,k=3+{shape}+rrs"
+            done = run(target(), spec, [[1, 3]] * draws, 4, temperature=0.9, seeds=range(draws))
+            assert g_test(counted(done, 2, 4, 5), joint(target(), [1, 3], 4, temperature=0.9)) < 4
+            gained[shape] = 4 * draws / sum(done.nfe)
+    dynamic, fixed = gained.values()
+    assert dynamic >= fixed

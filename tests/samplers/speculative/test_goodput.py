@@ -48,6 +48,7 @@ def test_no_other_lengths_make_more_tokens_a_second(seed: int) -> None:
     assert rate(uniform, found, costs, 2.0) == pytest.approx(best)
 
 
+@pytest.mark.seeds("arXiv:2406.14066")
 def test_one_row_alone_has_the_k_of_the_formula() -> None:
     # (1 - .8^(k+1)) / (1 - .8) / (1 + .1 k): 1, 1.636, 2.033, 2.271, 2.401, 2.459, 2.470, 2.448
     assert lengths(np.array([0.8]), 10, Costs(1, 0.1, 0, 0), 0).tolist() == [6]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import product
+
+import networkx
 import numpy as np
 import pytest
 import torch
@@ -12,6 +15,8 @@ from pardec.samplers.speculative.accept import kseq
 from pardec.samplers.speculative.accept.kseq import KSeq
 from pardec.samplers.speculative.accept.rrs import RecursiveRejection
 from tests.reference import naive_acceptance as naive
+from tests.samplers.ar_toys import counted, g_test, joint, run, toy_ar
+from tests.samplers.joints import drafting
 from tests.samplers.speculative.test_rrs import random_tree
 from tests.samplers.verdicts import Given, distributions, emitted, pairs, tree
 
@@ -94,3 +99,38 @@ def test_shapes_that_count_siblings_by_their_tokens_are_refused() -> None:
     """With dyspec 200,000 draws of toys were 0.005 off their joint law."""
     with pytest.raises(SpecError, match="must not depend on the sampled tokens"):
         registry.resolve("model:name=x+dyspec+kseq", "ar", sampling=True)
+
+
+@pytest.mark.seeds("arXiv:2310.15141")
+def test_samples_have_the_target_s_distribution_and_more_drafts_are_accepted_up_to_the_optimum() -> None:
+    for p, q in pairs(12):
+        accepted = [emitted(KSeq(), p, q, k, replacement=True)[1] for k in (1, 2, 3)]
+        assert accepted[0] == pytest.approx(naive.single(p.numpy(), q.numpy()))
+        assert accepted[0] < accepted[1] < accepted[2]
+        assert all(a < naive.optimum(p.numpy(), q.numpy(), k) + 1e-10 for k, a in enumerate(accepted, 1))
+    draws, target = 1500, toy_ar(3, 5)
+    with drafting(5):
+        spec = "model:name=draft,k=2+template:widths=3-2+kseq"
+        done = run(target, spec, [[1, 3]] * draws, 3, temperature=1.0, seeds=range(draws))
+    assert g_test(counted(done, 2, 3, 5), joint(target, [1, 3], 3)) < 4
+
+
+def transported(p: np.ndarray, q: np.ndarray, k: int) -> float:
+    """The most that k independent drafts can be accepted: the transport plan itself, a flow from drafts to tokens."""
+    graph, unit = networkx.DiGraph(), 10**12
+    for token, mass in enumerate(p):
+        graph.add_edge(token, "accepted", capacity=round(mass * unit))
+    for draft in product(range(len(p)), repeat=k):
+        graph.add_edge("all", draft, capacity=round(np.prod(q[list(draft)]) * unit))
+        graph.add_edges_from((draft, token) for token in draft)
+    return networkx.maximum_flow_value(graph, "all", "accepted") / unit
+
+
+@pytest.mark.seeds("arXiv:2502.18779")
+def test_the_minimum_over_sets_is_the_linear_program_and_no_rule_is_above_it() -> None:
+    for at, (p, q) in enumerate(pairs(12, sizes=(3, 4, 6, 8))):
+        k = 2 if at % 2 else 3 if len(p) < 6 else 2
+        most = naive.optimum(p.numpy(), q.numpy(), k)
+        assert most == pytest.approx(transported(p.numpy(), q.numpy(), k), abs=1e-9)
+        for rule in (KSeq(), RecursiveRejection(True)):
+            assert emitted(rule, p, q, k, replacement=True)[1] < most + 1e-10

@@ -286,3 +286,25 @@ def test_bad_parameters_are_refused() -> None:
             Lantern(delta=delta)
     with pytest.raises(SpecError, match="lantern: ratio must be at least 1, got 0.5"):
         Lantern(ratio=0.5)
+
+
+@pytest.mark.seeds("arXiv:2410.03355")
+def test_nothing_borrowed_is_exact_no_more_moves_than_delta_and_more_neighbours_accept_more() -> None:
+    """The paper's k counts a token among its own neighbours: its 1 is k=0 here."""
+    model, given = toy_ar(2, 20, 0.9), [[1, 2, 1, 2]] * 20
+    exact, *same = (
+        run(model, f"sjd:window=8+{rule}", given, 16, temperature=1.0)
+        for rule in ("speculative", "lantern:delta=0", "lantern:k=0")
+    )
+    assert all(rows(each) == rows(exact) for each in same)
+    for p, q in pairs(12):
+        for delta in (0.05, 0.3):
+            distribution, _ = emitted(
+                With(Lantern(3, delta), features(len(p), k=len(p) - 1)), p, q, 1, replacement=True
+            )
+            assert 0 < distance(distribution, p) + 1e-12 <= delta + 1e-9
+    accepted = [
+        sum(map(sum, run(model, f"sjd:window=8+lantern:k={k},delta=0.3", given, 24, temperature=1.0).trace.accepted))
+        for k in (0, 3, 19)
+    ]
+    assert accepted[0] < accepted[1] < accepted[2]

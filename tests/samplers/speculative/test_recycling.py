@@ -18,7 +18,7 @@ from pardec.samplers.speculative.draft._matrix import Matrix
 from pardec.samplers.speculative.loop import VerifyLoop
 from pardec.samplers.speculative.trees import Template, compact, ranked
 from tests.reference.naive_lookup import Recycled
-from tests.samplers.ar_toys import plain_greedy, prompts, request, rows, run, toy_ar
+from tests.samplers.ar_toys import is_greedy, plain_greedy, prompts, request, rows, run, toy_ar
 from tests.samplers.drafting import RAGGED, cyclic, gained, greedy_holds
 
 PUBLISHED = (8, 21, 25, 15, 8, 3)
@@ -256,3 +256,16 @@ def test_a_tree_that_cannot_be_is_refused(spec: str, said: str) -> None:
         registry.resolve(f"recycling:{spec}", "ar")
     assert said in str(error.value)
     assert error.value.hint
+
+
+@pytest.mark.seeds("arXiv:2408.08696")
+def test_fifty_greedy_rows_are_kept_and_loops_are_taken_in_long_steps_with_a_small_matrix() -> None:
+    model, made = toy_ar(3, vocab=11, sharp=2.0), registry.resolve("recycling:keep=true", "ar")
+    given = prompts([1 + at % 9 for at in range(50)], vocab=11)
+    done = run(model, made, given, 24)
+    assert all(is_greedy(model, text, len(prompt)) for text, prompt in zip(rows(done), given, strict=True))
+    accepted = sum(map(sum, done.trace.accepted)) / (sum(done.nfe) - len(given))
+    assert accepted + 1 > 1.5  # tokens a verify forward: these texts go round in short circles
+    (matrix,) = vars(made.draft)["_matrices"].values()
+    own = matrix.table[:-2]  # two more lines of the table only take masked reads and writes
+    assert own.nbytes == 11 * made.draft.k * 4  # vocabulary * k * bytes of an id

@@ -10,6 +10,8 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.accept.rrs import RecursiveRejection
 from pardec.samplers.speculative.accept.speculative import Speculative
 from tests.reference import naive_acceptance as naive
+from tests.samplers.ar_toys import counted, g_test, joint, run, toy_ar
+from tests.samplers.joints import drafting
 from tests.samplers.verdicts import Given, InOrder, distributions, emitted, pairs, tree
 
 CASES = [(k, replacement) for k in (1, 2, 3, 4) for replacement in (False, True)]
@@ -120,3 +122,18 @@ def test_it_says_how_siblings_are_drawn() -> None:
     assert RecursiveRejection(True).siblings == "with"
     assert getattr(Speculative(), "siblings", "without") == "without"
     assert registry.resolve("lookup+rrs:replacement=true", "ar", sampling=True).exact == "distribution"
+
+
+@pytest.mark.seeds("arXiv:2402.14160")
+def test_every_depth_has_the_target_s_distribution_and_trees_without_replacement_accept_more() -> None:
+    draws, accepted = 1500, {}
+    target, prompt = toy_ar(3, 5), [1, 3]
+    with drafting(5):
+        for replacement in ("false", "true"):
+            spec = f"model:name=draft,k=3+template:widths=3-2-1+rrs:replacement={replacement}"
+            done = run(target, spec, [prompt] * draws, 4, temperature=1.0, seeds=range(draws))
+            accepted[replacement] = sum(map(sum, done.trace.accepted)) / sum(done.nfe)
+            if replacement == "false":
+                for depth in range(1, 5):
+                    assert g_test(counted(done, 2, depth, 5), joint(target, prompt, depth)) < 4
+    assert accepted["false"] >= accepted["true"]

@@ -22,7 +22,7 @@ from pardec.samplers.speculative.draft.sjd import Sjd, WindowState
 from pardec.samplers.speculative.sequences import Sequences
 from pardec.samplers.speculative.uniforms import RoundUniforms as Round
 from pardec.samplers.speculative.uniforms import sample
-from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, speculation, toy_ar
+from tests.samplers.ar_toys import counted, g_test, joint, plain_greedy, prompts, rows, run, speculation, toy_ar
 from tests.samplers.joints import WORLDS, World, measure, worst
 
 MODES = ("coupled", "independent", "gumbel")
@@ -225,3 +225,25 @@ def test_mutation_a_stale_label_is_told_by_the_script(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("tests.samplers.speculative.test_sjd.Sjd", Late)
     assert scripted("coupled").worst() > 10
+
+
+@pytest.mark.seeds("arXiv:2410.01699")
+def test_samples_have_the_joint_distribution_greedy_is_greedy_and_smooth_images_take_few_forwards() -> None:
+    model, draws = toy_ar(3, 5), 1500
+    done = run(model, "sjd:window=4", [[1, 3]] * draws, 3, temperature=1.0, seeds=range(draws))
+    for place in range(3):
+        marginal = joint(model, [1, 3], 3).sum(tuple(at for at in range(3) if at != place))
+        assert g_test(counted(done, 2, 3, 5).sum(tuple(at for at in range(3) if at != place)), marginal) < 4
+    smooth = toy_ar(0, 7)  # the next code is the last one three times out of four, as in a smooth image
+    stack: Any = smooth.decoder
+    with torch.no_grad():
+        for name, weight in stack.named_parameters():
+            if "out_weight" in name or "down_weight" in name:
+                weight.zero_()
+        stack.embed.weight.copy_(torch.eye(7, smooth.width))
+        stack.head.weight.copy_(torch.eye(7, smooth.width) * 0.75)
+    assert 0.7 < float(joint(smooth, [3], 1)[3]) < 0.8
+    image = run(smooth, "sjd:window=8,init=repeat", [[3]] * 20, 64, temperature=1.0)
+    assert sum(image.nfe) < 0.6 * 20 * 64
+    greedy = run(model, "sjd:window=8", [[1, 3], [0, 2, 4]], 20)
+    assert rows(greedy) == [plain_greedy(model, prompt, 20) for prompt in ([1, 3], [0, 2, 4])]

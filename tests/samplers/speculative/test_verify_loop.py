@@ -19,6 +19,7 @@ from pardec.models.kv_cache import KVCache
 from pardec.requests import draft_models
 from pardec.samplers.events import Accepted, Finished, RowFinished
 from pardec.samplers.request import Allowed
+from pardec.samplers.speculative import forward
 from pardec.samplers.speculative.accept.greedy import Greedy
 from pardec.samplers.speculative.contracts import (
     Acceptance,
@@ -43,6 +44,7 @@ from tests.samplers.ar_toys import (
     speculation,
     toy_ar,
 )
+from tests.samplers.joints import drafting
 from tests.samplers.loop_drafters import (
     LENGTHS,
     VOCAB,
@@ -393,3 +395,23 @@ def test_an_acceptance_is_handed_raw_and_processed_laws() -> None:
     for raw, processed, flat in seen:
         torch.testing.assert_close(processed, raw / 0.5)
         assert not flat
+
+
+@pytest.mark.seeds("arXiv:2510.22876")
+def test_batches_of_one_to_eight_are_each_row_s_own_text_and_groups_of_like_lengths_feed_less_padding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, sizes = toy_ar(3, vocab=11, sharp=2.0), (3, 40, 1, 9, 38, 12, 2, 7)
+    given, new = prompts(sizes, vocab=11), (9, 12, 7, 11, 10, 2, 11, 5)
+    alone = [plain_greedy(model, prompt, count) for prompt, count in zip(given, new, strict=True)]
+    useful = []
+    with drafting(11):
+        for count in range(1, 9):
+            done = run(model, "model:name=draft,k=3", given[:count], new[:count])
+            assert rows(done) == alone[:count]
+        useful.append(sum(done.tokens_fed) / (sum(done.tokens_fed) + done.padding))
+        monkeypatch.setattr(forward, "grouped", lambda sizes: [np.arange(len(sizes))])
+        done = run(model, "model:name=draft,k=3", given, new)
+        useful.append(sum(done.tokens_fed) / (sum(done.tokens_fed) + done.padding))
+    assert rows(done) == alone
+    assert useful[0] > useful[1] + 0.1
