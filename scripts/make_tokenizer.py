@@ -4,6 +4,9 @@ Every digit, word and punctuation character is one token, with the space before 
 outside the closed vocabulary fall apart into the longest known pieces, so any printable ASCII text round-trips.
 
     python scripts/make_tokenizer.py [FOLDER]
+    python scripts/make_tokenizer.py --bytes models/embedded/tiny-llama-bytes
+
+With --bytes it is that of the drafter of another vocabulary: each byte is a token.
 """
 
 from __future__ import annotations
@@ -67,13 +70,27 @@ def build() -> Tokenizer:
     return tokenizer
 
 
-def config() -> dict[str, object]:
+def build_bytes() -> Tokenizer:
+    """A tokenizer whose tokens are the 256 bytes, behind the special ones but the mask."""
+    special = SPECIAL[:-1]
+    vocab = {token: index for index, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A $B", special_tokens=[("<bos>", vocab["<bos>"])]
+    )
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    return tokenizer
+
+
+def config(*, with_mask: bool = True) -> dict[str, object]:
     """What tokenizer_config.json says."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": True,
         "add_eos_token": False,
-        **{f"{token[1:-1]}_token": token for token in SPECIAL},
+        **{f"{token[1:-1]}_token": token for token in (SPECIAL if with_mask else SPECIAL[:-1])},
         "clean_up_tokenization_spaces": False,
         "model_max_length": 512,
         "padding_side": "right",
@@ -81,14 +98,15 @@ def config() -> dict[str, object]:
     }
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *, in_bytes: bool = False) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = build()
+    tokenizer = build_bytes() if in_bytes else build()
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True) + "\n", encoding="utf-8")
-    text = json.dumps(config(), indent=2, ensure_ascii=False)
+    text = json.dumps(config(with_mask=not in_bytes), indent=2, ensure_ascii=False)
     (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
     print(f"{tokenizer.get_vocab_size()} tokens -> {folder}", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "models" / "embedded" / "tokenizer")
+    folders = [value for value in sys.argv[1:] if value != "--bytes"]
+    main(Path(folders[0]) if folders else ROOT / "models" / "embedded" / "tokenizer", in_bytes="--bytes" in sys.argv)

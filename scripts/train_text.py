@@ -2,6 +2,8 @@
 
     python scripts/train_text.py --model tiny-llama --minutes 30
     python scripts/train_text.py --model tiny-llama-draft --teacher models/embedded/tiny-llama --minutes 20
+    python scripts/train_text.py --model tiny-llama-bytes --tokenizer models/embedded/tiny-llama-bytes --minutes 16 \\
+        --lr 6e-3 --mix arithmetic=0.6,lists=0.15,records=0.25 --problems 30
     python scripts/train_text.py --model tiny-dream --init models/embedded/tiny-llama --minutes 75
     python scripts/train_text.py --model tiny-llada --init models/embedded/tiny-dream \\
         --teacher models/embedded/tiny-dream --minutes 60

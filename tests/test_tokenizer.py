@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import string
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,13 +27,18 @@ def ids_of(text: str) -> list[int]:
     return TOKENIZER(text, add_special_tokens=False)["input_ids"]
 
 
-def test_building_again_gives_the_committed_files(tmp_path: Path) -> None:
+def building() -> Any:
+    """The script that builds it."""
     spec = importlib.util.spec_from_file_location("make_tokenizer", ROOT / "scripts" / "make_tokenizer.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.main(tmp_path)
+    return module
+
+
+def test_building_again_gives_the_committed_files(tmp_path: Path) -> None:
+    building().main(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes()
 
@@ -104,6 +110,7 @@ def test_chat_renders_the_last_user_message_and_nothing_behind_it() -> None:
 
 
 TEXT_MODELS = ("tiny-dream", "tiny-llada", "tiny-llama", "tiny-llama-draft")
+IN_BYTES = "tiny-llama-bytes"  # which drafts across vocabularies
 
 
 @pytest.mark.parametrize("name", TEXT_MODELS)
@@ -119,7 +126,23 @@ def test_each_text_model_carries_the_tokenizer_so_that_its_folder_opens_in_trans
 
 def test_every_text_model_is_among_them() -> None:
     told = [(name, kind_of(name)) for name in embedded_names()]
-    assert tuple(name for name, kind in told if kind is not None and kind.draws is None) == TEXT_MODELS
+    assert tuple(name for name, kind in told if kind is not None and kind.draws is None) == (
+        *TEXT_MODELS[:2],
+        "tiny-llama",
+        IN_BYTES,
+        "tiny-llama-draft",
+    )
+
+
+def test_every_byte_is_a_token_of_the_model_that_spells_in_bytes(tmp_path: Path) -> None:
+    building().main(tmp_path, in_bytes=True)
+    for file in tmp_path.iterdir():
+        assert (FOLDER.parent / IN_BYTES / file.name).read_bytes() == file.read_bytes()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    text = "Tom's \"8\" cups: é \t ✓"
+    ids = tokenizer(text)["input_ids"]
+    assert (len(tokenizer), len(ids)) == (260, 1 + len(text.encode()))
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
 def test_transformers_decodes_the_embedded_causal_model_as_pardec_does() -> None:

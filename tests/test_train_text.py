@@ -64,6 +64,7 @@ def test_the_models_train_in_turn_and_export_published_formats(tmp_path: Path) -
     read = read_weights(tmp_path / "tiny-llada")
     assert read.keys() == run.model.state_dict().keys()
     made(tmp_path, "tiny-llama-draft", 2, "--teacher", llama).train()
+    made(tmp_path, "tiny-llama-bytes", 2).train()
     for name in networks.OWN:
         card = json.loads((tmp_path / name / "card.json").read_text())
         assert card["recipe"]["steps"] == 2
@@ -74,6 +75,7 @@ def test_the_models_train_in_turn_and_export_published_formats(tmp_path: Path) -
     assert {name: (r["started from"], r["distilled from"]) for name, r in origins.items()} == {
         "tiny-llama": ("random weights", "nothing"),
         "tiny-llama-draft": ("random weights", "tiny-llama"),
+        "tiny-llama-bytes": ("random weights", "nothing"),
         "tiny-dream": ("tiny-llama", "nothing"),
         "tiny-llada": ("tiny-dream", "tiny-dream"),
     }

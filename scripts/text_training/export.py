@@ -20,6 +20,7 @@ EXAMPLE = "Tom has 18 cups. He loses 4. He finds 12 cups. How many cups does Tom
 SUMMARY = {
     "tiny-llama": "A causal language model that answers pardec's own tasks, in Llama's format.",
     "tiny-llama-draft": "A small causal language model that drafts for tiny-llama, in Llama's format.",
+    "tiny-llama-bytes": "A small causal language model that spells in bytes and drafts for tiny-llama, in Llama's format.",
     "tiny-dream": "A masked diffusion model that answers pardec's own tasks, in Dream's format (shifted logits).",
     "tiny-llada": "A masked diffusion model that answers pardec's own tasks, in LLaDA's format.",
 }
@@ -178,8 +179,9 @@ def _write(path: Path, text: str) -> None:
 
 def _readme(card: dict[str, Any]) -> str:
     name = card["name"]
-    draft = f" -s model:name={name}" if name.endswith("-draft") else ""
-    lines = opening(card, f'pardec generate {name.removesuffix("-draft")}{draft} -p "{EXAMPLE}"')
+    drafted = {"tiny-llama-draft": "", "tiny-llama-bytes": ",map=text"}
+    draft = f"tiny-llama -s model:name={name}{drafted[name]}" if name in drafted else name
+    lines = opening(card, f'pardec generate {draft} -p "{EXAMPLE}"')
     lines += ["Exact answers on held-out problems (seed 7) with 95% intervals, measured with these weights.", ""]
     lines += ["| decoding | task | problems | exact | forwards |", "|---|---|---|---|---|"]
     for sampler, found in card["accuracy"].items():

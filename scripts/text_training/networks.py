@@ -35,7 +35,9 @@ OWN: dict[str, dict[str, Any]] = {  # where a network differs from SHAPE
     "tiny-dream": {"num_key_value_heads": 2},
     "tiny-llada": {"num_key_value_heads": 6},
 }
-SHIFT = {"tiny-llama": 1, "tiny-llama-draft": 1, "tiny-dream": 1, "tiny-llada": 0}  # logits at p - SHIFT say token p
+OWN["tiny-llama-bytes"] = OWN["tiny-llama-draft"]
+SHIFT = {"tiny-llada": 0} | dict.fromkeys(("tiny-llama", "tiny-llama-draft", "tiny-llama-bytes", "tiny-dream"), 1)
+# ^ logits at p - SHIFT say token p
 
 
 def is_masked(name: str) -> bool:
