@@ -63,6 +63,7 @@ _OTHER_EXAMPLES = {("ar", "cache"): "sequential@{}", ("ar", "logits"): "sequenti
 # Methods that the example of their stage does not fit.
 _OWN = {
     "model": "model:name=tiny-llama-draft,k=5",
+    "pearl": "pearl:name=tiny-llama-draft,k=5",
     "cspd": "cspd:draft=tiny-mar-draft",
     "dkv_greedy": "random+fixed@dkv_greedy",
     **{kind: f"{kind}:name=tiny-llama-{kind}" for kind in ("dflash", "eagle", "hydra", "medusa", "prompts")},

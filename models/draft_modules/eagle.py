@@ -11,6 +11,8 @@ https://arxiv.org/abs/2503.01840
               logits = head(norm(g_i)) over the ids of `d2t`
     FSPAD (https://arxiv.org/abs/2408.15562), as EAGLE-1 but for
               b = fc [e; g];  u = b + down(silu(gate e) * up(norm b));  the layer gives [g_i; what the head reads]
+    Dovetail (https://arxiv.org/abs/2412.18934), as EAGLE-1 but for
+              u = s * fc1 g_(i-1) + (1 - s) * e(x_i),  s = sigmoid(gate [g_(i-1); e(x_i)])
 
 g_(i-1) is the target's state where the target has run, and the drafter's own output elsewhere. A pair has the slot and
 the position of its state, i - 1. Base and epsilon are those of the drafter's config, never the target's.
@@ -93,7 +95,10 @@ class EagleModule(DraftModule):
         self.form, self.layers_config = form, config
         self.width, self.epsilon = config.width, config.norm_eps
         paired = form.version == "3"
-        self.fc_weight = parameter(config.width, form.features * target.width if paired else 2 * config.width)
+        read = form.features * target.width if paired else config.width if form.gated else 2 * config.width
+        self.fc_weight = parameter(config.width, read)
+        self.gate_weight = parameter(config.width, 2 * config.width) if form.gated else None
+        self.gate_bias = parameter(config.width) if "gate.bias" in files.published else None
         self.fc_bias = parameter(config.width) if form.names(files.published)["fc_bias"] in files.published else None
         self.inputs_norm = parameter(form.features * target.width) if form.norm_inputs == "all" else None
         self.each_norm = nn.ParameterList(
@@ -180,6 +185,10 @@ class EagleModule(DraftModule):
     def _enter(self, embedded: Tensor, states: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:
         """What the first layer adds to [M, E], and what its attention reads [M, I]."""
         if self.embed_norm is None or self.state_norm is None:
+            if self.gate_weight is not None:
+                gate = matmul(torch.cat((states, embedded), -1), self.gate_weight, self.gate_bias).sigmoid()
+                both = gate * matmul(states, self.fc_weight, self.fc_bias) + (1 - gate) * embedded
+                return both, both
             both = matmul(torch.cat((embedded, states), -1), self.fc_weight, self.fc_bias)
             if self.fusion is not None:
                 both = self.fusion.forward(embedded, both, ops, self.epsilon)

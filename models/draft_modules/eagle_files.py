@@ -2,6 +2,8 @@
 
     EAGLE-1, EAGLE-2, HASS   `fc.*`, `layers.{i}.*`; in old files of the speculators library `fusion_fc`, `transformer`
     FSPAD                    as EAGLE-1, with `fc.fc.*`, `fc.mlp.*` and `layers.0.mlp.down_proj` of twice the width
+    Dovetail                 as EAGLE-1, with `fc1.*` and `gate.*` in place of `fc.*`: names of pardec's own, since the
+                             authors' files were not at hand
     EAGLE-3                  `fc.weight`, `midlayer.*`, `norm.weight`, `lm_head.weight`, `d2t`, `t2d`
     EAGLE-3, speculators     the same with `layers.0.*`, more layers behind it, and a nested config
 
@@ -38,18 +40,21 @@ class EagleLayout:
     norm_inputs: Literal["", "each", "all"] = ""  # RMSNorm of each of the target's states, or of all side by side
     norm_output: bool = False  # the normalised state is fed back
     norm_head: bool = True  # the head reads the normalised state
+    gated: bool = False  # states and embeddings are mixed by a learned gate
     tied: bool = False  # the head is the target's, rows of `d2t`
 
     def names(self, published: Mapping[str, Published]) -> dict[str, str | tuple[str, ...]]:
         """The published name, or names, of each parameter that there may be."""
         old = "fusion_fc.weight" in published
-        fusion = "fusion_fc" if old else "fc.fc" if self.version == "fspad" else "fc"
+        fusion = "fusion_fc" if old else "fc.fc" if self.version == "fspad" else "fc1" if self.gated else "fc"
         first = (
             "transformer." if old else "midlayer." if "midlayer.self_attn.q_proj.weight" in published else "layers.0."
         )
         names: dict[str, str | tuple[str, ...]] = {
             "fc_weight": f"{fusion}.weight",
             "fc_bias": f"{fusion}.bias",
+            "gate_weight": "gate.weight",
+            "gate_bias": "gate.bias",
             "inputs_norm": "input_norm.weight",
             "embed_norm": first + "input_layernorm.weight",
             "state_norm": first + "hidden_norm.weight",
@@ -71,7 +76,8 @@ def is_eagle(config: Mapping[str, Any], published: Mapping[str, Published]) -> b
     if any(name in published for name in _FOREIGN):
         return False
     attention = any(f"{first}self_attn.q_proj.weight" in published for first in ("midlayer.", "layers.0."))
-    fused = "fc.weight" in published or "fc.fc.weight" in published
+    gated = "fc1.weight" in published and "gate.weight" in published
+    fused = "fc.weight" in published or "fc.fc.weight" in published or gated
     return "fusion_fc.weight" in published or (fused and attention)
 
 
@@ -103,7 +109,13 @@ def _first(files: DraftFiles, config: Mapping[str, Any], published: Mapping[str,
             raise ModelError(f"{files.name} is an FSPAD of {layers.layers} layers", "only one is built")
         return EagleLayout("fspad", "official", layers, 1, layers.vocab if head else None, norm_head=False)
     return EagleLayout(
-        "1", "speculators" if old else "official", layers, 1, layers.vocab if head else None, norm_head=False
+        "1",
+        "speculators" if old else "official",
+        layers,
+        1,
+        layers.vocab if head else None,
+        norm_head=False,
+        gated="gate.weight" in published,
     )
 
 

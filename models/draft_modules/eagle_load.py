@@ -52,7 +52,7 @@ def load(
     )
     module.vocabulary = ids
     module.rope = Rope(torch.tensor(config.frequencies, device="cpu"), config.rope_scale)
-    version = "FSPAD" if form.version == "fspad" else f"EAGLE-{form.version}"
+    version = "FSPAD" if form.version == "fspad" else "Dovetail" if form.gated else f"EAGLE-{form.version}"
     lines = [f"{version}, {form.style} layout, {config.layers} layer(s) of width {config.width}"]
     if form.version != "3":
         module.states = TargetStates(normed=True)
@@ -110,7 +110,7 @@ def _recommended(config: Any) -> int | None:
 KIND = register(
     DraftKind(
         "eagle",
-        "EAGLE-1 to -3, FSPAD: a layer over pairs of a token and the target's state before it",
+        "EAGLE-1 to -3, FSPAD, Dovetail: a layer over pairs of a token and the target's state before it",
         is_eagle,
         load,
         {
@@ -120,6 +120,7 @@ KIND = register(
             "EAGLE-3, speculators": "replay of the authors' code",
             "EAGLE-1, speculators": "a plain version",
             "FSPAD": "a plain version",
+            "Dovetail": "a plain version",
         },
     )
 )

@@ -40,7 +40,7 @@ def write(
     change: Callable[[dict[str, Tensor], dict[str, Any]], None] = lambda tensors, config: None,
     **more: Any,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Writes "eagle", "old", "fspad", "eagle3" or "speculators"; `change` has the last word on tensors and config.
+    """Writes "eagle", "old", "fspad", "gated", "eagle3" or "speculators"; `change` comes last.
 
     Returns the tensors and the flat config. `draft` ids are every third, and then the first others.
     """
@@ -87,10 +87,12 @@ def write(
             t["d2t"] = ids - torch.arange(draft)
             t["t2d"] = torch.isin(torch.arange(vocab), ids)
     else:
-        fusion = {"old": "fusion_fc", "fspad": "fc.fc"}.get(layout, "fc")
-        t[f"{fusion}.weight"] = r(width, 2 * width)
+        fusion = {"old": "fusion_fc", "fspad": "fc.fc", "gated": "fc1"}.get(layout, "fc")
+        t[f"{fusion}.weight"] = r(width, width if layout == "gated" else 2 * width)
         if bias:
             t[f"{fusion}.bias"] = r(width)
+    if layout == "gated":
+        t |= {"gate.weight": r(width, 2 * width), "gate.bias": r(width)}
     if layout == "fspad":
         t |= {f"fc.mlp.{part}_proj.weight": r(inner, width) for part in ("gate", "up")}
         t |= {"fc.mlp.down_proj.weight": r(width, inner), "fc.post_attention_layernorm.weight": scale(width)}

@@ -76,6 +76,10 @@ def outputs(
         normed = norm(features, t[f"{stem}hidden_norm.weight"], epsilon)
         inputs = torch.cat((norm(embedded, t[f"{stem}input_layernorm.weight"], epsilon), normed), -1)
         h = normed if flags.get("norm_before_residual") else features
+    elif "gate.weight" in t:
+        gate = torch.cat((features, embedded), -1) @ t["gate.weight"].T + t.get("gate.bias", 0)
+        gate = 1 / (1 + (-gate).exp())
+        inputs = h = gate * (features @ t["fc1.weight"].T + t.get("fc1.bias", 0)) + (1 - gate) * embedded
     else:
         fc = next(name for name in ("fc", "fc.fc", "fusion_fc") if f"{name}.weight" in t)
         h = torch.cat((embedded, features), -1) @ t[f"{fc}.weight"].T + t.get(f"{fc}.bias", 0)

@@ -36,6 +36,8 @@ EVERY: dict[str, tuple[str, dict[str, Any]]] = {
     "EAGLE-1 of the speculators library": ("old", {}),
     "EAGLE-1 of the speculators library without a bias": ("old", {"bias": False, "embedding": True}),
     "FSPAD": ("fspad", {}),
+    "Dovetail": ("gated", {}),
+    "Dovetail, two layers": ("gated", {"layers": 2}),
     "EAGLE-3": ("eagle3", {"draft": 15}),
     "EAGLE-3 of the whole vocabulary": ("eagle3", {"embedding": True}),
     "EAGLE-3 with the target's head": ("eagle3", {"draft": 15, "tie_word_embeddings": True}),
