@@ -5,8 +5,8 @@
 The labels are AutoJudge's (https://arxiv.org/abs/2504.20039), without annotators. The target answers a problem of the
 train split. At the first token that the drafter would have written otherwise, the drafter's token is put in its stead
 and the target finishes the answer: if that is still right the token is unimportant, and the new answer takes the old
-one's part, else the token is important and the answer stays. So on behind it, until the two agree to the end. Problems
-that the target gets wrong say nothing of its tokens and are left out.
+one's part, else the token is important and the answer stays. So on behind it, until the two agree to the end. An answer
+may get twice as long, no longer. Problems that the target gets wrong say nothing of its tokens and are left out.
 
 The head reads the target's normed state at each of these tokens: standardised, then logistic regression, its penalty
 chosen by the AUC on problems that were held back. The threshold keeps `--recall` of their important tokens. Last,
@@ -55,6 +55,7 @@ class Answer:
     prompt: list[int]
     tokens: list[int]  # the answer, its end token included
     score: Score
+    most: int  # tokens to which it may grow
     begin: int = 0  # tokens of the answer that the drafter need not agree with any more
 
 
@@ -75,7 +76,7 @@ def mine(answers: list[Answer], choices: Choices, finish: Continue, ends: frozen
         mismatches: list[tuple[int, int, int]] = []  # answer, index in it, the drafter's token
         for at, choice in zip(active, choices(texts), strict=True):
             answer, first = answers[at], len(answers[at].prompt) - 1
-            for index in range(answer.begin, min(len(answer.tokens), NEW)):
+            for index in range(answer.begin, min(len(answer.tokens), answer.most)):
                 if choice[first + index] != answer.tokens[index]:
                     mismatches.append((at, index, choice[first + index]))
                     break
@@ -84,7 +85,7 @@ def mine(answers: list[Answer], choices: Choices, finish: Continue, ends: frozen
         continued = iter(finish(open_texts) if open_texts else [])
         for (at, index, token), text in zip(mismatches, changed, strict=True):
             answer = answers[at]
-            tokens = text[len(answer.prompt) :] + ([] if token in ends else next(continued))[: NEW - index - 1]
+            tokens = text[len(answer.prompt) :] + ([] if token in ends else next(continued))[: answer.most - index - 1]
             important = answer.score(tokens) < 1
             labels[at].append(Label(text, important))
             if not important:
@@ -146,7 +147,7 @@ def mined(
                 text = tokenizer.decode([token for token in tokens if token not in ends])
                 return float(source.score(problem, text) or 0)
 
-            answers.append(Answer(prompt, list(result.tokens[row]), score))
+            answers.append(Answer(prompt, list(result.tokens[row]), score, min(2 * len(result.tokens[row]), NEW)))
         right = [answer for answer in answers if answer.score(answer.tokens) == 1]
         labels = dict(zip(map(id, right), mine(right, choices, finish, ends), strict=True))
         for problem, answer in zip(part, answers, strict=True):
@@ -169,22 +170,32 @@ def states_of(model: LanguageModel, texts: list[list[int]], batch: int = 64) -> 
 
 
 def fit(states: Tensor, important: Tensor, penalty: float) -> JudgeHead:
-    """Logistic regression on standardised states [N, E] with labels [N]; `penalty` times the mean square of w."""
+    """Logistic regression on standardised states [N, E] with labels [N], by Newton's method in float64.
+
+    `penalty` weighs the sum of the squared weights against the mean loss.
+    """
     mean, scale = states.mean(0), states.std(0).clamp(min=1e-6)
-    inputs, target = (states - mean) / scale, important.float()
-    w, b = torch.zeros(states.shape[1], requires_grad=True), torch.zeros((), requires_grad=True)
-    optimizer = torch.optim.LBFGS([w, b], max_iter=200, line_search_fn="strong_wolfe")
+    inputs = torch.nn.functional.pad((states - mean) / scale, (0, 1), value=1.0).double()
+    target, count = important.double(), len(states)
+    ridge = torch.full((inputs.shape[1],), 2 * penalty, dtype=torch.float64)
+    ridge[-1] = 1e-9  # of the bias
 
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        value = (
-            torch.nn.functional.binary_cross_entropy_with_logits(inputs @ w + b, target) + penalty * w.square().sum()
-        )
-        value.backward()  # type: ignore[no-untyped-call]
-        return value
+    def loss(w: Tensor) -> float:
+        fitting = torch.nn.functional.binary_cross_entropy_with_logits(inputs @ w, target)
+        return float(fitting + (ridge * w.square()).sum() / 2)
 
-    optimizer.step(loss)  # type: ignore[no-untyped-call]
-    return JudgeHead(mean, scale, w.detach(), b.detach())
+    w = torch.zeros_like(ridge)
+    for _ in range(50):
+        p = (inputs @ w).sigmoid()
+        slope = inputs.T @ (p - target) / count + ridge * w
+        curvature = (inputs.T * (p * (1 - p))) @ inputs / count + ridge.diag()
+        step, size = torch.linalg.solve(curvature, slope), 1.0
+        while size > 1e-6 and loss(w - size * step) > loss(w):
+            size /= 2
+        w = w - size * step
+        if float(step.abs().max()) * size < 1e-7:
+            break
+    return JudgeHead(mean, scale, w[:-1].float(), w[-1].float())
 
 
 def auc(scores: Tensor, important: Tensor) -> float:

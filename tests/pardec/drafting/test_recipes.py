@@ -1,0 +1,110 @@
+"""The recipes of three papers, each on a bigram table that drafts for a small random target, by what is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pardec.drafting.losses import loss, overlap
+from pardec.models.model import LanguageModel
+from tests.samplers.ar_toys import logits, prompts, rows, run, toy_ar
+from tests.samplers.voices import named
+
+VOCAB, NEW = 8, 24
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Positions of texts that a model wrote: the token there, what it chose next, and its logits [N, V]."""
+
+    token: Tensor
+    label: Tensor
+    target: Tensor
+
+
+@cache
+def target(seed: int = 3) -> LanguageModel:
+    return toy_ar(seed, VOCAB, 0.6, layers=2)
+
+
+@cache
+def written(count: int, seed: int, by: int = 3) -> Texts:
+    """`count` answers of a target, drawn at temperature 1."""
+    given = prompts([1] * count, seed=seed, vocab=VOCAB)
+    seeds = range(1000 * seed, 1000 * seed + count)
+    texts = rows(run(target(by), "sequential", given, NEW, temperature=1.0, seeds=seeds))
+    ids = torch.tensor(texts)
+    return Texts(ids[:, :-1].flatten(), ids[:, 1:].flatten(), logits(target(by), texts)[:, :-1].flatten(0, 1))
+
+
+def trained(name: str, texts: Texts, start: Tensor | None = None, steps: int = 150, rate: float = 4.0) -> Tensor:
+    """The table [V, V] of logits behind each token, after plain gradient descent."""
+    table = (torch.zeros(VOCAB, VOCAB) if start is None else start.clone()).requires_grad_()
+    function = loss(name)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # of losses that sample
+        for _ in range(steps):
+            value = function(table[texts.token], texts.target, texts.label).mean()
+            (slope,) = torch.autograd.grad(value, table)
+            with torch.no_grad():
+                table -= rate * slope
+    return table.detach()
+
+
+def acceptance(table: Tensor, texts: Texts) -> float:
+    """Mean 1 - TV at positions of texts."""
+    return float(overlap(table[texts.token].log_softmax(-1), texts.target.log_softmax(-1)).mean())
+
+
+def drafter(table: Tensor) -> LanguageModel:
+    """A model whose logits are the table's row of the last token."""
+    model = toy_ar(0, VOCAB, layers=1)
+    stack: Any = model.decoder
+    with torch.no_grad():
+        for weight in stack.parameters():
+            if weight.dim() > 1:
+                weight.zero_()
+        stack.embed.weight[:, :VOCAB] = torch.eye(VOCAB)
+        stack.head.weight[:, :VOCAB] = table.T / 4  # the norm makes 4 of 1 in 16 dimensions
+    return model
+
+
+def accepted(table: Tensor, given: Sequence[Sequence[int]]) -> float:
+    """The share of drafted tokens that stand when the target decodes these prompts."""
+    with named(near=drafter(table)):
+        done = run(target(), "model:name=near,k=3+speculative", given, NEW, temperature=1.0)
+    taken, tested = sum(map(sum, done.trace.accepted)), sum(map(sum, done.trace.drafted))
+    return taken / tested
+
+
+@pytest.mark.seeds("arXiv:2310.08461")
+def test_distilling_the_target_s_distribution_raises_acceptance_over_its_tokens_alone() -> None:
+    """Same texts, same steps: KL(p || q) and the total variation against the cross-entropy of what was drawn."""
+    few, heldout = written(12, 1), written(100, 2)
+    found = {name: acceptance(trained(name, few), heldout) for name in ("ce", "fkl", "tvd")}
+    assert found["fkl"] > found["ce"] + 0.02
+    assert found["tvd"] > found["ce"] + 0.02
+
+
+@pytest.mark.seeds("arXiv:2403.00858")
+def test_tuning_with_tvd_plus_plus_leaves_a_lower_total_variation_than_with_cross_entropy() -> None:
+    """Both go on from one drafter that cross-entropy has trained to its end."""
+    texts, heldout = written(100, 1), written(100, 2)
+    start = trained("ce", texts)
+    tuned = {name: acceptance(trained(name, texts, start, steps=100, rate=1.0), heldout) for name in ("ce", "tvd++")}
+    assert 1 - tuned["tvd++"] < 1 - tuned["ce"] - 0.004
+
+
+@pytest.mark.seeds("arXiv:2411.11055")
+def test_pretraining_and_then_texts_of_the_target_s_own_beat_a_drafter_that_was_not_aligned() -> None:
+    """Pretrained on texts of another source, finetuned on a few of the target's; decoded from held-out prompts."""
+    unaligned = trained("ce", written(100, 1, by=9))
+    aligned = trained("fkl", written(60, 3), unaligned, steps=60)
+    given = prompts([2] * 40, seed=11, vocab=VOCAB)
+    assert accepted(aligned, given) > accepted(unaligned, given) + 0.07

@@ -1,0 +1,84 @@
+"""`topk`: rank and tolerance by hand, against a plain version on random trees, and its greedy ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from pardec.samplers.speculative.accept.topk import TopK
+from tests.reference.naive_acceptance import children
+from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
+from tests.samplers.speculative.test_rrs import random_tree
+from tests.samplers.verdicts import Given, distributions, tree
+
+P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(1, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("k", "tolerance", "count"), [(2, 0.52, 2), (2, 0.5, 1), (3, 0.92, 3), (3, 0.91, 2), (1, 9.0, 1)]
+)
+def test_a_chain_by_hand(k: int, tolerance: float, count: int) -> None:
+    """log .5 - log .3 = .511, log .5 - log .2 = .916; the chain is the best, the second, the third."""
+    draft = tree(torch.tensor([[0, 0, 1, 2]]), None)
+    verdict = TopK(k, tolerance).accept(draft, distributions(P, greedy=True), Given(torch.zeros(1, 4)), None)
+    assert int(verdict.count) == count
+    assert int(verdict.next) == 0
+    if verdict.deviation is not None:
+        assert float(verdict.deviation) == count - 1
+
+
+def test_random_trees_follow_a_plain_version() -> None:
+    seeded, depths = np.random.RandomState(3), set()
+    for _ in range(60):
+        nodes, p, draft = random_tree(seeded, points=2, size=12)
+        law = p.numpy()[0].astype(np.float64)
+
+        def fits(node: int, law: np.ndarray = law, nodes: list = nodes) -> bool:  # type: ignore[type-arg]
+            behind = law[nodes[node].parent]
+            own = behind[nodes[node].token]
+            return bool(own > 0 and (behind > own).sum() < 3 and np.log(behind.max()) - np.log(own) <= 1.0)
+
+        paths, best = [(0, 0.0, [0])], (0, 0.0, [0])
+        while paths:
+            depth, score, path = paths.pop(0)
+            best = max(best, (depth, score, path), key=lambda each: each[:2])
+            for node in children(nodes, path[-1]):
+                if fits(node):
+                    own = np.log(law[nodes[node].parent][nodes[node].token])
+                    paths.append((depth + 1, score + own, [*path, node]))
+        verdict = TopK(3, 1.0).accept(draft, distributions(p, greedy=True), Given(torch.zeros(1, 12)), None)
+        assert verdict.path[0, : int(verdict.count) + 1].tolist() == best[2]
+        assert int(verdict.next) == int(law[best[2][-1]].argmax())
+        other = sum(nodes[n].token != law[nodes[n].parent].argmax() for n in best[2][1:])
+        assert verdict.deviation is not None
+        assert float(verdict.deviation) == other
+        depths.add(best[0])
+    assert len(depths) > 2
+
+
+def test_its_strict_ends_are_greedy_decoding_and_more_of_either_accepts_more() -> None:
+    model, given = toy_ar(2, 6, 0.7), [[1, 2, 1, 2], [3], [5, 5, 0, 5, 5]]
+    for spec in ("k=1,tolerance=9", "k=6,tolerance=0"):
+        assert registry.resolve(f"lookup+topk:{spec}", "ar").exact == "greedy"
+        assert rows(run(model, f"lookup+topk:{spec}", given, 12)) == [plain_greedy(model, p, 12) for p in given]
+    taken = [sum(map(sum, run(model, f"sjd+topk:k=6,tolerance={t}", given, 30).trace.accepted)) for t in (0, 0.5, 2, 9)]
+    assert taken == sorted(taken)
+    assert taken[0] < taken[-1]
+
+
+def test_equals_are_one_rank_and_only_the_lowest_id_is_the_best() -> None:
+    p = torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64).expand(1, 2, 3)
+    draft = tree(torch.tensor([[0, 1]]), None)
+    for tolerance, count in ((0.0, 0), (0.1, 1)):
+        verdict = TopK(2, tolerance).accept(draft, distributions(p, greedy=True), Given(torch.zeros(1, 2)), None)
+        assert int(verdict.count) == count
+
+
+def test_parameters_out_of_range() -> None:
+    with pytest.raises(SpecError, match="topk: k must be at least 1, got 0"):
+        TopK(0)
+    with pytest.raises(SpecError, match="topk: tolerance must be at least 0, got -1"):
+        TopK(tolerance=-1)

@@ -1,0 +1,81 @@
+"""The judge's trainer on a target that counts: AutoJudge's labels, by what the target's own continuation comes to."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from train_judge import Answer, Label, auc, fit, mine, states_of, threshold  # noqa: E402
+
+from tests.samplers.ar_toys import rows, run  # noqa: E402
+from tests.samplers.spellings import counting, guess, right  # noqa: E402
+
+__all__ = ["auc", "fit", "states_of"]
+LENGTH = 8  # of an answer
+
+
+def drafted(texts: list[list[int]]) -> list[list[int]]:
+    """What the drafter says behind each token, the same for the same text."""
+    return [
+        [guess(token, np.random.RandomState([at, *text[: at + 1]]).rand()) for at, token in enumerate(text)]
+        for text in texts
+    ]
+
+
+def finished(texts: list[list[int]]) -> list[list[int]]:
+    whole = rows(run(counting(), "sequential", texts, LENGTH))
+    return [row[len(text) :] for row, text in zip(whole, texts, strict=True)]
+
+
+def answer(prompt: list[int]) -> Answer:
+    """Counts on from the prompt; right is either spelling of every digit."""
+
+    def score(tokens: object) -> float:
+        text = [prompt[-1], *tokens]  # type: ignore[misc]
+        return float(len(text) > LENGTH and all(map(right, text, text[1 : LENGTH + 1])))
+
+    return Answer(prompt, finished([prompt])[0], score, LENGTH)
+
+
+@pytest.mark.seeds("arXiv:2504.20039")
+def test_mined_labels_tell_another_spelling_from_a_wrong_digit() -> None:
+    """Without annotators: a token is important iff the target's own continuation behind it is no longer right."""
+    answers = [answer([start, *more]) for start in range(4) for more in ([], [(start + 1) % 4], [(start + 5) % 8])]
+    labels = mine(answers, drafted, finished, frozenset())
+    flat = [label for each in labels for label in each]
+    assert len(flat) > 20
+    for label in flat:
+        assert label.important is not right(label.ids[-2], label.ids[-1])
+        assert label.ids[-1] != (label.ids[-2] + 1) % 4, "only what the answer does not have is asked for"
+    assert {label.important for label in flat} == {True, False}
+    for each, own in zip(answers, labels, strict=True):
+        assert each.score(each.tokens) == 1, "unimportant tokens stay in the answer, important ones do not"
+        assert [len(label.ids) for label in own] == sorted({len(label.ids) for label in own})
+    states = states_of(counting(), [label.ids for label in flat])
+    important = torch.tensor([label.important for label in flat])
+    assert auc(fit(states, important, 1e-4)(states), important) > 0.9
+
+
+def test_mining_by_hand() -> None:
+    """The drafter has 7 for 2, which is right, and then 0 for 3, which is not; an end token ends the answer there."""
+    choices = {(1, 2, 3): [7, 9, 9], (1, 7, 3): [7, 0, 9], (1, 7, 4): [7, 9, 9]}
+    told = Answer([1], [2, 3], lambda tokens: float(list(tokens) in ([2, 3], [7, 3])), 4)
+    labels = mine(
+        [told], lambda texts: [choices[tuple(text)] for text in texts], lambda texts: [[3]] * len(texts), frozenset({9})
+    )
+    assert labels == [[Label([1, 7], important=False), Label([1, 7, 0], important=True)]]
+    assert told.tokens == [7, 3]
+
+
+def test_the_auc_and_the_threshold_by_hand() -> None:
+    scores, important = torch.tensor([0.9, 0.4, 0.4, 0.1]), torch.tensor([True, True, False, False])
+    assert auc(scores, important) == pytest.approx((1 + 1 + 0.5 + 1) / 4)
+    many = torch.arange(1, 101) / 100
+    assert threshold(many, torch.ones(100, dtype=torch.bool), 0.75) == pytest.approx(0.26), "75 are not below it"
