@@ -275,6 +275,10 @@ class Drafter(Stage):
         """The states of the target that `RoundResult.states`, and the prompt's forward, are to have; None: none."""
         return None
 
+    def target_taps(self, model: LanguageModel) -> TargetStates | None:
+        """The same for a drafter without a module, by the layers of the target; `target_states` goes first."""
+        return None
+
     def most_queries(self, nodes: int, request: Request) -> int:
         """The most queries of its own behind a draft of `nodes` nodes: see `Draft.queries`."""
         return 0

@@ -317,7 +317,7 @@ class VerifyForward:
             want=want,
             soft=None if soft is None else soft[:, :width],
             layers=layers,
-            hidden=() if self.states is None else self.states.layers,
+            hidden=() if self.states is None or narrow else self.states.layers,
             rows=None if all_rows else torch.from_numpy(rows).to(device),
             uniform=start + width if same else None,
             span=(start, start + width) if chain else None,

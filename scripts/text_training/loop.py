@@ -81,7 +81,9 @@ class Run:
     def _check_exits(self, exits: tuple[int, ...]) -> None:
         layers = self.model.config.num_hidden_layers
         if exits and (self.masked or list(exits) != sorted(set(exits)) or exits[0] < 1 or exits[-1] != layers):
-            raise ValueError(f"exits of {self.name} must rise to its {layers} layers, and it must be causal, got {exits}")
+            raise ValueError(
+                f"exits of {self.name} must rise to its {layers} layers, and it must be causal, got {exits}"
+            )
 
     def _network(self, name: str) -> torch.nn.Module:
         model = networks.build(name, self.tokenizer.get_vocab_size(), **self.o.shape).to(self.device)

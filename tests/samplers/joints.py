@@ -26,6 +26,7 @@ SMALL = {
     "auto": 'auto:model="model:name=draft,k=3",copy="lookup:k=3,max_ngram=2"',
     "beam": "beam:beams=2,nodes=6",
     "copyspec": "copyspec:k=4,suffix=1",
+    "del": "del:k=3",
     "dflash": "dflash:name=draft,k=3",
     "dyspec": "dyspec:nodes=6,children=3",
     "eagle": "eagle:name=toy,k=3",

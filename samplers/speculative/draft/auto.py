@@ -37,6 +37,7 @@ from ...spec_values import build_method
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
 from ._arms import Arms, joined
 from ._behind import QueryDrafter
+from .dynamic_exit import DynamicExit
 from .earlyexit import EarlyExit
 
 _ACCEPTANCE = 0.4  # of the model's first tokens at first, as two rounds
@@ -74,7 +75,7 @@ class Auto(Drafter):
             )
         if name == "copy" and not built[0].copies:
             raise SpecError(f"auto: {text!r} does not copy known tokens", hint="copy=lookup, copyspec or aggressive")
-        if isinstance(built[0], EarlyExit | QueryDrafter):
+        if isinstance(built[0], DynamicExit | EarlyExit | QueryDrafter):
             raise SpecError(
                 f"auto: {built[0].registered[0]} drafts within the forward that verifies, in all rows and every round",
                 hint="it cannot take turns: model, eagle, medusa, hydra, dflash and layerskip can",

@@ -16,7 +16,19 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft.sorted import NestedState
 from tests.samplers.ar_toys import rows, run, toy_ar
-from tests.samplers.voices import LENGTHS, NEW, RAGGED, apart, distribution, greedy, keeps_greedy, named, near, path, target
+from tests.samplers.voices import (
+    LENGTHS,
+    NEW,
+    RAGGED,
+    apart,
+    distribution,
+    greedy,
+    keeps_greedy,
+    named,
+    near,
+    path,
+    target,
+)
 
 
 @pytest.mark.parametrize("length", LENGTHS[:2])
@@ -65,7 +77,12 @@ def shallow(layers: int) -> LanguageModel:
 def test_at_the_ends_of_tau_it_is_a_model_of_as_many_layers(temperature: float) -> None:
     drafted = []
     with named(near=near(), short=shallow(2)):
-        for spec in ("sorted:name=near,exits=2-4,tau=0", "model:name=short", "sorted:name=near,tau=1", "model:name=near"):
+        for spec in (
+            "sorted:name=near,exits=2-4,tau=0",
+            "model:name=short",
+            "sorted:name=near,tau=1",
+            "model:name=near",
+        ):
             done = run(target(), f"{spec},k=3", RAGGED, NEW, temperature=temperature)
             drafted.append((rows(done), done.trace.accepted, done.trace.drafted))
     assert drafted[0] == drafted[1]
