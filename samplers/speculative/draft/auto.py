@@ -39,6 +39,7 @@ from ._arms import Arms, joined
 from ._behind import QueryDrafter
 from .dynamic_exit import DynamicExit
 from .earlyexit import EarlyExit
+from .kangaroo import Kangaroo
 
 _ACCEPTANCE = 0.4  # of the model's first tokens at first, as two rounds
 _COST = 0.1  # of a drafting forward where the drafter cannot tell
@@ -75,7 +76,7 @@ class Auto(Drafter):
             )
         if name == "copy" and not built[0].copies:
             raise SpecError(f"auto: {text!r} does not copy known tokens", hint="copy=lookup, copyspec or aggressive")
-        if isinstance(built[0], DynamicExit | EarlyExit | QueryDrafter):
+        if isinstance(built[0], DynamicExit | EarlyExit | Kangaroo | QueryDrafter):
             raise SpecError(
                 f"auto: {built[0].registered[0]} drafts within the forward that verifies, in all rows and every round",
                 hint="it cannot take turns: model, eagle, medusa, hydra, dflash and layerskip can",
