@@ -27,6 +27,7 @@ SUMMARY = {
     "medusa": "Heads that draft for {0} from its last hidden state, in Medusa's format.",
     "hydra": "Heads that draft for {0} from its last hidden state and the tokens before, in Hydra's format.",
     "dflash": "A block-diffusion drafter for {0} that reads its hidden states, in DFlash's format.",
+    "kangaroo": "An adapter with which the first layers of {0} draft for all of them, in Kangaroo's format.",
     "prompts": "Prompt vectors with which {0} drafts for itself, in peft's prompt-tuning format.",
 }
 EXAMPLE = "Tom has 18 cups. He loses 4. He finds 12 cups. How many cups does Tom have now?"

@@ -12,10 +12,12 @@ from pardec.models.model import LanguageModel
 from .export import read_export
 from .networks import Options, Target
 from .networks.eagle import default_taps
+from .networks.kangaroo import Kangaroo, exit_taps
 from .run import Plan, Run, state_file
 from .states import Row, States
 
-RATE = {"eagle": 2e-3, "medusa": 2e-3, "hydra": 2e-3, "dflash": 2e-3, "prompts": 2e-2}  # peak, of a whole training
+# Peak learning rates of a whole training.
+RATE = {"eagle": 2e-3, "medusa": 2e-3, "hydra": 2e-3, "dflash": 2e-3, "prompts": 2e-2, "kangaroo": 2e-3}
 
 
 def prepare(
@@ -44,7 +46,7 @@ def prepare(
     """
     exported = plan.init is not None and state_file(plan.init) is None
     options = read_export(plan.init, target, plan.kind).options(chosen) if exported and plan.init else Options(**chosen)
-    taps = options.taps or default_taps(target.layers)
+    taps = options.taps or (exit_taps if plan.kind == Kangaroo.kind else default_taps)(target.layers)
     states = States(folder / ("states-" + "-".join(map(str, taps))), taps, target.width)
     states.update(target, files, longest)
     return Run(Target(target), states, replace(plan, network=replace(options, taps=taps)), report)

@@ -166,6 +166,7 @@ class Drafter(Stage):
     takes_shape: ClassVar[bool] = False  # whether a spec may name a shape for it
     takes_length: ClassVar[bool] = False  # whether a spec may name a length controller for it
     one_pass: ClassVar[bool] = False  # one drafting forward gives all of a round's tokens
+    within_verify: ClassVar[bool] = False  # it drafts within the forward that verifies, in all rows and every round
     copies: ClassVar[bool] = False  # it drafts chains of known tokens, with no state but the text's
     in_pass: ClassVar[bool] = False  # it has states or queries of its own in the forward that verifies
     default_acceptance: ClassVar[str | None] = None  # if the spec names none; None: exact sampling, or greedy
@@ -197,6 +198,10 @@ class Drafter(Stage):
 
     def target_states(self, request: Request) -> TargetStates | None:
         """The states of the target that `RoundResult.states`, and the prompt's forward, are to have; None: none."""
+        return None
+
+    def target_taps(self, model: LanguageModel) -> TargetStates | None:
+        """The same for a drafter without a module, by the layers of the target; `target_states` goes first."""
         return None
 
     def most_queries(self, nodes: int, request: Request) -> int:

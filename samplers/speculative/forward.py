@@ -355,7 +355,7 @@ class VerifyForward:
             want=want,
             soft=None if soft is None else soft[:, :width],
             layers=layers,
-            hidden=() if self.every is None else self.every.layers,
+            hidden=() if self.every is None or narrow else self.every.layers,
             rows=None if all_rows else torch.from_numpy(rows).to(device),
             uniform=start + width if same else None,
             span=(start, start + width) if chain else None,

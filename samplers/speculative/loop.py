@@ -82,7 +82,7 @@ class VerifyLoop:
         )
         nodes = sampler.width(model)
         nodes += sampler.draft.most_queries(nodes, request)
-        states = sampler.draft.target_states(request)
+        states = sampler.draft.target_states(request) or sampler.draft.target_taps(model)
         # A drafter that reads logits of the whole prompt needs them in one forward.
         begins = states is not None or not sampler.draft.reads_prompt
         stage = sampler.cache

@@ -24,7 +24,7 @@ from pardec.samplers.speculative.accept import judge as accept_judge
 from pardec.samplers.speculative.contracts import RoundResult
 from pardec.samplers.speculative.draft._behind import QueryState
 from tests.models.draft_modules import dflash_writer
-from tests.reference import eagle_folders, head_folders
+from tests.reference import eagle_folders, head_folders, naive_kangaroo
 
 
 def medusa(folder: Path, model: LanguageModel) -> Path:
@@ -90,6 +90,15 @@ def falcon(folder: Path, model: LanguageModel, block: int = 2, **more: Any) -> P
     return folder
 
 
+def kangaroo(folder: Path, model: LanguageModel, exit_layer: int = 1, **more: Any) -> Path:
+    """An adapter behind the first layer."""
+    stack: Any = model.decoder
+    sizes = stack.config
+    shape = {"heads": sizes.heads, "kv_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
+    tensors, config = naive_kangaroo.adapter(model.width, **shape)
+    return write(folder, tensors, config | {"exit_layer": exit_layer} | more)
+
+
 def dflash(folder: Path, model: LanguageModel) -> Path:
     """A DSpark whose Markov head remembers the path, so that siblings' children differ."""
     taps = tuple(range(min(2, model.layers)))
@@ -103,6 +112,7 @@ WRITERS: dict[str, Callable[[Path, LanguageModel], Path]] = {
     "eagle": eagle,
     "falcon": falcon,
     "hydra": hydra,
+    "kangaroo": kangaroo,
     "medusa": medusa,
     "prompts": prompts,
     "transfer": transfer,

@@ -6,9 +6,12 @@ from .contracts import Network, Options, Target
 from .dflash import DFlash
 from .eagle import Eagle
 from .hydra import Hydra
+from .kangaroo import Kangaroo
 from .medusa import Medusa
 from .prompts import Prompts
 
-KINDS: dict[str, type[Network]] = {network.kind: network for network in (Eagle, Medusa, Hydra, DFlash, Prompts)}
+KINDS: dict[str, type[Network]] = {
+    network.kind: network for network in (Eagle, Medusa, Hydra, DFlash, Prompts, Kangaroo)
+}
 
 __all__ = ["KINDS", "Network", "Options", "Target"]

@@ -28,6 +28,7 @@ class QueryDrafter(ModuleDrafter):
     The logits of the last accepted node's queries are those of the next round, by the depth of a node.
     """
 
+    within_verify: ClassVar[bool] = True
     in_pass: ClassVar[bool] = True
 
     k: Annotated[int, "tokens drafted, which is how deep a tree grows; as many steps as were trained at most"] = 3

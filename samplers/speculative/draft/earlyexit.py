@@ -36,6 +36,7 @@ from ..shape._growth import packed
 @register("earlyexit", stage="draft", paper="arXiv:2404.16710", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class EarlyExit(Drafter):
+    within_verify: ClassVar[bool] = True
     takes_shape: ClassVar[bool] = True
     takes_length: ClassVar[bool] = True
     in_pass: ClassVar[bool] = True

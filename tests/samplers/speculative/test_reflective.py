@@ -136,7 +136,9 @@ def test_a_second_opinion_of_the_same_pass_lets_more_of_a_draft_stand() -> None:
     assert compared > 12
     passes = recorded(f'{CHAIN}+reflective:alpha=0.4,probe=""', GIVEN * 2, 30, temperature=1.0)
     counts = [
-        sum(int(Reflective(alpha, "").accept(p.draft, p.distributions, p.uniforms, p.state).count.sum()) for p in passes)
+        sum(
+            int(Reflective(alpha, "").accept(p.draft, p.distributions, p.uniforms, p.state).count.sum()) for p in passes
+        )
         for alpha in (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
     ]
     assert counts == sorted(counts)

@@ -1,0 +1,126 @@
+"""Kangaroo: attention on the outputs of the target's first layers, before the target's head.
+
+Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting, https://arxiv.org/abs/2404.18911
+
+    a_t = h_t + Attn(norm(h))_t;  q = softmax(head(norm'(a_t))): the distribution of x_(t+1),  h the output of layer E
+
+A text that is drafted right is the target's own, so one pass over it is all that drafting does: there are no steps to
+unroll. Weights start as the attention of layer E + 1 and the final norm. Deviates from the authors' recipe: the loss
+compares with the target's distributions alone (fkl by default).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pardec.models.draft_modules.contracts import DraftFiles
+from pardec.models.errors import ModelError, SpecError
+from pardec.models.loading.weights import count_parts
+from pardec.models.model import LanguageModel
+
+from ..losses import Loss
+from ..states import Batch, States
+from .contracts import Network, Options, Target
+from .parts import linear, matrix, repeat_heads, rms, rotary
+
+
+def exit_taps(layers: int) -> tuple[int, ...]:
+    """The layer whose output is read where none is named: the second, or the first of a shallow target."""
+    return (1,) if layers > 4 else (0,)
+
+
+class Kangaroo(Network):
+    kind = "kangaroo"
+
+    def __init__(self, target: Target, options: Options) -> None:
+        super().__init__(target, options)
+        self.taps = options.taps or exit_taps(target.model.layers)
+        if len(self.taps) != 1 or not 0 <= self.taps[0] < target.model.layers - 1:
+            raise SpecError(
+                f"kangaroo reads the output of one layer below the last, got taps {'-'.join(map(str, self.taps))}",
+                f"name one of 0 .. {target.model.layers - 2}: --taps 1 drafts with the first 2 layers",
+            )
+        shape, width = target.shape, target.model.width
+        self.heads, self.kv_heads, self.head_dim = shape.heads, options.kv_heads or shape.kv_heads, shape.head_dim
+        self.depths = 1
+        noise = torch.Generator().manual_seed(options.seed)
+        rows, kv_rows = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        self.q, self.k = matrix(rows, width, noise), matrix(kv_rows, width, noise)
+        self.v, self.o = matrix(kv_rows, width, noise), matrix(width, rows, noise)
+        self.input_norm, self.norm = nn.Parameter(torch.ones(width)), nn.Parameter(target.norm.clone())
+
+    def draft_ids(self, ids: Tensor) -> None:
+        raise SpecError("kangaroo drafts with the target's whole head", "leave out --vocab")
+
+    def prepare(self, states: States) -> None:
+        if self.options.start == "random":
+            return
+        layer = self.target.layer(self.taps[0] + 1)
+        with torch.no_grad():
+            for own, name in ((self.q, "q_proj"), (self.k, "k_proj"), (self.v, "v_proj"), (self.o, "o_proj")):
+                if own.shape == layer[name].shape:
+                    own.copy_(layer[name])
+            self.input_norm.copy_(layer["input_layernorm"])
+
+    def _states(self, h: Tensor) -> Tensor:
+        """[B, T, E] what the head reads, of the outputs h [B, T, E] of the first layers."""
+        eps, theta, (batch, width, _) = self.target.eps, self.target.theta, h.shape
+        x = rms(h, self.input_norm, eps)
+        q, k, v = (linear(x, weight).view(batch, width, -1, self.head_dim) for weight in (self.q, self.k, self.v))
+        positions = torch.arange(width)
+        q = rotary(q, positions, theta).transpose(1, 2)
+        k, v = repeat_heads(rotary(k, positions, theta), self.heads), repeat_heads(v, self.heads)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, width, -1)
+        return rms(h + self.drop(linear(out, self.o)), self.norm, eps)
+
+    def loss(self, batch: Batch, divergence: Loss, generator: torch.Generator) -> tuple[Tensor, list[float]]:
+        chosen = self.weights(batch, generator)[:, 1:]  # the state at t says x_(t+1)
+        states = self._states(self.drop(batch.taps[:, :-1, 0].to(self.compute)))[chosen]
+        head = self.draft_head().to(self.compute)
+        total, rate = self.compare(states, head, batch.normed[:, :-1][chosen], batch.best[:, :-1][chosen], divergence)
+        return total, [rate]
+
+    @torch.no_grad()
+    def chain(self, batch: Batch, length: int) -> Tensor:
+        """By one pass over the text, which a draft follows until its first wrong token."""
+        states = self._states(batch.taps[:, :, 0].to(self.compute))
+        best = linear(states, self.draft_head()).argmax(-1)
+        return torch.stack([F.pad(best[:, 1 + j :], (0, min(1 + j, batch.width)), value=-1) for j in range(length)], -1)
+
+    def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        model, shape = self.target.model, self.target.shape
+        config: dict[str, Any] = {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "exit_layer": self.taps[0] + 1,
+            "hidden_size": model.width,
+            "intermediate_size": shape.mlp_width,
+            "num_hidden_layers": 1,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.target.eps,
+            "rope_theta": self.target.theta,
+            "vocab_size": model.vocab_size,
+            "tie_word_embeddings": False,
+        }
+        attention = {"q_proj": self.q, "k_proj": self.k, "v_proj": self.v, "o_proj": self.o}
+        tensors: dict[str, Tensor] = {f"layers.0.self_attn.{name}.weight": value for name, value in attention.items()}
+        return config, {**tensors, "layers.0.input_layernorm.weight": self.input_norm, "norm.weight": self.norm}
+
+    @classmethod
+    def read_shape(cls, files: DraftFiles, target: LanguageModel) -> dict[str, Any]:
+        config, layers = files.config, count_parts(files.published, "layers")
+        if layers != 1:
+            raise ModelError(f"{files.name} has {layers} layers, and only one can be trained here")
+        exit_layer = int(config.get("exit_layer", 2))
+        return {
+            "layers": 1,
+            "kv_heads": int(config.get("num_key_value_heads", config["num_attention_heads"])),
+            "taps": (exit_layer - 1,),
+        }

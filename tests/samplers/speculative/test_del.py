@@ -1,0 +1,205 @@
+"""The exit and the length that each row drafts with: counts worked by hand, layers that run, and the best choice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pardec.models.decoder import DecoderLayer
+from pardec.models.errors import SpecError
+from pardec.models.model import LanguageModel
+from pardec.samplers import registry
+from pardec.samplers.events import Finished
+from pardec.samplers.speculative.draft._exit_choice import Choice, tokens_per_layer
+from pardec.samplers.speculative.draft._exit_states import ExitStates
+from tests.samplers.ar_toys import rows, run, toy_ar
+from tests.samplers.voices import NEW, RAGGED, apart, distribution, greedy, keeps_greedy, outcome, path, target
+
+SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("parameters", ["k=4", "k=3,exits=1-3,every=2,decay=0.5"])
+def test_greedy_decoding_is_kept(shape: str, parameters: str) -> None:
+    keeps_greedy(f"del:{parameters}+{shape}")
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3])
+def test_every_distribution_is_that_of_a_whole_forward_of_the_row_s_exit(shape: str) -> None:
+    """Rows that exit at different layers share the batch."""
+    exits, forward = set(), ExitStates.forward
+
+    def watched(self: ExitStates, draft: Any, nodes: Tensor) -> Tensor:
+        logits = forward(self, draft, nodes)
+        exits.add(tuple(self.exit.tolist()))
+        for row, column in zip(*np.nonzero(nodes.numpy() >= 0), strict=True):
+            text = [*self.context.text.row(row).tolist(), *path(draft, row, int(nodes[row, column]))]
+            expected = distribution(target(), text, layers=slice(0, int(self.exit[row])))
+            assert apart(logits[row, column], expected) < 5e-5
+        return logits
+
+    with patch.object(ExitStates, "forward", watched):
+        done = run(target(), f"del:k=4+{shape}", RAGGED, NEW, temperature=1.0)
+    assert max(map(max, done.trace.accepted)) >= 2
+    assert any(len(set(each)) > 1 for each in exits)
+
+
+def queries(model: LanguageModel, spec: str, prompts: list[list[int]], new: int) -> tuple[Finished, Counter[int]]:
+    """The queries that each layer ran on."""
+    counts: Counter[int] = Counter()
+    forward = DecoderLayer.forward
+
+    def watched(self: DecoderLayer, h: Tensor, step: Any, index: int, picked: Any = None) -> Tensor:
+        counts[index] += int((step.plan.slots >= 0).sum())
+        return forward(self, h, step, index, picked)
+
+    with patch.object(DecoderLayer, "forward", watched):
+        done = run(model, spec, prompts, new)
+    return done, counts
+
+
+@pytest.mark.parametrize("prompts", [[[1, 0, 2]], [[1, 0, 2], [3], [0, 0, 1, 4, 2]]])
+def test_no_layer_runs_twice_on_a_node(prompts: list[list[int]]) -> None:
+    """Whether its row exits at the deepest exit of the batch, or was brought there, or did not draft."""
+    done, counts = queries(target(), "del:k=4", prompts, 20)
+    assert sum(done.draft_forwards) > 0
+    assert set(counts.values()) == {sum(done.tokens_fed)}
+
+
+# --- the choice ---
+
+
+def test_tokens_per_layer_are_those_of_the_formula() -> None:
+    for acceptance, exit_, length in product((0.0, 0.3, 0.9, 1.0), (1, 5), (0, 1, 6)):
+        whole = tokens_per_layer(np.array([[0.5, acceptance]]), np.array([2, exit_]), 8, 6)
+        assert whole.shape == (1, 2, 7)
+        tokens = length + 1 if acceptance == 1 else (1 - acceptance ** (length + 1)) / (1 - acceptance)
+        assert whole[0, 1, length] == pytest.approx(tokens / (length * exit_ + 8))
+
+
+def test_counts_fade_and_the_choice_is_the_best_product() -> None:
+    choice = Choice(2, (1, 2, 3), 4, k=3, decay=0.5)
+    assert (choice.exit.tolist(), choice.most.tolist()) == ([2, 2], [3, 3])
+    choice.count(np.array([1]), np.array([[0, 3, 3]]), np.array([3]))
+    assert choice.exit.tolist() == [2, 2]
+    choice.count(np.array([1]), np.array([[4, 4, 4]]), np.array([4]))
+    matched = np.array([0.0625 + 4, 0.125 + 1.5 + 4, 0.1875 + 1.5 + 4])
+    tested = 0.25 + 1.5 + 4
+    assert choice.matched[1] == pytest.approx(matched)
+    assert choice.tested[1] == pytest.approx([tested] * 3)
+    rate = {
+        (exit_, length): sum((matched[exit_ - 1] / tested) ** i for i in range(length + 1)) / (length * exit_ + 4)
+        for exit_, length in product((1, 2, 3), range(4))
+    }
+    assert (int(choice.exit[1]), int(choice.most[1])) == max(rate, key=lambda pair: rate[pair])
+    assert (int(choice.exit[0]), int(choice.most[0])) == (2, 3), "the other row's own affair"
+    choice.count(np.array([0]), np.array([[0, 0, 0]]), np.array([50]))
+    assert choice.most[0] == 0, "nothing is drafted where nothing is accepted"
+
+
+def test_the_threshold_lies_between_the_means_of_accepted_and_rejected_tokens() -> None:
+    choice = Choice(2, (1,), 2, k=3, decay=0.5)
+    for sure in ((0.9, 0.5), (0.7, 0.6), (0.5, 0.9)):
+        assert not choice.stop(torch.tensor(sure), 0, None, None).any()  # type: ignore[arg-type]
+    choice.observe(outcome([3, 3], [2, 3]), None, None)  # type: ignore[arg-type]
+    assert choice.threshold.tolist() == pytest.approx([(0.8 + 0.5) / 2, 0])
+    assert choice.stop(torch.tensor([0.6, 0.01]), 0, None, None).tolist() == [True, False]  # type: ignore[arg-type]
+    choice.observe(outcome([1, 1], [1, 0]), None, None)  # type: ignore[arg-type]
+    accepted = [(0.5 * 1.6 + 0.6) / 2, (0.5 * 2.0) / 1.5]
+    assert choice.threshold.tolist() == pytest.approx([(accepted[0] + 0.5) / 2, (accepted[1] + 0.01) / 2])
+
+
+def test_shadow_tokens_are_the_argmax_of_every_exit_behind_each_committed_token() -> None:
+    """By whole forwards of the first layers; a position is tested up to the first mismatch and at it."""
+    model, texts = target(), []
+    count = Choice.count
+
+    def watched(self: Choice, rows_: np.ndarray, matched: np.ndarray, tested: np.ndarray) -> None:
+        texts.append((matched[0].tolist(), int(tested[0])))
+        count(self, rows_, matched, tested)
+
+    with patch.object(Choice, "count", watched):
+        done = run(model, "del:k=4", [[1, 0, 2]], 24)
+    text, at = rows(done)[0], 4  # behind the prompt and its bonus token
+    for matched, tested in texts:
+        for exit_, hits in zip((1, 2, 3), matched, strict=True):
+            shadow = [
+                int(distribution(model, text[:end], layers=slice(0, exit_)).argmax()) for end in range(at, at + tested)
+            ]
+            # Only the last round may commit fewer tokens than it verified.
+            if at + tested <= len(text):
+                assert hits == sum(token == text[at + i] for i, token in enumerate(shadow))
+        at += tested
+    assert at >= len(text)
+
+
+def early_exits(layers: int = 6) -> LanguageModel:
+    """Layers that add less and less, so that later ones change few tokens."""
+    model = toy_ar(11, 24, 2.0, layers=layers, width=24)
+    with torch.no_grad():
+        for layer, scale in zip(model.decoder.layers, 0.55 ** np.arange(layers), strict=True):  # type: ignore[attr-defined]
+            layer.out_weight.mul_(scale)
+            layer.down_weight.mul_(scale)
+    return model
+
+
+@pytest.mark.seeds("arXiv:2504.05598")
+def test_the_chosen_exit_and_length_are_within_a_twentieth_of_the_best() -> None:
+    """Tokens for each layer that runs, of all fixed exits and lengths: the choice at the end against the best of them."""
+    model, prompt, new, choices = early_exits(), [1, 2, 3], 80, list[tuple[int, int]]()
+    count = Choice.count
+
+    def watched(self: Choice, *values: Any) -> None:
+        count(self, *values)
+        choices.append((int(self.exit[0]), int(self.most[0])))
+
+    with patch.object(Choice, "count", watched):
+        done = run(model, "del:k=5", [prompt], new)
+    assert rows(done) == rows(run(model, "sequential", [prompt], new))
+    rate = {}
+    for exit_, length in product(range(1, 6), range(1, 6)):
+        fixed = run(model, f"earlyexit:layers={exit_},k={length}", [prompt], new)
+        rounds = fixed.nfe[0] - 1
+        rate[exit_, length] = (new - 1) / (fixed.draft_forwards[0] * exit_ + rounds * 6)
+    chosen, _ = Counter(choices[len(choices) // 2 :]).most_common(1)[0]
+    assert rate[chosen] > 0.95 * max(rate.values())
+    assert max(rate.values()) > 1.2 / 6, "drafting pays"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("del:k=0", "del: k must be at least 1, got 0"),
+        ("del:decay=0", r"del: decay must lie in \(0, 1\], got 0"),
+        ("del:exits=2-1", "del: exits lists rising numbers of layers"),
+        ("del+unsure", "'unsure' is for drafting models"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(spec: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        registry.resolve(spec, "ar")
+
+
+def test_all_layers_are_no_exit() -> None:
+    with pytest.raises(SpecError, match="del: exits must be below the 4 layers of toy, got 2-4"):
+        run(target(), "del:exits=2-4", [[1]], 3)
+    with pytest.raises(SpecError, match="del: exits must be below the 1 layers of toy, got none"):
+        run(toy_ar(0, 5, layers=1), "del", [[1]], 3)
+
+
+def test_rows_take_the_choices_of_their_own_with_them() -> None:
+    assert rows(run(target(), "del:k=4", RAGGED, NEW)) == greedy()
+    choice, other = Choice(3, (1, 2), 3, 2, 0.9), Choice(1, (1, 2), 3, 2, 0.9)
+    choice.count(np.array([2]), np.array([[2, 2]]), np.array([2]))
+    other.count(np.array([0]), np.array([[0, 0]]), np.array([9]))
+    choice.put(np.array([1]), other)
+    choice.keep(np.array([1, 2]))
+    assert choice.tested[:, 0].tolist() == pytest.approx([9.9, 2.9])
+    assert choice.most.tolist() == [0, 2]
