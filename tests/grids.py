@@ -20,10 +20,12 @@ def one_in(count: int, *case: Any) -> bool:
     return crc32(repr(case).encode()) % count == 0
 
 
-def chequered(*axes: Iterable[Any]) -> list[Any]:
-    """All combinations, of which every second one runs always: each value with every second one of another axis."""
+def chequered(*axes: Iterable[Any], count: int = 2) -> list[Any]:
+    """All combinations, of which one in `count` runs always: each value with one in `count` of another axis."""
     squares = product(*(enumerate(axis) for axis in axes))
     return [
-        pytest.param(*(value for _, value in square), marks=pytest.mark.slow if sum(at for at, _ in square) % 2 else ())
+        pytest.param(
+            *(value for _, value in square), marks=pytest.mark.slow if sum(at for at, _ in square) % count else ()
+        )
         for square in squares
     ]

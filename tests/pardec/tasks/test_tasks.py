@@ -20,7 +20,7 @@ NAMES = [name for name in list_tasks() if task(name).answers == "text"]
 def test_no_problem_is_in_both_splits_whatever_the_seed(name: str) -> None:
     seen: dict[str, set[str]] = {"train": set(), "heldout": set()}
     for split, texts in seen.items():
-        for seed in range(10):
+        for seed in range(4):
             texts.update(p.prompt for p in task(name).problems(split, 150, seed))
     assert not seen["train"] & seen["heldout"]
 

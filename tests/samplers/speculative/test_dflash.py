@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,6 +22,7 @@ from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft._block import BlockState
+from tests.grids import chequered
 from tests.models.draft_modules.dflash_writer import MASK, write
 from tests.reference.naive_dflash import NaiveDFlash
 from tests.samplers import module_files
@@ -55,7 +55,7 @@ def spec(folder: Path, k: int = 4, more: str = "") -> str:
     return f'dflash:name="{folder}",k={k}{more}'
 
 
-@pytest.mark.parametrize(("shape", "length"), list(product(SHAPES, LENGTHS)))
+@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
 def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(
     shape: str, length: str, folders: dict[str, Path]
 ) -> None:
@@ -132,8 +132,7 @@ def compared(plain: NaiveDFlash, name: str) -> Iterator[list[float]]:
         yield errors
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("name", "shape"), chequered(KINDS, SHAPES, count=4))
 def test_every_law_is_that_of_one_pass_over_the_whole_text(name: str, shape: str, folders: dict[str, Path]) -> None:
     """Which holds only if K/V of accepted positions, and no others, are in the cache, at their positions."""
     plain = naive(folders[name], name)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,6 +22,7 @@ from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft._pairs import PairState
+from tests.grids import chequered
 from tests.models.draft_modules.test_eagle import doubles, same_rope
 from tests.reference import naive_eagle
 from tests.reference.eagle_folders import write
@@ -59,7 +59,7 @@ def folder(at: Path, name: str, layers: int = 4, **more: Any) -> tuple[dict[str,
     )
 
 
-@pytest.mark.parametrize(("shape", "length"), list(product(SHAPES, LENGTHS)))
+@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
 def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str, length: str) -> None:
     spec = f"eagle:name=toy,k=4+{shape}{length}"
     done = run(target(), spec, RAGGED, NEW)
@@ -104,8 +104,7 @@ def compared(tensors: dict[str, Tensor], flat: dict[str, Any], name: str) -> Ite
         yield errors
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, "pausing", "pausing trees"])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(("name", "shape"), chequered(LAYOUTS, [*SHAPES, "pausing", "pausing trees"], count=3))
 def test_states_are_those_of_one_pass_over_the_whole_row(name: str, shape: str, tmp_path: Path) -> None:
     """After any history: accepted nodes have the target's states, drafted ones the drafter's, and rows catch up."""
     tensors, flat = folder(tmp_path, name)

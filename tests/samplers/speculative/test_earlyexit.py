@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import product
 from unittest.mock import patch
 
 import pytest
@@ -14,13 +13,14 @@ from pardec.models.decoder import DecoderLayer
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
+from tests.grids import chequered
 from tests.samplers.ar_toys import counted, g_test, joint, rows, run
 from tests.samplers.voices import LENGTHS, NEW, RAGGED, Pausing, distribution, greedy, heard, target
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 
 
-@pytest.mark.parametrize(("shape", "length"), list(product(SHAPES, LENGTHS)))
+@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
 def test_greedy_decoding_is_kept(shape: str, length: str) -> None:
     spec = f"earlyexit:layers=3,k=4+{shape}{length}"
     assert rows(run(target(), spec, RAGGED, NEW)) == greedy()
@@ -28,9 +28,7 @@ def test_greedy_decoding_is_kept(shape: str, length: str) -> None:
         assert rows(run(target(), spec, [prompt], NEW[row])) == [greedy()[row]]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("layers", "shape", "temperature"), chequered([1, 3], SHAPES, [0.0, 1.0]))
 def test_every_law_is_that_of_a_whole_forward(shape: str, layers: int, temperature: float) -> None:
     """The drafter's of the first layers, the target's of all, though these never ran in one forward."""
     model = target()

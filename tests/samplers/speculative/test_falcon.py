@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,6 +23,7 @@ from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft._block_pairs import BlockPairState
+from tests.grids import chequered
 from tests.models.draft_modules.test_eagle import doubles, same_rope
 from tests.reference import eagle_folders, naive_falcon
 from tests.samplers.ar_toys import rows, run, toy_ar
@@ -33,7 +33,7 @@ from tests.samplers.voices import LENGTHS, NEW, RAGGED, Pausing, apart, greedy, 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 
 
-@pytest.mark.parametrize(("shape", "length"), list(product(SHAPES, LENGTHS)))
+@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
 def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str, length: str, tmp_path: Path) -> None:
     spec = f"falcon:name={falcon(tmp_path / 'f', target(), 2 + len(length) % 2)},k=5+{shape}{length}"
     done = run(target(), spec, RAGGED, NEW)
@@ -73,8 +73,7 @@ def compared(model: LanguageModel, folder: Path, block: int) -> Iterator[list[fl
         yield errors
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, "pausing"])
-@pytest.mark.parametrize("block", [1, 2, 3])
+@pytest.mark.parametrize(("block", "shape"), chequered([1, 2, 3], [*SHAPES, "pausing"], count=3))
 def test_distributions_are_those_of_passes_over_the_whole_row(block: int, shape: str, tmp_path: Path) -> None:
     """After any history: accepted pairs have the target's states, and rows that waited catch up. In float64."""
     model = toy_ar(0, 5, 3.0, layers=4, dtype=torch.float64)

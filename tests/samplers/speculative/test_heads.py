@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -28,6 +27,7 @@ from pardec.samplers.events import Finished
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft._heads import HeadsState, StaticState
 from pardec.samplers.speculative.draft.hydra import HydraState
+from tests.grids import chequered
 from tests.reference import head_folders, naive_heads
 from tests.samplers import ar_toys
 from tests.samplers.ar_toys import plain_greedy, rows, toy_ar
@@ -108,7 +108,7 @@ def spec_of(drafter: DraftModule, more: str = "", k: int = 3) -> str:
 # --- greedy decoding ---
 
 
-@pytest.mark.parametrize(("shape", "length"), list(product(SHAPES, LENGTHS)))
+@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
 def test_greedy_decoding_is_kept_in_a_ragged_batch(shape: str, length: str, drafter: DraftModule) -> None:
     spec = spec_of(drafter, f"+{SHAPES[shape]}{length}")
     assert rows(run(target(), spec, PROMPTS, NEW, draft_model=drafter)) == truth(), spec
@@ -228,9 +228,10 @@ def compared(model: LanguageModel, published: dict[str, Tensor] | None = None) -
         yield errors
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", ["medusa", "hydra", "plain", "hydra++"])
+@pytest.mark.parametrize(
+    ("kind", "shape", "temperature"),
+    chequered(["medusa", "hydra", "plain", "hydra++"], SHAPES, [0.0, 1.0], count=3),
+)
 def test_what_heads_read_and_say_is_as_of_the_whole_text(
     kind: str, shape: str, temperature: float, tmp_path: Path
 ) -> None:
@@ -271,9 +272,14 @@ def test_a_matrix_that_heads_share_is_multiplied_once_a_round(tmp_path: Path) ->
 # --- laws ---
 
 
-@pytest.mark.parametrize("accept", ["speculative", "rrs", "match", "kseq"])
-@pytest.mark.parametrize("shape", [name for name in SHAPES if name != "chain"])
-@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+@pytest.mark.parametrize(
+    ("kind", "shape", "accept"),
+    chequered(
+        ["medusa", "hydra"],
+        [name for name in SHAPES if name != "chain"],
+        ["speculative", "rrs", "match", "kseq"],
+    ),
+)
 def test_draws_have_the_joint_law_of_the_target(kind: str, shape: str, accept: str) -> None:
     """Ragged rows, random weights; chains are among the drafters of test_exact_joint.py."""
     spec = f"{small(kind)}+{small(shape)}+{accept}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,6 +22,7 @@ from pardec.samplers.speculative.draft._behind import QueryState
 from pardec.samplers.speculative.forward import VerifyForward
 from pardec.samplers.speculative.queries import Chains
 from pardec.samplers.speculative.query_layout import behind, extended
+from tests.grids import chequered
 from tests.reference.naive_queries import prompt_logits
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 from tests.samplers.drafting import cyclic
@@ -40,7 +40,7 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize(("shape", "length"), list(product(SHAPES, LENGTHS)))
+@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
 def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str, length: str, tmp_path: Path) -> None:
     for carry in CARRIES:
         spec = f"prompts:name={prompts(tmp_path / 'p', target())},k=3{carry}+{shape}{length}"
@@ -53,9 +53,7 @@ def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str
                 assert alone.tokens_fed[0] == done.tokens_fed[row]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("layout", "shape", "temperature"), chequered(LAYOUTS, SHAPES, [0.0, 1.0], count=3))
 def test_what_is_learned_is_what_whole_forwards_of_the_text_and_the_vectors_give(
     layout: dict[str, Any], shape: str, temperature: float, tmp_path: Path
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +19,7 @@ from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.forward import VerifyForward
+from tests.grids import chequered
 from tests.reference.naive_queries import pseudo_logits
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 from tests.samplers.drafting import cyclic
@@ -31,7 +31,7 @@ SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:b
 LAYERS = ((0, 1, 2), (1, 2), (2,))
 
 
-@pytest.mark.parametrize(("shape", "length"), list(product(SHAPES, LENGTHS)))
+@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
 def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str, length: str, tmp_path: Path) -> None:
     for carry, layers in (("", LAYERS[0]), (",carry=0-2-1", LAYERS[1])):
         spec = f"transfer:name={transfer(tmp_path / str(len(layers)), target(), layers)},k=3{carry}+{shape}{length}"
@@ -44,9 +44,7 @@ def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str
                 assert alone.tokens_fed[0] == done.tokens_fed[row]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("layers", LAYERS)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("layers", "shape", "temperature"), chequered(LAYERS, SHAPES, [0.0, 1.0]))
 def test_what_is_learned_is_what_whole_forwards_of_each_text_give(
     layers: tuple[int, ...], shape: str, temperature: float, tmp_path: Path
 ) -> None:
