@@ -32,6 +32,7 @@ SMALL = {
     "earlyexit": "earlyexit:layers=1",
     "falcon": "falcon:name=draft,k=3",
     "hydra": "hydra:name=draft,k=3",
+    "longspec": "longspec:name=draft,k=3",
     "lookup": "lookup:k=3",
     "medusa": "medusa:name=draft,k=3",
     "model": "model:name=draft,k=3",
