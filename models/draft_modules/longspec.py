@@ -8,7 +8,9 @@ https://arxiv.org/abs/2502.17421
     logits = target's head h, without a norm before it
 
 What it reads of itself does not grow with the text, and the cross-attention has no keys of its own. Deviates from the
-paper, whose cache is as long as the window: that one layer has room for the whole text. Layout: `self_attn.*`, `cross_attn.*`, `mlp.*`, `input_layernorm`, `post_self_attention_layernorm`,
+paper, whose cache is as long as the window: that one layer has room for the whole text.
+
+Layout: `self_attn.*`, `cross_attn.*`, `mlp.*`, `input_layernorm`, `post_self_attention_layernorm`,
 `post_cross_attention_layernorm`, with or without a prefix; k and v of `cross_attn`, which nothing reads, may be there.
 """
 
