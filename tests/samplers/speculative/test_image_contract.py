@@ -37,7 +37,9 @@ GREEDY_AT_0 = ("typical", "gsd")  # relaxed ones whose cards say that they are `
 
 
 def stages(stage: str) -> list[str]:
-    return [NEEDS.get(card.name, card.name) for card in registry.cards() if card.stage == stage and card.name not in TEXT]
+    return [
+        NEEDS.get(card.name, card.name) for card in registry.cards() if card.stage == stage and card.name not in TEXT
+    ]
 
 
 ACCEPTANCES = [
