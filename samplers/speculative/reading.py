@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,11 +94,11 @@ class Reading(Cache):
         nodes = scratch + 1
         return PartialCache(whole, slots=min(self.most + (self.refresh + 1) * nodes, whole.capacity))
 
-    def start(self, context: DecodeContext) -> Renewal:
+    def start(self, context: DecodeContext) -> Any:
         rows = len(context.text)
         return Renewal(np.full(rows, self.refresh), np.zeros(rows, dtype=np.int64))
 
-    def settle(self, context: DecodeContext, state: Renewal) -> None:
+    def settle(self, context: DecodeContext, state: Any) -> None:
         cache = context.cache
         assert isinstance(cache, PartialCache), "new_cache made it"
         length = context.text.length - 1
