@@ -87,9 +87,9 @@ def _verified(plan: Plan, keys: TargetKeys, dtype: torch.dtype) -> AttentionPatt
         return AttentionPattern("c" if backend(device, dtype) == "c" else "reference", keys.uniform)
     extent = max(1, int(keys.count.max()))
     order = torch.arange(extent, device=device)
-    seen = order < plan.positions[..., None].minimum(keys.count[:, None, None])
-    seen |= ~seen.any(-1, keepdim=True)  # the text's first token, and padding
-    mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, -torch.inf)
+    visible = order < plan.positions[..., None].minimum(keys.count[:, None, None])
+    visible |= ~visible.any(-1, keepdim=True)  # the text's first token, and padding
+    mask = torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, -torch.inf)
     dead = (order >= keys.count.clamp(min=1)[:, None])[..., None, None]
     return AttentionPattern("reference", extent, mask=mask[:, None], dead=dead)
 
