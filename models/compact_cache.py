@@ -100,11 +100,11 @@ class CompactCache(KVCache):
 
     def copy(self, source: KVCache, start: np.ndarray, stop: np.ndarray) -> None:
         """Copies the text's slots start[b] .. stop[b] - 1, at or behind `first`, from `source`, for all rows."""
-        _transfer(source, np.zeros_like(start), self, self.gap, start, stop)
+        _copy_slots(source, np.zeros_like(start), self, self.gap, start, stop)
 
     def give(self, target: KVCache, start: np.ndarray, stop: np.ndarray) -> None:
         """Copies the text's slots start[b] .. stop[b] - 1, at or behind `first`, to `target`."""
-        _transfer(self, self.gap, target, np.zeros_like(start), start, stop)
+        _copy_slots(self, self.gap, target, np.zeros_like(start), start, stop)
 
     def layout(self, plan: Plan) -> Plan:
         gap = self.gap if plan.rows is None else self.gap[plan.rows.cpu().numpy()]
@@ -205,7 +205,7 @@ def text_keys(source: KVCache, layer: int, rows: Tensor, stop: int) -> Tensor:
     return torch.cat((common.expand(len(rows), -1, -1, -1), own), 1)
 
 
-def _transfer(
+def _copy_slots(
     source: KVCache, source_gap: np.ndarray, target: KVCache, gap: np.ndarray, start: np.ndarray, stop: np.ndarray
 ) -> None:
     """Copies the text's slots start[b] .. stop[b] - 1 of each row from one cache to another."""

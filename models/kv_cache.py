@@ -98,9 +98,9 @@ class KVCache:
                 and not 0 <= int(plan.rows.min()) <= int(plan.rows.max()) < self.batch
             ):
                 raise CacheError(f"Plan.rows must lie in 0..{self.batch - 1}, got {plan.rows.tolist()}")
-        if top > self.capacity:
+        if top > self.reach:
             raise CapacityError(
-                f"the plan needs {top} slots and the cache has {self.capacity}",
+                f"the plan needs {top} slots and the cache has {self.reach}",
                 "make the cache larger: new_cache(batch, capacity)",
             )
 

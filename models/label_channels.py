@@ -151,8 +151,8 @@ class LabelReader(Reader):
         order = torch.arange(extent, device=q.device)
         near = (order > self.positions[..., None] - self.window) | (order < self.sink)
         near |= order == self.slots[..., None]
-        seen = heaviest(q, k, self.labels[layer].to(q.device), self.heavy, None if mask is None else mask == 0, near)
-        return attend_seen(q, k, v, seen)
+        read = heaviest(q, k, self.labels[layer].to(q.device), self.heavy, None if mask is None else mask == 0, near)
+        return attend_visible(q, k, v, read)
 
     def narrowed(self, picked: Tensor) -> Reader:
         """Of the queries `picked` [B, M] alone."""
@@ -181,16 +181,16 @@ def heaviest(q: Tensor, k: Tensor, labels: Tensor, heavy: int, visible: Tensor |
     near = near[:, None]
     left_out = near if visible is None else near | ~visible
     best = scores.masked_fill(left_out, -torch.inf).topk(min(heavy, scores.shape[-1]), -1)
-    seen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best.indices, best.values > -torch.inf)
-    return seen | (near if visible is None else near & visible)
+    read = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best.indices, best.values > -torch.inf)
+    return read | (near if visible is None else near & visible)
 
 
-def attend_seen(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+def attend_visible(q: Tensor, k: Tensor, v: Tensor, read: Tensor) -> Tensor:
     """Attention of q [B, Q, H, D] over the slots of k, v [B, S, K, D] that it sees, [B, H, Q, S] bool -> as q."""
     grouped = q.shape[2] != k.shape[2]
     # A masked weight is 0, but 0 * NaN is NaN: what no query of a head of keys sees has to go.
-    dead = rearrange(~seen, "b (k g) q s -> b s k (g q)", k=k.shape[2]).all(-1, keepdim=True)
-    added = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill_(~seen, -torch.inf)
+    dead = rearrange(~read, "b (k g) q s -> b s k (g q)", k=k.shape[2]).all(-1, keepdim=True)
+    added = torch.zeros(read.shape, dtype=q.dtype, device=q.device).masked_fill_(~read, -torch.inf)
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.masked_fill(dead, 0).transpose(1, 2),

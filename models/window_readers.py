@@ -131,15 +131,17 @@ def attend_capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, capped: 
     if mask is not None:
         scores = scores + mask[:, None].to(wide)
     out = scores.softmax(-1) @ values
-    return rearrange(out, "b k g q d -> b q (k g) d").to(q.dtype)
+    result: Tensor = rearrange(out, "b k g q d -> b q (k g) d").to(q.dtype)
+    return result
 
 
 def _grouped(q: Tensor, heads: int) -> Tensor:
-    return rearrange(q, "b q (k g) d -> b k g q d", k=heads)
+    grouped: Tensor = rearrange(q, "b q (k g) d -> b k g q d", k=heads)
+    return grouped
 
 
-def _rotation(rope: Any, turn: Tensor) -> tuple[Tensor, Tensor]:
-    """cos, signed sin [.., 1, R] float32 that rotate by the angles of `turn` [..], which may be negative."""
-    angle = turn[..., None].double() * rope.frequencies.to(turn.device).double()
+def _rotation(rope: Any, by: Tensor) -> tuple[Tensor, Tensor]:
+    """cos, signed sin [.., 1, R] float32 that rotate by the angles of the positions `by` [..], which may be negative."""
+    angle = by[..., None].double() * rope.frequencies.to(by.device).double()
     cos, sin = angle.cos().float(), angle.sin().float()
     return torch.cat((cos, cos), -1).unsqueeze(-2), torch.cat((-sin, sin), -1).unsqueeze(-2)

@@ -69,6 +69,7 @@ _OWN = {
     **{kind: f"{kind}:name=tiny-llama-{kind}" for kind in ("dflash", "eagle", "hydra", "medusa", "prompts")},
     "auto": 'auto:model="eagle:name=tiny-llama-eagle"',
     "falcon": "falcon:name=FOLDER",
+    "longspec": "longspec:name=FOLDER",
     "transfer": "transfer:name=FOLDER",
     "triforce": "triforce:name=tiny-llama-draft",
     "selfcondition": "selfcondition+renoise",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,10 +95,10 @@ class Reading(Cache):
         nodes = scratch + 1
         return PartialCache(whole, slots=min(self.most + (self.refresh + 1) * nodes, whole.capacity))
 
-    def start(self, context: DecodeContext) -> Renewal:
+    def start(self, context: DecodeContext) -> Any:
         return self.renewal(len(context.text))
 
-    def settle(self, context: DecodeContext, state: Renewal) -> None:
+    def settle(self, context: DecodeContext, state: Any) -> None:
         cache = context.cache
         assert isinstance(cache, PartialCache), "new_cache made it"
         length = context.text.length - 1

@@ -107,12 +107,35 @@ def dflash(folder: Path, model: LanguageModel) -> Path:
     return folder
 
 
+def longspec(folder: Path, model: LanguageModel, window: int = 6, prefix: str = "", biased: bool = True) -> Path:
+    """A layer of the target's sizes with a narrow window."""
+    stack: Any = model.decoder
+    sizes = stack.config.of(model.layers - 1)
+    dim, width = sizes.head_dim, model.width
+    shapes = {"mlp.gate_proj": (20, width), "mlp.up_proj": (20, width), "mlp.down_proj": (width, 20)}
+    for name in ("self_attn", "cross_attn"):
+        rows = {"q": sizes.heads * dim, "k": sizes.kv_heads * dim, "v": sizes.kv_heads * dim}
+        shapes |= {f"{name}.{part}_proj": (count, width) for part, count in rows.items()}
+        shapes[f"{name}.o_proj"] = (width, sizes.heads * dim)
+    tensors = {
+        f"{prefix}{name}.weight": random(*shape, seed=at, scale=0.4) for at, (name, shape) in enumerate(shapes.items())
+    }
+    if biased:
+        for at, (name, shape) in enumerate(shapes.items()):
+            if name.rpartition(".")[2] in ("q_proj", "k_proj", "v_proj"):
+                tensors[f"{prefix}{name}.bias"] = random(shape[0], seed=50 + at, scale=0.3)
+    for at, name in enumerate(("input", "post_self_attention", "post_cross_attention")):
+        tensors[f"{prefix}{name}_layernorm.weight"] = 1 + random(width, seed=90 + at, scale=0.2)
+    return write(folder, tensors, {"window": window})
+
+
 WRITERS: dict[str, Callable[[Path, LanguageModel], Path]] = {
     "dflash": dflash,
     "eagle": eagle,
     "falcon": falcon,
     "hydra": hydra,
     "kangaroo": kangaroo,
+    "longspec": longspec,
     "medusa": medusa,
     "prompts": prompts,
     "transfer": transfer,

@@ -122,8 +122,8 @@ class Cake(Reading):
         grouped = rearrange(q, "b n (k g) d -> b k g n d", k=kv).float()
         scores = torch.einsum("bkgnd,bskd->bkgns", grouped, keys.float()) / q.shape[-1] ** 0.5
         position = end - q.shape[1] + torch.arange(q.shape[1], device=slot.device)
-        seen = (whole[:, None] >= 0) & (whole[:, None] <= position[..., None, None])
-        hidden = rearrange(~seen, "b n s k -> b k 1 n s")
+        visible = (whole[:, None] >= 0) & (whole[:, None] <= position[..., None, None])
+        hidden = rearrange(~visible, "b n s k -> b k 1 n s")
         weights: Tensor = scores.masked_fill(hidden, -torch.inf).softmax(-1)[..., : slot.shape[1]]
         return weights.flatten(1, 2)
 

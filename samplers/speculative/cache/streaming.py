@@ -14,7 +14,7 @@ Exact: no; while a text has at most sink + window tokens, nothing is left out.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ class Streaming(Reading):
     def start(self, context: DecodeContext) -> None:
         return None
 
-    def settle(self, context: DecodeContext, state: None) -> None:
+    def settle(self, context: DecodeContext, state: Any) -> None:
         return
 
     @property

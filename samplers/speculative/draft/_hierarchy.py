@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pardec.models.errors import PardecError
 from pardec.models.plan import Plan, Visible
 
 from ..contracts import Draft, InverseCDFUniforms, Uniforms
+from ..draft_model import DraftModelState
 from ..reading_state import ReadingState
 from ..sequences import Sequences
 from ..uniforms import sample
@@ -136,3 +138,26 @@ class MiddleModel(ReadingState):
         self.calls = 0
         self.runs.clear()
         self.highest = torch.zeros((), device=self.context.text.device)
+
+
+@dataclass
+class Hierarchy:
+    """The three levels of one request; rows leave and join the two that have caches."""
+
+    drafted: DraftedText
+    middle: MiddleModel
+    small: DraftModelState
+
+    def failure(self) -> PardecError:
+        """The error for logits of this round that are not finite."""
+        return (self.small if bool(self.middle.highest.isfinite()) else self.middle).failure()
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps these live rows."""
+        for part in (self.middle, self.small):
+            part.keep(rows)
+
+    def put(self, where: np.ndarray, other: Hierarchy) -> None:
+        """The rows of `other` in place of those at `where`."""
+        self.middle.put(where, other.middle)
+        self.small.put(where, other.small)

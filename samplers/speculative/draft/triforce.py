@@ -25,7 +25,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import torch
 
-from pardec.models.errors import ModelError, PardecError, SpecError
+from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
 
 from ...ops.verification import judge
@@ -45,7 +45,7 @@ from ..draft_model import DraftModelState
 from ..reading import demand_plain_decoder, reading_of
 from ..shape.chain import Chain
 from ._checkpoint import check_pair
-from ._hierarchy import DraftedText, InnerUniforms, MiddleModel
+from ._hierarchy import DraftedText, Hierarchy, InnerUniforms, MiddleModel
 
 
 @register("triforce", stage="draft", paper="arXiv:2404.11912", exact="greedy", checked="joint")
@@ -131,26 +131,3 @@ class TriForce(Drafter):
     def observe(self, outcome: RoundResult, context: DecodeContext, state: Hierarchy) -> None:
         state.middle.follow()
         state.small.cached = np.minimum(state.small.cached, context.text.length - 1)
-
-
-@dataclass
-class Hierarchy:
-    """The three levels of one request; rows leave and join the two that have caches."""
-
-    drafted: DraftedText
-    middle: MiddleModel
-    small: DraftModelState
-
-    def failure(self) -> PardecError:
-        """The error for logits of this round that are not finite."""
-        return (self.small if bool(self.middle.highest.isfinite()) else self.middle).failure()
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows."""
-        for part in (self.middle, self.small):
-            part.keep(rows)
-
-    def put(self, where: np.ndarray, other: Hierarchy) -> None:
-        """The rows of `other` in place of those at `where`."""
-        self.middle.put(where, other.middle)
-        self.small.put(where, other.small)

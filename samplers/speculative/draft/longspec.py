@@ -1,0 +1,108 @@
+"""Drafts with a layer that reads a window of tokens, and the keys and values of the target's last layer.
+
+LongSpec: Long-Context Lossless Speculative Decoding with Efficient Drafting and Verification,
+https://arxiv.org/abs/2502.17421
+
+    q(. | x_1 .. x_i) = softmax(head(layer(x_(i-511) .. x_i;  K/V of the target's last layer at verified positions)))
+
+Beyond its window the drafter sees the text through the target's own cache alone (see
+`models.draft_modules.longspec`). The verify pass of a tree reads the prefix without a mask, as the paper's does: the
+kernel in C does both parts in one pass (`models.kernels.attention_parts` merges them elsewhere).
+
+Deviates from the authors' code: rows of any lengths in a batch, drafts of any shape; committed tokens attend to what is
+before them, as in training, where the code's prompt pass lets them see all of it, which no draft depends on.
+Exact: greedy and distribution, with an exact acceptance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.draft_modules.longspec import TargetKeys
+from pardec.models.errors import PardecError, SpecError
+from pardec.models.hidden import Hidden
+from pardec.models.plan import Plan
+
+from ...registry import register
+from ...request import Request
+from ..contracts import DecodeContext, Draft, RoundResult, SpeculativeSampler, Uniforms
+from ..draft_model import DraftModelState
+from ._module import ModuleDrafter, module_failure, module_of
+
+
+@register("longspec", stage="draft", paper="arXiv:2502.17421", exact="greedy", checked="reference joint")
+@dataclass(frozen=True)
+class LongSpec(ModuleDrafter):
+    def check(self, sampler: SpeculativeSampler) -> None:
+        super().check(sampler)
+        if sampler.cache is not None:
+            raise SpecError(
+                f"longspec: it reads the target's keys, of which {sampler.cache.registered[0]!r} keeps a part",
+                hint="leave one of them out",
+            )
+
+    @property
+    def reads_prompt(self) -> bool:
+        return False
+
+    def target_states(self, request: Request) -> None:
+        return None
+
+    def admit(self, request: Request) -> None:
+        if request.conditions:
+            raise SpecError("longspec: it drafts text, and the request has conditions", hint="draft with eagle")
+
+    def start(self, context: DecodeContext) -> LongSpecState:
+        module = module_of(context)
+        longest = int(context.text.limit.max())
+        cache = module.new_cache(len(context.text), longest, scratch=context.cache.reach - longest)
+        return LongSpecState(context, module, cache, own=True)
+
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: LongSpecState) -> Draft:
+        return state.draft(self.k, room, uniforms)
+
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: LongSpecState) -> None:
+        state.compact_cache(outcome)
+
+
+class LongSpecState(DraftModelState):
+    """The layer, with its own keys, beside the target's."""
+
+    model: Any  # the module
+
+    def failure(self) -> PardecError:
+        return module_failure(self.model)
+
+    def put(self, where: np.ndarray, other: DraftModelState) -> None:
+        self.cached = self.cached.copy()
+        self.cached[where] = other.cached
+        self.cache.put(torch.from_numpy(where), other.cache)
+
+    def _run(self, plan: Plan) -> Hidden:
+        self.calls += 1
+        output: Hidden = self.model.run(plan, self.cache, self._target_keys(plan))
+        return output
+
+    def _target_keys(self, plan: Plan) -> TargetKeys:
+        """The target's K/V of what is committed, all but the last token."""
+        cache, rows, device = self.context.cache, plan.rows, self.start.device
+        base = self.base if rows is None else self.base[rows.cpu().numpy()]
+        k, v = cache.k[-1], cache.v[-1]
+        if cache.shared is not None:
+            k, v = _whole(cache.shared.k[-1], k), _whole(cache.shared.v[-1], v)
+        if rows is not None:
+            k, v = k[rows.to(k.device)], v[rows.to(v.device)]
+        # The nodes of a draft stand behind all that is verified, and so does a row's last committed token.
+        behind = plan.width == 1 or not plan.narrow
+        uniform = int(base[0]) if behind and (base == base[0]).all() else None
+        return TargetKeys(k.to(device), v.to(device), torch.from_numpy(base).to(device), uniform)
+
+
+def _whole(shared: Tensor, own: Tensor) -> Tensor:
+    """[B, S, K, D] a copy of what rows share [1, P + 1, K, D], the last being none of it, and what is their own."""
+    return torch.cat((shared[:, :-1].expand(len(own), -1, -1, -1), own), 1)
