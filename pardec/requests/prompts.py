@@ -81,7 +81,7 @@ def encode(
             )
     if templates is None:
         # before rows of that length are allocated
-        check_length(model, [len(ids) + max_new_tokens for ids in prompts], beyond=beyond) 
+        check_length(model, [len(ids) + max_new_tokens for ids in prompts], beyond=beyond)
         rest = torch.full((max_new_tokens,), mask)
         return [Row(ids, rest) for ids in prompts]
     if len(templates) not in (1, len(prompts)):
