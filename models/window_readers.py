@@ -141,7 +141,7 @@ def _grouped(q: Tensor, heads: int) -> Tensor:
 
 
 def _rotation(rope: Any, by: Tensor) -> tuple[Tensor, Tensor]:
-    """cos, signed sin [.., 1, R] float32 that rotate by the angles of the positions `by` [..], which may be negative."""
+    """cos, signed sin [.., 1, R] float32 that rotate on by so many positions [..], which may be negative."""
     angle = by[..., None].double() * rope.frequencies.to(by.device).double()
     cos, sin = angle.cos().float(), angle.sin().float()
     return torch.cat((cos, cos), -1).unsqueeze(-2), torch.cat((-sin, sin), -1).unsqueeze(-2)
