@@ -15,6 +15,7 @@ from .environment import env
 from .generate import generate
 from .image import image
 from .listing import list_, show
+from .plan import plan
 from .serve import serve
 from .tune import tune
 from .view import view
@@ -50,6 +51,7 @@ app.command("serve")(serve)
 app.command("compare")(compare)
 app.command("tune")(tune)
 app.command("align")(align)
+app.command("plan")(plan)
 app.add_typer(bench, name="bench")
 app.command("list")(list_)
 app.command("show")(show)
