@@ -138,7 +138,11 @@ def main() -> None:
     torch.set_num_threads(1)
     command = ["python", "benchmarks/cache_stores.py", *(Path(each).name for each in sys.argv[1:])]
     page = PAGE.format(
-        command=" ".join(command), processor=processor(), torch=torch.__version__, rows=options.rows, steps=options.steps
+        command=" ".join(command),
+        processor=processor(),
+        torch=torch.__version__,
+        rows=options.rows,
+        steps=options.steps,
     )
     with torch.inference_mode():
         for name in options.model:

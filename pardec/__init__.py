@@ -61,10 +61,10 @@ _EARLIER = {"pngs": "pardec.images.pngs", "pictures": "pardec.images"}  # former
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "Accepted", "Advice", "CacheError", "CapacityError", "EmptyAnswer", "Event", "Finished", "ImagePipeline", "MemoryPlan",
-    "Model", "ModelError", "PardecError", "Problem", "Result", "RowFinished", "SpecError", "Started", "Step", "Table", "Task",
-    "TokenLogprobs", "UnknownNameError", "__version__", "compare", "list_models", "list_presets", "list_samplers",
-    "list_tasks", "load", "plan", "sampler", "task", "tune",
+    "Accepted", "Advice", "CacheError", "CapacityError", "EmptyAnswer", "Event", "Finished", "ImagePipeline",
+    "MemoryPlan", "Model", "ModelError", "PardecError", "Problem", "Result", "RowFinished", "SpecError", "Started",
+    "Step", "Table", "Task", "TokenLogprobs", "UnknownNameError", "__version__", "compare", "list_models",
+    "list_presets", "list_samplers", "list_tasks", "load", "plan", "sampler", "task", "tune",
 ]  # fmt: skip
 
 

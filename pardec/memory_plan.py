@@ -83,7 +83,9 @@ class MemoryPlan:
         lines = [f"{self.spec}, {self.batch} rows of {self.prompt} + {self.new} tokens, drafts of {self.nodes} nodes"]
         lines += [f"{name.replace('_', ' '):>16}  {_size(size):>10}" for name, size in self.parts.items() if size]
         lines.append(f"{'peak':>16}  {_size(self.peak):>10}")
-        lines.append(f"of a round's work, {_size(self.logits)} are logits and {_size(self.taps)} states for the drafter")
+        lines.append(
+            f"of a round's work, {_size(self.logits)} are logits and {_size(self.taps)} states for the drafter"
+        )
         if self.memory is not None:
             fits = "fits" if self.fits else "does not fit"
             lines.append(f"it {fits} {_size(self.memory)}, in which {self.largest_batch} rows would")
@@ -135,7 +137,10 @@ def plan(
         raise SpecError(f"acceptance is a probability, got {acceptance!r}")
     loaded = model if isinstance(model, Model) else load(model, **loading)
     if loaded.family != "ar" or loaded.imaging is not None:
-        raise ModelError(f"{loaded.name} is no autoregressive model of text: its memory is not planned")
+        raise ModelError(
+            f"{loaded.name} is no autoregressive model of text: its memory is not planned",
+            "plan for one such as tiny-llama",
+        )
     call = loaded.prepare(
         input_ids=[[0] * prompt], sampler=sampler, max_new_tokens=new, temperature=temperature, stop_ids=[]
     )
@@ -180,7 +185,10 @@ class _Sizes:
         scores = 2 * batch * path * model.vocab_size * _FLOAT  # of the tokens that a round commits, and their softmax
         drawn = 3 * logits if self.request.temperature else 0
         prompt = self._work(batch, self.prompt, self.prompt, True) + batch * self.prompt * width * model.dtype.itemsize
-        round_ = max(self._work(batch, nodes + queries, capacity, nodes + queries == 1) + taps, logits + max(head, scores, drawn) + taps)
+        round_ = max(
+            self._work(batch, nodes + queries, capacity, nodes + queries == 1) + taps,
+            logits + max(head, scores, drawn) + taps,
+        )
         parts |= {"prompt_work": max(prompt, last), "round_work": round_}
         return parts, nodes, logits, taps
 
