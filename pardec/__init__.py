@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .comparison import Table, compare
     from .comparison.tuning import Advice, tune
     from .images.pipeline import ImagePipeline
+    from .memory_plan import MemoryPlan, plan
     from .requests.empty_answer import EmptyAnswer
     from .result import Result
     from .tasks import Problem, Task, list_tasks, task
@@ -49,6 +50,7 @@ _HOME = {
         *("CacheError", "CapacityError", "ModelError", "PardecError", "SpecError", "UnknownNameError"),
     ),
     "pardec.images.pipeline": ("ImagePipeline",),
+    "pardec.memory_plan": ("MemoryPlan", "plan"),
     "pardec.result": ("Result",),
     "pardec.samplers.events": ("Accepted", "Event", "Finished", "RowFinished", "Started", "Step"),
     "pardec.samplers.logprobs": ("TokenLogprobs",),
@@ -59,10 +61,10 @@ _EARLIER = {"pngs": "pardec.images.pngs", "pictures": "pardec.images"}  # former
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "Accepted", "Advice", "CacheError", "CapacityError", "EmptyAnswer", "Event", "Finished", "ImagePipeline", "Model",
-    "ModelError", "PardecError", "Problem", "Result", "RowFinished", "SpecError", "Started", "Step", "Table", "Task",
-    "TokenLogprobs", "UnknownNameError", "__version__", "compare", "list_models", "list_presets", "list_samplers",
-    "list_tasks", "load", "sampler", "task", "tune",
+    "Accepted", "Advice", "CacheError", "CapacityError", "EmptyAnswer", "Event", "Finished", "ImagePipeline",
+    "MemoryPlan", "Model", "ModelError", "PardecError", "Problem", "Result", "RowFinished", "SpecError", "Started",
+    "Step", "Table", "Task", "TokenLogprobs", "UnknownNameError", "__version__", "compare", "list_models",
+    "list_presets", "list_samplers", "list_tasks", "load", "plan", "sampler", "task", "tune",
 ]  # fmt: skip
 
 

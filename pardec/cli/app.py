@@ -15,6 +15,7 @@ from .environment import env
 from .generate import generate
 from .image import image
 from .listing import list_, show
+from .plan import plan
 from .serve import serve
 from .simulate import simulate
 from .tune import tune
@@ -51,6 +52,7 @@ app.command("serve")(serve)
 app.command("compare")(compare)
 app.command("tune")(tune)
 app.command("align")(align)
+app.command("plan")(plan)
 app.command("simulate")(simulate)
 app.add_typer(bench, name="bench")
 app.command("list")(list_)

@@ -11,7 +11,7 @@ rank `rank`, nearest to X - S - Q(X - S). Q is per channel for keys and per toke
 Deviates from the authors' code: a chunk's outliers are the entries farthest from the mean of their channel (keys) or
 token (values), of all its channels together: in a channel of 20 tokens two per cent are none. The error is measured
 without them. L is the nearest matrix of its rank, where theirs comes of a few power iterations from a random start.
-Levels are 2^bits, theirs bits^2. A prompt is compressed chunk by chunk as the answer is, so that both have rank `rank` a chunk.
+Levels are 2^bits, theirs bits^2. A prompt is compressed chunk by chunk, as the answer is.
 Exact: no. With `aligned`, drafted tokens are those of `sequential` with the same cache.
 """
 

@@ -62,6 +62,23 @@ def test_exact_in_float64() -> None:
     assert shared.tokens_fed[1:] == tuple(fed - len(PROMPT) for fed in plain.tokens_fed[1:])
 
 
+@pytest.mark.seeds("arXiv:2402.05099")
+def test_samples_of_a_shared_prompt_are_the_same_in_a_share_of_the_memory() -> None:
+    """Hydragen: attention in two parts is exact, the prompt is fed once, and K/V are P + n s slots instead of n (P + s)."""
+    model, new = toy_ar(5, VOCAB, dtype=torch.float64), 12
+    for count in (2, 8):
+        asked = [request([PROMPT] * count, new, temperature=1.0, share_prompt=share) for share in (True, False)]
+        caches = [loop_of(model, each).forward.cache for each in asked]
+        slots = [(len(PROMPT) + 1) + count * (new + 1), count * (len(PROMPT) + new + 1)]
+        assert caches[0].nbytes * slots[1] == caches[1].nbytes * slots[0]
+        shared, plain = (
+            run(model, "sequential", [PROMPT] * count, new, temperature=1.0, share_prompt=share)
+            for share in (True, False)
+        )
+        assert (shared.tokens == plain.tokens).all()
+        assert sum(plain.tokens_fed) - sum(shared.tokens_fed) == (count - 1) * len(PROMPT)
+
+
 def test_rows_are_drawn_from_the_models_distribution() -> None:
     """All continuations of two tokens, by enumeration, against 3,000 rows that share their prompt."""
     model, count = toy_ar(1, 4), 3000

@@ -28,7 +28,7 @@ from tests.samplers.module_files import random_modules
 from tests.samplers.picture_toys import codes, draw, features, toy_pictures
 
 VOCAB = 8
-LENGTHS, NEW = (3, 21, 1, 9), (24, 17, 30, 12)
+LENGTHS, NEW = (3, 15, 1, 9), (16, 9, 18, 12)
 # Small chunks, so that many are encoded in a short answer.
 STORES = (
     "int8:chunk=4,residual=3",
@@ -93,7 +93,7 @@ def test_drafted_tokens_are_those_of_sequential_with_the_same_cache(spec: str, t
     expected = run(target, f"sequential@{spec}", texts(), NEW)
     plain = run(target, "sequential", texts(), NEW)
     assert (expected.trace.commit_score != plain.trace.commit_score).any(), "the cache changes something"
-    for draft in ("lookup", "earlyexit:layers=1,k=6+beam"):
+    for draft in ("lookup", "earlyexit:layers=1,k=4+beam:nodes=8"):
         done = run(target, f"{draft}@{spec}", texts(), NEW)
         assert rows(done) == rows(expected)
         assert max(done.nfe) < max(expected.nfe), "drafts are accepted"
@@ -117,7 +117,7 @@ def test_every_drafter_is_sequential_with_the_same_cache(
 
 def test_without_codes_all_numbers_are_those_of_the_plain_cache() -> None:
     model = toy_ar(3, VOCAB, 1.5, layers=3)
-    for draft in ("sequential", "lookup", "earlyexit:layers=1,k=6+beam"):
+    for draft in ("sequential", "lookup", "earlyexit:layers=1,k=3+beam:nodes=6"):
         plain, stored = (run(model, draft + cache, texts(), NEW) for cache in ("", "@kivi:bits=16,group=4,residual=3"))
         assert rows(plain) == rows(stored)
         if draft == "sequential":
@@ -164,9 +164,9 @@ def test_rows_that_join_leave_and_move_are_those_that_are_alone(spec: str, targe
 
 # --- families ---
 
-HERE: tuple[str, ...] = (
-    "llama", "llama with its own head size", "qwen2 with some sliding layers", "qwen3", "mistral that slides",
-    "phi3 that slides, rotated in part", "gemma2", "gemma3", "qwen3-moe, one layer dense",
+FAMILIES = (
+    "llama", "qwen2 with some sliding layers", "qwen3", "mistral that slides", "phi3 that slides, rotated in part",
+    "gemma2", "gemma3", "qwen3-moe, one layer dense",
 )  # fmt: skip
 # The mean difference of a logit from those with the plain cache, in standard deviations of these.
 ENOUGH = {
@@ -217,10 +217,10 @@ def taught(model: LanguageModel, spec: str, tokens: torch.Tensor, sizes: list[in
     return torch.cat(out, 1)
 
 
-@pytest.mark.parametrize("case", HERE)
+@pytest.mark.parametrize("case", FAMILIES)
 def test_with_enough_bits_every_family_says_what_it_says_with_the_plain_cache(case: str) -> None:
     model = of_family(case)
-    tokens = torch.randint(0, 61, (3, 26), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(0, 61, (3, 20), generator=torch.Generator().manual_seed(1))
     plain = taught(model, "", tokens, [14, 1, 6])
     for spec, bound in ENOUGH.items():
         gap = (taught(model, spec, tokens, [14, 1, 6]) - plain).abs().mean() / plain.std()
@@ -229,11 +229,12 @@ def test_with_enough_bits_every_family_says_what_it_says_with_the_plain_cache(ca
 
 
 def test_rotation_alone_changes_nothing() -> None:
-    for case in ("llama", "phi3 that slides, rotated in part", "gemma3"):
+    for case in ("phi3 that slides, rotated in part", "gemma3"):
         model = of_family(case)
-        tokens = torch.randint(0, 61, (2, 30), generator=torch.Generator().manual_seed(1))
-        gap = taught(model, "rotatekv:bits=16,chunk=4,residual=2", tokens, [9, 14]) - taught(model, "", tokens, [9, 14])
-        assert gap.abs().max() < 1e-5 * max(1, float(taught(model, "", tokens, [9, 14]).abs().max()))
+        tokens = torch.randint(0, 61, (2, 22), generator=torch.Generator().manual_seed(1))
+        plain = taught(model, "", tokens, [9, 14])
+        gap = taught(model, "rotatekv:bits=16,chunk=4,residual=2", tokens, [9, 14]) - plain
+        assert gap.abs().max() < 1e-5 * plain.abs().max()
 
 
 def test_pictures_under_guidance_whose_halves_are_of_different_lengths() -> None:

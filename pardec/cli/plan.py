@@ -1,0 +1,76 @@
+"""`pardec plan`: what a request takes in memory, and the most that fits a budget."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from pardec.models.errors import SpecError
+
+from . import options as o
+from .common import Json, dump, show
+
+Rows = Annotated[int, typer.Option("--batch", help="Rows.", min=1)]
+PromptTokens = Annotated[int, typer.Option("--prompt", help="Tokens of each prompt.", min=1)]
+NewTokens = Annotated[int, typer.Option("--new", help="Tokens of each answer.", min=1)]
+Memory = Annotated[str | None, typer.Option(help="A budget, such as 3GB or 512MiB: what fits it is searched.")]
+Acceptance = Annotated[
+    float | None, typer.Option(help="How likely a drafted token is accepted: what a round is worth.", min=0, max=1)
+]
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+@o.command
+def plan(
+    model: o.ModelName,
+    *,
+    sampler: o.Sampler = None,
+    batch: Rows = 1,
+    prompt: PromptTokens = 128,
+    new: NewTokens = 64,
+    temperature: o.Temperature = None,
+    memory: Memory = None,
+    acceptance: Acceptance = None,
+    json_: Json = False,
+    loading: o.TextLoading,
+) -> None:
+    """Print what weights, keys and values, drafts and logits take, without decoding, and what fits a budget.
+
+    pardec plan tiny-llama -s lookup@kivi:bits=4 --batch 8 --prompt 256 --new 128
+
+    pardec plan MODEL -s model:name=DRAFTER,k=5+beam --prompt 2000 --new 500 --memory 3GB --acceptance 0.7
+    """
+    budget = None if memory is None else size(memory)
+
+    # Imported here since it imports torch, which --help and a misspelt option do not need.
+    from ..memory_plan import plan as planned
+
+    result = planned(
+        model,
+        sampler,
+        batch=batch,
+        prompt=prompt,
+        new=new,
+        temperature=temperature or 0.0,
+        memory=budget,
+        acceptance=acceptance,
+        **o.to_arguments(loading),
+    )
+    dump(result.document()) if json_ else show(str(result))
+
+
+def size(text: str) -> int:
+    """Bytes of "3GB", "512MiB" or a plain number. Raises SpecError for anything else.
+
+    >>> size("3GB"), size("1.5 KiB"), size("70")
+    (3000000000, 1536, 70)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+    if match is None or (match[3] and not match[2]):
+        raise SpecError(f"--memory is a size in bytes, got {text!r}", hint="write it like 3GB or 512MiB")
+    unit = match[2].upper()
+    factor = 1024 ** "KMGT".index(unit) * 1024 if match[3] else _UNITS[unit]
+    return int(float(match[1]) * factor)

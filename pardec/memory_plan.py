@@ -1,0 +1,312 @@
+"""Plans the memory of an autoregressive request: what each part takes, and the most that fits a budget.
+
+SpecMemo: Speculative Decoding is in Your Pocket, https://arxiv.org/abs/2506.01986
+
+    peak = weights + K/V + slots of a draft + drafter + max(work of the prompt's forward, work of a round's)
+
+Everything is arithmetic on shapes, and nothing is decoded. Rows are taken to be as long as `prompt` and `new` say, each
+with K/V of its own. Work is what a forward computes on the way: states of a layer, masks, logits of every node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pardec.models.draft_modules.contracts import DraftModule
+from pardec.models.errors import ModelError, SpecError
+from pardec.models.kv_stores.cache import stored_bytes
+from pardec.models.loading.quantize import weight_bytes
+from pardec.models.model import LanguageModel
+from pardec.samplers.request import Request
+from pardec.samplers.speculative.cache._stored import StoredKV
+from pardec.samplers.speculative.contracts import SpeculativeSampler
+
+from .api import Model, load
+from .requests.text import Call
+
+_MOST = 1 << 20  # rows
+_FLOAT = 4  # bytes of a logit
+_INDEX = 24  # bytes of a query's token, position, slot, and what is made of them
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What a request takes. All figures are bytes unless their names say otherwise.
+
+    Attributes:
+        parts: weights; kv: the cache of committed tokens; scratch: of a draft's other slots; drafter_weights;
+            drafter_kv; prompt_work and round_work: what the two kinds of forward compute on the way, of which the
+            larger counts. Of round_work, `logits` and `taps` (states that a drafter reads) are listed as well.
+        nodes: of a draft, node 0 included.
+        fits: whether the peak is within the budget; None without one.
+        largest_batch: rows that fit; 0 if none does.
+        largest_k: depth of drafts that fits `batch` rows, at most the spec's; 0 if none does; None: it drafts no chain.
+        largest_tree: drafted tokens of a tree that fit, at most the spec's; None: its shape has no such number.
+        least: the peak with drafts of one token, below which there is no speculation.
+        speedup: tokens a round over its cost in the target's forwards, for chains of the spec's depth and the given
+            acceptance: a lower bound for a tree, whose likeliest path is such a chain.
+        speedup_kept: the same at `largest_k`, which a budget leaves.
+        pays_from: the least probability of accepting a token at which drafting is faster than decoding one by one.
+    """
+
+    model: str
+    spec: str
+    batch: int
+    prompt: int
+    new: int
+    nodes: int
+    parts: Mapping[str, int]
+    logits: int
+    taps: int
+    peak: int
+    memory: int | None = None
+    fits: bool | None = None
+    largest_batch: int | None = None
+    largest_k: int | None = None
+    largest_tree: int | None = None
+    least: int | None = None
+    speedup: float | None = None
+    speedup_kept: float | None = None
+    pays_from: float | None = None
+
+    def document(self) -> dict[str, Any]:
+        """The plan as JSON takes it."""
+        return {**asdict(self), "parts": dict(self.parts)}
+
+    def __str__(self) -> str:
+        lines = [f"{self.spec}, {self.batch} rows of {self.prompt} + {self.new} tokens, drafts of {self.nodes} nodes"]
+        lines += [f"{name.replace('_', ' '):>16}  {_size(size):>10}" for name, size in self.parts.items() if size]
+        lines.append(f"{'peak':>16}  {_size(self.peak):>10}")
+        lines.append(
+            f"of a round's work, {_size(self.logits)} are logits and {_size(self.taps)} states for the drafter"
+        )
+        if self.memory is not None:
+            fits = "fits" if self.fits else "does not fit"
+            lines.append(f"it {fits} {_size(self.memory)}, in which {self.largest_batch} rows would")
+        for name, value in (("depth k", self.largest_k), ("tree", self.largest_tree)):
+            if value is not None:
+                lines.append(f"the largest {name} that fits {self.batch} rows: {value}")
+        if self.least is not None:
+            lines.append(f"the least that speculation takes: {_size(self.least)}")
+        if self.pays_from is not None:
+            lines.append(f"drafting pays where more than {self.pays_from:.0%} of the drafted tokens are accepted")
+        if self.speedup is not None:
+            kept = "" if self.speedup_kept is None else f", {self.speedup_kept:.2f} with what fits"
+            lines.append(f"at the given acceptance a round is worth at least {self.speedup:.2f} forwards{kept}")
+        return "\n".join(lines)
+
+
+def plan(
+    model: Model | str | Path,
+    sampler: Any = None,
+    *,
+    batch: int = 1,
+    prompt: int,
+    new: int,
+    temperature: float = 0.0,
+    memory: int | None = None,
+    acceptance: float | None = None,
+    **loading: Any,
+) -> MemoryPlan:
+    """What a request takes, without decoding it; the model and its drafter are loaded.
+
+    Args:
+        model: a loaded model, or what `load` takes, with more of its arguments in `loading`.
+        batch: rows. prompt, new: tokens of each.
+        memory: a budget in bytes.
+        acceptance: how likely a drafted token is accepted, if the ones before it were.
+
+    Raises:
+        ModelError: the model is not autoregressive, or one of images.
+        SpecError: a spec or a number that cannot be.
+
+    >>> sizes = plan("tiny-llama", "lookup@int8", batch=2, prompt=64, new=32, device="cpu")
+    >>> sizes.peak > sizes.parts["weights"]
+    True
+    """
+    for name, value in (("batch", batch), ("prompt", prompt), ("new", new), ("memory", memory)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise SpecError(f"{name} is a whole number of at least 1, got {value!r}")
+    if acceptance is not None and not 0 <= acceptance <= 1:
+        raise SpecError(f"acceptance is a probability, got {acceptance!r}")
+    loaded = model if isinstance(model, Model) else load(model, **loading)
+    if loaded.family != "ar" or loaded.imaging is not None:
+        raise ModelError(
+            f"{loaded.name} is no autoregressive model of text: its memory is not planned",
+            "plan for one such as tiny-llama",
+        )
+    call = loaded.prepare(
+        input_ids=[[0] * prompt], sampler=sampler, max_new_tokens=new, temperature=temperature, stop_ids=[]
+    )
+    assert isinstance(call, Call), "text"
+    assert isinstance(call.sampler, SpeculativeSampler), "of an autoregressive model"
+    return _planned(_Sizes(loaded.language_model, call.request, prompt, new), call.sampler, batch, memory, acceptance)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """The sizes of one request's parts."""
+
+    model: LanguageModel
+    request: Request
+    prompt: int
+    new: int
+
+    def parts(self, sampler: SpeculativeSampler, batch: int) -> tuple[dict[str, int], int, int, int]:
+        """The parts of a peak, and the nodes, logits and taps of a round."""
+        model, drafter = self.model, self.request.draft_model
+        nodes = sampler.width(model)
+        queries = sampler.draft.most_queries(nodes, self.request)
+        every = nodes + queries
+        nodes = min(nodes, getattr(sampler.shape, "nodes", nodes) + 1)  # the others are pruned before the verify pass
+        capacity = self.prompt + self.new
+        whole, bare = (self._cache(sampler, batch, capacity, slots - 1) for slots in (every, 1))
+        parts = {"weights": model.weight_bytes, "kv": bare, "scratch": whole - bare}
+        parts |= {"drafter_weights": 0, "drafter_kv": 0}
+        if drafter is not None:
+            parts["drafter_weights"] = weight_bytes(drafter.parameters() if isinstance(drafter, DraftModule)
+                                                    else drafter.decoder.parameters())  # fmt: skip
+            if hasattr(drafter, "new_cache"):
+                stack = drafter.decoder if isinstance(drafter, LanguageModel) else drafter
+                parts["drafter_kv"] = _plain(stack, batch, capacity + every - 1)
+        states = sampler.draft.target_states(self.request)
+        width = 0 if states is None else model.width * (len(states.layers) + states.normed)
+        taps = batch * (nodes + queries) * width * model.dtype.itemsize
+        logits = batch * nodes * model.vocab_size * _FLOAT
+        head = 0 if model.dtype == torch.float32 else batch * nodes * model.vocab_size * model.dtype.itemsize
+        last = 3 * batch * model.vocab_size * _FLOAT  # of the prompts' last tokens: gathered, and put in order
+        path = min(nodes, getattr(sampler.draft, "k", nodes) + 1)
+        scores = 2 * batch * path * model.vocab_size * _FLOAT  # of the tokens that a round commits, and their softmax
+        drawn = 3 * logits if self.request.temperature else 0
+        prompt = self._work(batch, self.prompt, self.prompt, True) + batch * self.prompt * width * model.dtype.itemsize
+        round_ = max(
+            self._work(batch, nodes + queries, capacity, nodes + queries == 1) + taps,
+            logits + max(head, scores, drawn) + taps,
+        )
+        parts |= {"prompt_work": max(prompt, last), "round_work": round_}
+        return parts, nodes, logits, taps
+
+    def peak(self, sampler: SpeculativeSampler, batch: int) -> int:
+        parts = self.parts(sampler, batch)[0]
+        return _peak(parts)
+
+    def _cache(self, sampler: SpeculativeSampler, batch: int, capacity: int, scratch: int) -> int:
+        stage = sampler.cache
+        if not isinstance(stage, StoredKV):
+            return _plain(self.model.decoder, batch, capacity + scratch)
+        like = self.model.decoder.new_cache(1, 1)
+        shapes = [(part.shape[2], part.shape[3]) for part in like.k]
+        rows, slots = batch, capacity + scratch
+        return stored_bytes(stage.store, shapes, like.k[0].dtype, rows=rows, capacity=slots, scratch=scratch)
+
+    def _work(self, batch: int, width: int, extent: int, plain: bool) -> int:
+        """What a forward of `width` queries a row over `extent` slots computes on the way in its widest layer."""
+        config = getattr(self.model.decoder, "config", None)
+        tokens, size = batch * width, self.model.dtype.itemsize
+        if config is None or not hasattr(config, "mlp_width"):  # of transformers: what is usual
+            return tokens * 12 * self.model.width * size
+        inner = config.mlp_width if config.experts is None else max(config.mlp_width, config.experts.width)
+        attention = (3 * config.heads + 2 * config.kv_heads) * config.head_dim
+        mask = 0 if plain else batch * width * extent * (2 * size + 1)
+        widest = max(3 * config.width + 3 * inner, 4 * config.width + attention)
+        return tokens * (widest * size + _INDEX) + mask
+
+
+def _planned(
+    sizes: _Sizes, sampler: SpeculativeSampler, batch: int, memory: int | None, acceptance: float | None
+) -> MemoryPlan:
+    parts, nodes, logits, taps = sizes.parts(sampler, batch)
+    peak, model = _peak(parts), sizes.model
+    result = MemoryPlan(
+        model.name, str(sampler.spec), batch, sizes.prompt, sizes.new, nodes, parts, logits, taps, peak, memory
+    )
+    depth = getattr(sampler.draft, "k", None)
+    if isinstance(depth, int):
+        cost = sampler.draft.cost_ratio(model, sizes.request.draft_model) or 0.0
+        result = replace(
+            result,
+            least=sizes.peak(_of_depth(sampler, 1), batch),
+            pays_from=break_even(depth, cost),
+            speedup=None if acceptance is None else speedup(depth, cost, acceptance),
+        )
+    if memory is None:
+        return result
+    result = replace(
+        result,
+        fits=peak <= memory,
+        largest_batch=_largest(_MOST, lambda rows: sizes.peak(sampler, rows) <= memory),
+    )
+    if isinstance(depth, int):
+        kept = _largest(depth, lambda k: sizes.peak(_of_depth(sampler, k), batch) <= memory)
+        gain = None if acceptance is None else speedup(kept, cost, acceptance)
+        result = replace(result, largest_k=kept, speedup_kept=gain)
+    shape = sampler.shape
+    if shape is not None and isinstance(most := getattr(shape, "nodes", None), int):
+        result = replace(
+            result,
+            largest_tree=_largest(
+                most,
+                lambda count: sizes.peak(replace(sampler, shape=replace(shape, nodes=count)), batch) <= memory,  # type: ignore[type-var]
+            ),
+        )
+    return result
+
+
+def speedup(k: int, cost: float, acceptance: float) -> float:
+    """Tokens of a round over its forwards, for chains of `k` tokens drafted at `cost` of a target's forward each.
+
+        (1 + a + .. + a^k) / (1 + k cost)
+
+    >>> speedup(2, 0.25, 0.5)
+    1.1666666666666667
+    """
+    return float(sum(acceptance**depth for depth in range(k + 1)) / (1 + k * cost))
+
+
+def break_even(k: int, cost: float) -> float:
+    """The acceptance at which drafting `k` tokens is as fast as not drafting; 1 where it never is faster."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if speedup(k, cost, middle) < 1 else (low, middle)
+    return high
+
+
+def _of_depth(sampler: SpeculativeSampler, k: int) -> SpeculativeSampler:
+    return replace(sampler, draft=replace(sampler.draft, k=k))  # type: ignore[type-var]
+
+
+def _largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest count up to `most` that fits, where less always fits as well; 0 if none does."""
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _plain(stack: Any, batch: int, slots: int) -> int:
+    """Bytes of a plain cache of `slots` slots and a bin, in the layers of `stack`."""
+    like = stack.new_cache(1, 1)
+    return sum(batch * (slots + 1) * prod(part.shape[2:]) * part.dtype.itemsize for part in (*like.k, *like.v))
+
+
+def _peak(parts: Mapping[str, int]) -> int:
+    works = ("prompt_work", "round_work")
+    return sum(size for name, size in parts.items() if name not in works) + max(parts[name] for name in works)
+
+
+def _size(count: int) -> str:
+    """Bytes in a unit that leaves few digits."""
+    size, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"

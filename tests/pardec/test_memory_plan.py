@@ -1,0 +1,138 @@
+"""What the planner says against the memory that a decode takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import pardec
+from pardec.cli import run as pardec_command
+from pardec.cli.plan import size
+from pardec.memory_plan import MemoryPlan, break_even, plan, speedup
+from pardec.models.decoder import Decoder, DecoderConfig
+from pardec.models.errors import ModelError, SpecError
+from pardec.models.model import DecodingConfig, LanguageModel
+from pardec.requests import draft_models
+from pardec.samplers import registry
+from pardec.samplers.speculative.loop import VerifyLoop
+from tests.samplers.ar_toys import prompts, request
+
+VOCAB = 600
+
+
+def toy() -> LanguageModel:
+    """Random, with an MLP three times as wide as its states."""
+    shape = {"width": 64, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 16, "mlp_width": 192, "norm_eps": 1e-6}
+    decoder = Decoder(DecoderConfig(vocab=VOCAB, frequencies=tuple(0.1**at for at in range(8)), **shape))  # type: ignore[arg-type]
+    drawn = torch.Generator().manual_seed(0)
+    for weight in decoder.parameters():
+        if weight.dim() > 1:
+            weight.data.normal_(0, 0.2, generator=drawn)
+    decoder.eval().requires_grad_(False)
+    facts = {"path": None, "device": torch.device("cpu"), "dtype": torch.float32, "family": "toy"}
+    config = DecodingConfig(None, (), 0, None, 1, "causal")
+    return LanguageModel(decoder, config, {}, None, "toy", vocab_size=VOCAB, layers=4, width=64, **facts)
+
+
+def measured(work: Callable[[], None]) -> int:
+    """The most bytes that torch held at once of what it allocated during `work`."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        work()
+    events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+@pytest.mark.seeds("arXiv:2506.01986")
+def test_the_plan_is_within_a_tenth_of_the_measured_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of everything but the target's weights, which would hide the rest; what is drafted is always accepted."""
+    model, drafter = toy(), toy()
+    monkeypatch.setattr(draft_models, "language_model", lambda name, device, dtype: drafter)
+    given = pardec.Model(model)
+    for spec, batch, prompt, new in (
+        ("sequential", 4, 150, 4),
+        ("sequential", 32, 6, 60),
+        ("sequential@kivi:bits=4", 3, 300, 4),
+        ("model:name=toy,k=8", 8, 40, 20),
+        ("model:name=toy,k=5+beam:nodes=30,beams=6", 4, 50, 8),
+    ):
+        expected = plan(given, spec, batch=batch, prompt=prompt, new=new)
+        sampler = registry.resolve(spec, "ar")
+        asked = request(prompts([prompt] * batch, vocab=VOCAB), new, share_prompt=False)
+        asked = replace(asked, draft_model=draft_models.for_text(sampler, model))
+
+        def decode(sampler=sampler, asked=asked) -> None:
+            loop = VerifyLoop(model, sampler, asked)
+            for _ in range(3):  # later rounds take no more
+                loop.round()
+            loop.close()
+
+        weights = expected.parts["weights"] + expected.parts["drafter_weights"]  # loaded before
+        assert expected.peak - weights == pytest.approx(measured(decode), rel=0.1), spec
+    cut = plan(given, "model:name=toy,k=8", batch=8, prompt=40, new=20, memory=expected.peak, acceptance=0.9)
+    assert cut.largest_k is not None
+    assert cut.largest_k < 8, "the budget is that of fewer rows"
+    assert (cut.speedup, cut.speedup_kept) == (speedup(8, 1.0, 0.9), speedup(cut.largest_k, 1.0, 0.9))
+
+
+def test_what_fits_is_the_largest_that_does() -> None:
+    given = pardec.Model(toy())
+
+    def planned(batch: int = 2, k: int = 12, memory: int | None = None) -> MemoryPlan:
+        return plan(
+            given, f"earlyexit:layers=1,k={k}+beam:nodes=40,beams=4", batch=batch, prompt=30, new=30, memory=memory
+        )
+
+    budget = planned(batch=5).peak
+    found = planned(memory=budget)
+    assert found.fits
+    assert found.largest_batch is not None
+    assert planned(batch=found.largest_batch).peak <= budget < planned(batch=found.largest_batch + 1).peak
+    tight = planned(batch=6, memory=(planned(batch=6, k=5).peak + planned(batch=6, k=6).peak) // 2)
+    assert not tight.fits
+    assert tight.largest_k == 5
+    assert planned(memory=given.language_model.weight_bytes).largest_batch == 0
+    assert tight.least is not None
+    assert tight.least <= planned(batch=6, k=2).peak
+
+
+def test_when_drafting_pays() -> None:
+    assert speedup(3, 0.1, 0.5) == pytest.approx((1 + 0.5 + 0.25 + 0.125) / 1.3)
+    assert break_even(1, 0.25) == pytest.approx(0.25)
+    assert break_even(4, 0) == pytest.approx(0, abs=1e-6)
+    assert break_even(3, 2) == pytest.approx(1)
+
+
+def test_sizes_and_what_cannot_be_planned() -> None:
+    assert [size(text) for text in ("3GB", "512 MiB", "1.5k", "70")] == [3 * 10**9, 2**29, 1500, 70]
+    for text in ("GB", "3XB", "3iB", "-1"):
+        with pytest.raises(SpecError, match="size in bytes"):
+            size(text)
+    given = pardec.Model(toy())
+    for wrong in ({"batch": 0}, {"prompt": -1}, {"memory": 0}, {"acceptance": 2.0}):
+        with pytest.raises(SpecError):
+            plan(given, "lookup", **{"prompt": 4, "new": 4, **wrong})  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="is no autoregressive model of text"):
+        plan("tiny-dream", prompt=4, new=4, device="cpu")
+
+
+def test_the_command_prints_lines_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "tiny-llama", "-s", "lookup:k=6@int8", "--memory", "20MB", "--batch", "2", "--device", "cpu"]
+    assert pardec_command(command) == 0
+    text = capsys.readouterr().out
+    assert "peak" in text
+    assert "it fits 20 MB" in text
+    assert pardec_command([*command, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["nodes"] == 7
+    assert document["peak"] == sum(document["parts"].values()) - min(
+        document["parts"]["prompt_work"], document["parts"]["round_work"]
+    )
