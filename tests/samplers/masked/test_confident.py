@@ -97,9 +97,7 @@ def test_bad_parameters_are_refused(params: str, message: str) -> None:
 
 
 @pytest.mark.seeds("arXiv:2505.16990")
-def test_a_threshold_of_one_is_a_token_a_step_and_lower_ones_and_a_prefilled_cache_and_fixed_tokens_do_as_they_say() -> (
-    None
-):
+def test_a_threshold_of_one_is_a_token_a_step_and_lower_ones_prefilling_and_fixed_tokens_do_as_told() -> None:
     """At threshold 1 the authors' clock leaves two tokens for the last step."""
     results = [answered("tiny-dream", "lists", f"confident:tau={tau}", 3)[1] for tau in (1, 0.99, 0.5)]
     assert all(gained == [1] * 30 + [2] for gained in results[0].trace.gained)

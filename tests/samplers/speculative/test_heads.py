@@ -334,4 +334,4 @@ def test_trained_heads_keep_greedy_text_and_typical_acceptance_takes_the_likelie
     scaled = [(p.log() / t).softmax(-1) for t in (0.5, 1.0, 2.0, 8.0)]  # ever more entropy
     sizes = [(each > Typical(epsilon=0.3).bar(each[:, None])[:, 0, None]).sum(-1) for each in scaled]
     assert all((more >= less).double().mean() > 0.98 for less, more in pairwise(sizes))
-    assert sizes[-1].sum() > 2 * sizes[0].sum()
+    assert sizes[-1].sum() > 1.5 * sizes[0].sum()

@@ -109,6 +109,11 @@ def test_the_spec_keeps_greedy_decoding_and_the_script_prints_it() -> None:
 def test_trained_prompts_keep_greedy_text_and_gain_and_trees_are_expected_to_gain_more_than_chains() -> None:
     """tiny-llama's own prompt tokens, 576 numbers; a tree of the optimiser against a chain of as many inputs."""
     _, plain = answered("tiny-llama", "arithmetic", "sequential", 8)
-    _, done = answered("tiny-llama", "arithmetic", "prompts:name=tiny-llama-prompts", 8)
+    _, done = answered("tiny-llama", "arithmetic", "prompts:name=tiny-llama-prompts+paths", 8)
     assert done.tokens == plain.tokens
     assert (sum(done.generated) - 8) / (sum(done.nfe) - 8) > 1.3
+    rates = [[0.6, 0.15, 0.05], [0.4, 0.1, 0.04], [0.3, 0.1, 0.02]]
+    chain = steady(rates, ((0,), (0, 0), (0, 0, 0)), (3, 3, 3, 3))[0]  # 4 nodes and 12 prompt tokens
+    tree = prompt_tree(rates, 16)
+    assert tree.inputs <= 16
+    assert tree.tokens > 1.02 * chain
