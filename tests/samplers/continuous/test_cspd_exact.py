@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import pardec
 from pardec.models.continuous.contracts import ContinuousModel, Head, States
 from pardec.samplers.continuous.contracts import ContinuousContext, ImageRequest
 from pardec.samplers.continuous.methods import _cspd_exact
@@ -242,3 +243,13 @@ def test_one_transition_is_speculative_sampling_of_numbers() -> None:
         overlap.append(np.minimum(p, q).sum() * (grid[1] - grid[0]) / math.sqrt(2 * math.pi))
     expected = float((weight * overlap).sum() / weight.sum())
     assert rate(end) == pytest.approx(expected, abs=4 * math.sqrt(0.25 / MANY))
+
+
+@pytest.mark.seeds("arXiv:2411.11925")
+def test_accepted_and_redrawn_vectors_pass_a_kolmogorov_test_and_a_smaller_mar_drafts_for_a_larger() -> None:
+    for size, steps, last in ((1, 1, "noise"), (2, 2, "x1")):
+        check_density(size, steps, last, 3000)  # type: ignore[arg-type]
+    model = pardec.load("tiny-mar", device="cpu")
+    end = model.generate(label=[1], sampler="cspd:draft=tiny-mar-draft,steps=4,k=4", seed=0)
+    assert sum(map(sum, end.trace.accepted)) > 0  # drafted by one layer for four
+    assert end.images is not None

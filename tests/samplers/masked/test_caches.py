@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from torch import Tensor
 from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
-from pardec.samplers.masked.contracts import Cache, QuerySpec
+from pardec.samplers.masked.cache.dkv import DelayedCache
+from pardec.samplers.masked.contracts import Cache, Canvas, QuerySpec
 from pardec.samplers.masked.loop import decode
 from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, same, toy
 
@@ -245,3 +246,31 @@ def test_a_short_row_is_not_padded_to_a_long_one_for_its_own_count() -> None:
     both_rows = fill(toy(sharp=1.2), "sequential@dual", prompts((30, 3)), (6, 6))
     assert widths(both_rows.trace.fed[0]) == [36, 4, 4, 4, 36, 2]
     assert widths(both_rows.trace.fed[1]) == [9, 4, 4, 4, 9, 2]
+
+
+class Immediate(DelayedCache):
+    """Reuses a token's K/V from the forward that committed it, when a mask stood there."""
+
+    def _unsettled(self, canvas: Canvas, changed: np.ndarray) -> np.ndarray:
+        return super()._unsettled(canvas, np.zeros_like(changed))
+
+
+@pytest.mark.seeds("arXiv:2505.15781")
+def test_refreshing_always_is_no_cache_and_delay_flips_fewer_tokens_than_none() -> None:
+    model, given, flips = toy("llada", sharp=1.2), prompts((5, 7, 3, 9) * 6, seed=2), []
+    plain = fill(model, "sequential", given, 16, block_length=16)
+    refreshed = fill(model, "sequential@dkv:refresh=1", given, 16, block_length=16)
+    assert all(same(plain, row, refreshed, row) for row in range(len(given)))
+    for cache in (DelayedCache(refresh=0, full=1), Immediate(refresh=0, full=1)):
+        sampler = replace(registry.resolve("sequential", "masked"), cache=cache)
+        *_, done = decode(model, sampler, request(*masked_rows(given, 16), block_length=16))
+        flips.append(int((done.tokens != plain.tokens).sum()))
+        per_token = 2 * 2 * 1 * 8 * 4  # bytes of K/V: two layers, one head of eight, float32
+        recomputed = [[len(fed) * per_token for fed in row] for row in done.trace.fed]
+        assert all(step < row[0] for row in recomputed for step in row[1:])  # each step's, from the trace
+    delayed, immediate = flips
+    assert 0 < delayed < immediate
+
+
+def masked_rows(given: list[list[int]], new: int) -> tuple[list[list[int]], list[int]]:
+    return [[*prompt, *[MASK] * new] for prompt in given], [len(prompt) for prompt in given]

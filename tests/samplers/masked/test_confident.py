@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,8 +10,9 @@ from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.grids import chequered
 from tests.reference import naive_schedules as naive
+from tests.samplers.answers import answered
 from tests.samplers.schedules import agree, check_a_held_row, steps_of
-from tests.samplers.toys import FAMILIES, fill, prompts, request, run, same, table, toy
+from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, run, same, table, toy
 
 
 @pytest.mark.parametrize(
@@ -92,3 +94,23 @@ def test_a_row_held_with_nothing_open_owes_nothing_and_keeps_its_clock() -> None
 def test_bad_parameters_are_refused(params: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         resolve(f"confident:{params}")
+
+
+@pytest.mark.seeds("arXiv:2505.16990")
+def test_a_threshold_of_one_is_a_token_a_step_and_lower_ones_prefilling_and_fixed_tokens_do_as_told() -> None:
+    """At threshold 1 the authors' clock leaves two tokens for the last step."""
+    results = [answered("tiny-dream", "lists", f"confident:tau={tau}", 3)[1] for tau in (1, 0.99, 0.5)]
+    assert all(gained == [1] * 30 + [2] for gained in results[0].trace.gained)
+    steps = [sum(result.nfe) for result in results]
+    assert steps[0] > steps[1] > steps[2]
+    prefilled = answered("tiny-dream", "lists", "confident:tau=1@prefix", 3)[1]
+    assert sum(prefilled.tokens_fed) < 0.8 * sum(results[0].tokens_fed)
+    model = toy("dream", seed=3, sharp=1.2)
+    given = prompts((9, 12), seed=1)
+    plain, cached = (fill(model, f"confident:tau=1{cache}", given, 8, block_length=8) for cache in ("", "@prefix"))
+    first = [np.abs(a - b).max() for a, b in zip(plain.trace.commit_score, cached.trace.commit_score, strict=True)]
+    assert 0 < max(first) < 0.5  # what the cache changes of a probability: measured, and not nothing
+    rows = [[*prompt, 3, MASK, MASK, 5, MASK, MASK] for prompt in given]
+    fixed = run(model, "confident:tau=0.3", request(rows, [9, 12], block_length=6))
+    for row, prompt in zip(fixed.tokens, given, strict=True):
+        assert (row[len(prompt)], row[len(prompt) + 3]) == (3, 5)

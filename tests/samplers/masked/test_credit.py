@@ -13,6 +13,7 @@ from pardec.samplers.masked.contracts import Evidence
 from pardec.samplers.masked.logits.credit import Credit, Credits
 from pardec.samplers.ops.distribution import DenseDistribution
 from tests.reference import naive_selects as naive
+from tests.samplers.answers import answered
 from tests.samplers.masked.test_selects import LAWS, MASK, TOKENS
 from tests.samplers.parity import FAMILIES, agree
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
@@ -191,3 +192,17 @@ def test_rows_that_leave_take_their_credit_along() -> None:
 def test_bad_parameters(spec: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         registry.resolve(spec)
+
+
+@pytest.mark.seeds("arXiv:2510.06133")
+def test_no_weight_changes_no_bit_and_credit_answers_as_well_in_fewer_steps() -> None:
+    model, given = toy("dream", sharp=1.2), prompts((4, 7, 2))
+    base, off = (
+        fill(model, spec, given, (9, 5, 11)) for spec in ("threshold:tau=0.4", "credit:alpha=0+threshold:tau=0.4")
+    )
+    assert all(same(base, row, off, row) for row in range(3))
+    assert np.array_equal(base.trace.commit_score, off.trace.commit_score)
+    right, plain = answered("tiny-llada", "lists", "threshold:tau=0.9+eos", 60)
+    more, credit = answered("tiny-llada", "lists", "credit+threshold:tau=0.9+eos", 60)
+    assert more >= right
+    assert sum(credit.nfe) < sum(plain.nfe)

@@ -9,6 +9,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.masked.widen.localleap import LocalLeap
 from tests.reference import naive_selects as naive
+from tests.samplers.answers import answered
 from tests.samplers.masked.test_selects import LAWS, MASK, TOKENS, proposal
 from tests.samplers.parity import FAMILIES, agree
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
@@ -82,3 +83,26 @@ def test_bad_parameters(spec: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         registry.resolve(spec)
     assert registry.resolve("entropy+threshold:tau=-0.1+localleap:relaxed=-0.5").widen
+
+
+@pytest.mark.seeds("arXiv:2510.07081")
+def test_no_radius_changes_nothing_and_leaps_are_near_anchors_and_save_steps_at_equal_answers() -> None:
+    model, given = toy(sharp=1.2), prompts((4, 7, 2))
+    one, other = (
+        fill(model, f"threshold:tau=0.5{more}", given, (9, 5, 11)) for more in ("", "+localleap:relaxed=0.1,radius=0")
+    )
+    assert all(same(one, row, other, row) for row in range(3))
+    right, plain = answered("tiny-llada", "lists", "threshold:tau=0.9+eos", 60)
+    leapt, done = answered("tiny-llada", "lists", "threshold:tau=0.9+localleap:radius=2+eos", 60)
+    assert abs(leapt - right) <= 0.6  # within a point of a hundred
+    assert sum(done.nfe) < sum(plain.nfe)
+    leaps = 0
+    for steps in done.trace.steps:
+        for step in steps:
+            scored = dict(zip(step.positions, step.scores, strict=True))
+            below = [position for position, score in scored.items() if score < 0.9]
+            if len(scored) > 1:  # alone it is the loop's own progress
+                anchors = [position for position in scored if position not in below]
+                assert all(min(abs(position - anchor) for anchor in anchors) <= 2 for position in below)
+                leaps += len(below)
+    assert leaps > 8

@@ -12,6 +12,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.grids import chequered
 from tests.reference.naive_prophet import Told, prophet
+from tests.samplers.answers import answered
 from tests.samplers.toys import BLOCK, MASK, fill, prompts, request, run, same, table, toy
 
 LENGTHS, NEW = (3, 6, 1), (10, 12, 7)
@@ -177,3 +178,17 @@ def test_progress_by_tokens_where_the_select_has_no_steps() -> None:
     assert got.trace.commit_step[0].tolist() == [-1, -1, 0, 0, 1, 1]
     slow = run(table(distributions), "sequential+prophet:early=9,mid=1,late=9", canvas)
     assert slow.trace.commit_step[0].tolist() == [-1, -1, 0, 1, 2, 2]
+
+
+@pytest.mark.seeds("arXiv:2508.19982")
+def test_an_endless_gap_is_the_base_and_early_answers_are_the_late_ones_in_fewer_steps() -> None:
+    model, given = toy("llada", sharp=1.2), prompts(LENGTHS)
+    one, other = (fill(model, spec, given, NEW) for spec in (f"fixed+prophet:{NEVER}", "fixed"))
+    assert all(same(one, row, other, row) for row in range(3))
+    right, plain = answered("tiny-llada", "lists", "fixed+eos", 10, block_length=32)
+    early, done = answered("tiny-llada", "lists", "fixed+prophet:region=all+eos", 10, block_length=32)
+    assert early == right
+    assert done.text == plain.text  # the final answers
+    assert sum(done.nfe) < 0.8 * sum(plain.nfe)
+    mask = pardec.load("tiny-llada", device="cpu").language_model.decoding_config.mask_id
+    assert all(mask not in tokens for tokens in done.tokens)

@@ -87,7 +87,7 @@ def test_copies_are_greedy_in_half_the_forwards_and_found_at_one_look_a_token(mo
     looks = Looks()
     copy = Copy(3)
     text = [random.Random(1).randrange(500) for _ in range(4000)]
-    monkeypatch.setattr(copy.index, "starts", looks)
+    monkeypatch.setattr(copy.grams, "starts", looks)
     each = []
     for size in range(10, 4000):
         before = looks.count

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,12 +25,14 @@ from pardec.models.plan import Plan
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
+from pardec.samplers.speculative.accept.typical import Typical
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft._heads import HeadsState, StaticState
 from pardec.samplers.speculative.draft.hydra import HydraState
 from tests.grids import chequered
 from tests.reference import head_folders, naive_heads
 from tests.samplers import ar_toys
+from tests.samplers.answers import answered
 from tests.samplers.ar_toys import plain_greedy, rows, toy_ar
 from tests.samplers.joints import WORLDS, measure, small
 from tests.samplers.module_files import random_module
@@ -323,3 +326,19 @@ def test_weights_that_are_not_finite_are_named(kind: str) -> None:
     own.heads[1].out.weight[2, 3] = torch.nan
     with pytest.raises(ModelError, match="its weight heads.1.out.weight holds NaN or infinity"):
         run(target(), f"{kind}:name=toy,k=3", PROMPTS, NEW, draft_model=own)
+
+
+@pytest.mark.seeds("arXiv:2401.10774")
+def test_trained_heads_keep_greedy_text_and_typical_acceptance_takes_the_likeliest_and_more_under_entropy() -> None:
+    _, plain = answered("tiny-llama", "arithmetic", "sequential", 8)
+    _, done = answered("tiny-llama", "arithmetic", "medusa:name=tiny-llama-medusa", 8)
+    assert done.tokens == plain.tokens
+    assert sum(done.nfe) < 0.8 * sum(plain.nfe)
+    drawn = np.random.RandomState(0)
+    p = torch.from_numpy(np.concatenate([drawn.dirichlet([a] * 12, 50) for a in (0.05, 0.3, 1.0, 5.0, 50.0)]))
+    bar = Typical(epsilon=0.3).bar(p[:, None])[:, 0]
+    assert (p.amax(-1) >= bar).all()
+    scaled = [(p.log() / t).softmax(-1) for t in (0.5, 1.0, 2.0, 8.0)]  # ever more entropy
+    sizes = [(each > Typical(epsilon=0.3).bar(each[:, None])[:, 0, None]).sum(-1) for each in scaled]
+    assert all((more >= less).double().mean() > 0.98 for less, more in pairwise(sizes))
+    assert sizes[-1].sum() > 1.5 * sizes[0].sum()

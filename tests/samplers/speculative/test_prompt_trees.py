@@ -18,6 +18,7 @@ from pardec.samplers.speculative.queries import Chains
 from pardec.samplers.speculative.query_layout import behind
 from pardec.samplers.speculative.shape._paths_search import Rates, best_paths
 from pardec.samplers.speculative.shape._prompt_trees import PromptTree, fastest_tree, prompt_tree, steady
+from tests.samplers.answers import answered
 
 ROOT = Path(__file__).resolve().parents[3]
 RATES = [[0.6, 0.2], [0.5, 0.1]]
@@ -102,3 +103,17 @@ def test_the_spec_keeps_greedy_decoding_and_the_script_prints_it() -> None:
     assert "inputs" in run.stderr
     wrong = subprocess.run([*command, "--inputs", "2"], capture_output=True, text=True, check=False)
     assert (wrong.returncode, wrong.stderr[:6]) == (1, "error:")
+
+
+@pytest.mark.seeds("arXiv:2405.18628")
+def test_trained_prompts_keep_greedy_text_and_gain_and_trees_are_expected_to_gain_more_than_chains() -> None:
+    """tiny-llama's own prompt tokens, 576 numbers; a tree of the optimiser against a chain of as many inputs."""
+    _, plain = answered("tiny-llama", "arithmetic", "sequential", 8)
+    _, done = answered("tiny-llama", "arithmetic", "prompts:name=tiny-llama-prompts+paths", 8)
+    assert done.tokens == plain.tokens
+    assert (sum(done.generated) - 8) / (sum(done.nfe) - 8) > 1.3
+    rates = [[0.6, 0.15, 0.05], [0.4, 0.1, 0.04], [0.3, 0.1, 0.02]]
+    chain = steady(rates, ((0,), (0, 0), (0, 0, 0)), (3, 3, 3, 3))[0]  # 4 nodes and 12 prompt tokens
+    tree = prompt_tree(rates, 16)
+    assert tree.inputs <= 16
+    assert tree.tokens > 1.02 * chain
