@@ -58,22 +58,23 @@ def aggressive(source: Sequence[int], output: Sequence[int], most: int, agree: i
             at += 1
             continue
         follows, since = False, since + 1
+        guesses = agree > 0 and at > 0
         equal = 0
         while equal < since and source[at + since - equal - 1 : at + since - equal] == [output[end - equal - 1]]:
             equal += 1
-        if 0 < agree <= equal:
+        if guesses and equal >= agree:
             at, since, follows = at + since, 0, True
             continue
-        if agree and (equal or since == 1):
+        if guesses and (equal or since == 1):
             continue
-        for size in range(1, min(most, since if agree else end) + 1):
+        for size in range(1, min(most, since if guesses else end) + 1):
             ending = list(output[end - size : end])
             places = [s for s in range(at, len(source) - size + 1) if source[s : s + size] == ending]
             if len(places) == 1:
                 at, since, follows = places[0] + size, 0, True
             if len(places) < 2:
                 break
-    return source[at:] if follows else source[at + since :] if agree else []
+    return source[at:] if follows else source[at + since :] if agree and at else []
 
 
 class Recycled:

@@ -8,7 +8,7 @@ Lossless Acceleration for Seq2seq Generation with Aggressive Decoding, https://a
     until there is one:              draft = source[s + d : s + d + k], d tokens being new since the deviation
 
 The source is the row's prompt, or the text given as `source`. The output is expected to begin like the source; if it
-does not, the second rule finds the position.
+does not, the second rule finds the position; until then nothing is drafted.
 
 Deviates from the papers: the third rule takes a deviation for tokens that were replaced one by one, where theirs draft
 nothing (`reference=true`): a wrong guess costs positions, and a right one the forward, or several where tokens are
@@ -96,7 +96,7 @@ class Alignment:
             guess = self.at + self.replaced
             self.replaced += 1
             self.equal = self.equal + 1 if guess < len(self.source) and self.source[guess] == output[end - 1] else 0
-            if not self.agree:
+            if not self._guesses:
                 self._find(output[:end])
             elif self.equal >= self.agree:
                 self.at, self.follows = guess + 1, True
@@ -107,7 +107,12 @@ class Alignment:
         self.consumed = len(output)
         if self.follows:
             return self.source[self.at :]
-        return self.source[self.at + self.replaced :] if self.agree else self.source[:0]
+        return self.source[self.at + self.replaced :] if self._guesses else self.source[:0]
+
+    @property
+    def _guesses(self) -> bool:
+        """Whether what deviates is taken for a replacement: not where the output has had nothing of the source yet."""
+        return self.agree > 0 and self.at > 0
 
     def _find(self, output: np.ndarray) -> None:
         """Continues behind the shortest suffix of the output that occurs once in the rest of the source."""

@@ -44,12 +44,13 @@ def test_behind_a_replaced_token_the_draft_goes_on_at_once() -> None:
     alignment = Alignment(np.array(SOURCE), 4, agree=2)
     assert alignment.ahead(np.array([11, 12])).tolist() == SOURCE[2:]
     assert alignment.ahead(np.array([11, 12, 99])).tolist() == SOURCE[3:]
-    # 13 stands three times in the rest: that it is where it is guessed tells which one it is
+    # 12 stands three times in the rest: that it is where it is guessed tells which one it is
     alignment = Alignment(np.array([12, 13, *SOURCE]), 4, agree=2)
-    assert alignment.ahead(np.array([99, 13])).tolist() == SOURCE
+    assert alignment.ahead(np.array([12, 99, 11])).tolist() == SOURCE[1:]
     assert not alignment.follows
-    assert alignment.ahead(np.array([99, 13, 11])).tolist() == SOURCE[1:]
+    assert alignment.ahead(np.array([12, 99, 11, 12])).tolist() == SOURCE[2:]
     assert alignment.follows
+    assert Alignment(np.array(SOURCE), 4, agree=2).ahead(np.array([99])).tolist() == []  # nothing is followed yet
     # two tokens were left out: 15 is not where it is guessed, and 15 alone stands once
     assert Alignment(np.array(SOURCE), 4, agree=1).ahead(np.array([11, 14, 15])).tolist() == [16, 12, 13, 17]
 
