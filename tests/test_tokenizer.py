@@ -139,7 +139,7 @@ def test_every_byte_is_a_token_of_the_model_that_spells_in_bytes(tmp_path: Path)
     for file in tmp_path.iterdir():
         assert (FOLDER.parent / IN_BYTES / file.name).read_bytes() == file.read_bytes()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    text = "Tom's \"8\" cups: é \t ✓"
+    text = 'Tom\'s "8" cups: é \t ✓'
     ids = tokenizer(text)["input_ids"]
     assert (len(tokenizer), len(ids)) == (260, 1 + len(text.encode()))
     assert tokenizer.decode(ids, skip_special_tokens=True) == text

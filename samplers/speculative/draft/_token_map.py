@@ -20,7 +20,9 @@ class TokenMap:
         self.drafter, self.target = (TokenBytes(each.tokenizer, each.vocab_size) for each in (drafter, target))
         ids = self.target.ids
         self.direct = {token: ids[value] for token, value in enumerate(self.drafter.tokens) if value in ids}
-        self.same = _special(drafter, self.drafter, target, self.target)  # special tokens of the target -> the drafter's
+        self.same = _special(
+            drafter, self.drafter, target, self.target
+        )  # special tokens of the target -> the drafter's
         self.direct |= {token: other for other, token in self.same.items()}
         ends = target.decoding_config.eos_ids
         self.direct |= {token: ends[0] for token in drafter.decoding_config.eos_ids if ends}

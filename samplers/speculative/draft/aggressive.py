@@ -13,7 +13,8 @@ does not, the second rule finds the position; until then nothing is drafted.
 Deviates from the papers: the third rule takes a deviation for tokens that were replaced one by one, where theirs draft
 nothing (`reference=true`): a wrong guess costs positions, and a right one the forward, or several where tokens are
 repeated, that the second rule waits for. A deviation ends where `agree` tokens in a row are as it guesses; the second
-rule is asked where the second token or a later one is not, of the tokens since the deviation alone. At most k tokens are drafted, not the whole rest of the source, and a suffix has at most `max_ngram` tokens.
+rule is asked where the second token or a later one is not, of the tokens since the deviation alone. At most k tokens
+are drafted, not the whole rest of the source, and a suffix has at most `max_ngram` tokens.
 Exact: greedy and distribution, with an exact acceptance: every drafted token is a point mass.
 """
 
@@ -53,7 +54,9 @@ class Aggressive(Drafter):
         text = context.text
         source = None if self.source is None else self._read(self.source, context.model)
         return PerRow(
-            Alignment(text.row(at).copy() if source is None else source, self.max_ngram, 0 if self.reference else self.agree)
+            Alignment(
+                text.row(at).copy() if source is None else source, self.max_ngram, 0 if self.reference else self.agree
+            )
             for at in range(len(text))
         )
 
@@ -100,7 +103,9 @@ class Alignment:
                 self._find(output[:end])
             elif self.equal >= self.agree:
                 self.at, self.follows = guess + 1, True
-            elif not self.equal and self.replaced > 1:  # a single token, or one before the deviation, may agree by chance
+            elif (
+                not self.equal and self.replaced > 1
+            ):  # a single token, or one before the deviation, may agree by chance
                 self._find(output[end - self.replaced : end])
             if self.follows:
                 self.replaced = self.equal = 0

@@ -77,7 +77,8 @@ class Model(Drafter):
             )
         if self.map != "ids" and not isinstance(sampler.shape, Chain):
             raise SpecError(
-                f"model: with map={self.map} the draft is a chain", hint="leave the shape out, or use a drafter without map"
+                f"model: with map={self.map} the draft is a chain",
+                hint="leave the shape out, or use a drafter without map",
             )
 
     @property

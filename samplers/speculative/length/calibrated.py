@@ -8,8 +8,8 @@ SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths, https:/
 
 One more token costs c and is gained with a probability of a_1 .. a_i a, a being the mean acceptance of tokens so far;
 tokens are gained at the rate r, per unit of cost, in the rounds so far. So a draft ends where another token promises
-less than the average unit of cost. With the best rate for r that is the best threshold; r approaches it. Where a <= c nothing
-is drafted: no round then gains more than the token that costs 1.
+less than the average unit of cost. With the best rate for r that is the best threshold; r approaches it. Where a <= c
+nothing is drafted: no round then gains more than the token that costs 1.
 
 Deviates from the paper: no trained head; acceptance is counted while decoding, for each row. Tokens behind the first
 rejection are not counted. On a tree whole levels are counted.
@@ -29,7 +29,6 @@ from pardec.models.errors import SpecError
 
 from ...registry import register
 from ..contracts import DecodeContext, Length, RoundResult, SpeculativeSampler
-
 
 _FIRST = 1.0  # rounds without a draft that the rate of tokens per cost begins with
 

@@ -128,6 +128,9 @@ def test_a_stream_of_one_topic_is_accepted_ever_longer_and_longer_than_by_a_stat
             result.append((sum(map(len, done.tokens)) - 6) / (sum(done.nfe) - 6))
         return result
 
-    adaptive, static = lengths("aded:keep=true,rollouts=24"), lengths(f"aded:keep=true,rollouts=24,update=false,corpus={file}")
+    adaptive, static = (
+        lengths("aded:keep=true,rollouts=24"),
+        lengths(f"aded:keep=true,rollouts=24,update=false,corpus={file}"),
+    )
     assert adaptive[-1] > adaptive[1] > adaptive[0]
     assert adaptive[-1] > 1.2 * static[-1]

@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 

@@ -159,7 +159,7 @@ def test_branches_that_the_model_rules_out_are_pruned() -> None:
     for least in (0.0, 1.0):
         drafts.clear()
         with named(near=near()), patch.object(VerifyForward, "verify", watched):
-            done = run(target(), f"rasd:model=\"model:name=near,k=1\",least={least}", [RAGGED[3]], 20)
+            done = run(target(), f'rasd:model="model:name=near,k=1",least={least}', [RAGGED[3]], 20)
             plain = run(target(), "sequential", [RAGGED[3]], 20)
         assert rows(done) == rows(plain)
         widths.append(sum(draft.width - 1 for draft, _ in drafts if draft.levels != 0) / len(drafts))
@@ -186,7 +186,7 @@ def test_a_drafter_with_a_head_over_some_ids_prunes_by_these(tmp_path: Path) -> 
     [
         ("rasd", "rasd: model is not given"),
         ("rasd:model=lookup", "rasd: model is the spec of one drafting model, got 'lookup'"),
-        (f"rasd:model=\"{SPEC}\"".replace('"model:name=near,k=4"', '\\"model:name=near\\"'), "one drafting model"),
+        (f'rasd:model="{SPEC}"'.replace('"model:name=near,k=4"', '\\"model:name=near\\"'), "one drafting model"),
         ("rasd:model=earlyexit", "rasd: earlyexit drafts within the forward that verifies"),
         ('rasd:model="model:name=near",least=2', "rasd: least must lie in"),
         ('rasd:model="model:name=near",nodes=0', "rasd: nodes must be at least 1"),
