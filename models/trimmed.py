@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -106,13 +107,27 @@ def trimmed(model: LanguageModel, ids: Sequence[int]) -> LanguageModel:
         raise ModelError(f"the ids that the head of {model.name} is cut to are {what}", "list each id once")
     stack = Trimmed(decoder, torch.tensor(sorted(ids), device=model.device))
     cut = f"head of {len(ids)} of {model.vocab_size} ids"
-    return replace(model, decoder=stack, choice=f"{model.choice}, {cut}".removeprefix(", "))
+    result = replace(model, decoder=stack)
+    result.choice = f"{model.choice}, {cut}, {bytes_read(result):,} bytes read a step instead of {bytes_read(model):,}"
+    result.choice = result.choice.removeprefix(", ")
+    return result
 
 
 def parameters_read(model: LanguageModel) -> int:
     """Parameters that a forward of few tokens reads, those of a head that was cut left out."""
     unread = model.decoder.parameters_unread if isinstance(model.decoder, Trimmed) else 0
     return model.parameters - unread
+
+
+def bytes_read(model: LanguageModel) -> int:
+    """Bytes of weights that a forward of few tokens reads.
+
+    Of a table of embeddings that is not the head's too, only the rows of these tokens are read.
+    """
+    stack: Any = model.decoder.base if isinstance(model.decoder, Trimmed) else model.decoder
+    table, head = stack.embedding, stack.head.weight
+    looked_up = 0 if table.data_ptr() == head.data_ptr() else table.numel()
+    return int((parameters_read(model) - looked_up) * table.element_size())
 
 
 def read_ids(source: str, folder: Path | None) -> list[int]:

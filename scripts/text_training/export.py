@@ -20,7 +20,7 @@ EXAMPLE = "Tom has 18 cups. He loses 4. He finds 12 cups. How many cups does Tom
 SUMMARY = {
     "tiny-llama": "A causal language model that answers pardec's own tasks, in Llama's format.",
     "tiny-llama-draft": "A small causal language model that drafts for tiny-llama, in Llama's format.",
-    "tiny-llama-bytes": "A small causal language model that spells in bytes and drafts for tiny-llama, in Llama's format.",
+    "tiny-llama-bytes": "A small causal language model of bytes that drafts for tiny-llama, in Llama's format.",
     "tiny-dream": "A masked diffusion model that answers pardec's own tasks, in Dream's format (shifted logits).",
     "tiny-llada": "A masked diffusion model that answers pardec's own tasks, in LLaDA's format.",
 }

@@ -47,22 +47,34 @@ class Copying:
         return [] if self.source is None else on(text, self.source, self.k)
 
 
-def aggressive(source: Sequence[int], output: Sequence[int], most: int) -> list[int]:
-    """What is left of the source behind the output, all of which is gone through anew."""
-    source, at, follows = list(source), 0, True
+def aggressive(source: Sequence[int], output: Sequence[int], most: int, agree: int = 0) -> list[int]:
+    """What is left of the source behind the output, all of which is gone through anew.
+
+    With `agree` > 0 tokens that deviate replace those of the source one by one, until as many in a row agree.
+    """
+    source, at, since, follows = list(source), 0, 0, True
     for end in range(1, len(output) + 1):
         if follows and source[at : at + 1] == [output[end - 1]]:
             at += 1
             continue
-        follows = False
-        for size in range(1, min(most, end) + 1):
+        follows, since = False, since + 1
+        guesses = agree > 0 and at > 0
+        equal = 0
+        while equal < since and source[at + since - equal - 1 : at + since - equal] == [output[end - equal - 1]]:
+            equal += 1
+        if guesses and equal >= agree:
+            at, since, follows = at + since, 0, True
+            continue
+        if guesses and (equal or since == 1):
+            continue
+        for size in range(1, min(most, since if guesses else end) + 1):
             ending = list(output[end - size : end])
             places = [s for s in range(at, len(source) - size + 1) if source[s : s + size] == ending]
             if len(places) == 1:
-                at, follows = places[0] + size, True
+                at, since, follows = places[0] + size, 0, True
             if len(places) < 2:
                 break
-    return source[at:] if follows else []
+    return source[at:] if follows else source[at + since :] if agree and at else []
 
 
 class Recycled:

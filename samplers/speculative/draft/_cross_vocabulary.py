@@ -46,7 +46,7 @@ class _Row:
         del self.fed[common:]
 
     def next_token(self) -> tuple[int, float] | None:
-        """The next translated token, with its probability by the drafter; None: more is to be drafted first, or dead."""
+        """The next translated token and its probability by the drafter; None: more is to be drafted, or it is dead."""
         first = self.tokens.first([token for token, _ in self.pending])
         if first is None:
             return None

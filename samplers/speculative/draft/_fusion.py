@@ -111,8 +111,8 @@ def fused(draft: Draft, rows: Sequence[Sequence[Node]], most: int) -> Draft:
     added = np.zeros((len(rows), width), dtype=bool)
     for at, own in enumerate(more):
         if own:
-            place = slice(int(draft.sizes[at]), int(sizes[at]))
-            table[:, at, place], added[at, place] = np.array(own).T, True
+            span = slice(int(draft.sizes[at]), int(sizes[at]))
+            table[:, at, span], added[at, span] = np.array(own).T, True
     table[1:, np.arange(width) >= sizes[:, None]] = 0
     return _extended(draft, sizes, torch.from_numpy(table), torch.from_numpy(added))
 

@@ -25,14 +25,11 @@ def read_texts(drafter: str, file: str, model: LanguageModel) -> list[np.ndarray
         entries = [json.loads(line) for line in lines] if path.suffix == ".jsonl" else lines
     except (OSError, ValueError) as error:
         raise SpecError(f"{drafter}: {file} cannot be read: {one_line(error)}", hint=_HINT) from error
-    return [_ids(drafter, file, entry["text"] if _has_text(entry) else entry, model) for entry in entries]
-
-
-def _has_text(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("text"), str)
+    return [_ids(drafter, file, entry, model) for entry in entries]
 
 
 def _ids(drafter: str, file: str, entry: Any, model: LanguageModel) -> np.ndarray:
+    entry = entry.get("text") if isinstance(entry, dict) else entry
     if isinstance(entry, str):
         if model.tokenizer is None:
             raise SpecError(f"{drafter}: {file} has texts, and {model.name} has no tokenizer", hint="list token ids")

@@ -86,9 +86,9 @@ class Reading:
                     self.ends.append(len(self.text))
                     self.fixed, start = len(self.ids), len(self.text)
                 continue
-            written = self.tokens.target.tokens[token]
+            value = self.tokens.target.tokens[token]
             # A tokenizer that begins every text with a space leaves that out when it decodes.
-            self.text += written.removeprefix(_SPACE) if not self.text and self._hides_space(token) else written
+            self.text += value.removeprefix(_SPACE) if not self.text and self._hides_space(token) else value
         self.known = len(row)
         self._read(start)
 

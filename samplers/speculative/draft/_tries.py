@@ -15,7 +15,7 @@ Node = tuple[int, int, int]  # token, index of the parent, depth; node 0 is the 
 
 
 def tree_draft(text: Sequences, rows: Sequence[Sequence[Node]], **more: Any) -> Draft:
-    """The draft of each row's tree; `rows` have the nodes behind node 0, parents first. `more` are fields of `Draft`."""
+    """The draft of each row's tree; `rows` have the nodes behind node 0, parents first; `more` are for `Draft`."""
     counts = np.array([len(nodes) for nodes in rows], dtype=np.int64)
     if not counts.any():
         return Draft.none(text)

@@ -5,12 +5,16 @@ Lossless Acceleration for Seq2seq Generation with Aggressive Decoding, https://a
 
     output so far matches source[: s]      =>  draft = source[s : s + k]
     output deviates from the source: continue behind its shortest suffix that occurs exactly once in source[s:]
+    until there is one:              draft = source[s + d : s + d + k], d tokens being new since the deviation
 
 The source is the row's prompt, or the text given as `source`. The output is expected to begin like the source; if it
-does not, the second rule finds the position. Until then nothing is drafted.
+does not, the second rule finds the position; until then nothing is drafted.
 
-Deviates from the papers: at most k tokens are drafted, not the whole rest of the source, and a suffix has at most
-`max_ngram` tokens.
+Deviates from the papers: the third rule takes a deviation for tokens that were replaced one by one, where theirs draft
+nothing (`reference=true`): a wrong guess costs positions, and a right one the forward, or several where tokens are
+repeated, that the second rule waits for. A deviation ends where `agree` tokens in a row are as it guesses; the second
+rule is asked where the second token or a later one is not, of the tokens since the deviation alone. At most k tokens
+are drafted, not the whole rest of the source, and a suffix has at most `max_ngram` tokens.
 Exact: greedy and distribution, with an exact acceptance: every drafted token is a point mass.
 """
 
@@ -37,9 +41,11 @@ class Aggressive(Drafter):
     k: Annotated[int, "tokens drafted"] = 32
     max_ngram: Annotated[int, "longest suffix of the output that is searched in the source"] = 8
     source: Annotated[str | None, "the text that the output repeats; none: each row's prompt"] = None
+    agree: Annotated[int, "tokens that confirm that others were replaced one by one"] = 1
+    reference: Annotated[bool, "as published: nothing is drafted until a suffix occurs exactly once"] = False
 
     def __post_init__(self) -> None:
-        self.require("k", "max_ngram", least=1)
+        self.require("k", "max_ngram", "agree", least=1)
 
     def width(self, model: LanguageModel) -> int:
         return self.k + 1
@@ -48,7 +54,10 @@ class Aggressive(Drafter):
         text = context.text
         source = None if self.source is None else self._read(self.source, context.model)
         return PerRow(
-            Alignment(text.row(at).copy() if source is None else source, self.max_ngram) for at in range(len(text))
+            Alignment(
+                text.row(at).copy() if source is None else source, self.max_ngram, 0 if self.reference else self.agree
+            )
+            for at in range(len(text))
         )
 
     def _read(self, source: str, model: LanguageModel) -> np.ndarray:
@@ -70,11 +79,15 @@ class Aggressive(Drafter):
 class Alignment:
     """The alignment of one row's output with its source."""
 
-    def __init__(self, source: np.ndarray, most: int) -> None:
+    def __init__(self, source: np.ndarray, most: int, agree: int = 0) -> None:
+        """`agree` is 0 if nothing is guessed behind a deviation."""
         self.source, self.most = source, most  # [S]; the longest suffix that is searched
+        self.agree = agree
         self.at = 0  # index of the source token expected next, or where the output deviated
         self.follows = True
         self.consumed = 0  # output tokens processed
+        self.replaced = 0  # output tokens since it deviated
+        self.equal = 0  # of these the last ones that are as in the source, if each replaces one
 
     def ahead(self, output: np.ndarray) -> np.ndarray:
         """The rest of the source behind `output` [N], which has grown since the last call; empty if it deviates."""
@@ -82,10 +95,29 @@ class Alignment:
             self.follows = self.follows and self.at < len(self.source) and self.source[self.at] == output[end - 1]
             if self.follows:
                 self.at += 1
-            else:
+                continue
+            guess = self.at + self.replaced
+            self.replaced += 1
+            self.equal = self.equal + 1 if guess < len(self.source) and self.source[guess] == output[end - 1] else 0
+            if not self._guesses:
                 self._find(output[:end])
+            elif self.equal >= self.agree:
+                self.at, self.follows = guess + 1, True
+            elif (
+                not self.equal and self.replaced > 1
+            ):  # a single token, or one before the deviation, may agree by chance
+                self._find(output[end - self.replaced : end])
+            if self.follows:
+                self.replaced = self.equal = 0
         self.consumed = len(output)
-        return self.source[self.at :] if self.follows else self.source[:0]
+        if self.follows:
+            return self.source[self.at :]
+        return self.source[self.at + self.replaced :] if self._guesses else self.source[:0]
+
+    @property
+    def _guesses(self) -> bool:
+        """Whether what deviates is taken for a replacement: not where the output has had nothing of the source yet."""
+        return self.agree > 0 and self.at > 0
 
     def _find(self, output: np.ndarray) -> None:
         """Continues behind the shortest suffix of the output that occurs once in the rest of the source."""

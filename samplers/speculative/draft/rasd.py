@@ -1,4 +1,4 @@
-"""Adds to a drafting model's tree what followed the text's longest suffix elsewhere: in the text, or in a store of texts.
+"""Adds to a drafting model's tree what followed the text's longest suffix elsewhere, in the text or a store of texts.
 
 RASD: Retrieval-Augmented Speculative Decoding, https://arxiv.org/abs/2503.03434
 

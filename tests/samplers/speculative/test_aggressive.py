@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import pardec
 from pardec.models.errors import SpecError
@@ -38,12 +40,28 @@ def test_behind_another_token_the_draft_goes_on_where_the_ending_stands_once() -
     assert ahead([13, 17, 11]) == []  # what is behind is never gone back to
 
 
+def test_behind_a_replaced_token_the_draft_goes_on_at_once() -> None:
+    alignment = Alignment(np.array(SOURCE), 4, agree=2)
+    assert alignment.ahead(np.array([11, 12])).tolist() == SOURCE[2:]
+    assert alignment.ahead(np.array([11, 12, 99])).tolist() == SOURCE[3:]
+    # 12 stands three times in the rest: that it is where it is guessed tells which one it is
+    alignment = Alignment(np.array([12, 13, *SOURCE]), 4, agree=2)
+    assert alignment.ahead(np.array([12, 99, 11])).tolist() == SOURCE[1:]
+    assert not alignment.follows
+    assert alignment.ahead(np.array([12, 99, 11, 12])).tolist() == SOURCE[2:]
+    assert alignment.follows
+    assert Alignment(np.array(SOURCE), 4, agree=2).ahead(np.array([99])).tolist() == []  # nothing is followed yet
+    # two tokens were left out: 15 is not where it is guessed, and 15 alone stands once
+    assert Alignment(np.array(SOURCE), 4, agree=1).ahead(np.array([11, 14, 15])).tolist() == [16, 12, 13, 17]
+
+
 def test_drafts_are_those_of_an_alignment_made_anew() -> None:
     followed = 0
     for seed in range(80):
         drawn = random.Random(seed)
         source = [drawn.randrange(6) for _ in range(drawn.randint(1, 30))]
-        alignment, output, at = Alignment(np.array(source), 3), [], 0
+        agree = seed % 3
+        alignment, output, at = Alignment(np.array(source), 3, agree), [], 0
         for _ in range(10):
             for _ in range(drawn.randint(1, 5)):
                 if drawn.random() < 0.8 and at < len(source):
@@ -52,7 +70,7 @@ def test_drafts_are_those_of_an_alignment_made_anew() -> None:
                 else:
                     output = [*output, drawn.randrange(6)]
                     at += drawn.randint(0, 2)
-            expected = naive_lookup.aggressive(source, output, 3)
+            expected = naive_lookup.aggressive(source, output, 3, agree)
             assert alignment.ahead(np.array(output)).tolist() == expected
             followed += bool(expected)
     assert followed > 100
@@ -86,6 +104,38 @@ def test_a_source_needs_a_tokenizer() -> None:
 
 def test_copying_a_list_takes_long_steps() -> None:
     assert gained("aggressive", "lists", "copy") > 3.0
+
+
+class Editor:
+    """A logits processor that makes the model say the prompt again, in which one token of ten is replaced."""
+
+    def __init__(self, prompt: list[int], vocab: int) -> None:
+        self.size = len(prompt)
+        self.text = [(token + 1) % vocab if at % 10 == 4 else token for at, token in enumerate(prompt)]
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        at = ids.shape[1] - self.size
+        forced = torch.full_like(scores, -1e4)
+        forced[:, self.text[min(at, self.size - 1)]] = 0
+        return scores * 1e-3 + forced
+
+
+@pytest.mark.seeds("arXiv:2205.10350")
+def test_an_edit_of_a_tenth_takes_fewer_than_three_forwards_for_ten_tokens() -> None:
+    """Of 11 tokens that are repeated all over, so that few suffixes occur once; without the guess it takes more."""
+    model, vocab = toy_ar(3, vocab=11), 11
+    prompt = np.random.RandomState(0).randint(0, vocab, 100).tolist()
+    edit: Any = Editor(prompt, vocab)
+    plain = run(model, "sequential", [prompt], 100, processors=(edit,))
+    assert rows(plain) == [[*prompt, *edit.text]]
+    assert sum(one == other for one, other in zip(prompt, edit.text, strict=True)) == 90
+    rates = []
+    for more in ("", ":reference=true"):
+        done = run(model, f"aggressive{more}", [prompt], 100, processors=(edit,))
+        assert rows(done) == rows(plain)
+        rates.append(done.nfe[0] / 100)
+    assert rates[0] < 0.15
+    assert rates[1] > 0.3
 
 
 @pytest.mark.parametrize("name", ["k", "max_ngram"])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+import pardec
 from pardec.models.errors import SpecError
+from pardec.samplers import registry
 from pardec.samplers.speculative.length.calibrated import Calibrated
 from pardec.samplers.speculative.length.unsure import Unsure
 from tests.samplers.voices import best_fixed, context, outcome, speed, switching, written
@@ -66,6 +70,76 @@ def test_it_is_not_far_from_the_best_fixed_length(c: float, least: float) -> Non
     for alphas in ((0.9, 0.3, 0.8, 0.1), (0.9,), (0.2,)):
         uniform = switching(alphas, 600 // len(alphas), 10)
         assert speed(Calibrated(), uniform, c, 10) >= least * best_fixed(uniform, c, 10)
+
+
+@pytest.mark.seeds("arXiv:2405.19715")
+def test_the_threshold_of_a_cost_takes_fewer_units_a_token_than_any_fixed_length_where_difficulty_is_mixed() -> None:
+    """Easy and hard tokens at random, in long runs, and an end that is hard; then tiny-llama keeps its tokens."""
+    random = np.random.RandomState(3)
+    streams = {
+        "random": np.where(random.rand(250, 10) < 0.7, 0.97, 0.3),
+        "runs": np.repeat(random.choice([0.97, 0.3], 25), 10)[:, None].repeat(10, 1),
+        "ends": np.where(np.arange(10) >= random.geometric(0.25, (250, 1)), 0.1, 0.98),
+    }
+    for name, uniform in streams.items():
+        for c in (0.1, 0.4):
+            units = 1 / speed(Calibrated(cost=str(c)), uniform, c, 10)
+            assert units < 0.98 / best_fixed(uniform, c, 10), (name, c)
+    model = pardec.load("tiny-llama", device="cpu")
+    given = [each.prompt for each in pardec.task("lists").problems(split="heldout", n=3, seed=7)]
+    plain = model.generate(given, sampler="sequential", max_new_tokens=32, stop_ids=[])
+
+    def cost(spec: str) -> float:
+        """Units a token, a drafting forward being 0.4."""
+        done = model.generate(given, sampler=f"model:name=tiny-llama-draft,{spec}", max_new_tokens=32, stop_ids=[])
+        assert done.tokens == plain.tokens
+        return (sum(done.nfe) + 0.4 * sum(done.draft_forwards)) / sum(map(len, done.tokens))
+
+    adaptive = cost("k=8+calibrated:cost=0.4")
+    assert adaptive < 0.9 * min(cost("k=8"), cost("k=8+calibrated"))
+
+
+def test_a_draft_ends_where_one_more_token_promises_less_than_its_cost() -> None:
+    stage = context(written([[1]]))
+    controller = Calibrated(cost="0.25", buckets=10, decay=1.0)
+    state = controller.start(stage)
+    assert controller.threshold(state).tolist() == [0.75]  # one token a unit, and nothing is known of acceptance
+    assert controller.budget(4, stage, state).tolist() == [4]
+    for step, p in enumerate((0.95, 0.95)):
+        assert controller.stop(torch.tensor([p]), step, stage, state).tolist() == [False]
+    controller.observe(outcome([2], [1]), stage, state)  # two tokens for 1 + 2 * 0.25; one of two was accepted
+    assert controller.threshold(state) == pytest.approx([1 - 0.25 * (1 + 2) / (1 + 1.5) / (3 / 4)])
+
+
+def test_nothing_is_drafted_at_a_cost_above_what_is_accepted() -> None:
+    stage = context(written([[1]]))
+    controller = Calibrated(cost="0.9", decay=0.5)
+    state, budgets = controller.start(stage), []
+    for _ in range(12):
+        budgets.append(int(controller.budget(3, stage, state)[0]))
+        if budgets[-1]:
+            controller.stop(torch.tensor([0.5]), 0, stage, state)
+        controller.observe(outcome([min(budgets[-1], 1)], [0]), stage, state)
+    assert budgets[0] == 3
+    assert budgets[1:4] == [0, 0, 0]
+    assert 3 in budgets[4:]  # what is known of acceptance fades, and drafting is tried again
+
+
+def test_the_cost_may_be_the_drafter_s_own() -> None:
+    stage = context(written([[1]]), length=None)
+    stage.model, stage.sampler.draft = None, SimpleNamespace(cost_ratio=lambda *_: 0.125, registered=("model", "draft"))
+    assert Calibrated(cost="drafter").start(stage).cost == 0.125
+    stage.sampler.draft.cost_ratio = lambda *_: None
+    with pytest.raises(SpecError, match="cost=drafter, and model cannot estimate its cost"):
+        Calibrated(cost="drafter").start(stage)
+    with pytest.raises(SpecError, match="dflash drafts all in one"):
+        registry.resolve("dflash:name=x+calibrated:cost=0.1", "ar")
+
+
+@pytest.mark.parametrize("cost", ["0", "-1", "nan", "inf", "cheap"])
+def test_a_cost_that_is_none_is_refused(cost: str) -> None:
+    with pytest.raises(SpecError, match=f"calibrated: cost is drafter or a number above 0, got '{cost}'"):
+        Calibrated(cost=cost)
 
 
 @pytest.mark.parametrize(
