@@ -35,7 +35,6 @@ SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:b
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "EAGLE-1": ("eagle", {}),
     "FSPAD": ("fspad", {}),
-    "Dovetail": ("gated", {}),
     "EAGLE-3": ("eagle3", {"draft": 4, "tie_word_embeddings": True}),
     "EAGLE-3 of two layers, output fed back normed": ("speculators", {"layers": 2, "norm_output": True, "draft": 4}),
 }

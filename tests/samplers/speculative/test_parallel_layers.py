@@ -50,7 +50,7 @@ def test_a_group_of_one_layer_is_the_drafter_itself() -> None:
 def test_layers_in_parallel_draft_faster_and_lose_little_acceptance() -> None:
     """On the clock with as many devices as layers in a group, the target drafting for itself: exact, and sooner."""
     model = pardec.load("tiny-llama", device="cpu")
-    prompts = [problem.prompt for problem in pardec.task("records").problems(split="heldout", n=6, seed=7)]
+    prompts = [problem.prompt for problem in pardec.task("records").problems(split="heldout", n=4, seed=7)]
     names = ("gpu1", "gpu2", "gpu3")
     devices = {"gpu0": {"target": {"layer": 1.0}}} | {name: {"draft": {"layer": 0.5}} for name in names}
     links = [{"between": [one, other], "seconds": 0.01} for one in ("gpu0", *names) for other in names if one < other]

@@ -15,7 +15,7 @@ from tests.reference.naive_pearl import pearl
 from tests.samplers.ar_toys import logits, plain_greedy, rows, run
 from tests.samplers.voices import RAGGED, named, near, target
 
-NEW = 40
+NEW = 28
 
 
 def following(model: LanguageModel, text: Sequence[int]) -> int:
@@ -64,7 +64,7 @@ def test_trees_and_lengths_are_refused_when_the_spec_is_read() -> None:
 def test_tokens_are_greedy_ones_and_rounds_take_less_time_than_drafting_first() -> None:
     """rounds * max(draft, verify) < rounds of the same drafter before the target * (draft + verify)."""
     model = pardec.load("tiny-llama", device="cpu")
-    prompts = [problem.prompt for problem in pardec.task("records").problems(split="heldout", n=6, seed=7)]
+    prompts = [problem.prompt for problem in pardec.task("records").problems(split="heldout", n=4, seed=7)]
     k, c = 4, 0.25  # a forward of the drafter takes c of one of the target
     devices = {"gpu0": {"target": {"layer": 1 / 4}}, "gpu1": {"draft": {"layer": c / 2}}}
     links = [{"between": ["gpu0", "gpu1"], "seconds": 0}]
