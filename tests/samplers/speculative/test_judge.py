@@ -100,7 +100,10 @@ def test_a_linear_head_accepts_what_is_as_good_and_rejects_injected_errors(tmp_p
         assert sum(done.nfe) < 0.7 * sum(off.nfe), "second spellings stand"
         bench = Bench(load_judge(str(tmp_path)), 0.5)
         counts = [
-            sum(int(each.accept(p.draft, p.distributions, p.uniforms, Bench(bench.head, thr)).count.sum()) for p in passes)
+            sum(
+                int(each.accept(p.draft, p.distributions, p.uniforms, Bench(bench.head, thr)).count.sum())
+                for p in passes
+            )
             for thr, each in rule.items()
         ]
         assert counts == sorted(counts)
