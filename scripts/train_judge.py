@@ -42,7 +42,7 @@ from pardec.samplers.ops.judge_heads import JudgeHead  # noqa: E402
 
 NEW = 64  # tokens of an answer
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the squared weights
-THRESHOLDS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
+THRESHOLDS = (0.0, 0.05, 0.1, 0.2, 0.4)
 Score = Callable[[Sequence[int]], float]  # of the tokens of an answer
 Continue = Callable[[list[list[int]]], list[list[int]]]  # texts -> the tokens that the target writes behind them
 Choices = Callable[[list[list[int]]], list[list[int]]]  # texts -> what the drafter would write behind each token

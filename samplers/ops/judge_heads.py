@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from pardec.models.loading.sources import read_json
 
 JUDGES = EMBEDDED / "judges"
 WEIGHTS, CONFIG = "head.safetensors", "config.json"
+_WEIGHTS = ("mean", "scale", "w", "b")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +40,8 @@ class JudgeHead:
 
     def to(self, device: torch.device) -> JudgeHead:
         """The same on `device`."""
-        weights = (each.to(device) for each in (self.mean, self.scale, self.w, self.b))
-        return JudgeHead(*weights, self.target, self.thr)
+        weights = {name: getattr(self, name).to(device) for name in _WEIGHTS}
+        return replace(self, **weights)
 
     def __call__(self, states: Tensor) -> Tensor:
         """[...] float32 probabilities that a token matters, from the states [..., E] at it."""
@@ -50,7 +51,7 @@ class JudgeHead:
     def save(self, folder: Path) -> None:
         """Writes the weights and config.json."""
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: getattr(self, name).contiguous() for name in ("mean", "scale", "w", "b")}
+        weights = {name: getattr(self, name).contiguous() for name in _WEIGHTS}
         save_file(weights, folder / WEIGHTS)
         config = {"model_type": "judge", "target": self.target, "width": self.width, "thr": self.thr}
         (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
@@ -81,12 +82,11 @@ def _read(folder: Path, modified: int) -> JudgeHead:
     config = read_json(folder / CONFIG, required=True)
     try:
         weights = load_file(folder / WEIGHTS)
-        head = JudgeHead(
-            *(weights[name].float() for name in ("mean", "scale", "w", "b")), config.get("target"), config.get("thr")
-        )
+        read = {name: weights[name].float() for name in _WEIGHTS}
     except (SafetensorError, OSError, KeyError) as error:
         raise ModelError(f"{folder / WEIGHTS} holds no head of a judge: {one_line(error)}") from error
-    shapes = [tuple(each.shape) for each in (head.mean, head.scale, head.w, head.b)]
+    head = JudgeHead(**read, target=config.get("target"), thr=config.get("thr"))
+    shapes = [tuple(each.shape) for each in read.values()]
     if shapes != [(head.width,)] * 3 + [()] or config.get("width", head.width) != head.width:
         raise ModelError(
             f"{folder} holds a head of the shapes {shapes}, and its config says width {config.get('width')}",

@@ -150,7 +150,7 @@ def random_module(kind: str, target: LanguageModel, **options: Any) -> DraftModu
 
 @contextmanager
 def random_modules() -> Iterator[None]:
-    """Every `name=` of a draft module stands for a random one of the drafter's kind, and every judge for a random one."""
+    """Every `name=` of a draft module, and `head=` of a judge, stands for a random one."""
     load = draft_models.draft_module
 
     def module(wanted: ModuleName, target: LanguageModel) -> DraftModule:

@@ -1,7 +1,7 @@
 """A target that counts, in one of two spellings of each digit: what a judge of its states is tried on.
 
-Ids 0..D-1 spell the digits, and D..2D-1 spell them again. Behind either spelling of x the target says x + 1, in the first
-spelling, and the second is the next likeliest: a second spelling does no harm, and a wrong digit spoils all that follow.
+Ids 0..D-1 spell the digits, and D..2D-1 spell them again. Behind either spelling of x the target says x + 1, in the
+first spelling, and the second is the next likeliest: a second spelling does no harm, a wrong digit spoils the rest.
 """
 
 from __future__ import annotations

@@ -35,15 +35,7 @@ from ...ops.judge_heads import JudgeHead, load_judge, locate_judge
 from ...ops.verification import Exact, follow, judge, judge_siblings
 from ...registry import register
 from ...request import Request
-from ..contracts import (
-    Acceptance,
-    DecodeContext,
-    Draft,
-    SpeculativeSampler,
-    TargetDistributions,
-    Uniforms,
-    Verdict,
-)
+from ..contracts import Acceptance, DecodeContext, Draft, SpeculativeSampler, TargetDistributions, Uniforms, Verdict
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,10 +26,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
@@ -38,35 +36,10 @@ from ...ops.rank import argmax
 from ...ops.relaxed import relaxed
 from ...ops.verification import Exact, Trial, follow, judge
 from ...registry import register
-from ..contracts import (
-    Acceptance,
-    DecodeContext,
-    Draft,
-    SpeculativeSampler,
-    TargetDistributions,
-    Uniforms,
-    Verdict,
-)
+from ..contracts import Acceptance, DecodeContext, Draft, SpeculativeSampler, TargetDistributions, Uniforms, Verdict
+from ._reflection import Reflection
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reflection:
-    """The probe's tokens [P], and the request's context."""
-
-    probe: Tensor
-    context: DecodeContext
-
-    def added(self, draft: Draft) -> np.ndarray:
-        """[B] nodes behind each row's own; -1 in rows without a draft, or without the room for them."""
-        text, added = self.context.text, len(self.probe) + draft.sizes - 2
-        fits = (draft.sizes > 1) & (draft.base + draft.sizes + added <= text.limit)
-        return np.where(fits, added, -1)
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Rows that leave do not change it."""
-
-    def put(self, where: np.ndarray, other: Reflection) -> None:
-        """Nor do rows that join."""
+_PROBE = " Let me check this again: "
 
 
 @register("reflective", stage="accept", paper="arXiv:2505.18629", checked="reference")
@@ -75,7 +48,7 @@ class Reflective(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"alpha": (0.1, 0.2, 0.3, 0.5, 0.8)}
 
     alpha: Annotated[float, "weight of the second opinion"] = 0.3
-    probe: Annotated[str, "the text between the draft and its second copy"] = " Let me check this again: "
+    probe: Annotated[str | None, "the text between the draft and its second copy; none: Let me check this again"] = None
     mix: Annotated[Literal["logits", "probs"], "what alpha weighs"] = "logits"
 
     def __post_init__(self) -> None:
@@ -109,27 +82,17 @@ class Reflective(Acceptance):
         return Reflection(torch.tensor(ids, dtype=torch.int64, device=context.text.device), context)
 
     def _tokenised(self, model: LanguageModel) -> list[int]:
-        if not self.probe:
+        probe = _PROBE if self.probe is None else self.probe
+        if not probe:
             return []
         if model.tokenizer is None:
             raise SpecError(
                 f"reflective: probe is text, and {model.name} has no tokenizer", hint='write probe="" for none'
             )
-        return list(model.tokenizer.encode(self.probe, add_special_tokens=False))
+        return list(model.tokenizer.encode(probe, add_special_tokens=False))
 
     def extend(self, draft: Draft, context: DecodeContext, state: Reflection) -> Draft:
-        if not self.alpha or draft.width == 1:
-            return draft
-        probe, device = state.probe, draft.tokens.device
-        sizes = draft.sizes + state.added(draft).clip(0)
-        size, whole = torch.from_numpy(draft.sizes).to(device)[:, None], int(sizes.max())
-        behind = torch.arange(whole, device=device) - size  # where in what is added
-        copied = (behind - len(probe) + 1).clamp(0, draft.width - 1)
-        tokens = torch.where(behind < 0, pad(draft.tokens, (0, whole))[:, :whole], draft.tokens.gather(1, copied))
-        if len(probe):
-            inside = (behind >= 0) & (behind < len(probe))
-            tokens = torch.where(inside, probe[behind.clamp(0, len(probe) - 1)], tokens)
-        return Draft(tokens, sizes, draft.base)
+        return state.extended(draft) if self.alpha and draft.width > 1 else draft
 
     def accept(
         self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: Reflection
@@ -138,20 +101,11 @@ class Reflective(Acceptance):
             if distributions.greedy:
                 return follow(draft, distributions.pick)
             return judge(draft, distributions.probs, uniforms)
-        second = self.second(draft, state)
-        reflected = distributions.extended.gather(
-            1, second.clamp(min=0)[..., None].expand(-1, -1, distributions.raw.shape[-1])
-        )
-        reflected = torch.where((second >= 0)[..., None], reflected, distributions.raw)
+        second = state.second(draft)[..., None]
+        reflected = distributions.extended.gather(1, second.clamp(min=0).expand(-1, -1, distributions.raw.shape[-1]))
+        reflected = torch.where(second >= 0, reflected, distributions.raw)
         fused = self.fused(draft, distributions, reflected, state.context)
         return relaxed(draft, distributions.probs, uniforms, _Fused(fused))
-
-    def second(self, draft: Draft, state: Reflection) -> Tensor:
-        """[B, T] int64: of each node that a drafted token follows, the fed node that predicts it again; else -1."""
-        size = np.where(state.added(draft) >= 0, draft.sizes, 0)
-        last = torch.from_numpy(size).to(draft.tokens.device)[:, None] - 1
-        order = torch.arange(draft.width, device=last.device)
-        return torch.where(order < last, last + len(state.probe) + order, -1)
 
     def fused(
         self, draft: Draft, distributions: TargetDistributions, reflected: Tensor, context: DecodeContext

@@ -1,14 +1,14 @@
 """Accepts a token among the target's k most likely ones whose logarithm is near enough to the best.
 
-The greedy acceptance of the speculators format, https://github.com/vllm-project/speculators (verifier_accept_k and
-accept_tolerance of a draft module's config.json)
+Blockwise Parallel Decoding for Deep Autoregressive Models, https://arxiv.org/abs/1811.03115 (top-k selection)
+The speculators format, https://github.com/vllm-project/speculators (verifier_accept_k and accept_tolerance)
 
     x accepted  iff  rank p(x) <= k  and  log max p - log p(x) <= tolerance;  next = argmax p
 
 Of several accepted paths the longest is taken, and of equally long ones that of the highest sum of log p. The reported
 deviation is the number of accepted tokens that are not the most likely ones.
 
-Deviates from the format: trees too.
+Deviates from both: trees too.
 Exact: greedy with k=1 or tolerance=0, otherwise no. The temperature must be 0, since the next token is the likeliest.
 """
 
@@ -25,7 +25,7 @@ from ...registry import register
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 
 
-@register("topk", stage="accept", checked="reference")
+@register("topk", stage="accept", paper="arXiv:1811.03115", checked="reference")
 @dataclass(frozen=True)
 class TopK(Acceptance):
     argmax: ClassVar[bool] = True  # at any temperature the argmax is the next token

@@ -56,8 +56,12 @@ UNGUIDED = [f"{draft}+{accept}" for draft, accept in product(stages("draft"), st
 
 
 def ordinary(spec: str, cfg: float | None) -> bool:
-    """Every drafter and shape as it stands, each acceptance with `sjd` and `lookup`, a third of the other pairs."""
-    return spec.endswith("+match") or spec.startswith(("sjd+", "lookup+")) or one_in(3, spec, cfg)
+    """Every drafter and shape as it stands, each acceptance with `sjd` and `lookup`, a third of the other pairs.
+
+    Of relaxed acceptances that is a ninth.
+    """
+    relaxed = registry.resolve(spec, "ar", sampling=True).exact == "relaxed"
+    return spec.endswith("+match") or spec.startswith(("sjd+", "lookup+")) or one_in(9 if relaxed else 3, spec, cfg)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""`lenience`: the distribution that comes out by enumeration, its bound, how much more it accepts, and its exact ends."""
+"""`lenience`: what comes out by enumeration, its bound, how much more it accepts, and its exact ends."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.speculative.accept.reflective import Reflection, Reflective
+from pardec.samplers.speculative.accept._reflection import Reflection
+from pardec.samplers.speculative.accept.reflective import Reflective
 from pardec.samplers.speculative.contracts import Draft, TargetDistributions, Uniforms, Verdict
 from pardec.samplers.speculative.forward import VerifyForward
 from tests.samplers.ar_toys import logits, prompts, rows, run, toy_ar
@@ -127,7 +128,7 @@ def test_a_second_opinion_of_the_same_pass_lets_more_of_a_draft_stand() -> None:
     passes = recorded(f"{CHAIN}+reflective:alpha=0.4,probe=again", GIVEN, 40, temperature=1.0)
     compared = 0
     for each in passes[:6]:
-        second = Reflective().second(each.draft, each.state)
+        second = each.state.second(each.draft)
         for row in np.flatnonzero(each.added >= 0):
             at = second[row, : each.draft.sizes[row] - 1]
             assert each.distributions.extended is not None
@@ -150,11 +151,11 @@ def test_which_node_predicts_which_drafted_token_again_by_hand() -> None:
     context: Any = SimpleNamespace(text=SimpleNamespace(limit=np.array([40, 40])))
     state = Reflection(torch.tensor(PROBE), context)
     draft = Draft(torch.tensor([[9, 1, 2, 4], [8, 5, 0, 0]]), np.array([4, 2]), np.array([3, 1]))
-    whole = Reflective().extend(draft, context, state)
+    whole = state.extended(draft)
     assert whole.sizes.tolist() == [4 + 3 + 2, 2 + 3]
     assert whole.tokens[0].tolist() == [9, 1, 2, 4, *PROBE, 1, 2]
     assert whole.tokens[1, :5].tolist() == [8, 5, *PROBE]
-    assert Reflective().second(draft, state).tolist() == [[6, 7, 8, -1], [4, -1, -1, -1]]
+    assert state.second(draft).tolist() == [[6, 7, 8, -1], [4, -1, -1, -1]]
 
 
 @pytest.mark.parametrize("mix", ["logits", "probs"])
