@@ -209,7 +209,7 @@ class NestedState(DraftModelState):
         return states.gather(1, at[..., None].expand(-1, -1, states.shape[-1]))
 
     def _give(self, part: int, rows: np.ndarray, where: Tensor, states: Tensor) -> None:
-        """Stores `states` [copies * n, Q, E] as inputs of the next part; what is behind a row's last is written over."""
+        """Stores `states` [copies * n, Q, E] as inputs of the next part; what lies behind a row's last is replaced."""
         more = int(where.max()) + 1 - self.inputs.shape[3]
         if more > 0:
             self.inputs = pad(self.inputs, (0, 0, 0, more))

@@ -26,7 +26,9 @@ def loaded(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], **o
 
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("config", [{}, {"rope_theta": 50.0, "rms_norm_eps": 1e-2}])
-def test_the_adapter_is_the_formula_whole_and_token_by_token(config: dict[str, Any], layers: int, tmp_path: Path) -> None:
+def test_the_adapter_is_the_formula_whole_and_token_by_token(
+    config: dict[str, Any], layers: int, tmp_path: Path
+) -> None:
     tensors, settings = naive_kangaroo.adapter(16, layers=layers, **SIZES)
     module, h = loaded(tmp_path, tensors, settings | config), random(7, 16, seed=3).double()
     expected = naive_kangaroo.states(tensors, settings | config, h) @ module.target.decoder.head.weight.T
