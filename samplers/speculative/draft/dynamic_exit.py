@@ -37,7 +37,7 @@ from ._exit_states import ExitStates
 from ._exits import parse_exits
 
 
-@register("del", stage="draft", paper="arXiv:2504.05598", exact="greedy", checked="hand joint")
+@register("del", stage="draft", paper="arXiv:2504.05598", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class DynamicExit(Drafter):
     takes_shape: ClassVar[bool] = True

@@ -48,7 +48,7 @@ from ._exits import all_copies, fitting_exits, parse_exits
 from .model import check_pair
 
 
-@register("sorted", stage="draft", paper="arXiv:2407.01955", exact="greedy", checked="hand joint")
+@register("sorted", stage="draft", paper="arXiv:2407.01955", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Sorted(Drafter):
     takes_shape: ClassVar[bool] = True
