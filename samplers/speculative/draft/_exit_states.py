@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -50,8 +51,8 @@ class _ByExit:
 class ExitStates(DraftModelState):
     """Drafts on the target's cache; stores a round's states at every exit, by each node's slot.
 
-    `states` is [copies * B, R, C, E], valid up to the exit of each row; with guidance the unconditional rows come behind
-    the conditional ones.
+    `states` is [copies * B, R, C, E], valid up to the exit of each row; with guidance the unconditional rows come
+    behind the conditional ones.
     """
 
     def __init__(self, context: DecodeContext, choice: Choice) -> None:
@@ -162,7 +163,7 @@ class ExitStates(DraftModelState):
             want=order.expand_as(draft.tokens),
         )
         levels = [*np.unique(self.exit[self.exit < deepest]).tolist(), deepest]
-        for below, exit_ in zip(levels, levels[1:], strict=False):
+        for below, exit_ in pairwise(levels):
             rows = np.flatnonzero(self.exit <= below)
             index = all_copies(rows, len(self.exit), self.cache.copies, order.device)
             at = int(np.flatnonzero(self.choice.exits == below)[0])

@@ -7,9 +7,10 @@ DEL: Context-Aware Dynamic Exit Layer for Efficient Self-Speculative Decoding, h
     the last of them;  matched: those where argmax head(norm(h_l)) is the token that was committed behind them
     a draft ends behind token i  iff  max q_i < (mean max q of accepted tokens + mean of rejected ones) / 2
 
-These shadow tokens cost no forward but one product with the head for each exit: the states h_l of all layers are those of
-drafting and verifying. Counts and means fade by `decay` a round. As with `earlyexit` no layer runs twice on a node: rows
-exit where each is best, and before the verify pass those that exit early are brought to the deepest exit of the batch.
+These shadow tokens cost no forward but one product with the head for each exit: the states h_l of all layers are those
+of drafting and verifying. Counts and means fade by `decay` a round. As with `earlyexit` no layer runs twice on a node:
+rows exit where each is best, and before the verify pass those that exit early are brought to the deepest exit of the
+batch.
 
 Deviates from the paper: counts begin as one position that deeper layers match likelier (l / L); the first draft is of
 `k` tokens behind half of the layers; d = 0 is a choice; drafts may be trees, whose depth is d; under guidance shadow
@@ -36,7 +37,7 @@ from ._exit_states import ExitStates
 from ._exits import parse_exits
 
 
-@register("del", stage="draft", paper="arXiv:2504.05598", exact="greedy", checked="hand joint")
+@register("del", stage="draft", paper="arXiv:2504.05598", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class DynamicExit(Drafter):
     within_verify: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Drafts with the target's first layers, a trained adapter and the target's head; verifying continues from these layers.
+"""Drafts with the target's first layers, a trained adapter and its head; verifying continues from these layers.
 
 Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting, https://arxiv.org/abs/2404.18911
 
@@ -8,7 +8,8 @@ The second exit of the title, which ends a draft before unsure tokens, is a leng
 `kangaroo:name=...,k=6+unsure:tau=0.6` has the authors' numbers.
 
 The first layers run once on a node, as with `earlyexit`. The adapter has K/V of its own, which stay with the tokens
-that are accepted. Behind a draft that was wholly accepted it lacks those of the last token: it is fed with the next one.
+that are accepted. Behind a draft that was wholly accepted it lacks those of the last token, which is then fed with the
+next one.
 
 Deviates from the authors' code: rows of any lengths in a batch, drafts of any shape, tokens that are sampled.
 Exact: greedy and distribution, with an exact acceptance.

@@ -48,7 +48,7 @@ from ._checkpoint import check_pair
 from ._exits import all_copies, fitting_exits, parse_exits
 
 
-@register("sorted", stage="draft", paper="arXiv:2407.01955", exact="greedy", checked="hand joint")
+@register("sorted", stage="draft", paper="arXiv:2407.01955", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Sorted(Drafter):
     takes_shape: ClassVar[bool] = True
@@ -209,7 +209,7 @@ class NestedState(DraftModelState):
         return states.gather(1, at[..., None].expand(-1, -1, states.shape[-1]))
 
     def _give(self, part: int, rows: np.ndarray, where: Tensor, states: Tensor) -> None:
-        """Stores `states` [copies * n, Q, E] as inputs of the next part; what is behind a row's last is written over."""
+        """Stores `states` [copies * n, Q, E] as inputs of the next part; what lies behind a row's last is replaced."""
         more = int(where.max()) + 1 - self.inputs.shape[3]
         if more > 0:
             self.inputs = pad(self.inputs, (0, 0, 0, more))

@@ -135,6 +135,7 @@ VERIFIED = (
     "sorted:name=tiny-llama-draft,tau=0.6,k=3",
     "earlyexit:layers=1,k=3",
     "del:k=4",
+    "kangaroo:name=tiny-llama-kangaroo,k=3",
     "layerskip:ratio=0.5,k=3,skip=uniform",
     "aggressive",
     "lookahead:window=4,ngram=3",

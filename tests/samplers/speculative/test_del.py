@@ -152,7 +152,7 @@ def early_exits(layers: int = 6) -> LanguageModel:
 
 @pytest.mark.seeds("arXiv:2504.05598")
 def test_the_chosen_exit_and_length_are_within_a_twentieth_of_the_best() -> None:
-    """Tokens for each layer that runs, of all fixed exits and lengths: the choice at the end against the best of them."""
+    """Tokens for each layer that runs: the choice at the end against the best of all fixed exits and lengths."""
     model, prompt, new, choices = early_exits(), [1, 2, 3], 80, list[tuple[int, int]]()
     count = Choice.count
 

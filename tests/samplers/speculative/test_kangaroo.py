@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
@@ -96,7 +97,7 @@ def test_the_adapter_is_fed_a_token_once_and_two_behind_a_draft_that_stood() -> 
         at += accepted + 1
     first = [positions for positions in fed if positions[-1] in {begin for begin, drafted, _ in begins if drafted}]
     counts = set()
-    for (_, drafted, accepted), (begin, again, _) in zip(begins, begins[1:], strict=False):
+    for (_, drafted, accepted), (begin, again, _) in pairwise(begins):
         if drafted and again:
             positions = next(each for each in first if each[-1] == begin and each in fed)
             assert len(positions) == (2 if accepted == drafted else 1)
