@@ -19,7 +19,7 @@ class Eviction(Renewal):
 
     first: np.ndarray  # [B] the slot from which on nothing has been evicted
     budgets: np.ndarray  # [B, L] slots that each layer keeps below that; all 0: not known yet
-    kept: Tensor  # [B, L, N, K] int64: slots below `first` that are kept, plus 1, in order
+    survivors: Tensor  # [B, L, N, K] int64: slots below `first` that are kept, plus 1, in order
 
     @staticmethod
     def start(rows: int, refresh: int) -> Eviction:
@@ -34,9 +34,9 @@ class Eviction(Renewal):
         fresh = begin + torch.arange(max(0, int((stop - begin[:, 0].numpy()).max())))
         fresh = torch.where(fresh < torch.from_numpy(stop)[:, None], fresh, -1)
         both = fresh[..., None].expand(-1, -1, heads)
-        if self.kept.shape[1]:
-            kept = self.kept[torch.from_numpy(rows), layer, :, :heads] - 1
-            both = torch.cat((kept, both), 1)
+        if self.survivors.shape[1]:
+            survivors = self.survivors[torch.from_numpy(rows), layer, :, :heads] - 1
+            both = torch.cat((survivors, both), 1)
         none = torch.iinfo(both.dtype).max
         ordered = torch.where(both < 0, none, both).sort(1).values
         size = int((ordered < none).sum(1).max())
@@ -47,9 +47,9 @@ class Eviction(Renewal):
         most = [max(each.shape[axis] for each in chosen) for axis in (1, 2)]
         wide = [F.pad(each + 1, (0, most[1] - each.shape[2], 0, most[0] - each.shape[1])) for each in chosen]
         new = torch.stack(wide, 1)
-        shape = [max(sizes) for sizes in zip(self.kept.shape[1:], new.shape[1:], strict=True)]
-        self.kept, new = (_widened(each, shape) for each in (self.kept, new))
-        self.kept = self.kept.index_copy(0, torch.from_numpy(rows), new)
+        shape = [max(sizes) for sizes in zip(self.survivors.shape[1:], new.shape[1:], strict=True)]
+        self.survivors, new = (_widened(each, shape) for each in (self.survivors, new))
+        self.survivors = self.survivors.index_copy(0, torch.from_numpy(rows), new)
         self.first = self.first.copy()
         self.first[rows] = first
 

@@ -56,7 +56,7 @@ def best(slots: Tensor, score: Tensor, budget: Tensor) -> Tensor:
     """
     score = score.masked_fill(slots < 0, -torch.inf)
     rank = score.argsort(dim=1, descending=True, stable=True).argsort(1)
-    kept = (rank < budget[:, None, None]) & (slots >= 0)
+    survivors = (rank < budget[:, None, None]) & (slots >= 0)
     none = torch.iinfo(slots.dtype).max
-    ordered = torch.where(kept, slots, none).sort(1).values[:, : int(budget.max())]
+    ordered = torch.where(survivors, slots, none).sort(1).values[:, : int(budget.max())]
     return torch.where(ordered == none, -1, ordered)
