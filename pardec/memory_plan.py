@@ -215,7 +215,7 @@ class _Sizes:
         attention = (3 * config.heads + 2 * config.kv_heads) * config.head_dim
         mask = 0 if plain else batch * width * extent * (2 * size + 1)
         widest = max(3 * config.width + 3 * inner, 4 * config.width + attention)
-        return tokens * (widest * size + _INDEX) + mask
+        return int(tokens * (widest * size + _INDEX) + mask)
 
 
 def _planned(

@@ -253,9 +253,9 @@ class StoredCache(KVCache):
             for mine, its in zip(self.sinks, other.sinks, strict=True):
                 for part, source in zip(mine, its, strict=True):
                     part[rows.to(part.device)] = source
-            for ours, theirs in zip(self.encoded, other.encoded, strict=True):
-                for encoded, source_kv in zip(ours, theirs, strict=True):
-                    encoded.put(rows, source_kv)
+            for pair, others in zip(self.encoded, other.encoded, strict=True):
+                for encoded, another in zip(pair, others, strict=True):
+                    encoded.put(rows, another)
 
     def copy_out(self, row: int, start: int, stop: int) -> list[Tensor]:
         raise CacheError("K/V of a store are not left to other requests", "leave the prefix cache off")
