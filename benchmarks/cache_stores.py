@@ -51,9 +51,9 @@ PAGE = """# Caches that keep older K/V in fewer bytes
 One thread of {processor}, torch {torch}; K/V in float32. {rows} rows of text are read: a prompt in one forward, then
 {steps} tokens one by one. `bytes` are those of a token that has left the residual, in all layers, keys and values with
 scales and minima, and `of float32` their share of the plain cache's. `cache` is the size of the whole cache at the end,
-exact slots and the dense memory of one layer included, as a share of the plain one's. `KL` is the mean divergence of the
-next token's distribution from that with the plain cache, in nats, and `agree` the share of steps at which both have the
-same likeliest token. `step` is the median time of one, next to that of the plain cache.
+exact slots and the dense memory of one layer included, as a share of the plain one's. `KL` is the mean divergence of
+the next token's distribution from that with the plain cache, in nats, and `agree` the share of steps at which both have
+the same likeliest token. `step` is the median time of one, next to that of the plain cache.
 
 A store saves memory, not time: each forward decodes what it reads. Distributions are those of the text as it stands, so
 errors do not add up as they may in an answer that goes its own way.
@@ -119,8 +119,8 @@ def lines(name: str, prompt: int, steps: int, rows: int) -> list[str]:
         agree = float((exact.argmax(-1) == stored.argmax(-1)).float().mean())
         each = token_bytes(stage.store, cache)
         columns = [
-            model.name, str(prompt), f"`{spec}`", f"{each:.0f}", f"{each / slot:.2f}", f"{cache.nbytes / plain.nbytes:.2f}",
-            f"{divergence:.2g}", f"{agree:.0%}", f"{1000 * step:.1f}",
+            model.name, str(prompt), f"`{spec}`", f"{each:.0f}", f"{each / slot:.2f}",
+            f"{cache.nbytes / plain.nbytes:.2f}", f"{divergence:.2g}", f"{agree:.0%}", f"{1000 * step:.1f}",
         ]  # fmt: skip
         table.append(f"| {' | '.join(columns)} |\n")
         print(table[-1], end="", flush=True)

@@ -51,7 +51,7 @@ class MemoryPlan:
         least: the peak with drafts of one token, below which there is no speculation.
         speedup: tokens a round over its cost in the target's forwards, for chains of the spec's depth and the given
             acceptance: a lower bound for a tree, whose likeliest path is such a chain.
-        speedup_kept: the same at `largest_k`, which a budget leaves.
+        speedup_within: the same at `largest_k`, which a budget leaves.
         pays_from: the least probability of accepting a token at which drafting is faster than decoding one by one.
     """
 
@@ -72,7 +72,7 @@ class MemoryPlan:
     largest_tree: int | None = None
     least: int | None = None
     speedup: float | None = None
-    speedup_kept: float | None = None
+    speedup_within: float | None = None
     pays_from: float | None = None
 
     def document(self) -> dict[str, Any]:
@@ -97,8 +97,8 @@ class MemoryPlan:
         if self.pays_from is not None:
             lines.append(f"drafting pays where more than {self.pays_from:.0%} of the drafted tokens are accepted")
         if self.speedup is not None:
-            kept = "" if self.speedup_kept is None else f", {self.speedup_kept:.2f} with what fits"
-            lines.append(f"at the given acceptance a round is worth at least {self.speedup:.2f} forwards{kept}")
+            rest = "" if self.speedup_within is None else f", {self.speedup_within:.2f} with what fits"
+            lines.append(f"at the given acceptance a round is worth at least {self.speedup:.2f} forwards{rest}")
         return "\n".join(lines)
 
 
@@ -183,11 +183,11 @@ class _Sizes:
         last = 3 * batch * model.vocab_size * _FLOAT  # of the prompts' last tokens: gathered, and put in order
         path = min(nodes, getattr(sampler.draft, "k", nodes) + 1)
         scores = 2 * batch * path * model.vocab_size * _FLOAT  # of the tokens that a round commits, and their softmax
-        drawn = 3 * logits if self.request.temperature else 0
+        sampling = 3 * logits if self.request.temperature else 0
         prompt = self._work(batch, self.prompt, self.prompt, True) + batch * self.prompt * width * model.dtype.itemsize
         round_ = max(
             self._work(batch, nodes + queries, capacity, nodes + queries == 1) + taps,
-            logits + max(head, scores, drawn) + taps,
+            logits + max(head, scores, sampling) + taps,
         )
         parts |= {"prompt_work": max(prompt, last), "round_work": round_}
         return parts, nodes, logits, taps
@@ -215,7 +215,7 @@ class _Sizes:
         attention = (3 * config.heads + 2 * config.kv_heads) * config.head_dim
         mask = 0 if plain else batch * width * extent * (2 * size + 1)
         widest = max(3 * config.width + 3 * inner, 4 * config.width + attention)
-        return tokens * (widest * size + _INDEX) + mask
+        return int(tokens * (widest * size + _INDEX) + mask)
 
 
 def _planned(
@@ -243,9 +243,9 @@ def _planned(
         largest_batch=_largest(_MOST, lambda rows: sizes.peak(sampler, rows) <= memory),
     )
     if isinstance(depth, int):
-        kept = _largest(depth, lambda k: sizes.peak(_of_depth(sampler, k), batch) <= memory)
-        gain = None if acceptance is None else speedup(kept, cost, acceptance)
-        result = replace(result, largest_k=kept, speedup_kept=gain)
+        fitting = _largest(depth, lambda k: sizes.peak(_of_depth(sampler, k), batch) <= memory)
+        gain = None if acceptance is None else speedup(fitting, cost, acceptance)
+        result = replace(result, largest_k=fitting, speedup_within=gain)
     shape = sampler.shape
     if shape is not None and isinstance(most := getattr(shape, "nodes", None), int):
         result = replace(

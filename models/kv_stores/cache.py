@@ -254,9 +254,9 @@ class StoredCache(KVCache):
             for mine, its in zip(self.sinks, other.sinks, strict=True):
                 for part, source in zip(mine, its, strict=True):
                     part[rows.to(part.device)] = source
-            for ours, given in zip(self.encoded, other.encoded, strict=True):
-                for encoded, source_kv in zip(ours, given, strict=True):
-                    encoded.put(rows, source_kv)
+            for pair, others in zip(self.encoded, other.encoded, strict=True):
+                for encoded, another in zip(pair, others, strict=True):
+                    encoded.put(rows, another)
 
     def copy_out(self, row: int, start: int, stop: int) -> list[Tensor]:
         raise CacheError("K/V of a store are not left to other requests", "leave the prefix cache off")
@@ -297,8 +297,10 @@ class StoredSlots(Slots):
         deepest = torch.where(slots < 0, -1, slots - self.first[:, None]).amax()
         cache.widen(int(deepest) + 1)
         self.extent = cache.extent(plan)
-        self.written = (rows[:, None] * (cache.capacity + 1) + torch.where(slots < 0, cache.capacity, slots)).flatten()
-        self.kept = cache._flat(rows, slots)
+        self.dense_slots = (
+            rows[:, None] * (cache.capacity + 1) + torch.where(slots < 0, cache.capacity, slots)
+        ).flatten()
+        self.exact_slots = cache._flat(rows, slots)
         # Rows of which chunks, and exact slots of earlier forwards, are read.
         older = ~begins
         self.rows, first = rows[older], self.first[older]
@@ -316,13 +318,13 @@ class StoredSlots(Slots):
         if self.chunks:
             self._decode(layer, dense)
         sources, targets = self.exact_from.to(device), self.exact_to.to(device)
-        written, kept = self.written.to(device), self.kept.to(device)
+        dense_slots, exact_slots = self.dense_slots.to(device), self.exact_slots.to(device)
         for whole, part, new in zip(dense, (cache.k[layer], cache.v[layer]), (k, v), strict=True):
             if len(sources):
                 _flat(whole).index_copy_(0, targets, _flat(part).index_select(0, sources))
             new = new.flatten(0, 1).to(whole.dtype)
-            _flat(whole).index_copy_(0, written, new)
-            _flat(part).index_copy_(0, kept, new)
+            _flat(whole).index_copy_(0, dense_slots, new)
+            _flat(part).index_copy_(0, exact_slots, new)
         for row, length in self.prompts:
             if end := cache.store.settled(length):
                 cache.encode(layer, row, 0, tuple(whole[row : row + 1, :end] for whole in dense))
@@ -333,10 +335,10 @@ class StoredSlots(Slots):
         every = len(self.rows) == cache.batch
         rows = slice(None) if every else self.rows.to(dense[0].device)
         stop = sinks + self.chunks * cache.store.chunk
-        for whole, kept, part in zip(dense, cache.sinks[layer], cache.decode(layer, rows, self.chunks), strict=True):
+        for whole, sink, part in zip(dense, cache.sinks[layer], cache.decode(layer, rows, self.chunks), strict=True):
             whole[rows, sinks:stop] = part.to(whole.dtype)
             if sinks:
-                whole[rows, :sinks] = kept[rows]
+                whole[rows, :sinks] = sink[rows]
 
 
 def _flat(part: Tensor) -> Tensor:

@@ -50,8 +50,8 @@ class LowRankResidual(Codec):
         quantized = self.base.decode(parts, calibration, shape).to(x.dtype).transpose(1, 2)
         error = (even - quantized).flatten(2).scatter(-1, where, 0).view(heads.shape)
         a, b = low_rank(error, self._rank(tokens, dim))
-        kept = {"where": where.to(torch.int16), "outliers": finite(flat.gather(-1, where).to(KIND))}
-        return parts | kept | {"a": a.to(KIND), "b": b.to(KIND)}
+        outliers = {"where": where.to(torch.int16), "outliers": finite(flat.gather(-1, where).to(KIND))}
+        return parts | outliers | {"a": a.to(KIND), "b": b.to(KIND)}
 
     def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
         base = self.base.decode(parts, calibration, shape).transpose(1, 2)

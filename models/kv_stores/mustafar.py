@@ -25,15 +25,15 @@ class Pruned(Codec):
         heads = (shape.tokens, shape.heads)
         return {
             "bitmap": ((*heads, -(-shape.dim // 8)), torch.uint8),
-            "values": ((*heads, self.kept(shape.dim)), shape.dtype),
+            "values": ((*heads, self.count(shape.dim)), shape.dtype),
         }
 
-    def kept(self, dim: int) -> int:
+    def count(self, dim: int) -> int:
         """Entries of a head of `dim` that stay."""
         return dim - int(self.sparsity * dim)
 
     def encode(self, x: Tensor, calibration: Parts) -> Parts:
-        count = self.kept(x.shape[-1])
+        count = self.count(x.shape[-1])
         where = x.abs().argsort(dim=-1, descending=True, stable=True)[..., :count].sort(-1).values
         stays = torch.zeros(x.shape, dtype=torch.uint8, device=x.device).scatter_(-1, where, 1)
         bits = torch.nn.functional.pad(stays, (0, -x.shape[-1] % 8))

@@ -22,7 +22,8 @@ def hadamard(size: int) -> Tensor:
     matrix = torch.ones(1, 1, dtype=torch.float64)
     while len(matrix) < size:
         matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
-    return matrix / size**0.5
+    result: Tensor = matrix / size**0.5
+    return result
 
 
 def rotate(x: Tensor, size: int) -> Tensor:

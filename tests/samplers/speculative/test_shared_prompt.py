@@ -64,7 +64,7 @@ def test_exact_in_float64() -> None:
 
 @pytest.mark.seeds("arXiv:2402.05099")
 def test_samples_of_a_shared_prompt_are_the_same_in_a_share_of_the_memory() -> None:
-    """Hydragen: attention in two parts is exact, the prompt is fed once, and K/V are P + n s slots instead of n (P + s)."""
+    """Hydragen: attention in two parts is exact, the prompt is fed once, and K/V take P + n s slots, not n (P + s)."""
     model, new = toy_ar(5, VOCAB, dtype=torch.float64), 12
     for count in (2, 8):
         asked = [request([PROMPT] * count, new, temperature=1.0, share_prompt=share) for share in (True, False)]
