@@ -75,8 +75,8 @@ CONTRACTS = {
     ),
     "texts": (
         "how several texts of a prompt come from one pass over it",
-        ("admit", "begin", "candidates", "scores", "mixture"),
-        "nothing; a state a prompt; tokens and log-probabilities [B, T]; scores [n, T]; weights [n]",
+        ("begin", "candidates", "scores", "mixture"),
+        "a state a prompt; tokens and log-probabilities [B, T]; scores [n, T]; weights [n]",
     ),
     "accept": ("which drafted tokens stand, and which one follows", ("accept",), "a `Verdict`"),
     "vectors": ("how the vectors of an image are sampled", ("start", "round"), "its state; a `RoundResult`"),

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 import numpy as np
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ..ops.allowed import AllowedRows
 from ..spec import Policy, Spec
 from .drafts import Draft as Draft  # a part of the contracts
@@ -298,26 +296,6 @@ class Texts(Stage):
     def needed_corpus(self) -> str | None:
         """The text file whose tokens the caller hands in as `Request.corpus`."""
         return None
-
-    def admit(self, request: Request) -> None:
-        """Raises SpecError for more texts of a prompt than there are drafts, and for what drafts do not follow."""
-        if (most := max(request.samples, default=0) + 1) > self.k:
-            raise SpecError(
-                f"{self.registered[0]}:k={self.k} writes {self.k} texts of a prompt and {most} are requested",
-                hint=f"{self.registered[0]}:k={most} writes as many",
-            )
-        each = {
-            "images": request.conditions,
-            "logits processors": request.processors or request.repetition_penalty is not None,
-            "allowed": request.allowed is not None,
-            "response_format": any(request.grammars),
-            "stop": any(request.stops),
-            "min_new_tokens": request.min_new_tokens,
-            "logprobs": request.logprobs is not None,
-        }
-        for name, present in each.items():
-            if present:
-                raise SpecError(f"{self.registered[0]} has no {name}: a forward is of all drafts", hint="leave it out")
 
     def begin(self, prompts: Sequence[Sequence[int]], request: Request) -> list[Any]:
         """What it knows of each prompt before the first forward."""

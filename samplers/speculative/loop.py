@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pardec.models import finite
-from pardec.models.errors import ModelError, PardecError
+from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.model import LanguageModel
 
 from ..batching import put_rows, take_rows, unbatchable
@@ -69,6 +69,8 @@ class VerifyLoop:
     def __init__(self, model: LanguageModel, sampler: SpeculativeSampler, request: Request) -> None:
         if model.decoding_config.attention != "causal":
             raise ModelError(f"{model.name} is no autoregressive model")
+        if sampler.texts is not None:
+            raise SpecError(f"{sampler.spec} decodes in a loop of its own, not round by round", "choose a drafter here")
         finite.demand_head(model)
         if request.conditions:
             model = conditioned_model(model, request, request.prefix)

@@ -97,6 +97,8 @@ def generate(
             seed=seed,
         )
         assert isinstance(call, Call), "the borrowed model has token ids"
+        if getattr(call.sampler, "texts", None) is not None:
+            raise SpecError(f"{call.sampler.spec} settles no token before its end", hint="choose a drafter here")
         require_stateless(logits_processor, input_ids, view.language_model.vocab_size)
         processors = (PaddedProcessors(logits_processor, input_ids, is_token),) if logits_processor else ()
         call = replace(call, request=replace(call.request, processors=processors))

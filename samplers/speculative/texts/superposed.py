@@ -34,6 +34,7 @@ from pardec.models.errors import SpecError
 from ...ops.ngrams import Ngrams
 from ...registry import register
 from ..contracts import Texts
+from ._requests import check
 
 if TYPE_CHECKING:
     from ...request import Request
@@ -84,7 +85,7 @@ class Superposed(Texts):
                 f"superposed writes the k best drafts, and temperature={request.temperature} is for sampling",
                 hint="leave it out; superposed:temperature= is that of the scores",
             )
-        super().admit(request)
+        check("superposed", self.k, request)
 
     def begin(self, prompts: Sequence[Sequence[int]], request: Request) -> list[Ngrams | None]:
         if self.k == 1:
