@@ -16,7 +16,7 @@ from torch import Tensor
 from ..ops.allowed import AllowedRows
 from ..spec import Policy, Spec
 from .drafts import Draft as Draft  # a part of the contracts
-from .drafts import EarlyStates as EarlyStates
+from .early_states import EarlyStates as EarlyStates
 from .over_ids import LogitsOverIds
 from .rounds import RoundResult as RoundResult
 from .rounds import TargetDistributions as TargetDistributions

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from .early_states import EarlyStates
     from .queries import Queries
     from .sequences import Sequences
 
@@ -93,17 +93,3 @@ class Draft:
         """The first counts[b] of `drafted` [B, K] behind each row's last committed token, cut to the widest."""
         tokens = torch.cat((text.last[:, None], drafted[:, : int(counts.max(initial=0))]), 1)
         return Draft(tokens, counts + 1, text.length - 1, **more)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EarlyStates:
-    """The first `layers` layers, run on every node by the drafter; their K/V are where the verify pass reads them."""
-
-    layers: int
-    states: Tensor  # [B, T, E] inputs of the next layer
-    taps: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> [B, T, E] outputs of more of these layers
-
-    def outputs(self, width: int) -> dict[int, Tensor]:
-        """Layer -> [B, width, E] its outputs, as far as they are known; only those of real nodes mean anything."""
-        known = {**self.taps, self.layers - 1: self.states}
-        return {layer: states[:, :width] for layer, states in known.items()}

@@ -247,9 +247,9 @@ class VerifyForward:
         """The forward of a draft and, with it, of its queries, which `whole` has as nodes; logits are of the nodes."""
         queries, nodes = draft.queries, int(draft.sizes.max())
         if queries is None:
-            if draft.early is None:
-                return self._run(draft, rows)
-            output = self._run(draft, rows, soft=draft.early.states)
+            output = self._run(draft, rows, soft=None if draft.early is None else draft.early.states)
+            if draft.early is None or self.states is None:
+                return output
             return replace(output, taps={**draft.early.outputs(output.plan.width), **output.taps})
         if not queries.splices:
             return self._run(whole, rows, soft=inputs_of(draft, whole.width), wanted=nodes)

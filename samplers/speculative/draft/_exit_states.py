@@ -16,8 +16,9 @@ from pardec.models.hidden import Hidden
 from pardec.models.plan import Plan, Visible
 
 from ...ops.rank import argmax
-from ..contracts import DecodeContext, Draft, EarlyStates, RoundResult
+from ..contracts import DecodeContext, Draft, RoundResult
 from ..draft_model import DraftModelState
+from ..early_states import EarlyStates
 from ..shape._growth import packed
 from ._exit_choice import Choice
 from ._exits import all_copies, of_rows

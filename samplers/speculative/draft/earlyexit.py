@@ -28,8 +28,9 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, EarlyStates, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 from ..draft_model import DraftModelState
+from ..early_states import EarlyStates
 from ..shape._growth import packed
 
 

@@ -19,19 +19,27 @@ from pardec.samplers import registry
 from pardec.samplers.events import Finished
 from pardec.samplers.speculative.draft._exit_choice import Choice, tokens_per_layer
 from pardec.samplers.speculative.draft._exit_states import ExitStates
+from tests.grids import thinned
 from tests.samplers.ar_toys import rows, run, toy_ar
 from tests.samplers.voices import NEW, RAGGED, apart, distribution, greedy, keeps_greedy, outcome, path, target
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("parameters", ["k=4", "k=3,exits=1-3,every=2,decay=0.5"])
-def test_greedy_decoding_is_kept(shape: str, parameters: str) -> None:
+@pytest.mark.parametrize(
+    ("parameters", "shape"),
+    thinned(
+        product(["k=4", "k=3,exits=1-3,every=2,decay=0.5"], SHAPES),
+        lambda parameters, shape: (
+            (parameters, shape) in (("k=4", SHAPES[0]), ("k=3,exits=1-3,every=2,decay=0.5", SHAPES[1]))
+        ),
+    ),
+)
+def test_greedy_decoding_is_kept(parameters: str, shape: str) -> None:
     keeps_greedy(f"del:{parameters}+{shape}")
 
 
-@pytest.mark.parametrize("shape", SHAPES[:3])
+@pytest.mark.parametrize("shape", SHAPES[:2])
 def test_every_distribution_is_that_of_a_whole_forward_of_the_row_s_exit(shape: str) -> None:
     """Rows that exit at different layers share the batch."""
     exits, forward = set(), ExitStates.forward
@@ -153,7 +161,7 @@ def early_exits(layers: int = 6) -> LanguageModel:
 @pytest.mark.seeds("arXiv:2504.05598")
 def test_the_chosen_exit_and_length_are_within_a_twentieth_of_the_best() -> None:
     """Tokens for each layer that runs: the choice at the end against the best of all fixed exits and lengths."""
-    model, prompt, new, choices = early_exits(), [1, 2, 3], 80, list[tuple[int, int]]()
+    model, prompt, new, choices = early_exits(), [1, 2, 3], 60, list[tuple[int, int]]()
     count = Choice.count
 
     def watched(self: Choice, *values: Any) -> None:
@@ -161,10 +169,10 @@ def test_the_chosen_exit_and_length_are_within_a_twentieth_of_the_best() -> None
         choices.append((int(self.exit[0]), int(self.most[0])))
 
     with patch.object(Choice, "count", watched):
-        done = run(model, "del:k=5", [prompt], new)
+        done = run(model, "del:k=4", [prompt], new)
     assert rows(done) == rows(run(model, "sequential", [prompt], new))
     rate = {}
-    for exit_, length in product(range(1, 6), range(1, 6)):
+    for exit_, length in product(range(1, 6), range(1, 5)):
         fixed = run(model, f"earlyexit:layers={exit_},k={length}", [prompt], new)
         rounds = fixed.nfe[0] - 1
         rate[exit_, length] = (new - 1) / (fixed.draft_forwards[0] * exit_ + rounds * 6)

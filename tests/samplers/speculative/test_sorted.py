@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 from unittest.mock import patch
 
 import numpy as np
@@ -15,6 +16,7 @@ from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft.sorted import NestedState
+from tests.grids import thinned
 from tests.samplers.ar_toys import rows, run, toy_ar
 from tests.samplers.voices import (
     LENGTHS,
@@ -31,14 +33,16 @@ from tests.samplers.voices import (
 )
 
 
-@pytest.mark.parametrize("length", LENGTHS[:2])
-@pytest.mark.parametrize("tau", [0, 0.9, 1])
+@pytest.mark.parametrize(
+    ("tau", "length"), thinned(product([0, 0.9, 1], LENGTHS), lambda tau, length: tau == 0.9 and length in LENGTHS[:2])
+)
 def test_greedy_decoding_is_kept(tau: float, length: str) -> None:
     keeps_greedy(f"sorted:name=near,exits=1-3-4,tau={tau},k=4{length}")
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("tau", [0, 0.95, 1])
+@pytest.mark.parametrize(
+    ("tau", "temperature"), thinned(product([0, 0.95, 1], [0.0, 1.0]), lambda tau, temperature: tau == 0.95)
+)
 def test_every_distribution_is_that_of_a_whole_forward_of_the_exit(tau: float, temperature: float) -> None:
     """So the K/V that a part lacked are filled from the right states, whatever was accepted in between."""
     exits, levels, forward = (1, 2, 4), Counter[int](), NestedState.forward
