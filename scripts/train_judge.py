@@ -6,7 +6,8 @@ The labels are AutoJudge's (https://arxiv.org/abs/2504.20039), without annotator
 train split. At the first token that the drafter would have written otherwise, the drafter's token is put in its stead
 and the target finishes the answer: if that is still right the token is unimportant, and the new answer takes the old
 one's part, else the token is important and the answer stays. So on behind it, until the two agree to the end. An answer
-may get twice as long, no longer. Problems that the target gets wrong say nothing of its tokens and are left out.
+that gets longer is not right: it takes the forwards that were saved. Problems that the target gets wrong say nothing of
+its tokens and are left out.
 
 The head reads the target's normed state at each of these tokens: standardised, then logistic regression, its penalty
 chosen by the AUC on problems that were held back. The threshold keeps `--recall` of their important tokens. Last,
@@ -41,6 +42,7 @@ from pardec.models.plan import Plan  # noqa: E402
 from pardec.samplers.ops.judge_heads import JudgeHead  # noqa: E402
 
 NEW = 64  # tokens of an answer
+SLACK = 2  # by which a right answer may be longer than the target's own: what is gained is lost behind it otherwise
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the squared weights
 THRESHOLDS = (0.0, 0.05, 0.1, 0.2, 0.4)
 Score = Callable[[Sequence[int]], float]  # of the tokens of an answer
@@ -55,7 +57,7 @@ class Answer:
     prompt: list[int]
     tokens: list[int]  # the answer, its end token included
     score: Score
-    most: int  # tokens to which it may grow
+    most: int  # tokens within which it has to end
     begin: int = 0  # tokens of the answer that the drafter need not agree with any more
 
 
@@ -86,7 +88,8 @@ def mine(answers: list[Answer], choices: Choices, finish: Continue, ends: frozen
         for (at, index, token), text in zip(mismatches, changed, strict=True):
             answer = answers[at]
             tokens = text[len(answer.prompt) :] + ([] if token in ends else next(continued))[: answer.most - index - 1]
-            important = answer.score(tokens) < 1
+            ended = not ends or tokens[-1] in ends
+            important = not ended or answer.score(tokens) < 1
             labels[at].append(Label(text, important))
             if not important:
                 answer.tokens = tokens
@@ -147,7 +150,7 @@ def mined(
                 text = tokenizer.decode([token for token in tokens if token not in ends])
                 return float(source.score(problem, text) or 0)
 
-            answers.append(Answer(prompt, list(result.tokens[row]), score, min(2 * len(result.tokens[row]), NEW)))
+            answers.append(Answer(prompt, list(result.tokens[row]), score, len(result.tokens[row]) + SLACK))
         right = [answer for answer in answers if answer.score(answer.tokens) == 1]
         labels = dict(zip(map(id, right), mine(right, choices, finish, ends), strict=True))
         for problem, answer in zip(part, answers, strict=True):
@@ -211,15 +214,14 @@ def threshold(scores: Tensor, important: Tensor, recall: float) -> float:
 
 
 def measured(model: pardec.Model, task: str, spec: str, problems: list[Any], batch: int = 50) -> dict[str, float]:
-    """Share of right answers, and tokens a forward with the prompt's left out."""
-    source, scores, tokens, forwards = pardec.task(task), 0.0, 0, 0
+    """Share of right answers, and forwards an answer."""
+    source, scores, forwards = pardec.task(task), 0.0, 0
     for start in range(0, len(problems), batch):
         part = problems[start : start + batch]
         result = model.generate([problem.prompt for problem in part], sampler=spec, max_new_tokens=NEW)
         scores += sum(source.score(problem, text) or 0 for problem, text in zip(part, result.text or (), strict=True))
-        tokens += sum(map(len, result.tokens)) - len(part)
-        forwards += sum(result.nfe) - len(part)
-    return {"exact": round(scores / len(problems), 4), "tokens_per_forward": round(tokens / max(forwards, 1), 3)}
+        forwards += sum(result.nfe)
+    return {"exact": round(scores / len(problems), 4), "forwards": round(forwards / len(problems), 2)}
 
 
 def main(argv: list[str] | None = None) -> None:

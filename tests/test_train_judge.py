@@ -64,14 +64,18 @@ def test_mined_labels_tell_another_spelling_from_a_wrong_digit() -> None:
 
 
 def test_mining_by_hand() -> None:
-    """The drafter has 7 for 2, which is right, and then 0 for 3, which is not; an end token ends the answer there."""
-    choices = {(1, 2, 3): [7, 9, 9], (1, 7, 3): [7, 0, 9], (1, 7, 4): [7, 9, 9]}
-    told = Answer([1], [2, 3], lambda tokens: float(list(tokens) in ([2, 3], [7, 3])), 4)
+    """The drafter has 7 for 2, which is right, and then 0 for 3, which is not; last 5 for the end, which is too long."""
+    choices = {(1, 2, 3, 9): [7, 0, 0, 0], (1, 7, 3, 9): [7, 0, 5, 0]}
+    told = Answer([1], [2, 3, 9], lambda tokens: float(list(tokens)[:2] in ([2, 3], [7, 3])), 3)
     labels = mine(
-        [told], lambda texts: [choices[tuple(text)] for text in texts], lambda texts: [[3]] * len(texts), frozenset({9})
+        [told],
+        lambda texts: [choices[tuple(text)] for text in texts],
+        lambda texts: [{2: [3, 9], 3: [9], 4: [5, 9]}[len(text)] for text in texts],
+        frozenset({9}),
     )
-    assert labels == [[Label([1, 7], important=False), Label([1, 7, 0], important=True)]]
-    assert told.tokens == [7, 3]
+    important = [([1, 7], False), ([1, 7, 0], True), ([1, 7, 3, 5], True)]
+    assert labels == [[Label(ids, important=flag) for ids, flag in important]]
+    assert told.tokens == [7, 3, 9]
 
 
 def test_the_auc_and_the_threshold_by_hand() -> None:

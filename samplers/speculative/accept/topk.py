@@ -9,7 +9,8 @@ Of several accepted paths the longest is taken, and of equally long ones that of
 deviation is the number of accepted tokens that are not the most likely ones.
 
 Deviates from both: trees too.
-Exact: greedy with k=1 or tolerance=0, otherwise no. The temperature must be 0, since the next token is the likeliest.
+Exact: no, except with k=1 or tolerance=0, where it is `greedy`. The temperature must be 0, since the next token is the
+likeliest.
 """
 
 from __future__ import annotations
