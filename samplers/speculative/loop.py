@@ -90,8 +90,8 @@ class VerifyLoop:
         stage = sampler.cache
         if stage is not None:
             stage.fit(model)
-        sharing = stage is None or stage.shares
-        shared = shared_length(model, request, self.text, begins=begins) if sharing else 0
+        shares = stage is None or stage.shares
+        shared = shared_length(model, request, self.text, begins=begins) if shares else 0
         queries = max(each.last_queries for each in sampler.stages)
         judged = sampler.accept.target_states(request)
         self.forward = VerifyForward(

@@ -1,6 +1,6 @@
 """K/V of older tokens in 8 bits, one scale for each token and head: near-lossless, and the first to try.
 
-Improving the speed of neural networks on CPUs (signed codes with one scale), https://research.google/pubs/pub37631
+LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale, https://arxiv.org/abs/2208.07339 (vector-wise codes)
 
     scale = max |x| / 127,  code = round(x / scale)
 
@@ -20,7 +20,7 @@ from ...registry import register
 from ._stored import StoredKV
 
 
-@register("int8", stage="cache", family="ar", checked="reference")
+@register("int8", stage="cache", family="ar", paper="arXiv:2208.07339", checked="reference")
 @dataclass(frozen=True)
 class Int8(StoredKV):
     residual: Annotated[int, "newest tokens that stay exact"] = 32

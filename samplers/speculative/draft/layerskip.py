@@ -10,11 +10,10 @@ https://arxiv.org/abs/2404.06954 (`skip=uniform`)
     search: skip <- skip'  iff  match(skip') > match(skip);  match = share of the first `context` generated tokens that
     are the drafter's argmax, all fed in one forward; one candidate a round
 
-The result of a search is kept with the model: later requests start from it and continue the search. With `disk` it is
-also kept in the cache folder, by the model's weights, `ratio` and `context`, for later processes. While no row has
-`context` generated tokens, a half or a quarter of them are used, and a candidate is judged once it was scored on
-`context` tokens in all, over several short requests. When tokens are sampled without seeded noise, each request has its
-own search, so that a seed gives the same text whatever was decoded before.
+Later requests of the model start from the result of a search and continue it; with `disk`, those of later processes do
+(by the weights, `ratio` and `context`). While no row has `context` generated tokens, a half or a quarter of them are
+used, and a candidate is judged once it was scored on `context` tokens in all, over several short requests. When tokens
+are sampled without seeded noise, each request has its own search, so that a seed gives the same text.
 
 It drafts on the target's KV cache; its own K/V are written where the verify pass writes next.
 

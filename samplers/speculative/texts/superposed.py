@@ -17,7 +17,7 @@ supports another token of that draft, which there rules it out, so that there ar
 with one of the k best candidates, as in beam search, where the code sets apart those of the 2k best; and without
 `corpus` n-grams are counted in the prompt. With k=1 nothing has to be told apart, and g is left out: that is greedy
 decoding.
-Exact: greedy with k = 1, otherwise no.
+Exact: no, except with k=1, where it is greedy.
 """
 
 from __future__ import annotations
