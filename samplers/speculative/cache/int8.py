@@ -1,9 +1,11 @@
 """K/V of older tokens in 8 bits, one scale for each token and head: near-lossless, and the first to try.
 
-LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale, https://arxiv.org/abs/2208.07339 (vector-wise codes)
+Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference,
+https://arxiv.org/abs/1712.05877
 
     scale = max |x| / 127,  code = round(x / scale)
 
+Deviates from the paper: codes are signed, without a zero point, and scales are those of single tokens.
 Exact: no. With `aligned`, drafted tokens are those of `sequential` with the same cache.
 """
 
@@ -20,7 +22,7 @@ from ...registry import register
 from ._stored import StoredKV
 
 
-@register("int8", stage="cache", family="ar", paper="arXiv:2208.07339", checked="reference")
+@register("int8", stage="cache", family="ar", paper="arXiv:1712.05877", checked="reference")
 @dataclass(frozen=True)
 class Int8(StoredKV):
     residual: Annotated[int, "newest tokens that stay exact"] = 32
