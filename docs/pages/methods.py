@@ -65,6 +65,7 @@ _OWN = {
     "auto": 'auto:model="eagle:name=tiny-llama-eagle"',
     "falcon": "falcon:name=FOLDER",
     "transfer": "transfer:name=FOLDER",
+    "judge": "earlyexit:layers=2,k=10+judge:head=tiny-llama",
     "selfcondition": "selfcondition+renoise",
     "denoise": "denoise+renoise",
     "renoise": "renoise",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from ..ops.allowed import AllowedRows
 from ..ops.rank import argmax
 from ..spec import Policy, Spec
 from .over_ids import LogitsOverIds
+from .uniform_contracts import BatchedUniforms as BatchedUniforms
+from .uniform_contracts import InverseCDFUniforms as InverseCDFUniforms
+from .uniform_contracts import Uniforms as Uniforms
 
 if TYPE_CHECKING:
     from pardec.models.draft_modules.contracts import DraftModule, ModuleName
@@ -172,35 +175,6 @@ class RoundResult:
         drafted = torch.where(self.draft.tested, self.draft.depth, 0).amax(1).cpu().numpy()
         accepted, others = self.verdict.count.cpu().numpy(), self.draft.uncontrolled
         return (accepted, drafted) if others is None else (np.where(others, 0, accepted), np.where(others, 0, drafted))
-
-
-class Uniforms(Protocol):
-    """A round's random numbers: keyed by seed, or recorded ones replayed in a test."""
-
-    def accept(self, node: int, tested: Tensor, token: Tensor) -> Tensor:
-        """[B] uniforms in (0, 1), float64, for the test of `node`, of `token` [B], in the rows `tested` [B]."""
-
-    def draw(self, weights: Tensor, purpose: str, node: int = 0) -> Tensor:
-        """[B] int64: one index a row, sampled in proportion to `weights` [B, V], at least 0."""
-
-    def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
-        """[B, K, width] uniforms for absolute `positions` [B, K]; `fixed`: the same each round, for one use only."""
-
-
-@runtime_checkable
-class BatchedUniforms(Protocol):
-    """Uniforms that do not depend on which tests take place, so that a round's can be generated at once."""
-
-    def accepts(self, width: int) -> Tensor:
-        """[B, width]: what `accept` gives for each node."""
-
-
-@runtime_checkable
-class InverseCDFUniforms(BatchedUniforms, Protocol):
-    """Uniforms whose `draw` is the inverse CDF of one uniform a row, so that a kernel can do it."""
-
-    def draw_uniform(self, purpose: str, node: int = 0) -> Tensor:
-        """[B] float64: the uniforms behind `draw`."""
 
 
 @dataclass(frozen=True, eq=False)
