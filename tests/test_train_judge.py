@@ -64,7 +64,7 @@ def test_mined_labels_tell_another_spelling_from_a_wrong_digit() -> None:
 
 
 def test_mining_by_hand() -> None:
-    """The drafter has 7 for 2, which is right, then 0 for 3, which is not; last 5 for the end, which is too long."""
+    """The drafter has 7 for 2, which is right, and then 0 for 3, which is not; 5 for the end is too long."""
     choices = {(1, 2, 3, 9): [7, 0, 0, 0], (1, 7, 3, 9): [7, 0, 5, 0]}
     told = Answer([1], [2, 3, 9], lambda tokens: float(list(tokens)[:2] in ([2, 3], [7, 3])), 3)
     labels = mine(

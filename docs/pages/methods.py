@@ -72,6 +72,7 @@ _OWN = {
     "longspec": "longspec:name=FOLDER",
     "transfer": "transfer:name=FOLDER",
     "triforce": "triforce:name=tiny-llama-draft",
+    "judge": "earlyexit:layers=2,k=10+judge:head=tiny-llama",
     "selfcondition": "selfcondition+renoise",
     "denoise": "denoise+renoise",
     "renoise": "renoise",

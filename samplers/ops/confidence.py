@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pardec.models.kernels.choice import backend
 
-from .confidence_c import greedy_c
+from .confidence_c import compiled, greedy_c
 from .rank import argmax
 
 _APIECE = 1 << 22  # logits whose probabilities are made at once
@@ -67,7 +67,7 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     if chosen == "triton":
         row = confidence(logits)
         return row.ids, row.probability
-    if chosen == "c":
+    if chosen == "c" and compiled():
         return greedy_c(logits)
     if logits.numel() <= _APIECE:
         return argmax(logits), logits.softmax(-1).amax(-1)

@@ -14,6 +14,11 @@ _FILE = Path(__file__).with_name("confidence.c")
 _ARGUMENTS = (POINTER, POINTER, POINTER, COUNT, COUNT, COUNT)
 
 
+def compiled() -> bool:
+    """Whether there is a kernel: its file may not compile where others do."""
+    return library.kernel(_FILE, "pardec_greedy", _ARGUMENTS) is not None
+
+
 def greedy_c(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The argmax [...] of float32 `logits` [..., V] on a CPU, the lowest id on ties, and its probability."""
     logits = logits.contiguous()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -21,6 +21,9 @@ from .over_ids import LogitsOverIds
 from .rounds import RoundResult as RoundResult
 from .rounds import TargetDistributions as TargetDistributions
 from .rounds import Verdict as Verdict
+from .uniform_contracts import BatchedUniforms as BatchedUniforms
+from .uniform_contracts import InverseCDFUniforms as InverseCDFUniforms
+from .uniform_contracts import Uniforms as Uniforms
 
 if TYPE_CHECKING:
     from pardec.models.draft_modules.contracts import DraftModule, ModuleName
@@ -32,35 +35,6 @@ if TYPE_CHECKING:
     from .sequences import Sequences
 
 Siblings = Literal["without", "with"]  # how siblings are sampled: without replacement, or independently
-
-
-class Uniforms(Protocol):
-    """A round's random numbers: keyed by seed, or recorded ones replayed in a test."""
-
-    def accept(self, node: int, tested: Tensor, token: Tensor) -> Tensor:
-        """[B] uniforms in (0, 1), float64, for the test of `node`, of `token` [B], in the rows `tested` [B]."""
-
-    def draw(self, weights: Tensor, purpose: str, node: int = 0) -> Tensor:
-        """[B] int64: one index a row, sampled in proportion to `weights` [B, V], at least 0."""
-
-    def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
-        """[B, K, width] uniforms for absolute `positions` [B, K]; `fixed`: the same each round, for one use only."""
-
-
-@runtime_checkable
-class BatchedUniforms(Protocol):
-    """Uniforms that do not depend on which tests take place, so that a round's can be generated at once."""
-
-    def accepts(self, width: int) -> Tensor:
-        """[B, width]: what `accept` gives for each node."""
-
-
-@runtime_checkable
-class InverseCDFUniforms(BatchedUniforms, Protocol):
-    """Uniforms whose `draw` is the inverse CDF of one uniform a row, so that a kernel can do it."""
-
-    def draw_uniform(self, purpose: str, node: int = 0) -> Tensor:
-        """[B] float64: the uniforms behind `draw`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,9 +19,10 @@ _Steps = ctypes.c_ssize_t * 14
 
 
 def faster(q: Tensor) -> bool:
-    """Whether these queries [B, Q, H, D] are so few that PyTorch's attention takes longer."""
+    """Whether these queries [B, Q, H, D] are so few that PyTorch's attention takes longer, and the kernel is compiled."""
     _, queries, _, dim = q.shape
-    return 1 < queries <= _MOST or (queries == 1 and dim <= _WIDE)
+    few = 1 < queries <= _MOST or (queries == 1 and dim <= _WIDE)
+    return few and library.kernel(_FILE, "pardec_attend", _ARGUMENTS) is not None
 
 
 def attend_c(
