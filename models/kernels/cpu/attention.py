@@ -19,7 +19,7 @@ _Steps = ctypes.c_ssize_t * 14
 
 
 def faster(q: Tensor) -> bool:
-    """Whether these queries [B, Q, H, D] are so few that PyTorch's attention takes longer, and the kernel is compiled."""
+    """Whether the kernel is compiled, and these queries [B, Q, H, D] so few that PyTorch's attention takes longer."""
     _, queries, _, dim = q.shape
     few = 1 < queries <= _MOST or (queries == 1 and dim <= _WIDE)
     return few and library.kernel(_FILE, "pardec_attend", _ARGUMENTS) is not None

@@ -12,16 +12,16 @@ https://arxiv.org/abs/2404.06954 (`skip=uniform`)
 
 Later requests of the model start from the result of a search and continue it; with `disk`, those of later processes do
 (by the weights, `ratio` and `context`). While no row has `context` generated tokens, a half or a quarter of them are
-used, and a candidate is judged once it was scored on `context` tokens in all, over several short requests. When tokens
-are sampled without seeded noise, each request has its own search, so that a seed gives the same text.
+used, and a candidate is judged once scored on `context` tokens in all, over several short requests. Where tokens are
+sampled without seeded noise, each request has its own search: a seed gives the same text.
 
 It drafts on the target's KV cache; its own K/V are written where the verify pass writes next.
 
 Deviates from the authors' code: candidates are chosen at random or by exchanging one sub-block of the best one, without
 Bayesian optimisation; a length controller decides when to stop (theirs is `layerskip:k=25+unsure:tau=0.8`). The search
 is shared by the batch.
-Exact: greedy and distribution, with an exact acceptance. How many tokens are drafted depends on the batch and, with
-`skip=search`, on earlier requests; so do the tokens sampled for a row, but not their distribution.
+Exact: greedy and distribution, with an exact acceptance. How much is drafted depends on the batch and, with
+`skip=search`, on earlier requests; so do a row's sampled tokens, not their distribution.
 """
 
 from __future__ import annotations
