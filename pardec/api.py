@@ -19,6 +19,7 @@ from pardec.models.plan import Plan
 from pardec.models.prefix_cache import PrefixCache
 from pardec.samplers.events import Event, Finished
 
+from .deviation import Deviation, deviation
 from .engine import Engine
 from .memory import OutOfMemory, memory_errors
 from .requests import empty_answer
@@ -292,6 +293,14 @@ class Model(Engine):
             ids = input_ids.to(model.device, torch.int64)
             plan = Plan.full(ids, model.visible(model.masks(ids)))
             return model.forward(plan, None).logits().float()
+
+    def deviation(self, result: Result) -> Deviation:
+        """How far an autoregressive `result` is from what the model itself predicts: see `Deviation`.
+
+        It says what a lossy cache, or a relaxed acceptance, has cost: one forward over each row, which all tokens see.
+        Raises SpecError for other results.
+        """
+        return deviation(self, result)
 
     def serve(self, calls: Iterable[Call | VectorCall], *, batch_size: int = 8) -> Serving:
         """`serve_batch` for prepared calls, of one row each, with one sampler."""

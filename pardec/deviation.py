@@ -1,0 +1,56 @@
+"""How far a decoded answer is from what its model predicts behind every prefix of it, with all keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.models.plan import Plan
+
+if TYPE_CHECKING:
+    from .api import Model
+    from .result import Result
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One number a row.
+
+    Attributes:
+        agreement: the share of the generated tokens that are the model's likeliest behind the text before them.
+        nats: the mean absolute difference of log-probability between the decoding, with its cache, and the model.
+    """
+
+    agreement: list[float]
+    nats: list[float]
+
+
+def deviation(model: Model, result: Result) -> Deviation:
+    """Reads each row of `result` in one forward of `model`, with a plain cache, and compares.
+
+    It measures what lossy caches and relaxed acceptances cost: of an exact answer at temperature 0 the agreement is 1.
+    The distributions are the model's own, before processors, temperature and filters.
+
+    Raises SpecError for results that do not come from an autoregressive model's text.
+    """
+    if not result.trace.accepted or result.latents is not None or result.grid:
+        raise SpecError(
+            "only texts of autoregressive models can be compared with what the model predicts behind each prefix",
+            hint="masked models commit tokens in any order, so that there is no such prefix",
+        )
+    agreement, nats, network = list[float](), list[float](), model.language_model
+    for row, start in enumerate(result.prompts):
+        stop = start + len(result.tokens[row])
+        ids = result.sequences[row, :stop]
+        behind = torch.arange(start - 1, stop - 1, device=network.device)
+        with torch.inference_mode():
+            hidden = network.forward(Plan.full(ids[None].to(network.device), network.visible()), None)
+            logprobs = hidden.logits(behind[None])[0].log_softmax(-1).cpu()
+        own = logprobs.gather(1, ids[start:, None])[:, 0]
+        decoded = torch.from_numpy(result.trace.commit_score[row, start:stop]).log()
+        agreement.append(float((logprobs.argmax(-1) == ids[start:]).float().mean()))
+        nats.append(float((own - decoded).abs().mean()))
+    return Deviation(agreement, nats)
