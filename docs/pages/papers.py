@@ -17,11 +17,14 @@ _TITLE = re.compile(r"^(.+?)[,.]?\s*\n?\s*https://arxiv\.org/abs/([0-9.]+[0-9])"
 
 
 def papers(root: Path) -> str:
-    """The table, of the checkout at `root`."""
+    """The tables, of the checkout at `root`. Raises ValueError where data and tests do not agree."""
     known = tomllib.loads((root / "docs" / "papers.toml").read_text(encoding="utf-8"))["paper"]
     methods, titles = _of_methods()
     tests = seeds(root / "tests")
     rows = {one["id"]: one for one in known}
+    for one in known:
+        if ("shown" in one) != (one["id"] in tests):
+            raise ValueError(f"{one['title']}: a paper has what is shown, and the test that shows it, or neither")
     rows |= {key: {"id": key, "title": titles[key]} for key in methods if key not in rows}
     here = [_row(one, methods.get(key, []), tests) for key, one in rows.items() if "why" not in one]
     elsewhere = [
@@ -32,7 +35,7 @@ def papers(root: Path) -> str:
     return "\n\n".join(
         (
             table(("paper", "", "in pardec", "shown by"), sorted(here)),
-            "## What is not here",
+            "## What is not here, or not shown",
             table(("paper", "", "in pardec", "why not"), sorted(elsewhere)),
         )
     )

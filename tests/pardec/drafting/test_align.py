@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -157,3 +158,29 @@ def test_one_prompt_is_not_enough_and_no_other_folder_is_replaced(cli: Cli, rows
     (out / "README.md").write_text("mine")
     assert "is no folder of a drafter" in cli(*command, "--rows", rows, "--overwrite")[2]
     assert (out / "README.md").read_text() == "mine"
+
+
+@pytest.mark.slow
+@pytest.mark.seeds("arXiv:2310.07177")
+def test_on_a_stream_that_drifts_a_drafter_that_goes_on_learning_is_accepted_more(
+    cli: Cli, model: pardec.Model, tmp_path: Path
+) -> None:
+    """Texts that no task has. The frozen drafter is held against what it becomes on other prompts of the stream."""
+    draw = random.Random(0)
+    names, things = ("Ann", "Tom", "Mia", "Ben", "Zoe"), ("cups", "plums", "books", "pens")
+    stream = [f"{draw.choice(names)} sees {draw.randint(2, 90)} {draw.choice(things)} and" for _ in range(90)]
+    prompts, file, out = tmp_path / "prompts.jsonl", tmp_path / "rows.jsonl", tmp_path / "out"
+    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in stream[:60]))
+    served_ = ("generate", "tiny-llama", "--prompts", prompts, "-o", file, "--max-new-tokens", 48, "--batch-size", 15)
+    assert cli(*served_, "--device", "cpu")[0] == 0
+    command = ("align", "tiny-llama", "--drafter", "tiny-llama-eagle", "--rows", file, "--out", out)
+    assert cli(*command, "--steps", 40, "--batch", 600, "--validation", 6)[0] == 0
+    plain = model.generate(stream[60:], sampler="sequential", max_new_tokens=48)
+    frozen, aligned = (
+        model.generate(stream[60:], sampler=f"eagle:name={name},k=4", max_new_tokens=48)
+        for name in ("tiny-llama-eagle", out)
+    )
+    assert frozen.tokens == plain.tokens == aligned.tokens
+    assert frozen.acceptance_length is not None
+    assert aligned.acceptance_length is not None
+    assert aligned.acceptance_length > 1.05 * frozen.acceptance_length

@@ -93,6 +93,7 @@ def test_rows_of_several_kinds_come_and_go(name: str) -> None:
         same_as_alone(model, each.listener, arguments)
 
 
+@pytest.mark.seeds("arXiv:2305.13484")
 def test_a_batch_of_one_takes_rows_in_and_numbers_stay_few() -> None:
     model = pardec.load("tiny-llama", device="cpu")
     scheduler = Scheduler(model, slots=3)
