@@ -49,7 +49,7 @@ class CompactCache(KVCache):
             dtype=source.k[0].dtype,
             device=[k.device for k in source.k],
         )
-        self.reach = reach
+        self.longest = reach
         self.filled = np.zeros(batch, dtype=np.int64)
         self.first = np.zeros(batch, dtype=np.int64)
         self.holes: list[Tensor | None] = [None] * len(self.k)  # of each layer [B, N, K] bool: slots without a copy
@@ -140,11 +140,6 @@ class CompactCache(KVCache):
         shift = gap if rows is None else gap[rows]
         super().move(_shifted(source, shift), _shifted(target, shift), rows)
 
-    def grow(self, capacity: int) -> None:
-        reach = self.reach
-        super().grow(capacity)
-        self.reach = reach
-
     def keep(self, rows: Tensor) -> None:
         super().keep(rows)
         index = rows.cpu().numpy()
@@ -155,7 +150,7 @@ class CompactCache(KVCache):
         assert isinstance(other, CompactCache), "both are of one request's kind"
         super().put(rows, other)
         index = rows.cpu().numpy()
-        self.reach = max(self.reach, other.reach)
+        self.longest = max(self.reach, other.reach)
         for name in ("filled", "first"):
             values = getattr(self, name).copy()
             values[index] = getattr(other, name)

@@ -112,7 +112,7 @@ class Decoder(nn.Module):
         passes: dict[tuple[torch.device, AttentionConfig | None], LayerPass] = {}
         narrowed = plan.narrow and self._narrows(plan)
         queries: list[Tensor] = []
-        entry = h  # the input of a group of layers that run in parallel
+        entry: Tensor | None = None  # the input of a group of layers that run in parallel
         for index, layer in enumerate(self.layers):
             if index not in chosen:
                 continue
@@ -128,6 +128,7 @@ class Decoder(nn.Module):
                 and (mates := group_of(index, self.config.layers, plan.parallel)).stop > mates.start + 1
             ):
                 entry = h if index == mates.start else entry
+                assert entry is not None, "a group begins with its first layer"
                 assert isinstance(layer, DecoderLayer)
                 h = h + layer.changes(entry, step, index)
             else:

@@ -56,7 +56,7 @@ class KVCache:
         dims = [head_dim] * layers if isinstance(head_dim, int) else list(head_dim)
         shapes = [(batch, capacity - shared + 1, *shape) for shape in zip(heads, dims, strict=True)]
         self.capacity = capacity
-        self.reach = capacity  # the slots that a plan may name, from 0
+        self.longest: int | None = None  # slots of the text of a row, of a cache that has fewer
         self.batch = batch
         self.offset = shared
         self.shared: KVCache | None = None
@@ -72,6 +72,11 @@ class KVCache:
         self.ids = torch.arange(batch)  # [R] on the host: which sequence of the first ones each row still is
         self.shift: Tensor | None = None  # [copies * R] slots by which a row's own lie behind those that are named
         self._views: dict[tuple[int, int, int], list[Views]] = {}
+
+    @property
+    def reach(self) -> int:
+        """The slots that a plan may name, from 0."""
+        return self.capacity if self.longest is None else self.longest
 
     @property
     def nbytes(self) -> int:
@@ -183,7 +188,7 @@ class KVCache:
                     larger = (len(tensor), capacity - self.offset + 1, *tensor.shape[2:])
                     store[layer] = room_for(larger, tensor.dtype, tensor.device)
                     store[layer][:, : tensor.shape[1] - 1] = tensor[:, :-1]
-        self.capacity = self.reach = capacity
+        self.capacity = capacity
         self._views.clear()
 
     def put(self, rows: Tensor, other: KVCache) -> None:

@@ -49,4 +49,4 @@ class PartialCache(CompactCache):
         assert isinstance(other, PartialCache), "both are of one request's kind"
         self.whole.put(rows, other.whole)
         super().put(rows, other)
-        self.reach, self.begun = self.whole.capacity, self.begun or other.begun
+        self.longest, self.begun = self.whole.capacity, self.begun or other.begun

@@ -38,7 +38,7 @@ class WindowCache(KVCache):
         stand for a query, which meets them as one at position `window`; None: it meets them as it is.
         """
         vars(self).update(vars(plain))
-        self.reach = reach
+        self.longest = reach
         self.sink, self.window, self.nodes, self.far = sink, window, nodes, far
 
     @property
@@ -87,7 +87,7 @@ class WindowCache(KVCache):
         assert isinstance(other, WindowCache), "both are of one sampler"
         reach = max(self.reach, other.reach)
         super().put(rows, other)
-        self.reach = reach
+        self.longest = reach
 
     def _of_prompt(self, plan: Plan) -> Plan:
         """A prompt that does not fit, fed from position 0 on: its reader knows what it sees; what stays is stored."""

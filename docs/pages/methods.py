@@ -11,6 +11,7 @@ import pardec
 from pages import measured
 from pages.benchmarks import Table
 from pages.text import escaped, paper, prose, table
+from pardec.cards import list_drafters
 
 FAMILIES = {
     "masked": "masked diffusion models",
@@ -66,8 +67,10 @@ _OWN = {
     "pearl": "pearl:name=tiny-llama-draft,k=5",
     "cspd": "cspd:draft=tiny-mar-draft",
     "dkv_greedy": "random+fixed@dkv_greedy",
-    **{kind: f"{kind}:name=tiny-llama-{kind}" for kind in ("dflash", "eagle", "hydra", "medusa", "prompts")},
+    **{card.kind: f"{card.kind}:name={card.name}" for card in list_drafters() if card.name.startswith("tiny-llama")},
     "auto": 'auto:model="eagle:name=tiny-llama-eagle"',
+    "sorted": "sorted:name=tiny-llama-draft",
+    "rasd": 'rasd:model="model:name=tiny-llama-draft"',
     "falcon": "falcon:name=FOLDER",
     "longspec": "longspec:name=FOLDER",
     "transfer": "transfer:name=FOLDER",

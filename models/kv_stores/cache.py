@@ -84,7 +84,7 @@ class StoredCache(KVCache):
         `ropes` are needed by a store of keys before rotation.
         """
         self.store, self.ropes = store, ropes
-        self.capacity = self.reach = capacity
+        self.capacity, self.longest = capacity, None
         self.batch, self.offset, self.shared = like.batch, 0, None
         self.copies, self.ids, self.shift = like.copies, like.ids, like.shift
         self.first = np.zeros(self.batch, dtype=np.int64)  # [B] the first slot that is no chunk; 0: there is no chunk
@@ -221,7 +221,7 @@ class StoredCache(KVCache):
     def grow(self, capacity: int) -> None:
         if capacity <= self.capacity:
             return
-        self.capacity = self.reach = capacity
+        self.capacity = capacity
         with torch.inference_mode(False), torch.no_grad():
             for pair in self.encoded:
                 for encoded in pair:

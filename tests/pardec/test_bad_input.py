@@ -122,7 +122,7 @@ AR_REFUSES = [
     ({"block_length": 4}, "block_length is for masked models"),
     ({"sampler": "threshold"}, "'threshold' is for masked models"),
     ({"sampler": "greedy", "temperature": 1.0}, "'greedy' accepts the likeliest tokens"),
-    ({"sampler": "sequential@dual"}, "names a cache"),
+    ({"sampler": "sequential@dual"}, "is for masked models"),
     ({"logits_processor": 3}, "logits_processor is a list"),
 ]
 

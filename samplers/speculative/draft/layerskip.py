@@ -57,7 +57,6 @@ class LayerSkip(Drafter):
     context: Annotated[
         int, "generated tokens that a choice is scored on, over several requests where they are short"
     ] = 32
-
     disk: Annotated[bool, "keep what a search finds in the cache folder, where later processes begin with it"] = False
 
     def __post_init__(self) -> None:

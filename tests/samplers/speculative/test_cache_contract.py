@@ -22,7 +22,7 @@ SMALL = {
     "budget": 8, "chunk": 4, "group": 4, "residual": 4, "window": 6, "sink": 2, "refresh": 2, "heavy": 6, "sinks": 1,
     "recent": 3,
 }  # fmt: skip
-LARGE = {"budget": 512, "window": 512, "residual": 512, "heavy": 512}
+LARGE = {"budget": 1024, "window": 512, "residual": 512, "heavy": 512}
 LENGTHS, NEW = (3, 9, 1, 14), (12, 16, 18, 9)
 
 

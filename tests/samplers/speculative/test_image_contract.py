@@ -26,15 +26,16 @@ from tests.samplers.picture_toys import codes, draw, features, logits, toy_pictu
 
 SIDE, VOCAB = 3, 7
 CAPTIONS = features((3, 1, 2), seed=6)
-KINDS = ("dflash", "eagle", "falcon", "hydra", "medusa", "model")
+KINDS = ("dflash", "eagle", "falcon", "hydra", "kangaroo", "medusa", "model", "pearl", "sorted")
 NEEDS = {kind: f"{kind}:name=toy,k=3" for kind in KINDS} | {  # what a drafter cannot do without
     "auto": 'auto:model="model:name=toy,k=3"',
     "judge": "judge:head=toy,thr=0.5",
     "prompts": "prompts:name=toy",
+    "rasd": 'rasd:model="model:name=toy,k=3",span=3,nodes=6',
     "reflective": 'reflective:probe=""',
     "transfer": "transfer:name=toy",
 }
-TEXT = ("sparsekv", "triforce")  # what reads a part of a text's K/V, which a condition is not
+TEXT = ("longspec", "sparsekv", "triforce")  # what reads K/V of a text, which a condition is not
 GREEDY_AT_0 = ("typical", "gsd", "lenience")  # relaxed ones whose cards say that they are `greedy` at temperature 0
 
 
