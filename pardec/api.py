@@ -300,7 +300,7 @@ class Model(Engine):
         It says what a lossy cache, or a relaxed acceptance, has cost: one forward over each row, which all tokens see.
         Raises SpecError for other results.
         """
-        return deviation(self, result)
+        return deviation(self.language_model, result)
 
     def serve(self, calls: Iterable[Call | VectorCall], *, batch_size: int = 8) -> Serving:
         """`serve_batch` for prepared calls, of one row each, with one sampler."""

@@ -11,7 +11,8 @@ from pardec.models.errors import SpecError
 from pardec.models.plan import Plan
 
 if TYPE_CHECKING:
-    from .api import Model
+    from pardec.models.model import LanguageModel
+
     from .result import Result
 
 
@@ -28,7 +29,7 @@ class Deviation:
     nats: list[float]
 
 
-def deviation(model: Model, result: Result) -> Deviation:
+def deviation(model: LanguageModel, result: Result) -> Deviation:
     """Reads each row of `result` in one forward of `model`, with a plain cache, and compares.
 
     It measures what lossy caches and relaxed acceptances cost: of an exact answer at temperature 0 the agreement is 1.
@@ -41,13 +42,13 @@ def deviation(model: Model, result: Result) -> Deviation:
             "only texts of autoregressive models can be compared with what the model predicts behind each prefix",
             hint="masked models commit tokens in any order, so that there is no such prefix",
         )
-    agreement, nats, network = list[float](), list[float](), model.language_model
+    agreement, nats = list[float](), list[float]()
     for row, start in enumerate(result.prompts):
         stop = start + len(result.tokens[row])
         ids = result.sequences[row, :stop]
-        behind = torch.arange(start - 1, stop - 1, device=network.device)
+        behind = torch.arange(start - 1, stop - 1, device=model.device)
         with torch.inference_mode():
-            hidden = network.forward(Plan.full(ids[None].to(network.device), network.visible()), None)
+            hidden = model.forward(Plan.full(ids[None].to(model.device), model.visible()), None)
             logprobs = hidden.logits(behind[None])[0].log_softmax(-1).cpu()
         own = logprobs.gather(1, ids[start:, None])[:, 0]
         decoded = torch.from_numpy(result.trace.commit_score[row, start:stop]).log()
