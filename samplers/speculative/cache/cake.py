@@ -49,7 +49,7 @@ class Cake(Reading):
     gamma: Annotated[float, "weight of the variance in what is kept"] = 200.0
     tau1: Annotated[float, "temperature of the dispersion in a layer's preference"] = 1.0
     tau2: Annotated[float, "temperature of the variance in a layer's preference"] = 1.0
-    refresh: Annotated[int, "rounds after which a layer evicts what exceeds its budget"] = 1
+    refresh: Annotated[int, "rounds after which a layer evicts what exceeds its budget"] = 16
     reference: Annotated[bool, "one budget for all rows of a batch, as in the authors' code"] = False
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, toy_ar
 from tests.samplers.induction import induction
 
 LENGTHS, NEW = (30, 12, 41, 7), (12, 15, 6, 18)
-FEW = "cake:budget=10,window=4"
+FEW = "cake:budget=10,window=4,refresh=1"
 
 
 def naive_preference(attention: Tensor, tau1: float, tau2: float) -> float:
@@ -166,7 +166,7 @@ def test_a_row_alone_is_the_row_in_a_batch_and_drafts_change_no_promise(spec: st
 
 def test_a_budget_as_long_as_the_text_changes_nothing() -> None:
     model, given = toy_ar(3, 8, 1.5), prompts(LENGTHS, vocab=8)
-    plain, done = (run(model, f"sequential{cache}", given, NEW) for cache in ("", "@cake:budget=60,window=4"))
+    plain, done = (run(model, f"sequential{cache}", given, NEW) for cache in ("", "@cake:budget=60,window=4,refresh=1"))
     assert rows(done) == rows(plain)
     assert (done.trace.commit_score == plain.trace.commit_score).all(), "bit for bit"
     assert registry.resolve("sequential@cake", "ar").exact == "relaxed"
@@ -206,7 +206,7 @@ def test_what_the_end_of_a_prompt_attends_to_survives_eviction() -> None:
     expected = [plain_greedy(model, text, 3) for text in texts]
     watch = Watch()
     with watch.patch:
-        done = run(model, "sequential@cake:budget=25,window=8", texts, 3)
+        done = run(model, "sequential@cake:budget=25,window=8,refresh=1", texts, 3)
     window = run(model, "sequential@streaming:sink=1,window=24", texts, 3)
     budgets = watch.calls[0][3]
     assert (budgets.sum(1) == 2 * 17).all()
