@@ -79,15 +79,14 @@ def test_autoregressive_answers_are_valid_and_exact(llama: pardec.Model, name: s
     schema = LEFT_TO_RIGHT[name]
     least = shortest(llama, schema)
     new = max(32, least + 8)
-    drafted = ("sequential", "lookup", "model:name=tiny-llama-draft,k=3")
+    drafted = ("lookup", "model:name=tiny-llama-draft,k=3")
 
     def answers(sampler: str, temperature: float, new: int, rows: slice = slice(None)) -> list[list[int]]:
         arguments: dict[str, Any] = {"temperature": temperature, "max_new_tokens": new, "seed": [1, 2][rows]}
         return valid(llama.generate(PROMPTS[rows], response_format=schema, sampler=sampler, **arguments), schema).tokens
 
-    plain, *others = (answers(sampler, 0.0, new) for sampler in drafted)
-    assert others == [plain, plain]
-    other = drafted[len(name) % 3]
+    other = drafted[len(name) % 2]  # each with half of the schemas
+    assert answers(other, 0.0, new) == answers("sequential", 0.0, new)
     together = answers(other, 1.0, new)
     assert answers(other, 1.0, new, slice(1, 2)) == together[1:]
     answers("lookup", 1.0, least)
