@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from pardec.samplers.registry import Card
 
 MAIN = {"masked": "select", "ar": "draft"}  # the main stage of a family's samplers
-# A proposer changes the meaning of scores and thus of every threshold; it is tried in presets only.
-_EXCLUDED = {"propose"}
+# A proposer changes the meaning of scores and thus of every threshold; it is tried in presets only. Several texts of a
+# pass are no answer that could be compared with one.
+_EXCLUDED = {"propose", "texts"}
 _MIX_PROBABILITY = 1 / 3  # probability that a stage is part of a combination
 _MAX_REPEATS = 200  # after so many specs in a row without a new one the space counts as exhausted
 
@@ -54,7 +55,9 @@ class Space:
     family: str
     default: str  # the family's default spec, shortened; every candidate has its parts of other than the main stage
     baseline: str  # the exact spec, which is not a candidate
-    caches: Sequence[str] | None = None  # specs of caches, may include "none"; None: all caches of the family
+    # Specs of caches, may include "none". None: all of masked models; those of autoregressive ones change what a model
+    # predicts, and are tried where they are named.
+    caches: Sequence[str] | None = None
     mix_caches: bool = True  # False: try each cache once, with the default, since it cannot change the cost
     blocks: Sequence[int | None] = (None,)
     cards: Mapping[str, Card] = field(init=False)
@@ -189,6 +192,8 @@ class Space:
 
     def _caches(self) -> list[Part | None]:
         """The caches to try, None first; those without parameters are expanded to their grid."""
+        if self.caches is None and self.family == "ar":
+            return [None]
         if self.caches is None:
             names = [name for name, card in self.cards.items() if card.stage == "cache" and name != "none"]
             grids = [self.settings(name) if self.mix_caches else self.settings(name)[:1] for name in names]

@@ -493,3 +493,12 @@ def test_prompts_without_answers_cannot_be_tuned_on() -> None:
             budget=4,
             max_new_tokens=4,
         )
+
+
+def test_lossy_caches_of_autoregressive_models_are_tried_only_where_they_are_named() -> None:
+    fit = Fit.of("tiny-llama", {"device": "cpu"}, {})
+    some = [one.spec for one in fit.space("sequential", None, (), mix=True).candidates(150, seed=0)]
+    assert len(some) > 50
+    assert not [spec for spec in some if "@" in spec or "superposed" in spec]
+    named = fit.space("sequential", ["int8"], (), mix=True).candidates(20, seed=0)
+    assert any("@int8" in one.spec for one in named)
