@@ -72,7 +72,8 @@ def test_no_number_is_off_by_more_than_half_a_scale(values: list[float], bits: i
     parts = quantize(x, bits)
     gap = (dequantize(parts, bits, len(values), torch.float64) - x).abs().max()
     assert gap <= float(parts["scale"].double()) / 2 * (1 + 1e-9)
-    assert np.allclose(dequantize(parts, bits, len(values), torch.float64)[0, 0], naive.group(x[0, 0].numpy(), bits))
+    wanted = naive.group(x[0, 0].numpy(), bits)  # whose minimum is not rounded down to a step of float16
+    assert np.allclose(dequantize(parts, bits, len(values), torch.float64)[0, 0], wanted, atol=1e-7)
 
 
 @few
