@@ -57,6 +57,16 @@ class DecodeContext:
         """How siblings must be sampled for the acceptance."""
         return self.sampler.accept.siblings
 
+    @property
+    def scratch(self) -> int:
+        """The slots that drafts take behind the longest text; the target's cache may have fewer than both need."""
+        return self.cache.reach - int(self.text.limit.max())
+
+    def drafter_cache(self, drafter: Any) -> KVCache:
+        """An empty cache of a drafting model's own, or a module's, for the same texts and drafts."""
+        cache: KVCache = drafter.new_cache(len(self.text), int(self.text.limit.max()), scratch=self.scratch)
+        return cache
+
 
 class Stage(Policy):
     """Base of all stages: immutable policies, with a state for each request made by `start`."""

@@ -19,10 +19,8 @@ class ReadingState(DraftModelState):
     cache: CompactCache
 
     def __init__(self, context: DecodeContext, reading: Reading, depth: int) -> None:
-        longest, reach = int(context.text.limit.max()), context.cache.reach
-        nodes = reach - longest + 1
-        rows = len(context.text)
-        most = reading.most + reading.refresh * (depth + 1) + nodes
+        rows, reach = len(context.text), context.cache.reach
+        most = reading.most + reading.refresh * (depth + 1) + context.scratch + 1
         super().__init__(
             context, context.model, CompactCache(context.cache, batch=rows, slots=min(most, reach), reach=reach)
         )

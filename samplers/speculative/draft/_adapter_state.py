@@ -34,9 +34,9 @@ class AdapterState(Shallow):
 
     def __init__(self, context: DecodeContext, module: Any) -> None:
         super().__init__(context, context.model, context.cache, layers=slice(0, module.exit_layers))
-        rows, longest = len(context.text), int(context.text.limit.max())
+        rows = len(context.text)
         self.module = module
-        self.adapter_cache = module.new_cache(rows, longest, scratch=context.cache.capacity - longest)
+        self.adapter_cache = context.drafter_cache(module)
         self.adapted = np.zeros(rows, dtype=np.int64)
         self.pending = torch.zeros(rows, 0, module.width, dtype=module.dtype, device=module.device)
         self.adapter_slots: Tensor | None = None

@@ -31,8 +31,7 @@ class NestedState(DraftModelState):
     """
 
     def __init__(self, context: DecodeContext, model: LanguageModel, exits: tuple[int, ...], tau: float) -> None:
-        rows, longest = len(context.text), int(context.text.limit.max())
-        cache = model.new_cache(rows, longest, scratch=context.cache.capacity - longest)
+        rows, cache = len(context.text), context.drafter_cache(model)
         super().__init__(context, model, cache, own=True)
         self.parts = [slice(start, stop) for start, stop in pairwise((0, *exits))]
         self.tau = tau

@@ -27,8 +27,7 @@ class ShortContextState(DraftModelState):
         self.prompt = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
         self.lag = text.prompt - self.prompt
         longest = int((text.limit - self.lag).max())
-        scratch = context.cache.reach - int(text.limit.max())
-        super().__init__(context, model, model.new_cache(len(text), longest, scratch=scratch), own=True)
+        super().__init__(context, model, model.new_cache(len(text), longest, scratch=context.scratch), own=True)
         whole = np.zeros((len(text), int(self.prompt.max())), dtype=np.int64)
         for row, prompt in zip(whole, prompts, strict=True):
             row[: len(prompt)] = prompt

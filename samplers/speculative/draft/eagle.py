@@ -41,9 +41,7 @@ class Eagle(ModuleDrafter):
 
     def start(self, context: DecodeContext) -> PairState:
         module = module_of(context)
-        longest = int(context.text.limit.max())
-        cache = module.new_cache(len(context.text), longest, scratch=context.cache.reach - longest)
-        return PairState(context, module, cache, own=True)
+        return PairState(context, module, context.drafter_cache(module), own=True)
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: PairState) -> None:
         state.read_prompt(rows, hidden)

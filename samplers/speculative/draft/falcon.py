@@ -46,7 +46,7 @@ class Falcon(ModuleDrafter):
                 f"falcon: block is at most {module.block}, as trained in {module.name}, got {block}", "leave block out"
             )
         longest = int(context.text.limit.max())
-        scratch = (context.cache.reach - longest + 1) * block
+        scratch = (context.scratch + 1) * block
         return BlockPairState(context, module, module.new_cache(len(context.text), longest, scratch=scratch), block)
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: BlockPairState) -> None:

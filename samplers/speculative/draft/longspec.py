@@ -59,9 +59,7 @@ class LongSpec(ModuleDrafter):
 
     def start(self, context: DecodeContext) -> LongSpecState:
         module = module_of(context)
-        longest = int(context.text.limit.max())
-        cache = module.new_cache(len(context.text), longest, scratch=context.cache.reach - longest)
-        return LongSpecState(context, module, cache, own=True)
+        return LongSpecState(context, module, context.drafter_cache(module), own=True)
 
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: LongSpecState) -> Draft:
         return state.draft(self.k, room, uniforms)

@@ -121,9 +121,7 @@ class Model(Drafter):
         if self.parallel is not None:
             check_parallel(drafter)
         drafter = conditioned_model(drafter, context.request)
-        longest = int(context.text.limit.max())
-        cache = drafter.new_cache(len(context.text), longest, scratch=context.cache.reach - longest)
-        state = self.state(context, drafter, cache, own=True, parallel=self.parallel or 1)
+        state = self.state(context, drafter, context.drafter_cache(drafter), own=True, parallel=self.parallel or 1)
         state.reuse_prefixes()
         return state
 

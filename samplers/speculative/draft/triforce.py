@@ -93,7 +93,7 @@ class TriForce(Drafter):
         middle = MiddleModel(context, self._reading, self.gamma + self.k)
         sampler = replace(context.sampler, shape=Chain(), length=None)
         inner = replace(context, text=drafted.text, distribution=drafted.distribution, sampler=sampler)
-        cache = small.new_cache(len(context.text), context.cache.reach)
+        cache = context.drafter_cache(small)
         state = DraftModelState(inner, small, cache, own=True)
         state.reuse_prefixes()
         return Hierarchy(drafted, middle, state)

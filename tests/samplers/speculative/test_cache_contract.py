@@ -14,6 +14,7 @@ from pardec.samplers import registry
 from pardec.samplers.rng import JoinableSource
 from pardec.samplers.speculative.loop import VerifyLoop
 from tests.samplers.ar_toys import prompts, request, rows, run, toy_ar
+from tests.samplers.module_files import random_modules
 
 VOCAB = 8
 CACHES = [card.name for card in registry.cards() if (card.family, card.stage) == ("ar", "cache")]
@@ -81,6 +82,15 @@ def test_a_prompt_that_others_begin_with_is_right(name: str) -> None:
     done = run(target(), which, texts, 8)
     for at, text in enumerate(texts):
         assert rows(run(target(), which, [text], 8, share_prompt=False))[0] == rows(done)[at]
+
+
+@pytest.mark.parametrize("kind", ["model", "pearl", "sorted", "eagle", "falcon", "kangaroo", "hydra"])
+def test_a_drafter_with_a_cache_of_its_own_has_room_for_texts_longer_than_the_target_s(kind: str) -> None:
+    which, given = "streaming:sink=2,window=6", prompts((5, 9), vocab=VOCAB, seed=6)
+    plain = run(target(), f"sequential@{which}", given, 40)
+    with random_modules():
+        done = run(target(), f"{kind}:name=toy,k=3@{which}", given, 40)
+    assert rows(done) == rows(plain)
 
 
 @pytest.mark.parametrize("name", CACHES)
