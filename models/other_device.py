@@ -7,21 +7,19 @@ Plans come from the request's device, logits go back there; weights, states, key
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from .errors import ModelError
 from .hidden import Hidden
 from .kv_cache import KVCache
 from .model import LanguageModel
 from .plan import Plan, plan_on
-from .stack import Stack
+from .stack import Stack, WrapperStack
 
 
-class OtherDevice:
+class OtherDevice(WrapperStack):
     """The stack `base`, on the device `own`, for plans on the device `home`."""
 
     def __init__(self, base: Stack, own: torch.device, home: torch.device) -> None:
@@ -36,19 +34,6 @@ class OtherDevice:
             head=lambda states: hidden.head(states).to(home),
             subset=None if subset is None else replace(subset, ids=subset.ids.to(home)),
         )
-
-    @property
-    def embedding(self) -> Tensor:
-        return self.base.embedding
-
-    def new_cache(self, batch: int, capacity: int) -> KVCache:
-        return self.base.new_cache(batch, capacity)
-
-    def parameters(self) -> Iterable[Tensor]:
-        return self.base.parameters()
-
-    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
-        return self.base.named_parameters()
 
 
 def for_device(model: LanguageModel, home: torch.device) -> LanguageModel:

@@ -25,3 +25,26 @@ class Stack(Protocol):
     def parameters(self) -> Iterable[Tensor]: ...
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
+
+
+class WrapperStack:
+    """A stack around `base`, with its weights and its caches; a subclass says how it runs plans."""
+
+    base: Stack
+
+    @property
+    def embedding(self) -> Tensor:
+        """The base's."""
+        return self.base.embedding
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        """The base's."""
+        return self.base.new_cache(batch, capacity)
+
+    def parameters(self) -> Iterable[Tensor]:
+        """The base's."""
+        return self.base.parameters()
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        """The base's."""
+        return self.base.named_parameters()

@@ -29,12 +29,15 @@ from .kernels.matmul import Linear
 from .kv_cache import KVCache
 from .model import LanguageModel
 from .plan import Plan
+from .stack import WrapperStack
 
 ORDER = "frequent_ids.json"  # beside a checkpoint: ids as a JSON list, the commonest first
 
 
-class Trimmed:
+class Trimmed(WrapperStack):
     """The stack `base` with the rows `ids` [N] of its head."""
+
+    base: Decoder
 
     def __init__(self, base: Decoder, ids: Tensor) -> None:
         weight = base.head.weight
@@ -72,22 +75,9 @@ class Trimmed:
         return logits
 
     @property
-    def embedding(self) -> Tensor:
-        return self.base.embedding
-
-    @property
     def parameters_unread(self) -> int:
         """Parameters of the base's head that a forward does not read."""
         return (self.subset.size - len(self.subset.ids)) * self.head.weight.shape[1]
-
-    def new_cache(self, batch: int, capacity: int) -> KVCache:
-        return self.base.new_cache(batch, capacity)
-
-    def parameters(self) -> Iterable[Tensor]:
-        return self.base.parameters()
-
-    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
-        return self.base.named_parameters()
 
 
 def trimmed(model: LanguageModel, ids: Sequence[int]) -> LanguageModel:

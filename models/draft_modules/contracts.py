@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..decoder_config import DecoderConfig
 from ..errors import ModelError, listed
 from ..hidden import IdSubset, TargetStates
+from ..kv_cache import KVCache
 from ..loading.weights import Published, read
 from ..model import LanguageModel
 
@@ -84,6 +86,18 @@ class DraftModule(nn.Module):
     def parameters_read(self) -> int:
         """Parameters that one drafting forward reads, the target's that it uses included: what it costs."""
         return self.parameter_count
+
+    def cache_of(self, config: DecoderConfig, batch: int, slots: int) -> KVCache:
+        """An empty cache of `slots` slots for `batch` rows, of its own layers."""
+        return KVCache(
+            layers=config.layers,
+            batch=batch,
+            capacity=slots,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[..., E] the target's input embeddings of ids [...]; 0 where the id is -1."""

@@ -159,16 +159,7 @@ class DFlashModule(DraftModule):
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache for contexts of `capacity` positions, with space for a block behind them."""
-        config = self.layout.config
-        return KVCache(
-            layers=config.layers,
-            batch=batch,
-            capacity=capacity + self.block_size,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        return self.cache_of(self.layout.config, batch, capacity + self.block_size)
 
     def fuse(self, states: Tensor) -> Tensor:
         """[..., E] the context's inputs of the target's `states` [..., S]."""

@@ -134,16 +134,7 @@ class EagleModule(DraftModule):
 
     def new_cache(self, batch: int, capacity: int, *, scratch: int = 0) -> KVCache:
         """An empty cache; `scratch` more slots are for trees, whose nodes take more slots than positions."""
-        config = self.layers_config
-        return KVCache(
-            layers=config.layers,
-            batch=batch,
-            capacity=capacity + scratch,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        return self.cache_of(self.layers_config, batch, capacity + scratch)
 
     def fuse(self, states: Tensor) -> Tensor:
         """[..., E] what stands for the target's `states` [..., S] in pairs."""

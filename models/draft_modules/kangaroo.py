@@ -75,16 +75,7 @@ class Kangaroo(DraftModule):
 
     def new_cache(self, batch: int, capacity: int, *, scratch: int = 0) -> KVCache:
         """An empty cache; `scratch` more slots are for trees, whose nodes take more slots than positions."""
-        config = self.layers_config
-        return KVCache(
-            layers=config.layers,
-            batch=batch,
-            capacity=capacity + scratch,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        return self.cache_of(self.layers_config, batch, capacity + scratch)
 
     def run(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
         """Runs a plan over the states in its `soft`."""

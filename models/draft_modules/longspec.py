@@ -112,16 +112,7 @@ class LongSpecModule(DraftModule):
 
     def new_cache(self, batch: int, capacity: int, *, scratch: int = 0) -> KVCache:
         """An empty cache; `scratch` more slots are for trees, whose nodes take more slots than positions."""
-        config = self.layer_config
-        return KVCache(
-            layers=1,
-            batch=batch,
-            capacity=capacity + scratch,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        return self.cache_of(self.layer_config, batch, capacity + scratch)
 
     def run(self, plan: Plan, cache: KVCache, keys: TargetKeys) -> Hidden:
         """One forward."""

@@ -10,7 +10,7 @@ of a row's two prefixes takes, and feed no token (-1) there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from ..errors import CacheError, ModelError
 from ..hidden import Hidden
 from ..kv_cache import KVCache
 from ..plan import Plan, Visible
-from ..stack import Stack
+from ..stack import Stack, WrapperStack
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class Prefix:
         return [max(len(cond), len(uncond)) for cond, uncond in pairs]
 
 
-class Conditioned:
+class Conditioned(WrapperStack):
     """The stack `base` for the rows of one request."""
 
     def __init__(
@@ -87,16 +87,6 @@ class Conditioned:
         self.shift = self.lengths - self.widths  # [copies, N], at most 0
         self.even = not bool(self.shift.any())
         self.last = None if interval is None else self.widths + interval  # [N] the last guided query
-
-    @property
-    def embedding(self) -> Tensor:
-        return self.base.embedding
-
-    def parameters(self) -> Iterable[Tensor]:
-        return self.base.parameters()
-
-    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
-        return self.base.named_parameters()
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache for all rows of the request, with rows of its own for the unconditional half."""

@@ -184,18 +184,18 @@ class StoredCache(KVCache):
                 sinks[row] = part[0, :lead]
             x = part[:, lead:]
             if which == 0 and store.before_rotation:
-                x = self.turned(layer, x, slice(row, row + 1), first + lead, back=True)
+                x = self.rotate(layer, x, slice(row, row + 1), first + lead, back=True)
             encoded.write(row, (first + lead - store.sinks) // store.chunk, x.reshape(-1, store.chunk, *x.shape[2:]))
 
     def decode(self, layer: int, rows: Tensor | slice, count: int) -> tuple[Tensor, Tensor]:
         """K and V [R, count * G, K, D] of the first `count` chunks of these rows, keys rotated."""
         keys, values = (encoded.read(rows, count) for encoded in self.encoded[layer])
         if self.store.before_rotation:
-            keys = self.turned(layer, keys, rows, self.store.sinks)
+            keys = self.rotate(layer, keys, rows, self.store.sinks)
         return keys, values
 
-    def turned(self, layer: int, keys: Tensor, rows: Tensor | slice, first: int, *, back: bool = False) -> Tensor:
-        """keys [R, S, K, D] of the slots from `first` on, rotated by their positions, or `back`."""
+    def rotate(self, layer: int, keys: Tensor, rows: Tensor | slice, first: int, *, back: bool = False) -> Tensor:
+        """keys [R, S, K, D] of the slots from `first` on, rotated to their positions, or `back` from there."""
         assert self.ropes is not None, "the store needs them"
         keys = keys.to(torch.promote_types(keys.dtype, torch.float32))
         positions = torch.arange(first, first + keys.shape[1], device=keys.device)

@@ -22,6 +22,7 @@ from ..prefix_reuse import DraftReuse
 from .contracts import DecodeContext, Draft, DraftModel, RoundResult, Uniforms
 from .forward import catch_up_groups
 from .over_ids import LogitsOverIds
+from .shape._growth import packed
 
 
 class DraftModelState(DraftModel):
@@ -306,6 +307,22 @@ class DraftModelState(DraftModel):
         inside = (rank >= 0) & (rank < new)
         drafted = own.gather(2, rank.clamp(0, new - 1)[:, None].expand(-1, own.shape[1], -1))
         return Visible.mask((rank < 0)[:, None] | (drafted & inside[:, None]))
+
+    def _feed_rest(self, draft: Draft) -> tuple[Tensor, Tensor]:
+        """Feeds the nodes of `draft` that were not fed, and moves the K/V of all to the slots of the verify pass.
+
+        For drafters on the target's cache. Returns [B, T] bool, which nodes are real, and [B, T] int64, the slot behind
+        `start` that each was fed in.
+        """
+        order = torch.arange(draft.width, device=self.start.device)
+        real = order < torch.from_numpy(draft.sizes).to(order.device)[:, None]
+        unfed = real & (self._slots(draft.width) < 0)
+        if most := int(unfed.sum(1).max()):
+            self._feed(draft, packed(unfed, most))
+        start, slot = self.start[:, None], self._slots(draft.width).clamp(min=0)
+        if draft.parents is not None:
+            self.cache.move(start + slot, torch.where(real & (slot != order), start + order, -1))
+        return real, slot
 
     def _slots(self, width: int) -> Tensor:
         """[B, width] the slot of each node behind `start`, -1 if it was not fed."""

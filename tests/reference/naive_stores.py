@@ -113,24 +113,24 @@ def rotated(bits: int, size: int, clip: float, heads: int, order: Numbers | None
 
     def read(x: Numbers) -> Numbers:
         width = heads * x.shape[2]
-        turned = x.reshape(len(x), -1, width) @ hadamard(width)
-        for token, block in product(range(len(x)), range(turned.shape[1])):
+        spread = x.reshape(len(x), -1, width) @ hadamard(width)
+        for token, block in product(range(len(x)), range(spread.shape[1])):
             at = np.arange(width) if order is None else order[block]
-            row = turned[token, block, at]
+            row = spread[token, block, at]
             row = np.concatenate([group(row[i : i + size], bits, clip) for i in range(0, width, size)])
-            turned[token, block, at] = row
-        return (turned @ hadamard(width)).reshape(x.shape)
+            spread[token, block, at] = row
+        return (spread @ hadamard(width)).reshape(x.shape)
 
     return read
 
 
 def channel_order(chunks: Numbers, heads: int) -> Numbers:
     """[K / heads, heads * D] of the rotated channels of chunks [n, K, D], by sums of magnitudes, ascending."""
-    turned = chunks.reshape(len(chunks), -1, heads * chunks.shape[2]) @ hadamard(heads * chunks.shape[2])
-    return np.argsort(np.abs(turned).sum(0), axis=-1, kind="stable")
+    spread = chunks.reshape(len(chunks), -1, heads * chunks.shape[2]) @ hadamard(heads * chunks.shape[2])
+    return np.argsort(np.abs(spread).sum(0), axis=-1, kind="stable")
 
 
-def turned(keys: Numbers, first: int, frequencies: Numbers, *, back: bool = False) -> Numbers:
+def spread(keys: Numbers, first: int, frequencies: Numbers, *, back: bool = False) -> Numbers:
     """keys [n, K, D] of the positions from `first` on through the rotary embedding, or out of it."""
     angle = (first + np.arange(len(keys)))[:, None, None] * frequencies * (-1 if back else 1)
     a, b = np.split(keys, 2, -1)

@@ -19,7 +19,6 @@ from ...ops.rank import argmax
 from ..contracts import DecodeContext, Draft, RoundResult
 from ..draft_model import DraftModelState
 from ..early_states import EarlyStates
-from ..shape._growth import packed
 from ._exit_choice import Choice
 from ._exits import all_copies, of_rows
 
@@ -93,14 +92,7 @@ class ExitStates(DraftModelState):
 
     def early_draft(self, draft: Draft) -> Draft:
         """The draft with the states of all its nodes at the deepest exit, whose K/V are in the slots of verifying."""
-        order = torch.arange(draft.width, device=self.start.device)
-        real = order < torch.from_numpy(draft.sizes).to(order.device)[:, None]
-        unfed = real & (self._slots(draft.width) < 0)
-        if most := int(unfed.sum(1).max()):
-            self._feed(draft, packed(unfed, most))
-        start, slot = self.start[:, None], self._slots(draft.width).clamp(min=0)
-        if draft.parents is not None:
-            self.cache.move(start + slot, torch.where(real & (slot != order), start + order, -1))
+        real, slot = self._feed_rest(draft)
         index = slot.repeat(self.cache.copies, 1)[..., None, None].expand(-1, -1, *self.states.shape[2:])
         self.states = self.states.gather(1, index)  # by node now
         deepest = int(self.exit.max())

@@ -31,7 +31,6 @@ from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 from ..draft_model import DraftModelState
 from ..early_states import EarlyStates
-from ..shape._growth import packed
 
 
 @register("earlyexit", stage="draft", paper="arXiv:2404.16710", exact="greedy", checked="joint")
@@ -92,14 +91,7 @@ class Shallow(DraftModelState):
 
     def early(self, draft: Draft, layers: int) -> Draft:
         """The draft with the states of all its nodes, whose K/V are moved to the slots of the verify pass."""
-        order = torch.arange(draft.width, device=self.start.device)
-        real = order < torch.from_numpy(draft.sizes).to(order.device)[:, None]
-        unfed = real & (self._slots(draft.width) < 0)
-        if most := int(unfed.sum(1).max()):
-            self._feed(draft, packed(unfed, most))
-        start, slot = self.start[:, None], self._slots(draft.width).clamp(min=0)
-        if draft.parents is not None:
-            self.cache.move(start + slot, torch.where(real & (slot != order), start + order, -1))
+        _, slot = self._feed_rest(draft)
         index = slot.repeat(self.cache.copies, 1)
         states = self.states.gather(1, index[..., None].expand(-1, -1, self.states.shape[-1]))
         return replace(draft, early=EarlyStates(layers, states), forwards=self.calls)
