@@ -130,7 +130,7 @@ def channel_order(chunks: Numbers, heads: int) -> Numbers:
     return np.argsort(np.abs(spread).sum(0), axis=-1, kind="stable")
 
 
-def spread(keys: Numbers, first: int, frequencies: Numbers, *, back: bool = False) -> Numbers:
+def rotary(keys: Numbers, first: int, frequencies: Numbers, *, back: bool = False) -> Numbers:
     """keys [n, K, D] of the positions from `first` on through the rotary embedding, or out of it."""
     angle = (first + np.arange(len(keys)))[:, None, None] * frequencies * (-1 if back else 1)
     a, b = np.split(keys, 2, -1)

@@ -53,10 +53,10 @@ def rotate_both(
 ) -> tuple[np.ndarray, np.ndarray]:
     """What `rotatekv` reads: keys are encoded before rotation, in the order of those that are encoded first."""
     frequencies = np.array(model.decoder.config.frequencies)  # type: ignore[attr-defined]
-    plain = naive.turned(keys, 1, frequencies, back=True)
+    plain = naive.rotary(keys, 1, frequencies, back=True)
     order = naive.channel_order(plain[: max(first, 4)], 1)
     read = naive.rotated(2, 4, 0.8, 1, order)(plain)
-    return naive.turned(read, 1, frequencies), naive.rotated(2, 4, 0.8, 1)(values)
+    return naive.rotary(read, 1, frequencies), naive.rotated(2, 4, 0.8, 1)(values)
 
 
 def in_chunks(read: naive.Read, size: int, x: np.ndarray) -> np.ndarray:
