@@ -1,0 +1,1 @@
+"""Models that predict whole token maps, scale by scale."""

@@ -1,0 +1,172 @@
+"""The contract of models that predict an image scale by scale: a transformer and a quantizer.
+
+The transformer gives the logits of codes, the quantizer turns codes into vectors. Scale s is a square map of `sides[s]`
+by `sides[s]` codes. Every code of a scale is predicted at once, from all earlier scales. Codes of all scales add up to
+one map of vectors, the running sum, at the last scale's size; a decoder turns it into pixels.
+Letters: R rows, S scales, n_s codes of scale s, L codes of all scales, V codes of the codebook, C numbers of a vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..images.contracts import Imaging
+    from ..kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """The sides of the token maps, coarse to fine."""
+
+    sides: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.sides)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Codes of each scale."""
+        return tuple(side * side for side in self.sides)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """[S + 1]: where each scale begins among the codes of an image; the last entry is how many those are."""
+        return (0, *accumulate(self.sizes))
+
+    @property
+    def tokens(self) -> int:
+        """Codes of all scales, L."""
+        return self.starts[-1]
+
+
+class MultiScaleQuantizer(Protocol):
+    """Turns the codes of every scale into one map of vectors."""
+
+    @property
+    def scales(self) -> Scales: ...
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a code's vector, C."""
+        ...
+
+    @property
+    def vocab(self) -> int:
+        """Codes of the codebook, V."""
+        ...
+
+    def start(self, rows: int) -> Tensor:
+        """The running sum [R, C, side, side] of no scale: zeros, at the last scale's side."""
+        ...
+
+    def add(self, total: Tensor, codes: Tensor, scale: int) -> Tensor:
+        """The running sum with the `codes` [R, n_s] of `scale`, as a new tensor."""
+        ...
+
+    def map_of(self, total: Tensor, scale: int) -> Tensor:
+        """What the transformer reads at `scale` (from 1): the running sum at that side, [R, n_s, C], raster order."""
+        ...
+
+
+class TokenReduction(Protocol):
+    """Which tokens of a forward's last scale go through each layer; those left out get their states from elsewhere."""
+
+    def keep(self, layer: int, states: Tensor) -> Tensor | None:
+        """The tokens [R, k] int64, ascending, that `layer` computes of `states` [R, n_s, E]; None: all."""
+        ...
+
+    def restore(self, layer: int, states: Tensor, kept: Tensor) -> Tensor:
+        """The states [R, n_s, E] behind `layer`, from those of the tokens `kept` [R, k], [R, k, E]."""
+        ...
+
+    def observe(self, layer: int, states: Tensor) -> None:
+        """Sees the last scale's states [R, n_s, E] behind each layer, complete ones and those that `restore` gave."""
+        ...
+
+
+class ScaleTransformer(Protocol):
+    """Computes the logits of a scale from all earlier ones."""
+
+    @property
+    def scales(self) -> Scales: ...
+
+    @property
+    def classes(self) -> int:
+        """Classes of images; the label `classes` is the null class."""
+        ...
+
+    @property
+    def layers(self) -> int: ...
+
+    def new_cache(self, rows: int) -> KVCache:
+        """An empty cache with room for all scales of `rows` rows."""
+        ...
+
+    def __call__(
+        self,
+        labels: Tensor,
+        maps: Tensor,
+        cache: KVCache,
+        *,
+        first: int,
+        last: int,
+        rows: Tensor | None = None,
+        logits: Tensor | None = None,
+        reduction: TokenReduction | None = None,
+    ) -> Tensor:
+        """One forward of the scales `first` to `last`, block-causal among them; appends their K/V to the cache.
+
+        Args:
+            labels: [R] int64, 0 to `classes`.
+            maps: [R, n, C] float32: `MultiScaleQuantizer.map_of` of the scales max(first, 1) to `last`, one after the
+                other; n is 0 where only scale 0 is fed, whose input follows from the label.
+            cache: of `new_cache`; holds the scales before `first` for these rows.
+            rows: [R] int64, which rows of the cache these are; None: all, in order.
+            logits: [R] bool on the host, the rows whose logits are wanted; None: all.
+            reduction: which tokens of scale `last` each layer computes; None: all.
+
+        Returns:
+            [R', n_last, V] float32: logits of scale `last`, of the rows that `logits` marks.
+        """
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class ScaleModel:
+    """A checkpoint ready to run. Made by `pardec.models.load.load_any`."""
+
+    transformer: ScaleTransformer
+    imaging: Imaging  # `decode` takes the codes of all scales, [B, L]
+    config: dict[str, Any]  # as published, or read off the tensors
+    name: str
+    path: Path | None
+    family: str
+    device: torch.device
+    dtype: torch.dtype
+    parameters: int  # how many the checkpoint has, without its image tokenizer
+    choice: str = field(default="", repr=False)  # why this device and dtype
+    adapter: str | None = None  # the LoRA adapter that is merged into its weights
+    weights_version: int = field(default=0, init=False)  # how often its weights were replaced in place
+
+    @property
+    def scales(self) -> Scales:
+        """The sides of its token maps."""
+        return self.transformer.scales
+
+    @property
+    def quantizer(self) -> MultiScaleQuantizer:
+        """Of its image tokenizer. Raises ModelError for a model without one."""
+        quantizer: MultiScaleQuantizer = self.imaging.quantizer  # type: ignore[attr-defined]
+        return quantizer
+
+    def describe(self) -> str:
+        """Where and how the model runs, and why, in one line."""
+        known = f"{self.name}: {self.family}" + (f", {self.choice}" if self.choice else "")
+        return f"{known}, weights version {self.weights_version}" if self.weights_version else known
