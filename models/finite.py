@@ -139,7 +139,7 @@ def _first_not_finite(model: LanguageModel, runs: Sequence[Run], cfg: float | No
             within = range(model.layers)[plan.layers] if plan.layers is not None else range(model.layers)
             taps = tuple(layer for layer in within if layer < model.layers - 1)
             hidden = model.decoder(replace(plan, hidden=taps, narrow=False), cache)
-            raw: Hidden = getattr(hidden, "made", hidden)
+            raw: Hidden = getattr(hidden, "hidden", hidden)  # of both halves of a guided image
             real = raw.plan.positions >= 0
             each = [*sorted(raw.taps.items()), (within[-1], raw.states)]
             for layer, states in each:

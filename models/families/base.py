@@ -50,6 +50,7 @@ class FamilySpec:
     harmless: tuple[str, ...] = ()  # patterns of published tensors that need not be loaded
     convert: Callable[[str, Tensor, DecoderConfig], Tensor] = lambda name, tensor, config: tensor
     imaging: str = ""  # image models: "module:function" that builds their interface from `ImagingParts`
+    text: bool = False  # image models: they write text as well, and can be loaded for that
     positions: Callable[[Config], int | None] = lambda config: config.get("max_position_embeddings")
 
     def fits(self, tensors: Container[str]) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
-from .base import Config, FamilySpec, register, require
+from .base import Config, FamilySpec, architecture, register, require
 from .llada_moe import is_llada_moe
 
 _BLOCK = "model.transformer.blocks.{i}."
+_DRAW = ("LLaDAForMultiModalGeneration", "MMadaModelLM")  # families of their own, which have codes of images as well
 
 
 def _decoder(config: Config) -> DecoderConfig:
@@ -55,7 +56,9 @@ LLADA = register(
     FamilySpec(
         name="llada",
         summary="LLaDA-8B, LLaDA-1.5 (dense)",
-        matches=lambda config: config.get("model_type") == "llada" and not is_llada_moe(config),
+        matches=lambda config: (
+            config.get("model_type") == "llada" and not is_llada_moe(config) and architecture(config) not in _DRAW
+        ),
         decoder=_decoder,
         names={
             "embed.weight": "model.transformer.wte.weight",

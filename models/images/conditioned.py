@@ -173,9 +173,23 @@ class Shifted(Hidden):
         mixed = uncond + self.scale * (cond - uncond)
         if self.last is None:
             return mixed
+        return torch.where(self._within(positions)[..., None], mixed, cond)
+
+    def some(self, index: Tensor, positions: Tensor | None = None) -> Tensor:
+        copied = None if positions is None else self._copied(positions)
+        count = (self.plan.want if positions is None else positions).numel()
+        if len(self.shifts) == 1:
+            return self.hidden.some(index, copied)
+        cond, uncond = self.hidden.some(torch.cat([index, index + count]), copied).chunk(2)
+        mixed = uncond + self.scale * (cond - uncond)
+        return mixed if self.last is None else torch.where(self._within(positions).flatten()[index, None], mixed, cond)
+
+    def _within(self, positions: Tensor | None) -> Tensor:
+        """Whether the logits at `positions` [B, K], or of the plan's `want`, are guided: bool [B, K]."""
+        assert self.last is not None, "some are not"
         if positions is None:
             positions = self.plan.positions.gather(1, self.plan.want.clamp(min=0))
-        return torch.where((positions <= self.last[:, None])[..., None], mixed, cond)
+        return positions <= self.last[:, None]
 
     def has(self, positions: Tensor) -> Tensor:
         return self.hidden.has(self._copied(positions)).chunk(len(self.shifts))[0]

@@ -7,7 +7,7 @@ arrays on the host, updated by one transfer a step; on a CPU that transfer is a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from .writing import Revision, Writing
 GIVEN = -1  # commit_step of a token that the request gave
 NEVER = -2  # commit_step of a position that was never committed
 
+_OPEN = -2  # stands for a mask where tokens are read back; -1 is a position of an image's condition
 _CLOCKS = 64  # forwards there is room for at first
 _LONGEST = np.iinfo(np.int16).max  # that commit_step can count
 _ROWS = (
@@ -107,6 +108,8 @@ class Canvas:
         self.total_steps = np.zeros(len(rows), dtype=np.int64)
         self.revises = False  # whether committed tokens may still change while their block is active
         self.commit_order: Tensor | None = None  # [B, W] int64 on the host, where a cache needs it
+        # [B, L] on the host: the highest logit at each position when it was last queried, where a cache reuses them
+        self.max_logits: Callable[[], np.ndarray] | None = None
         self.lo = self.hi = np.full(len(rows), -1)
         self._bind()
         self.given_host = ~self.open.cpu().numpy()
@@ -128,9 +131,9 @@ class Canvas:
         """Brings `tokens_host` and `open_host` up to date: one transfer, and none on a CPU. `beside` comes with it."""
         if self.tokens.device.type == "cpu":
             return 0.0 if beside is None else float(beside)
-        packed = torch.where(self.open, -1, self.tokens)
+        packed = torch.where(self.open, _OPEN, self.tokens)
         read = to_host({"packed": packed} if beside is None else {"packed": packed, "beside": beside})
-        self.open_host = read["packed"] < 0
+        self.open_host = read["packed"] == _OPEN
         self.tokens_host = np.where(self.open_host, self.mask_id, read["packed"])
         return 0.0 if beside is None else float(read["beside"])
 

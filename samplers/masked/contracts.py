@@ -169,6 +169,8 @@ class Cache(Stateful):
     stores: ClassVar[bool] = True  # False: earlier K/V are never read, so that none are kept
     attention: ClassVar[str | None] = None  # the attention of the only families that it is for
     needs_commit_order: ClassVar[bool] = False  # `Canvas.commit_order` is set before `query`
+    # Positions that are not queried keep the predictions of the forward that last did; `Canvas.max_logits` is set.
+    reuses_predictions: ClassVar[bool] = False
 
     def check(self, sampler: MaskedSampler) -> None:
         shadows = [stage for stage in sampler.revising if stage.needs_shadow]

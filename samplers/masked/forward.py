@@ -12,6 +12,7 @@ from torch import Tensor
 from pardec.models import finite
 from pardec.models.errors import PardecError, SpecError
 from pardec.models.hidden import Hidden
+from pardec.models.images.conditioned import put_rows
 from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
@@ -24,6 +25,7 @@ from ..prefix_reuse import PrefixReuse
 from .canvas import GIVEN, Canvas
 from .contracts import Cache, MaskedSampler, QuerySpec, Request
 from .joint import JointRows
+from .kept import KeptStates
 from .layout import Group, Layout, Queries
 
 # Computing only the wanted outputs pays if it saves at least this many values: of the last layer, and of the logits.
@@ -38,7 +40,8 @@ class MaskedForward:
     """
 
     def __init__(self, model: LanguageModel, canvas: Canvas, sampler: MaskedSampler, request: Request) -> None:
-        self.model, self.canvas, self.cfg = model, canvas, request.cfg
+        self.model, self.canvas = model, canvas
+        self.cfg = None if request.conditions else request.cfg  # images are guided behind their conditions
         self.copies = 1 if self.cfg is None else 2
         self.given = None if self.cfg is None else canvas.commit_step == GIVEN
         self.every = bool(sampler.revising)  # committed positions of the block are predicted too
@@ -55,8 +58,9 @@ class MaskedForward:
         self.limits = self.allowed  # what holds in the present step
         self.request = request
         self.counts: Tensor | None = None  # [B, V] how often each token occurs in a row, for penalties
+        self.kept = KeptStates(model, canvas) if sampler.cache.reuses_predictions else None
         self.cache: KVCache | None = None
-        if sampler.cache.stores or shadow:
+        if sampler.cache.stores or shadow or request.conditions:
             self.cache = model.new_cache(self.copies * len(canvas), int(canvas.total.max()) + self.shadow)
         tells = self.cfg is None and type(sampler.cache).final is not Cache.final
         self.reuse = PrefixReuse(model, self.cache if tells else None, len(canvas))
@@ -69,8 +73,15 @@ class MaskedForward:
         self._runs: list[finite.Run] = []  # the last forward, one a group
         self.highest = torch.zeros((), device=canvas.tokens.device)  # summed over all logits so far: see `finite`
 
+    @property
+    def sequences(self) -> int:
+        """How many sequences a row is run as: 2 under guidance."""
+        return self.copies * (1 if self.cache is None else self.cache.copies)
+
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows, in the cache as well."""
+        if self.kept is not None:
+            self.kept.keep(rows)
         if self.given is not None:
             self.given = self.given[torch.from_numpy(rows).to(self.given.device)]
         self.allowed.keep(rows)
@@ -89,7 +100,11 @@ class MaskedForward:
             self.given = self.canvas.commit_step == GIVEN  # no forward has changed that
         self.allowed.put(where, other.allowed)
         self.joints.put(where, other.joints)
-        if self.cache is not None and other.cache is not None:
+        if self.kept is not None:
+            self.kept.put()
+        if self.request.conditions and self.cache is not None and other.cache is not None:
+            put_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
+        elif self.cache is not None and other.cache is not None:
             self.cache.grow(other.cache.capacity)
         self.reuse.put(where, other.reuse)
         self._key = b""
@@ -122,8 +137,9 @@ class MaskedForward:
         if new.any():
             order = np.arange(canvas.length)
             mask = np.where(new[:, None], (order >= first_start[:, None]) & (order < canvas.end[:, None]), mask)
-        row, column = np.nonzero(self.wanted(query))
-        mask[row, np.maximum(canvas.lo[row] + column - shift[row], 0)] = True
+        if self.kept is None:
+            row, column = np.nonzero(self.wanted(query))
+            mask[row, np.maximum(canvas.lo[row] + column - shift[row], 0)] = True
         count = mask.sum(1)
         positions = np.argsort(~mask, axis=1, kind="stable")[:, : count.max()]
         positions = np.where(np.arange(count.max()) < count[:, None], positions, -1)
@@ -157,7 +173,7 @@ class MaskedForward:
         if queries.positions is not None or key != self._key:
             self._groups, self._order = self.layout.plan_groups(queries)
             self._key = key
-            forward = self.model.forward
+            forward = self.model.run if self.request.conditions else self.model.forward  # conditions are no tokens
         else:
             forward = self.model.run  # the same plan with other tokens, already checked
         self._hidden.clear()
@@ -220,12 +236,13 @@ class MaskedForward:
     ) -> tuple[RowDistribution, RowDistribution | None]:
         """The distribution of one group, and its shadow's."""
         canvas = self.canvas
-        tokens, want, index, narrow = self._at(canvas.tokens, group), group.want, None, not self.whole
+        want = group.want if self.kept is None else self.kept.want(group)
+        tokens, index, narrow = self._at(canvas.tokens, group), None, not self.whole and self.kept is None
         if self.model.decoding_config.uniform:
             tokens = self._noised(tokens, group)
         positions = self._of(self.canvas.window, group)
         if want.device.type == "cpu" and not self.shadow:  # elsewhere constant shapes are faster
-            want, index, positions = self._wanted_only(group, wanted, positions)
+            want, index, positions = self._wanted_only(group, want, wanted, positions)
             narrow = narrow and (group.plan.width - want.shape[1]) * len(want) * self.model.width >= _NARROW_GAIN
         if self.shadow:
             tokens = torch.cat([tokens, torch.full_like(positions, self.canvas.mask_id)], 1)
@@ -243,6 +260,8 @@ class MaskedForward:
             plan = replace(plan, soft=self._doubled(self._at_queries(soft, group)))
         self._runs.append((plan, self.cache))
         hidden = forward(plan, self.cache)
+        if self.kept is not None:
+            hidden = self.kept.renew(hidden, group)
         if self.whole:
             self._hidden.append(hidden)
         if self.request.logprobs is not None:
@@ -313,7 +332,7 @@ class MaskedForward:
 
     def failure(self) -> PardecError | None:
         """Why logits of the last forward are not finite; None where running it again does not show it."""
-        return finite.failure(self.model, self._runs, cfg=self.cfg)
+        return finite.failure(self.model, self._runs, cfg=self.request.cfg)
 
     def _processed(self, logits: Tensor, group: Group, positions: Tensor, rows: Tensor | None = None) -> Tensor:
         """`logits` with penalties, without the mask id and tokens that are not allowed; adds them to `highest`.
@@ -343,13 +362,15 @@ class MaskedForward:
         self.highest = self.highest + finite.highest(logits)
         return logits
 
-    def _wanted_only(self, group: Group, wanted: np.ndarray, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The wanted queries [n, M], the index of each block position's among them [n, W], and what they predict."""
+    def _wanted_only(
+        self, group: Group, want: Tensor, wanted: np.ndarray, positions: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The wanted ones of the queries `want` [n, W]: [n, M], the index of each block position's among them [n, W], and what they predict."""
         wanted = wanted if group.rows is None else wanted[group.rows]
         counts = wanted.sum(1)
         most = max(int(counts.max()), 1)
         if (wanted.shape[1] - most) * len(wanted) * self.model.vocab_size < _COMPACT_GAIN:
-            return group.want, None, positions
+            return want, None, positions
         if (counts == most).all():
             order = wanted.nonzero()[1].reshape(-1, most)
         else:
@@ -358,7 +379,7 @@ class MaskedForward:
         chosen = torch.from_numpy(order)
         if self.bound:
             positions = positions.gather(1, chosen)
-        return group.want.gather(1, chosen), torch.from_numpy(index), positions
+        return want.gather(1, chosen), torch.from_numpy(index), positions
 
     def _at_queries(self, soft: Tensor, group: Group) -> Tensor:
         """`soft` [B, W, E] of the block, at the queries of a group [n, Q, E]; zero elsewhere."""

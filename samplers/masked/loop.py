@@ -22,6 +22,7 @@ from pardec.models.finite import demand_head
 from pardec.models.model import LanguageModel
 
 from ..batching import put_rows, take_rows, unbatchable
+from ..conditioning import conditioned_model
 from ..endings import Endings
 from ..events import Event, Finished, RowFinished
 from ..logprobs import LogprobRecorder
@@ -35,7 +36,7 @@ from .canvas import NEVER, Canvas
 from .contracts import Choice, Evidence, MaskedSampler, Proposal, QuerySpec, Request, Stage, Stateful
 from .forward import MaskedForward
 from .recorder import Before, TraceRecorder
-from .refusals import Read, demand_finite, mask_chosen
+from .refusals import Read, demand_finite, mask_chosen, refuse_images
 from .writing import Revision, Writing
 
 _LOWEST = torch.finfo(torch.float32).min
@@ -102,6 +103,9 @@ class MaskedLoop:
         if sampler.select.reference_sampler is not None:
             text = _reference_text(model, sampler.select.reference_sampler, sampler, request)
             request = replace(request, finished=text)
+        if request.conditions:
+            refuse_images(sampler)
+            model = conditioned_model(model, request, request.prefix)
         self.sampler, self.request = sampler, request
         self.canvas = canvas = Canvas(
             request.canvases,
@@ -123,7 +127,7 @@ class MaskedLoop:
         self.memory: dict[int, Any] = {id(stage): stage.start(canvas) for stage in sampler.stateful}
         self.forward = MaskedForward(model, canvas, sampler, request)
         self.logprobs = LogprobRecorder.of(request, canvas, canvas.length, model.device)
-        self.recorder = TraceRecorder(canvas, self.forward.copies, self.logprobs)
+        self.recorder = TraceRecorder(canvas, self.forward.sequences, self.logprobs)
         self.endings = Endings(request.stops, len(canvas))
         self.distributions: list[Read] = []  # of the step, in order
 
@@ -203,6 +207,8 @@ class MaskedLoop:
         canvas.skip(select.tick(canvas, self.state(select)))
         if cache.needs_commit_order:
             canvas.commit_order = select.commit_order(canvas, self.request, self.state(select))
+        if self.forward.kept is not None:
+            canvas.max_logits = self.forward.kept.max_logits
         return cache.query(canvas, self.state(cache))
 
     def predict(self, query: QuerySpec) -> Evidence:

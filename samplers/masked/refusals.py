@@ -15,9 +15,18 @@ from pardec.models.errors import ModelError, PardecError, SpecError
 from ..cards import name_of
 from ..ops.distribution import Distribution
 from .canvas import Canvas
-from .contracts import Stage
+from .contracts import MaskedSampler, Stage
 from .forward import MaskedForward
 from .writing import Writing
+
+
+def refuse_images(sampler: MaskedSampler) -> None:
+    """Raises SpecError for stages that cannot draw images."""
+    if sampler.inputs:
+        raise SpecError(
+            f"{name_of(sampler.inputs[0])} adds to the inputs of masks, and an image's begin with its condition",
+            "leave that stage out",
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

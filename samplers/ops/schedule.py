@@ -56,7 +56,7 @@ def total_steps(canvas: Canvas, steps: int | None) -> np.ndarray:
     return canvas.to_fill if steps is None else np.full(len(canvas), steps)
 
 
-def block_share(canvas: Canvas, steps: int) -> np.ndarray:
+def block_share(canvas: Canvas, steps: np.ndarray | int) -> np.ndarray:
     """How many of `steps` the active block gets, [B]: an even share, the first blocks one more."""
     blocks, at = _blocks(canvas)
     return even_share(steps, blocks, at)

@@ -1,0 +1,34 @@
+"""MMaDA: LLaDA with the codes of MAGVIT-v2 behind its text vocabulary; it draws captions, and writes text.
+
+MMaDA: Multimodal Large Diffusion Language Models, https://arxiv.org/abs/2505.15809
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .base import Config, architecture, register
+from .llada import LLADA
+
+
+def is_mmada(config: Config) -> bool:
+    """Whether a config is one of MMaDA's, some of which keep LLaDA's model_type."""
+    return config.get("model_type") == "mmada" or architecture(config) == "MMadaModelLM"
+
+
+def _shape(config: Config) -> Config:
+    """The config with the size of the embeddings, which `new_vocab_size` names."""
+    return {**config, "embedding_size": config.get("new_vocab_size") or config.get("embedding_size")}
+
+
+MMADA = register(
+    replace(
+        LLADA,
+        name="mmada",
+        summary="MMaDA (images of captions)",
+        matches=is_mmada,
+        decoder=lambda config: LLADA.decoder(_shape(config)),
+        imaging="pardec.models.images.mmada:build",
+        text=True,
+    )
+)

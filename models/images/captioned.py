@@ -1,0 +1,147 @@
+"""The image interface of masked models that read captions with their own embedding and draw codes of one vocabulary.
+
+    input        the ids of a prompt template around the caption, then the grid, masks in its cells
+    guidance     the same template around something that stands for no caption, or around a negative prompt
+
+A family says what its template is, where its codes are, and which decoder turns them into pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from .. import finite
+from ..errors import ModelError, one_line
+from ..loading.tokenizers import load_tokenizer
+from .conditioned import Prefix
+from .contracts import Condition, ImageLayout, ImagingParts
+
+
+class CodeDecoder(Protocol):
+    """Turns codes into pixels."""
+
+    @property
+    def downsample(self) -> int:
+        """Pixels per code along one side."""
+        ...
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes [B, h, w] to pixels [B, 3, H, W] in [-1, 1], float32."""
+        ...
+
+
+class CaptionedImaging:
+    """The image interface of one checkpoint; a subclass has the template of its family."""
+
+    kind: Literal["text"] = "text"
+    classes = 0
+    codebook: Tensor | None = None  # stages that compare codes by distance are of autoregressive models
+    weights: ClassVar[Mapping[str, Tensor]] = {}
+    where: ClassVar[str]  # how to name the decoder, for an error
+
+    def __init__(
+        self,
+        name: str,
+        layout: ImageLayout,
+        tokenizer: Any,
+        embedding: Callable[[], Tensor],
+        *,
+        load: Callable[[], CodeDecoder] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`load` makes the decoder, on first use; without it images cannot be decoded."""
+        self.name, self.layout, self.tokenizer, self.embedding, self.load = name, layout, tokenizer, embedding, load
+        self.defaults = dict(defaults or {})
+        self._decoder: CodeDecoder | None = None
+
+    def ids(self, caption: str | None) -> list[int]:
+        """The ids before the grid; None is no caption."""
+        raise NotImplementedError
+
+    @property
+    def can_decode(self) -> bool:
+        return self.load is not None
+
+    @property
+    def decoder(self) -> CodeDecoder:
+        """Raises ModelError where there is none, or its files cannot be read."""
+        if self._decoder is None:
+            if self.load is None:
+                raise ModelError(f"{self.name} has no image tokenizer, so its codes cannot be decoded", self.where)
+            self._decoder = self.load()
+        return self._decoder
+
+    @property
+    def downsample(self) -> int:
+        return self.decoder.downsample
+
+    @torch.inference_mode()
+    def decode(self, codes: Tensor) -> Tensor:
+        return finite.pixels(self.name, self.decoder.decode(codes), self.decoder)
+
+    @torch.inference_mode()
+    def prefix(self, conditions: Sequence[Condition]) -> Prefix:
+        table = self.embedding()
+        captions = [self._caption(row, condition) for row, condition in enumerate(conditions)]
+        negatives = [condition.negative for condition in conditions]
+        cond, uncond = (tuple(self._states(table, self.ids(text)) for text in texts) for texts in (captions, negatives))
+        return Prefix(cond, uncond)
+
+    def read(self, text: str) -> list[int]:
+        """The ids of a text, as the checkpoint's tokenizer gives them. Raises ModelError where it cannot."""
+        try:
+            return list(self.tokenizer(text)["input_ids"])
+        except Exception as error:  # tokenizers raise errors of any class
+            raise ModelError(f"the tokenizer of {self.name} cannot read {text!r}: {one_line(error)}") from error
+
+    def _states(self, table: Tensor, ids: list[int]) -> Tensor:
+        index = torch.tensor(ids, device=table.device)
+        if int(index.max()) >= len(table):
+            raise ModelError(
+                f"a prompt of {self.name} holds id {int(index.max())}, and it embeds {len(table)}",
+                "check that the tokenizer and the weights belong together",
+            )
+        return table[index]
+
+    def _caption(self, row: int, condition: Condition) -> str:
+        if condition.label is not None or condition.features is not None:
+            what = "a label" if condition.label is not None else "features of a caption"
+            raise ModelError(f"row {row} has {what}, and {self.name} takes captions", "pass a prompt in its place")
+        if condition.text is None:
+            raise ModelError(f"row {row} has no caption, and {self.name} takes captions", "pass a prompt")
+        return condition.text
+
+
+def reader(parts: ImagingParts) -> tuple[Any, Callable[[], Tensor]]:
+    """The checkpoint's tokenizer, and its embeddings. Raises ModelError for a folder without a tokenizer."""
+    tokenizer = load_tokenizer(parts.source.tokenizer)
+    if tokenizer is None:
+        raise ModelError(
+            f"{parts.source.name} has no tokenizer, and reads captions with one",
+            "copy tokenizer.json and tokenizer_config.json into its folder",
+        )
+    assert parts.embedding is not None, "the model is loaded"
+    return tokenizer, parts.embedding
+
+
+def grid(parts: ImagingParts, tokens: int) -> int:
+    """Codes along a side: of `num_vq_tokens` in the config, or `tokens`. Raises ModelError for what is no square."""
+    count = parts.config.get("num_vq_tokens") or tokens
+    side = round(float(count) ** 0.5)
+    if side * side != count:
+        raise ModelError(f"{parts.source.name} has images of {count} codes, which fill no square")
+    return side
+
+
+def codes(parts: ImagingParts, first: int, count: int) -> Tensor:
+    """The ids of `count` codes from `first` on. Raises ModelError where the model has not as many ids."""
+    if first + count > parts.vocab:
+        raise ModelError(
+            f"{parts.source.name} has {parts.vocab} ids, and its {count} codes begin at {first}",
+            "codebook_size in config.json says how many codes there are",
+        )
+    return torch.arange(first, first + count)

@@ -1,0 +1,115 @@
+"""Lumina-DiMOO's pictures: a caption in a chat template, the grid between tags, rows that end with a newline.
+
+Lumina-DiMOO: An Omni Diffusion Large Language Model for Multi-Modal Generation and Understanding,
+https://arxiv.org/abs/2510.06308
+
+    <system>instruction</system><user>caption</user> answer image (codes newline) * rows end-of-image end-of-answer
+
+Without a caption `<uncondition>` stands in its place. Codes are those of a VQ model that diffusers runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import ModelError, one_line
+from .captioned import CaptionedImaging, codes, grid, reader
+from .contracts import ImageLayout, ImagingParts
+
+NEWLINE, IMAGE, IMAGE_END, ANSWER, ANSWER_END, CODES = 126084, 126349, 126350, 126354, 126355, 126356
+FOLDER = "vqvae"  # where the VQ model lies in the checkpoint's folder
+_INSTRUCTION = "Generate an image according to the text prompt."
+_NOTHING = "<uncondition>"
+_TOKENS = 64 * 64  # of the authors' pictures of 1024 by 1024 pixels
+# (1 + s) c - s u of the published loop with s = 4.
+DEFAULTS = {"temperature": 1.0, "cfg": 5.0, "sampler": "maskgit:steps=64,noise=1.0,anneal=none"}
+
+
+class DiMOOImaging(CaptionedImaging):
+    """The image interface of one Lumina-DiMOO checkpoint."""
+
+    where = f'load it with decoder="FOLDER" that has the VQ model, or put that beside the weights, in {FOLDER}/'
+
+    def ids(self, caption: str | None) -> list[int]:
+        text = f"<system>{_INSTRUCTION}</system><user>{_NOTHING if caption is None else caption}</user>"
+        return [*self.read(text), ANSWER, IMAGE]
+
+    def resized(self, height: int, width: int) -> DiMOOImaging:
+        """The interface for pictures of so many pixels. Raises ModelError for sizes that are no whole cells."""
+        step = self.downsample
+        if height < step or width < step or height % step or width % step:
+            raise ModelError(
+                f"{self.name} draws cells of {step} by {step} pixels, and {height} by {width} is no whole number",
+                f"choose multiples of {step}",
+            )
+        layout = _layout(height // step, width // step, self.layout.ids)
+        other = DiMOOImaging(
+            self.name, layout, self.tokenizer, self.embedding, load=lambda: self.decoder, defaults=self.defaults
+        )
+        return other
+
+
+class DiffusersVQ(torch.nn.Module):
+    """A VQ model of diffusers; its pixels lie in [0, 1]."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        """Raises ModelError for a folder that holds none."""
+        from diffusers import VQModel
+
+        super().__init__()
+        try:
+            vq = VQModel.from_pretrained(folder, local_files_only=True, lookup_from_codebook=True)
+        except Exception as error:  # diffusers and its files fail in many ways
+            raise ModelError(f"{folder} does not hold a VQ model that can be used: {one_line(error)}") from error
+        self.vq = vq.to(device, torch.float32).eval().requires_grad_(False)
+
+    @property
+    def codebook_size(self) -> int:
+        """How many codes there are."""
+        return int(self.vq.config.num_vq_embeddings)
+
+    @property
+    def downsample(self) -> int:
+        return int(2 ** (len(self.vq.config.block_out_channels) - 1))
+
+    def decode(self, codes: Tensor) -> Tensor:
+        width = self.vq.config.vq_embed_dim or self.vq.config.latent_channels
+        codes = codes.to(next(self.vq.parameters()).device)
+        pixels: Tensor = self.vq.decode(codes.flatten(), force_not_quantize=True, shape=(*codes.shape, width)).sample
+        return pixels.float() * 2 - 1
+
+
+def build(parts: ImagingParts) -> DiMOOImaging:
+    """The image interface of a Lumina-DiMOO checkpoint."""
+    tokenizer, embedding = reader(parts)
+    first, count = parts.config.get("text_vocab_size") or CODES, parts.config.get("codebook_size") or 8192
+    side, folder = grid(parts, _TOKENS), _folder(parts)
+
+    def load() -> DiffusersVQ:
+        assert folder is not None, "there is one"
+        vq = DiffusersVQ(folder, parts.device)
+        if vq.codebook_size != count:
+            raise ModelError(f"{parts.source.name} has {count} codes, its image tokenizer {vq.codebook_size}")
+        return vq
+
+    layout = _layout(side, side, codes(parts, first, count))
+    loader = None if folder is None else load
+    return DiMOOImaging(parts.source.name, layout, tokenizer, embedding, load=loader, defaults=DEFAULTS)
+
+
+def _layout(rows: int, columns: int, ids: Tensor | None) -> ImageLayout:
+    return ImageLayout(rows, columns, row_end=NEWLINE, closing=(IMAGE_END, ANSWER_END), ids=ids)
+
+
+def _folder(parts: ImagingParts) -> Path | None:
+    """The folder of the VQ model: the one that the caller names, or a part of it, or the one beside the weights."""
+    named = Path(parts.decoder or parts.source.folder).expanduser()
+    for folder in (named / FOLDER, named) if parts.decoder else (named / FOLDER,):
+        if (folder / "config.json").is_file():
+            return folder
+    if parts.decoder:
+        raise ModelError(f"{named} holds no VQ model", f"name the folder with its config.json, or one with {FOLDER}/")
+    return None
