@@ -79,6 +79,7 @@ def load_any(
     tp: bool = False,
     cuda_graphs: bool = False,
     adapter: str | os.PathLike[str] | None = None,
+    images: bool = True,
 ) -> LanguageModel | ContinuousModel:
     """Load an embedded name, a local directory or file, or a hub id.
 
@@ -87,7 +88,8 @@ def load_any(
     `text_encoder` encodes its captions, if not beside the weights. `quantize` ("int8", "int4", "fp8") quantizes the
     linear layers. With `tp`, each of the processes that torchrun started holds a share of every layer. With
     `cuda_graphs`, forwards of few queries whose shapes come again are captured as CUDA graphs and replayed. `adapter`,
-    a folder or hub id in PEFT's layout, is merged into the weights.
+    a folder or hub id in PEFT's layout, is merged into the weights. Without `images`, a model that draws and writes is
+    loaded for its text; nothing changes for others.
     Raises ModelError, with what would work, for what cannot be loaded faithfully.
     """
     check(quantize=quantize, device_map=device_map)
@@ -149,7 +151,8 @@ def load_any(
             f"{source.name} is quantised, which is not supported", "load the 16-bit checkpoint it was made from"
         )
     # The ids of an image model are codes: a tokenizer beside its weights belongs to its text encoder.
-    tokenizer = None if spec.imaging else load_tokenizer(source.tokenizer)
+    draws = bool(spec.imaging) and (images or not spec.text)
+    tokenizer = None if draws else load_tokenizer(source.tokenizer)
     with configs.reading(source.name):
         shape, positions = spec.decoder(config), spec.positions(config)
     generation = read_json(source.folder / "generation_config.json")
@@ -181,7 +184,7 @@ def load_any(
         shares.divide(stack)
         where += f" and {shares.count - 1} more of {shares.count} processes"
     imaging = None
-    if spec.imaging:
+    if draws:
         files = (source, config, published, shape.vocab, entry, kind, image_decoder, text_encoder, offline)
         imaging = _imaging(spec.imaging, ImagingParts(*files, embedding=lambda: stack.embedding))
     if cuda_graphs:

@@ -84,7 +84,7 @@ def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = Non
     with configs.reading(source.name):
         shape, positions = spec.decoder(config), spec.positions(config)
     description |= {"family": f"{spec.name} ({spec.summary})", "loads": "natively", "known by": spec.evidence(config)}
-    if not spec.imaging:
+    if not spec.imaging or spec.text:
         generation = read_json(source.folder / "generation_config.json")
         tokenizer = load_tokenizer(source.tokenizer)
         decoding = build_decoding_config(spec, config, generation, tokenizer, vocab=shape.vocab, name=source.name)

@@ -52,6 +52,7 @@ def load(
     tp: bool = False,
     cuda_graphs: bool = False,
     adapter: str | Path | None = None,
+    images: bool = True,
 ) -> Model:
     """Loads a model.
 
@@ -80,6 +81,8 @@ def load(
             tested without a GPU only, on recordings of tensor operations.
         adapter: a LoRA adapter in PEFT's layout, a folder or a hub id, merged into the weights before anything else is
             done with them. The model is then called "name+adapter", and so it is in results.
+        images: False loads a model that both draws and writes (Lumina-DiMOO, MMaDA) for its text: prompts are then
+            text to go on from, in place of captions. Nothing changes for other models.
 
     Raises:
         ModelError: unknown name, no family for its config, missing, surplus or misshapen tensors, a damaged file,
@@ -106,6 +109,7 @@ def load(
             tp=tp,
             cuda_graphs=cuda_graphs,
             adapter=adapter,
+            images=images,
         )
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..families import match
+from ..families import FamilySpec, match
 from ..families.base import BLOCK_KEYS
 from .sources import MAR_FILE, local, read_json
 
@@ -29,6 +29,7 @@ class Kind:
     vocabulary: int | None = None  # tokens of a text model, where the config names it
     reader: Path | None = None  # the folder of the text encoder that reads captions, where it lies beside the weights
     block: int | None = None  # block-causal: the width of every block
+    writes: bool = False  # an image model that can be loaded for its text as well
 
 
 def kind_of(name: str | os.PathLike[str]) -> Kind | None:
@@ -54,19 +55,25 @@ def kind(name: str, config: dict[str, Any], folder: Path | None = None) -> Kind:
         inner = config.get("text_config")
         flat = {**config, **inner} if isinstance(inner, Mapping) else config
         return Kind(name, "ar", positions=_whole(flat, "max_position_embeddings"))
+    if spec.imaging and spec.text:
+        return Kind(name, "masked", "text", positions=_positions(spec, config), writes=True)
     if spec.imaging:
         conditioning: dict[object, Literal["class", "text"]] = {"c2i": "class", "t2i": "text"}
         beside = None if folder is None or config.get("clean_captions") else folder / "text_encoder"
         return Kind(name, "ar", conditioning.get(config.get("gpt_type"), "either"), reader=beside)
-    try:
-        positions = spec.positions(config)
-    except (KeyError, TypeError, ValueError):  # loading reports what is wrong with the config
-        positions = None
     block = next(filter(None, (_whole(config, key) for key in BLOCK_KEYS)), spec.block) if spec.block else None
     family: Literal["masked", "ar"] = "ar" if spec.attention == "causal" else "masked"
     vocabulary = max(filter(None, (_whole(config, key) for key in ("vocab_size", "embedding_size"))), default=None)
-    length = positions if isinstance(positions, int) else None
-    return Kind(name, family, positions=length, vocabulary=vocabulary, block=block)
+    return Kind(name, family, positions=_positions(spec, config), vocabulary=vocabulary, block=block)
+
+
+def _positions(spec: FamilySpec, config: dict[str, Any]) -> int | None:
+    """The length the checkpoint was made for; None where the config has none, or one that loading will refuse."""
+    try:
+        positions = spec.positions(config)
+    except (KeyError, TypeError, ValueError):
+        return None
+    return positions if isinstance(positions, int) else None
 
 
 def _whole(config: Mapping[str, Any], name: str) -> int | None:

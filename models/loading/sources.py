@@ -19,6 +19,7 @@ from .json_text import parse
 MAR_FILE = "checkpoint-last.pth"  # what the training of MAR's authors saves, without a config.json
 _ADAPTER = "a folder that PEFT saved, with adapter_config.json and adapter_model.safetensors"
 _SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]  # everything but weights
+_PARTS = ["vqvae/*.safetensors"]  # parts of image models, in folders beside the weights
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w.-]+)/([\w./-]+\.(?:pt|pth|safetensors|gguf))")
 
@@ -173,9 +174,9 @@ def _download(repo: str, revision: str | None, offline: bool, *, weights: bool) 
             return folder
         for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
             if (folder / index).is_file():
-                return fetch([*_SMALL, *indexed(folder / index)])
+                return fetch([*_SMALL, *_PARTS, *indexed(folder / index)])
         for single in ("model.safetensors", "pytorch_model.bin"):
-            folder = fetch([*_SMALL, single])
+            folder = fetch([*_SMALL, *_PARTS, single])
             if (folder / single).is_file():
                 break
         return folder

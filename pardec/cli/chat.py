@@ -45,7 +45,7 @@ def chat(
     arguments = o.to_arguments(sampling)
     if stop:
         arguments["stop"] = inputs.read_stop(stop)
-    load_arguments = o.to_arguments(loading)
+    load_arguments = {**o.to_arguments(loading), "images": False}
     kind = early.check(model, [sampling.sampler], arguments, load_arguments, draws=False)
     early.check_parts(kind, arguments)
 

@@ -78,7 +78,7 @@ def generate(
     # Options left out are not passed on, so that a preset's own arguments apply.
     arguments: Any = {"seed": seed, **o.to_arguments(sampling)}
     arguments |= {name: value for name, value in optional.items() if value is not None}
-    load_arguments = {**o.to_arguments(loading), "tp": tp}
+    load_arguments = {**o.to_arguments(loading), "tp": tp, "images": False}
     kind = early.check(model, [sampling.sampler], arguments, load_arguments, draws=False)
     early.check_texts(item.prompt for item in items)
 

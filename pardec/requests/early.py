@@ -7,6 +7,7 @@ The commands check here first, so that a misspelt name is reported at once, and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,8 @@ def check(
         spec_values.check(spec, kind.family if kind else None)
     if kind is None:
         return None
+    if kind.writes and draws is False:
+        kind = replace(kind, draws=None)
     if draws is not None:
         check_answers(kind, model, draws)
     check_mask(kind, placing.get("mask_id"))

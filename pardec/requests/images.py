@@ -16,7 +16,7 @@ from pardec.models.images.contracts import Condition
 from pardec.models.images.vq import to_images
 from pardec.samplers.presets import preset
 
-from .prompts import Row
+from .prompts import Row, open_id
 from .settings import MAX_NEW_TOKENS, Settings, repeat_each
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class ImageInputs:
 
     conditions: tuple[Condition, ...]
     prefix: Prefix
-    rows: list[Row]  # -1 at the condition's positions, and at those to fill with codes
+    rows: list[Row]  # -1 at the condition's positions; those to fill with codes as in any row
 
 
 def render(imaging: Imaging, images: Iterable[Tensor]) -> list[Image] | None:
@@ -135,10 +135,24 @@ def image_inputs(model: LanguageModel, imaging: CodeImaging, prompt: Any, settin
         prompts = [Condition(label=label) for label in labels(model.name, imaging.classes, prompt, settings)]
     else:
         prompts = _with_negative(_captions(model, prompt, settings), settings)
+    if model.decoding_config.masked and settings.cfg_interval is not None:
+        raise SpecError(
+            f"cfg_interval counts tokens from the first on, and {model.name} fills an image in any order",
+            hint="leave cfg_interval out",
+        )
     prefix = imaging.prefix(prompts)
     each = repeat_each(range(len(prompts)), settings.num_images)
-    rows = [Row(torch.full((length,), -1), torch.full((count,), -1)) for length in prefix.lengths]
+    rows = [Row(torch.full((length,), -1), _open_grid(model, imaging)) for length in prefix.lengths]
     return ImageInputs(tuple(prompts[row] for row in each), prefix.take(each), [rows[row] for row in each])
+
+
+def _open_grid(model: LanguageModel, imaging: CodeImaging) -> Tensor:
+    """[tokens] an image before decoding. A masked model is given the tokens between and after its rows."""
+    grid = torch.full((imaging.layout.tokens,), open_id(model))
+    if not model.decoding_config.masked:
+        return grid
+    forced = imaging.layout.forced()
+    return torch.where(forced < 0, grid, forced)
 
 
 def refuse_sequences(name: str, settings: Settings) -> None:

@@ -352,4 +352,5 @@ def _block_length(model: LanguageModel, settings: Settings, rows: list[Row]) -> 
         return 1
     fixed = model.decoding_config.block if model.decoding_config.attention == "block-causal" else None
     check_block(model.name, settings.block_length, longest, fixed)
-    return fixed or settings.block_length or min(model.decoding_config.block or BLOCK, longest)
+    usual = longest if model.imaging is not None else model.decoding_config.block or BLOCK  # an image is one block
+    return fixed or settings.block_length or min(usual, longest)

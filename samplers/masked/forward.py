@@ -24,6 +24,7 @@ from ..ops.penalties import penalize, token_counts, without_ends
 from ..prefix_reuse import PrefixReuse
 from .canvas import GIVEN, Canvas
 from .contracts import Cache, MaskedSampler, QuerySpec, Request
+from .inputs_at import at_queries, noised
 from .joint import JointRows
 from .kept import KeptStates
 from .layout import Group, Layout, Queries
@@ -239,7 +240,7 @@ class MaskedForward:
         want = group.want if self.kept is None else self.kept.want(group)
         tokens, index, narrow = self._at(canvas.tokens, group), None, not self.whole and self.kept is None
         if self.model.decoding_config.uniform:
-            tokens = self._noised(tokens, group)
+            tokens = noised(tokens, group, canvas, self.request, self.model.vocab_size)
         positions = self._of(self.canvas.window, group)
         if want.device.type == "cpu" and not self.shadow:  # elsewhere constant shapes are faster
             want, index, positions = self._wanted_only(group, want, wanted, positions)
@@ -257,7 +258,7 @@ class MaskedForward:
             begin = self._of(torch.from_numpy(canvas.lo).to(masks.device), group)
             plan = replace(plan, visible=self.model.visible(self._doubled(masks), self._doubled(begin)))
         if soft is not None:
-            plan = replace(plan, soft=self._doubled(self._at_queries(soft, group)))
+            plan = replace(plan, soft=self._doubled(at_queries(self._of(soft, group), group, canvas)))
         self._runs.append((plan, self.cache))
         hidden = forward(plan, self.cache)
         if self.kept is not None:
@@ -380,23 +381,6 @@ class MaskedForward:
         if self.bound:
             positions = positions.gather(1, chosen)
         return want.gather(1, chosen), torch.from_numpy(index), positions
-
-    def _at_queries(self, soft: Tensor, group: Group) -> Tensor:
-        """`soft` [B, W, E] of the block, at the queries of a group [n, Q, E]; zero elsewhere."""
-        soft = self._of(soft, group)
-        lo = torch.from_numpy(self.canvas.lo if group.rows is None else self.canvas.lo[group.rows]).to(soft.device)
-        at = group.plan.positions[: len(soft)] - lo[:, None]
-        outside = (at < 0) | (at >= soft.shape[1])
-        values = soft.gather(1, at.masked_fill(outside, 0)[..., None].expand(-1, -1, soft.shape[-1]))
-        return values.masked_fill(outside[..., None], 0)
-
-    def _noised(self, tokens: Tensor, group: Group) -> Tensor:
-        """The tokens [n, Q] of a group, random ones at open positions: others at each step."""
-        at, canvas = group.plan.positions[: len(tokens)], self.canvas
-        rows = np.arange(len(canvas)) if group.rows is None else group.rows
-        uniform = self.request.source.uniform(canvas.rows[rows], canvas.step[rows], at.clamp(min=0), "noise")
-        noise = (uniform * self.model.vocab_size).long().clamp(max=self.model.vocab_size - 1)
-        return torch.where(tokens == canvas.mask_id, noise, tokens)
 
     @staticmethod
     def _of(values: Tensor, group: Group) -> Tensor:
