@@ -61,10 +61,12 @@ class DiffusersVQ(torch.nn.Module):
 
         super().__init__()
         try:
-            vq = VQModel.from_pretrained(folder, local_files_only=True, lookup_from_codebook=True)
+            vq = VQModel.from_pretrained(
+                folder, local_files_only=True, torch_dtype=torch.float32, lookup_from_codebook=True
+            )
         except Exception as error:  # diffusers and its files fail in many ways
             raise ModelError(f"{folder} does not hold a VQ model that can be used: {one_line(error)}") from error
-        self.vq = vq.to(device, torch.float32).eval().requires_grad_(False)
+        self.vq = vq.to(device).eval().requires_grad_(False)
 
     @property
     def codebook_size(self) -> int:

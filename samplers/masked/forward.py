@@ -26,7 +26,7 @@ from .canvas import GIVEN, Canvas
 from .contracts import Cache, MaskedSampler, QuerySpec, Request
 from .inputs_at import at_queries, noised
 from .joint import JointRows
-from .kept import KeptStates
+from .last_states import LastStates
 from .layout import Group, Layout, Queries
 
 # Computing only the wanted outputs pays if it saves at least this many values: of the last layer, and of the logits.
@@ -59,7 +59,7 @@ class MaskedForward:
         self.limits = self.allowed  # what holds in the present step
         self.request = request
         self.counts: Tensor | None = None  # [B, V] how often each token occurs in a row, for penalties
-        self.kept = KeptStates(model, canvas) if sampler.cache.reuses_predictions else None
+        self.last_states = LastStates(model, canvas) if sampler.cache.reuses_predictions else None
         self.cache: KVCache | None = None
         if sampler.cache.stores or shadow or request.conditions:
             self.cache = model.new_cache(self.copies * len(canvas), int(canvas.total.max()) + self.shadow)
@@ -81,8 +81,8 @@ class MaskedForward:
 
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows, in the cache as well."""
-        if self.kept is not None:
-            self.kept.keep(rows)
+        if self.last_states is not None:
+            self.last_states.keep(rows)
         if self.given is not None:
             self.given = self.given[torch.from_numpy(rows).to(self.given.device)]
         self.allowed.keep(rows)
@@ -101,8 +101,8 @@ class MaskedForward:
             self.given = self.canvas.commit_step == GIVEN  # no forward has changed that
         self.allowed.put(where, other.allowed)
         self.joints.put(where, other.joints)
-        if self.kept is not None:
-            self.kept.put()
+        if self.last_states is not None:
+            self.last_states.put()
         if self.request.conditions and self.cache is not None and other.cache is not None:
             put_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
         elif self.cache is not None and other.cache is not None:
@@ -138,7 +138,7 @@ class MaskedForward:
         if new.any():
             order = np.arange(canvas.length)
             mask = np.where(new[:, None], (order >= first_start[:, None]) & (order < canvas.end[:, None]), mask)
-        if self.kept is None:
+        if self.last_states is None:
             row, column = np.nonzero(self.wanted(query))
             mask[row, np.maximum(canvas.lo[row] + column - shift[row], 0)] = True
         count = mask.sum(1)
@@ -237,8 +237,8 @@ class MaskedForward:
     ) -> tuple[RowDistribution, RowDistribution | None]:
         """The distribution of one group, and its shadow's."""
         canvas = self.canvas
-        want = group.want if self.kept is None else self.kept.want(group)
-        tokens, index, narrow = self._at(canvas.tokens, group), None, not self.whole and self.kept is None
+        want = group.want if self.last_states is None else self.last_states.want(group)
+        tokens, index, narrow = self._at(canvas.tokens, group), None, not self.whole and self.last_states is None
         if self.model.decoding_config.uniform:
             tokens = noised(tokens, group, canvas, self.request, self.model.vocab_size)
         positions = self._of(self.canvas.window, group)
@@ -261,8 +261,8 @@ class MaskedForward:
             plan = replace(plan, soft=self._doubled(at_queries(self._of(soft, group), group, canvas)))
         self._runs.append((plan, self.cache))
         hidden = forward(plan, self.cache)
-        if self.kept is not None:
-            hidden = self.kept.renew(hidden, group)
+        if self.last_states is not None:
+            hidden = self.last_states.renew(hidden, group)
         if self.whole:
             self._hidden.append(hidden)
         if self.request.logprobs is not None:

@@ -207,8 +207,8 @@ class MaskedLoop:
         canvas.skip(select.tick(canvas, self.state(select)))
         if cache.needs_commit_order:
             canvas.commit_order = select.commit_order(canvas, self.request, self.state(select))
-        if self.forward.kept is not None:
-            canvas.max_logits = self.forward.kept.max_logits
+        if self.forward.last_states is not None:
+            canvas.max_logits = self.forward.last_states.max_logits
         return cache.query(canvas, self.state(cache))
 
     def predict(self, query: QuerySpec) -> Evidence:

@@ -71,7 +71,7 @@ class MaxLogitCache(Cache):
         visible = np.arange(canvas.length) < canvas.end[:, None]
         score = np.where(visible, canvas.max_logits(), np.inf)
         # A hair more, since 1 - 0.9 is a little less than 0.1.
-        count = np.floor((1 - self.reuse) * (canvas.end - 1) + 1e-6).astype(np.int64) + 1
+        count = np.floor((1 - self.reuse) * (np.isfinite(score).sum(1) - 1) + 1e-6).astype(np.int64) + 1
         rank = score.argsort(1, kind="stable").argsort(1, kind="stable")
         mask = np.where(full[:, None], visible, (rank < count[:, None]) & visible)
         return QuerySpec(np.zeros_like(canvas.end), canvas.end, torch.from_numpy(mask))

@@ -1,4 +1,4 @@
-"""What a cache keeps of positions that a forward does not query: the states that their predictions are read from.
+"""The last state of every position, from which predictions are read where a forward does not query it.
 
 The head is a function of a position's last state, so that a state stands for all logits of the position, at a fraction
 of their memory: those of both halves of guidance, before they are mixed.
@@ -23,7 +23,7 @@ from .canvas import Canvas
 from .layout import Group
 
 
-class KeptStates:
+class LastStates:
     """The last state of every position of the live rows; column L is a bin."""
 
     def __init__(self, model: LanguageModel, canvas: Canvas) -> None:
@@ -36,12 +36,13 @@ class KeptStates:
         self.subset: IdSubset | None = None
         self.highest = np.zeros(canvas.tokens.shape, dtype=np.float32)  # [B, L + 1]
         self.stale = np.zeros(canvas.tokens.shape, dtype=bool)  # where `highest` is that of an earlier state
+        self.first = np.zeros(len(canvas), dtype=np.int64)  # [B] where the half with the condition begins
 
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows."""
         if self.states is not None:
             self.states = self.states[:, torch.from_numpy(rows).to(self.states.device)]
-        self.highest, self.stale = self.highest[rows], self.stale[rows]
+        self.highest, self.stale, self.first = self.highest[rows], self.stale[rows], self.first[rows]
 
     def put(self) -> None:
         """Makes room for rows that no forward has seen, and for the columns that the canvas has grown by.
@@ -76,6 +77,7 @@ class KeptStates:
         states = self.states[:, rows, :length].flatten(0, 1)
         order = torch.arange(length, device=states.device).expand(count, length)
         shifts = hidden.shifts if isinstance(hidden, Shifted) else [torch.zeros_like(rows)] * copies
+        self.first[rows.cpu().numpy()] = -shifts[0].cpu().numpy()
         # Before the first slot of a shorter half nothing stands.
         own = torch.cat([(order + by[:, None]).clamp(min=-1) for by in shifts])
         whole = replace(raw, plan=replace(raw.plan, positions=own, slots=own, span=None), states=states)
@@ -85,7 +87,10 @@ class KeptStates:
         return replace(hidden, plan=plan, states=states, hidden=whole)
 
     def max_logits(self) -> np.ndarray:
-        """[B, L] the highest logit of each position, of the half with its condition, where it was queried last."""
+        """[B, L] the highest logit of each position when it was queried last, of the half with its condition.
+
+        It is infinite where that half has no token: before a condition shorter than the one of the other half.
+        """
         assert self.states is not None, "after a forward"
         assert self.head is not None
         self.stale[:, -1] = False
@@ -100,7 +105,7 @@ class KeptStates:
                 logits[:, self.canvas.mask_id] = -torch.inf
             self.highest[row[part], position[part]] = logits.amax(1).float().cpu().numpy()
         self.stale[:] = False
-        return self.highest[:, :-1]
+        return np.where(np.arange(self.canvas.length) < self.first[:, None], np.inf, self.highest[:, :-1])
 
     def _rows(self, group: Group) -> Tensor:
         """[n] the live rows of a group."""
