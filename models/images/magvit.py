@@ -63,7 +63,7 @@ class _Block(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Attention of one head over all places."""
+    """Attention of one head over all positions."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -145,8 +145,8 @@ class MAGVIT(nn.Module):
         if low < 0 or high >= self.codebook_size:
             wrong = low if low < 0 else high
             raise ModelError(f"code {wrong} lies outside the codebook of {self.codebook_size}")
-        places = torch.arange(self.shape.bits - 1, -1, -1, device=codes.device)
-        return rearrange((codes[..., None] >> places) & 1, "b h w c -> b c h w").float() * 2 - 1
+        shifts = torch.arange(self.shape.bits - 1, -1, -1, device=codes.device)
+        return rearrange((codes[..., None] >> shifts) & 1, "b h w c -> b c h w").float() * 2 - 1
 
     def decode(self, codes: Tensor) -> Tensor:
         """Codes [B, h, w] to float32 pixels [B, 3, H, W]; raises as `vectors` does."""
