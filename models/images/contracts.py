@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..errors import ArgumentError
 from ..loading.sources import Source
 from ..loading.weights import Published
 from .conditioned import Prefix
@@ -105,6 +106,19 @@ class Imaging(Protocol):
         ...
 
     @property
+    def sizes(self) -> str | None:
+        """Which heights and widths there are, in words, for errors; None for a model of one size."""
+        ...
+
+    def resized(self, height: int, width: int) -> Self:
+        """This interface for images of so many pixels: another layout, and everything else shared.
+
+        Raises ArgumentError for a size that it does not have, ModelError where its only one is unknown without a
+        decoder.
+        """
+        ...
+
+    @property
     def classes(self) -> int:
         """How many classes there are; 0 for captions."""
         ...
@@ -130,6 +144,29 @@ class Imaging(Protocol):
         Raises ModelError without a decoder.
         """
         ...
+
+
+class OneSize:
+    """The sizes of a model that has one: a base of image interfaces."""
+
+    sizes: str | None = None
+
+    def resized(self: _Imaging, height: int, width: int) -> _Imaging:
+        """Itself. Raises ArgumentError for another size than its own."""
+        own = tuple(codes * self.downsample for codes in self.layout.grid)
+        if (height, width) != own:
+            raise ArgumentError(
+                f"size is {height} by {width} pixels, and {self.name} draws images of {own[0]} by {own[1]}",
+                "leave size out; a finished image can be enlarged, by --scale or a pipeline's height and width",
+            )
+        return self
+
+
+class _Named(Imaging, Protocol):
+    name: str
+
+
+_Imaging = TypeVar("_Imaging", bound=_Named)
 
 
 class CodeImaging(Imaging, Protocol):
