@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, TypeVar
 
@@ -90,6 +90,7 @@ class ImagingParts:
     decoder: str | None  # the image tokenizer that the caller names
     text_encoder: str | None  # and the text encoder
     offline: bool
+    embedding: Callable[[], Tensor] | None = None  # the input embeddings [V, E], for captions that the model itself reads
 
 
 class Imaging(Protocol):

@@ -276,7 +276,8 @@ def _names_no_cache(sampler: str | Spec | Policy | None) -> bool:
 def _stop_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:
     value = settings.stop_ids
     if value is None:
-        return () if settings.template is not None else tuple(model.decoding_config.eos_ids)
+        fixed = settings.template is not None or model.imaging is not None  # in length
+        return () if fixed else tuple(model.decoding_config.eos_ids)
     return _ids(model, "stop_ids", value, "stop_ids=[2] stops at token 2; [] never stops")
 
 
