@@ -16,7 +16,7 @@ from ..errors import ModelError
 from .base import Config, FamilySpec, register
 from .llama_like import HARMLESS, NAMES, shape
 
-VQ_PREFIXES = ("model.vqmodel.", "vqmodel.")  # of the image tokenizer's tensors, since transformers 4.52 and before
+VQ_PREFIXES = ("model.vqmodel.", "vqmodel.")  # of the image tokenizer's tensors, in a state dict and in files
 _POSITIONS = 9216  # where a config names none
 
 _Names = dict[str, str | tuple[str, ...]]

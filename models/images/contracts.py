@@ -90,7 +90,9 @@ class ImagingParts:
     decoder: str | None  # the image tokenizer that the caller names
     text_encoder: str | None  # and the text encoder
     offline: bool
-    embedding: Callable[[], Tensor] | None = None  # the input embeddings [V, E], for captions that the model itself reads
+    embedding: Callable[[], Tensor] | None = (
+        None  # the input embeddings [V, E], for captions that the model itself reads
+    )
 
 
 class Imaging(Protocol):
@@ -175,7 +177,7 @@ class CodeImaging(Imaging, Protocol):
 
     @property
     def codebook(self) -> Tensor | None:
-        """[V, C] float32: a vector per code, to be compared by distance; None without a tokenizer."""
+        """[codes, C] float32: a vector per code, to be compared by distance; None without a tokenizer."""
         ...
 
     @property

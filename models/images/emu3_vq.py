@@ -89,10 +89,10 @@ class Emu3VQ:
     def check(self) -> None:
         """Raises ModelError unless the tensors are those of the config."""
         shapes = {_name(name): _Shape(_flat(_name(name), entry.shape)) for name, entry in self.published.items()}
-        given = {name: shape for name, shape in shapes.items() if not name.endswith(_COUNTERS)}
+        present = {name: shape for name, shape in shapes.items() if not name.endswith(_COUNTERS)}
         state = self._empty().state_dict()
         expected = {name: tuple(value.shape) for name, value in state.items() if not name.endswith(_COUNTERS)}
-        check_names(f"the image tokenizer of {self.origin}", given, expected)
+        check_names(f"the image tokenizer of {self.origin}", present, expected)
 
     def _empty(self) -> Any:
         from transformers import Emu3VQVAE

@@ -23,7 +23,7 @@ TOKENS = (
 CODE = re.compile(r"<\|visual token (\d+)\|>")
 RANKS, VISION = "emu3.tiktoken", "emu3_vision_tokens.txt"  # the authors' own tokenizer
 _EXTRAS = 205
-_PIECES = (
+SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -55,7 +55,7 @@ class Emu3Words:
             )
         self.tokenizer, self.name = tokenizer, name
         self.tokens = Tokens(*(int(vocabulary[token]) for token in TOKENS))
-        codes = {int(found[1]): int(i) for token, i in vocabulary.items() if (found := CODE.fullmatch(token))}
+        codes = {int(match[1]): int(i) for token, i in vocabulary.items() if (match := CODE.fullmatch(token))}
         if not codes or max(codes) != len(codes) - 1:
             have = f"{len(codes)} codes of images, up to {max(codes)}" if codes else "no codes of images"
             raise ModelError(
@@ -114,9 +114,11 @@ def from_ranks(folder: Path) -> Any:
     try:
         vision = [line.strip() for line in (folder / VISION).read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{folder / VISION} cannot be read: {one_line(error)}", f"it lists what {RANKS} lacks") from error
+        raise ModelError(
+            f"{folder / VISION} cannot be read: {one_line(error)}", f"it lists what {RANKS} lacks"
+        ) from error
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *_extras(), *vision]
-    converted = Converter(str(folder / RANKS), _PIECES, extra_special_tokens=special).converted()
+    converted = Converter(str(folder / RANKS), SPLIT, extra_special_tokens=special).converted()
     converted.normalizer = normalizers.NFC()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=converted, bos_token=TOKENS[0], eos_token=TOKENS[1], pad_token="<|endoftext|>"

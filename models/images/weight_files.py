@@ -63,9 +63,7 @@ class Shaped(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-def check_names(
-    file: Path | str, tensors: Mapping[str, Shaped], expected: dict[str, tuple[int, ...]]
-) -> None:
+def check_names(file: Path | str, tensors: Mapping[str, Shaped], expected: dict[str, tuple[int, ...]]) -> None:
     """Raise ModelError unless the tensors are exactly the wanted ones, by name and shape."""
     missing = [name for name in expected if name not in tensors]
     if missing:

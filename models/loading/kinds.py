@@ -57,7 +57,7 @@ def kind(name: str, config: dict[str, Any], folder: Path | None = None) -> Kind:
     if spec.imaging:
         conditioning: dict[object, Literal["class", "text"]] = {"c2i": "class", "t2i": "text"}
         beside = None if folder is None or config.get("clean_captions") else folder / "text_encoder"
-        draws = spec.draws or conditioning.get(config.get("gpt_type"), "either")
+        draws: Literal["class", "text", "either"] = spec.draws or conditioning.get(config.get("gpt_type"), "either")
         return Kind(name, "ar", draws, reader=beside)
     try:
         positions = spec.positions(config)

@@ -15,7 +15,12 @@ from pardec.models.images.emu3_words import RANKS, TOKENS, VISION, from_ranks
 
 CODES = 6
 WORDS = (b"th", b"re", b"the", b" a", b"ed")
-VISION_TOKENS = ["<|image token|>", "<|image start|>", "<|image end|>", *(f"<|visual token {n:06d}|>" for n in range(CODES))]
+VISION_TOKENS = [
+    "<|image token|>",
+    "<|image start|>",
+    "<|image end|>",
+    *(f"<|visual token {n:06d}|>" for n in range(CODES)),
+]
 VOCABULARY = 256 + len(WORDS) + 3 + 205 + len(VISION_TOKENS)
 VQ = {
     "codebook_size": CODES,
@@ -127,8 +132,8 @@ def _authors_vq(state: dict[str, torch.Tensor]) -> Any:
     for name, tensor in state.items():
         linear = "_proj.weight" in name
         for new, old in (
-            ("down_block.down.", "down."), ("up_block.up.", "up."), ("middle_block.", "mid."), (".attn_norm.", ".attn_1.norm."),
-            ("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), (".out_proj", ".proj_out"),
+            ("down_block.down.", "down."), ("up_block.up.", "up."), ("middle_block.", "mid."),
+            (".attn_norm.", ".attn_1.norm."), ("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), (".out_proj", ".proj_out"),
         ):  # fmt: skip
             name = name.replace(new, old)
         if ".attn_norms." in name:
