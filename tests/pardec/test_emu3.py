@@ -193,9 +193,8 @@ def test_codes_are_decoded_as_transformers_does(both: Both) -> None:
     assert (np.asarray(result.images[0]) == to_images(expected)[0]).all()
 
 
-def test_the_joint_law_of_sjd_is_that_of_transformers_logits(tmp_path: Path) -> None:
+def measure(small: Both, samplers: tuple[str, ...], count: int) -> None:
     """2x2 cells of three codes: all 81 images, their probabilities by transformers' logits of both prompts."""
-    small = Both(tmp_path / "small", sharp=0.4)
     caption, negative, cfg, top_k = "it", "a", 2.0, 2
     codes = [small.vocabulary[f"<|visual token {code:06d}|>"] for code in range(CODES)][:3]
     sets = small.allowed(2, 2)
@@ -219,9 +218,9 @@ def test_the_joint_law_of_sjd_is_that_of_transformers_logits(tmp_path: Path) -> 
         probs = scores.softmax(-1).numpy()
         law *= probs[np.arange(len(images)), images[:, cells.index(cell)]]
     assert abs(law.sum() - 1) < 1e-6
-    count, batch = 1200, 600
+    batch = 600
     few = dict.fromkeys(cells, codes)
-    for sampler in ("sjd:window=4", "sjd:window=8,refresh=independent"):
+    for sampler in samplers:
         seen = np.zeros(81, dtype=np.int64)
         for start in range(0, count, batch):
             result = small.model.generate(
@@ -233,6 +232,17 @@ def test_the_joint_law_of_sjd_is_that_of_transformers_logits(tmp_path: Path) -> 
         noise, wide = floor(law, count), spread(law, count)
         assert g_test(seen, law) < 4, sampler
         assert variation(seen, law) < noise + 4 * wide, sampler
+
+
+def test_the_joint_law_of_sjd_is_that_of_transformers_logits(tmp_path: Path) -> None:
+    small = Both(tmp_path / "small", sharp=0.4)
+    measure(small, ("sjd:window=4", "sjd:window=8,refresh=independent"), 1200)
+
+
+@pytest.mark.slow
+def test_the_joint_law_of_more_images(tmp_path: Path) -> None:
+    small = Both(tmp_path / "small", sharp=0.4)
+    measure(small, ("sjd:window=4", "sjd:window=8", "sjd:refresh=gumbel"), 12_000)
 
 
 def test_the_authors_defaults(both: Both) -> None:
