@@ -19,6 +19,7 @@ LUMINA_DIMOO = register(
         matches=lambda config: architecture(config) == "LLaDAForMultiModalGeneration",
         imaging="pardec.models.images.dimoo:build",
         text=True,
+        draws="text",
         positions=lambda config: None,  # the authors draw pictures that are longer than the length in the config
     )
 )

@@ -30,5 +30,6 @@ MMADA = register(
         decoder=lambda config: LLADA.decoder(_shape(config)),
         imaging="pardec.models.images.mmada:build",
         text=True,
+        draws="text",
     )
 )

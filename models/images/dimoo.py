@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..errors import ModelError, one_line
+from ..errors import ArgumentError, ModelError, one_line
 from .captioned import CaptionedImaging, codes, grid, reader
 from .contracts import ImageLayout, ImagingParts
 
@@ -23,6 +23,7 @@ NEWLINE, IMAGE, IMAGE_END, ANSWER, ANSWER_END, CODES = 126084, 126349, 126350, 1
 FOLDER = "vqvae"  # where the VQ model lies in the checkpoint's folder
 _INSTRUCTION = "Generate an image according to the text prompt."
 _NOTHING = "<uncondition>"
+_CELL = 16  # pixels
 _TOKENS = 64 * 64  # of the authors' pictures of 1024 by 1024 pixels
 # (1 + s) c - s u of the published loop with s = 4.
 DEFAULTS = {"temperature": 1.0, "cfg": 5.0, "sampler": "maskgit:steps=64,noise=1.0,anneal=none"}
@@ -37,19 +38,24 @@ class DiMOOImaging(CaptionedImaging):
         text = f"<system>{_INSTRUCTION}</system><user>{_NOTHING if caption is None else caption}</user>"
         return [*self.read(text), ANSWER, IMAGE]
 
+    @property
+    def sizes(self) -> str:
+        return f"multiples of {self.cell}"
+
+    @property
+    def cell(self) -> int:
+        """Pixels per code along one side: those of the published image tokenizer where there is none to tell."""
+        return self.downsample if self.can_decode else _CELL
+
     def resized(self, height: int, width: int) -> DiMOOImaging:
-        """The interface for pictures of so many pixels. Raises ModelError for sizes that are no whole cells."""
-        step = self.downsample
-        if height < step or width < step or height % step or width % step:
-            raise ModelError(
-                f"{self.name} draws cells of {step} by {step} pixels, and {height} by {width} is no whole number",
-                f"choose multiples of {step}",
+        if min(height, width) < self.cell or height % self.cell or width % self.cell:
+            raise ArgumentError(
+                f"size is {height} by {width} pixels, and {self.name} draws cells of {self.cell} by {self.cell}",
+                f"choose {self.sizes}",
             )
-        layout = _layout(height // step, width // step, self.layout.ids)
-        other = DiMOOImaging(
-            self.name, layout, self.tokenizer, self.embedding, load=lambda: self.decoder, defaults=self.defaults
-        )
-        return other
+        layout = _layout(height // self.cell, width // self.cell, self.layout.ids)
+        load = (lambda: self.decoder) if self.can_decode else None
+        return DiMOOImaging(self.name, layout, self.tokenizer, self.embedding, load=load, defaults=self.defaults)
 
 
 class DiffusersVQ(torch.nn.Module):

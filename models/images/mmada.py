@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..errors import ModelError
 from .captioned import CaptionedImaging, codes, grid, reader
-from .contracts import ImageLayout, ImagingParts
+from .contracts import ImageLayout, ImagingParts, OneSize
 from .magvit import MAGVIT, find_magvit, load_magvit
 
 IMAGE, IMAGE_END, TASK = 126084, 126085, 126088
@@ -24,7 +24,7 @@ _TOKENS = 32 * 32
 DEFAULTS = {"temperature": 1.0, "cfg": 4.5, "sampler": "maskgit:steps=15,noise=1.0,anneal=product"}
 
 
-class MMaDAImaging(CaptionedImaging):
+class MMaDAImaging(OneSize, CaptionedImaging):
     """The image interface of one MMaDA checkpoint."""
 
     where = 'load it with decoder="FILE", the weights of showlab/magvitv2, or put them beside its own as magvitv2.bin'

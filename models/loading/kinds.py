@@ -56,11 +56,12 @@ def kind(name: str, config: dict[str, Any], folder: Path | None = None) -> Kind:
         flat = {**config, **inner} if isinstance(inner, Mapping) else config
         return Kind(name, "ar", positions=_whole(flat, "max_position_embeddings"))
     if spec.imaging and spec.text:
-        return Kind(name, "masked", "text", positions=_positions(spec, config), writes=True)
+        return Kind(name, "masked", spec.draws, positions=_positions(spec, config), writes=True)
     if spec.imaging:
         conditioning: dict[object, Literal["class", "text"]] = {"c2i": "class", "t2i": "text"}
         beside = None if folder is None or config.get("clean_captions") else folder / "text_encoder"
-        return Kind(name, "ar", conditioning.get(config.get("gpt_type"), "either"), reader=beside)
+        draws = conditioning.get(config.get("gpt_type")) if spec.draws is None else spec.draws
+        return Kind(name, "ar", draws or "either", reader=beside)
     block = next(filter(None, (_whole(config, key) for key in BLOCK_KEYS)), spec.block) if spec.block else None
     family: Literal["masked", "ar"] = "ar" if spec.attention == "causal" else "masked"
     vocabulary = max(filter(None, (_whole(config, key) for key in ("vocab_size", "embedding_size"))), default=None)
