@@ -29,7 +29,7 @@ def build(spec: Spec, *, sampling: bool = False) -> MaskedSampler:
     sampler = MaskedSampler(
         Spec(tuple(parts[:-1]), parts[-1]),  # the cache is the last stage, and there is one
         "greedy" if greedy else "relaxed",
-        **{stage: several[0] if stage in SINGLE else several for stage, several in methods.items()},
+        **{stage: next(iter(several), None) if stage in SINGLE else several for stage, several in methods.items()},
     )
     for stage in sampler.stages:
         stage.check(sampler)
@@ -51,6 +51,8 @@ def fit(sampler: MaskedSampler, model: LanguageModel) -> MaskedSampler:
     chosen: dict[str, Any] = {}
     for name in MASKED:
         stage = getattr(sampler, name)
+        if stage is None:
+            continue
         chosen[name] = new[id(stage)] if name in SINGLE else tuple(new[id(one)] for one in stage)
     return replace(sampler, spec=Spec(tuple(parts[:-1]), parts[-1]), **chosen)
 

@@ -23,6 +23,7 @@ from ..request import Request as Request
 from ..spec import Policy, Spec
 from .canvas import Canvas as Canvas
 from .writing import Revision as Revision
+from .writing import Span as Span
 from .writing import Writing as Writing
 
 if TYPE_CHECKING:
@@ -157,6 +158,37 @@ class Stateful(Stage):
 
     def start(self, canvas: Canvas) -> Any:
         """The state of one request."""
+        return None
+
+
+class Block(Stateful):
+    """Which open positions compete, where blocks are not those of a grid.
+
+    `Canvas.window` then covers all that a row generates, so that what other stages remember stays aligned; `lo` and
+    `hi` move within it.
+    """
+
+    keeps_grid: ClassVar[bool] = False  # spans begin and end with blocks of the grid, as block-causal families need
+
+    def check(self, sampler: MaskedSampler) -> None:
+        name = self.registered[0]
+        if sampler.select.counts_steps:
+            raise SpecError(
+                f"{sampler.select.registered[0]} shares its steps out over blocks of one length, and {name} moves them",
+                "name another select",
+            )
+        if sampler.cache.slides:
+            raise SpecError(f"{sampler.cache.registered[0]} moves the block itself, and so does {name}", "keep one")
+        for stage in sampler.revising:
+            if stage.needs_shadow:
+                raise SpecError(f"{stage.registered[0]} is for blocks of one length, and {name} moves them", "keep one")
+
+    def span(self, canvas: Canvas, state: Any) -> Span:
+        """Before each forward."""
+        raise NotImplementedError
+
+    def narrow(self, evidence: Evidence, canvas: Canvas, state: Any) -> Span | None:
+        """After it: a span within the one before, which holds at once; None leaves it."""
         return None
 
 
@@ -314,6 +346,7 @@ class Finish(Stage):
 
 
 BASES: Mapping[str, type[Stage]] = {
+    "block": Block,
     "inputs": Inputs,
     "logits": Logits,
     "propose": Propose,
@@ -339,6 +372,7 @@ class MaskedSampler:
     widen: tuple[Widen, ...]
     revise: tuple[Revise, ...]
     finish: tuple[Finish, ...]
+    block: Block | None = None  # None: the blocks of a grid
 
     @property
     def revising(self) -> tuple[Revise, ...]:
@@ -348,7 +382,8 @@ class MaskedSampler:
     @property
     def stateful(self) -> tuple[Stateful, ...]:
         """The stages that are handed a state."""
-        return (self.cache, *self.inputs, *self.logits, self.select, *self.widen, *self.revise)
+        block = () if self.block is None else (self.block,)
+        return (self.cache, *block, *self.inputs, *self.logits, self.select, *self.widen, *self.revise)
 
     @property
     def stages(self) -> tuple[Stage, ...]:

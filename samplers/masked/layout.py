@@ -87,17 +87,18 @@ class Layout:
             positions[positions >= stop[:, None]] = -1
         else:
             positions = queries.positions[rows, :width]
-        block = lo[:, None] + np.arange(canvas.block_length)
+        block = canvas.window_host[rows]
+        outside = (block < lo[:, None]) | (block >= hi[:, None])
         wanted = np.maximum(block - queries.shift[rows, None], 0)
         want = wanted - start[:, None] if queries.positions is None else _index(positions, wanted)
-        want[(block >= hi[:, None]) | (want < 0)] = -1
+        want[outside | (want < 0)] = -1
         even = bool((stop - start == width).all())
         span = None
         if even and queries.positions is None and (start == start[0]).all():
             span = (int(start[0]), int(stop[0]))
         slots, queried = positions, positions
         if self.shadow:
-            queried, slots, want = self._with_shadow(positions, np.where(block < hi[:, None], wanted, -1), want)
+            queried, slots, want = self._with_shadow(positions, np.where(outside, -1, wanted), want)
 
         def put(array: np.ndarray) -> Tensor:
             return torch.from_numpy(np.concatenate([array] * self.copies)).to(device)

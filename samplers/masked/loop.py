@@ -22,6 +22,7 @@ from pardec.models.finite import demand_head
 from pardec.models.model import LanguageModel
 
 from ..batching import put_rows, take_rows, unbatchable
+from ..cards import name_of
 from ..endings import Endings
 from ..events import Event, Finished, RowFinished
 from ..logprobs import LogprobRecorder
@@ -32,10 +33,10 @@ from ..registry import resolve
 from ..rng import assign_rows
 from .build import fit
 from .canvas import NEVER, Canvas
-from .contracts import Choice, Evidence, MaskedSampler, Proposal, QuerySpec, Request, Stage, Stateful
+from .contracts import Block, Choice, Evidence, MaskedSampler, Proposal, QuerySpec, Request, Span, Stage, Stateful
 from .forward import MaskedForward
 from .recorder import Before, TraceRecorder
-from .refusals import Read, demand_finite, mask_chosen
+from .refusals import Read, demand_finite, mask_chosen, refuse_blocks
 from .writing import Revision, Writing
 
 _LOWEST = torch.finfo(torch.float32).min
@@ -99,6 +100,7 @@ class MaskedLoop:
             )
         demand_head(model)
         sampler = fit(sampler, model)
+        refuse_blocks(sampler, model)
         if sampler.select.reference_sampler is not None:
             text = _reference_text(model, sampler.select.reference_sampler, sampler, request)
             request = replace(request, finished=text)
@@ -113,6 +115,7 @@ class MaskedLoop:
             block_causal=block_causal,
             bounded=model.follows_canvas,
             sliding=sampler.cache.slides,
+            moving=sampler.block is not None,
             shift=decoding_config.shift,
             device=model.device,
             length=columns,
@@ -126,6 +129,7 @@ class MaskedLoop:
         self.recorder = TraceRecorder(canvas, self.forward.copies, self.logprobs)
         self.endings = Endings(request.stops, len(canvas))
         self.distributions: list[Read] = []  # of the step, in order
+        self.progress: np.ndarray | None = None  # [B] before which a row commits at least one; None: the block's end
 
     # --- one step ---
 
@@ -198,6 +202,8 @@ class MaskedLoop:
     def plan(self) -> QuerySpec:
         """The schedule's clock, then the positions to query."""
         canvas, select, cache = self.canvas, self.sampler.select, self.sampler.cache
+        if self.sampler.block is not None:
+            self._place(self.sampler.block.span(canvas, self.state(self.sampler.block)))
         if canvas.entered.any() and (step := select.entry_step(canvas)) is not None:
             canvas.begin(step)
         canvas.skip(select.tick(canvas, self.state(select)))
@@ -217,8 +223,22 @@ class MaskedLoop:
         distribution, shadow = forward.distribution(queries, wanted, soft)
         eligible = canvas.eligible if query.only is None else canvas.eligible & query.only.to(canvas.eligible.device)
         evidence = Evidence(distribution, canvas.window, eligible, self.request, shadow)
+        if self.sampler.block is not None:
+            evidence = self._narrow(self.sampler.block, evidence)
         self._observe(evidence, after_logits=False)
         return evidence
+
+    def _place(self, span: Span) -> None:
+        self.canvas.place(span)
+        self.progress = span.progress
+
+    def _narrow(self, block: Block, evidence: Evidence) -> Evidence:
+        """The evidence of the span that is left once the forward has been seen."""
+        span = block.narrow(evidence, self.canvas, self.state(block))
+        if span is None:
+            return evidence
+        self._place(span)
+        return replace(evidence, eligible=evidence.eligible & self.canvas.eligible)
 
     def _observe(self, evidence: Evidence, *, after_logits: bool) -> None:
         for stage in self.sampler.inputs:
@@ -242,8 +262,9 @@ class MaskedLoop:
         if not sampler.select.may_wait:
             chosen = self._at_least_one(chosen, proposal)
         if query.must is not None:
-            must = torch.from_numpy(query.must).to(chosen.device)[:, None] & evidence.eligible[:, :1]
-            first = torch.arange(chosen.shape[1], device=chosen.device) == 0
+            begin = torch.from_numpy(canvas.lo).to(chosen.device)[:, None]
+            first = evidence.eligible & (evidence.positions == begin)
+            must = torch.from_numpy(query.must).to(chosen.device)[:, None] & first.any(1, keepdim=True)
             chosen = torch.where(must, first, chosen)
         by = sampler.select if choice is answer else sampler.propose
         decision = Decision(Writing(chosen, tokens, proposal.score), by, self._revision(chosen, proposal))
@@ -256,9 +277,13 @@ class MaskedLoop:
         chosen, revision, fill = joints.consistent(self.canvas, decision.chosen, decision.revision, decision.fill)
         return replace(decision, chosen=chosen, revision=revision, fill=fill)
 
-    @staticmethod
-    def _at_least_one(chosen: Tensor, proposal: Proposal) -> Tensor:
-        """`chosen` where eligible; in a row with none, its best candidate."""
+    def _at_least_one(self, chosen: Tensor, proposal: Proposal) -> Tensor:
+        """`chosen` where eligible; in a row with none (before where it has to progress), its best candidate."""
+        if self.progress is not None:
+            first = proposal.evidence.positions < torch.from_numpy(self.progress).to(chosen.device)[:, None]
+            chosen = chosen & proposal.eligible
+            score = proposal.score.clamp(min=_LOWEST).masked_fill(~(proposal.eligible & first), -torch.inf)
+            return chosen | (best(score) & proposal.eligible & first & ~(chosen & first).any(1, keepdim=True))
         if chosen.device.type == "cpu":
             host = chosen.numpy() & proposal.eligible.numpy()
             if host.any(1).all():
@@ -352,6 +377,8 @@ class MaskedLoop:
         """Why no rows can join the request under way; None where they can."""
         if (reference := self.sampler.select.reference_sampler) is not None:
             return f"{reference} decodes the rows of a request beforehand"
+        if self.sampler.block is not None:
+            return f"{name_of(self.sampler.block)} lays one window over rows that begin together"
         name = next((name for state in self.memory.values() if (name := unbatchable(state))), None)
         return None if name is None else f"what {name.lstrip('_')} remembers is of the rows that began together"
 

@@ -54,6 +54,17 @@ class Revision:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where the open positions of each row compete in the coming step. Arrays live on the host."""
+
+    lo: np.ndarray  # [B] where the span begins; caches take it for the start of the active block
+    hi: np.ndarray  # [B] where it ends
+    entered: np.ndarray  # [B] bool: a new block begins, at which caches refresh and schedules start anew
+    eligible: np.ndarray | None = None  # [B, W] bool, of the canvas's window: nothing else competes; None: all of it
+    progress: np.ndarray | None = None  # [B] where no position is sure, the best before this one is committed; None: hi
+
+
 _T = TypeVar("_T")
 
 
