@@ -81,7 +81,7 @@ class Canvas:
         """Columns are those of the longest row, and at least `length`.
 
         `bounded`: forwards see nothing behind the active block. `sliding`: it moves with the first open position.
-        `moving`: it is where `place` puts it.
+        `moving`: it is where `move` puts it.
         """
         total = np.array([len(row) for row in rows])
         if total.max() > _LONGEST:
@@ -150,7 +150,7 @@ class Canvas:
         first, each = self.open_host.argmax(1), np.arange(len(self.rows))
         self.first_open = np.where(self.open_host[each, first], first, self.total)
         beyond = (self.first_open >= self.hi).any() or (self.sliding and (self.first_open > self.lo).any())
-        if beyond and not self.moving:  # a moving block stays until `place` is called
+        if beyond and not self.moving:  # a moving block stays until `move` is called
             self._enter()
         self.eligible_host = self.open_host[each[:, None], self.window_host]
         if self.moving:
@@ -177,7 +177,7 @@ class Canvas:
         self.window = torch.from_numpy(self.window_host).to(self.tokens.device)
         self.active_host = self.compete_host = self.window_host < self.length
 
-    def place(self, span: Span) -> None:
+    def move(self, span: Span) -> None:
         """Makes `span` the active block of every row that does not stay in its own; for canvases that are `moving`.
 
         Raises RuntimeError for a row with open positions none of which may compete.

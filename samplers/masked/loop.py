@@ -203,7 +203,7 @@ class MaskedLoop:
         """The schedule's clock, then the positions to query."""
         canvas, select, cache = self.canvas, self.sampler.select, self.sampler.cache
         if self.sampler.block is not None:
-            self._place(self.sampler.block.span(canvas, self.state(self.sampler.block)))
+            self._move(self.sampler.block.span(canvas, self.state(self.sampler.block)))
         if canvas.entered.any() and (step := select.entry_step(canvas)) is not None:
             canvas.begin(step)
         canvas.skip(select.tick(canvas, self.state(select)))
@@ -228,8 +228,8 @@ class MaskedLoop:
         self._observe(evidence, after_logits=False)
         return evidence
 
-    def _place(self, span: Span) -> None:
-        self.canvas.place(span)
+    def _move(self, span: Span) -> None:
+        self.canvas.move(span)
         self.progress = span.progress
 
     def _narrow(self, block: Block, evidence: Evidence) -> Evidence:
@@ -237,7 +237,7 @@ class MaskedLoop:
         span = block.narrow(evidence, self.canvas, self.state(block))
         if span is None:
             return evidence
-        self._place(span)
+        self._move(span)
         return replace(evidence, eligible=evidence.eligible & self.canvas.eligible)
 
     def _observe(self, evidence: Evidence, *, after_logits: bool) -> None:

@@ -1,7 +1,7 @@
 """Several blocks at once: the next block joins when a share of the one before it is decoded.
 
 d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory Distillation, https://arxiv.org/abs/2601.07568;
-D2F (Diffusion Forcing), https://arxiv.org/abs/2508.09192
+Diffusion LLMs Can Do Faster-Than-AR Inference via Discrete Diffusion Forcing, https://arxiv.org/abs/2508.09192
 
     block k + 1 is active once a share `add` of block k is decoded, and no more than `blocks` are
     all sure positions of active blocks are committed; where none is in the first of them, its best one is
