@@ -228,19 +228,6 @@ class Canvas:
         first: np.ndarray = np.where(matches.any(1), matches.argmax(1), self.total)
         return first
 
-    def visible_open(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The open positions of `rows` ([B] bool) as far as a forward may see.
-
-        Returns:
-            [B, L + 1] bool, and the same as columns [B, K], padded with the bin.
-        """
-        which = self.open_host & rows[:, None] & (np.arange(self.length + 1) < self.end[:, None])
-        most = int(which.sum(1).max())
-        columns = np.argsort(~which, axis=1, kind="stable")[:, :most]
-        columns = np.where(np.arange(most) < which.sum(1)[:, None], columns, self.length)
-        device = self.tokens.device
-        return torch.from_numpy(which).to(device), torch.from_numpy(columns).to(device)
-
     # --- the writers ---
 
     def commit(
@@ -271,15 +258,7 @@ class Canvas:
             self._revise(revision)
         if fill is not None:
             self._fill(fill)
-        if which.device.type == "cpu":  # the same memory, without a dispatch an operation
-            row, column = (which.numpy() & self.eligible_host).nonzero()
-            at = row, self.window_host[row, column]
-            self.tokens_host[at] = chosen.tokens.numpy()[row, column]
-            self._step_host[at] = self.nfe[row]
-            self._score_host[at] = chosen.scores.numpy()[row, column]
-            self.open_host[at] = False
-        else:
-            self._put(which & self.eligible, chosen.tokens, self._forward(), chosen.scores, stays=False)
+        self._write(which, chosen)
         if self._forwards == self._clocks.shape[1]:
             self._clocks = np.concatenate([self._clocks, np.zeros_like(self._clocks)], 1)
         self._clocks[:, self._forwards] = self.step
@@ -290,6 +269,24 @@ class Canvas:
         value = self._update(beside)
         self._refuse_masks()
         return value
+
+    def draft(self, chosen: Writing) -> None:
+        """Writes `chosen` for the coming forward to confirm, which then counts as theirs: those rows are a step on."""
+        moved = (chosen.which & self.eligible).any(1).cpu().numpy()
+        self._write(chosen.which, chosen)
+        self.step, self.entered = self.step + moved, self.entered & ~moved
+        self._update()
+
+    def _write(self, which: Tensor, chosen: Writing) -> None:
+        if which.device.type == "cpu":  # the same memory, without a dispatch an operation
+            row, column = (which.numpy() & self.eligible_host).nonzero()
+            at = row, self.window_host[row, column]
+            self.tokens_host[at] = chosen.tokens.numpy()[row, column]
+            self._step_host[at] = self.nfe[row]
+            self._score_host[at] = chosen.scores.numpy()[row, column]
+            self.open_host[at] = False
+        else:
+            self._put(which & self.eligible, chosen.tokens, self._forward(), chosen.scores, stays=False)
 
     def _refuse_masks(self) -> None:
         """Raises SpecError where a mask that is neither given nor open was written as if it were a token."""
@@ -355,8 +352,9 @@ class Canvas:
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows ([n] indices), in this order."""
         index = torch.from_numpy(rows).to(self.tokens.device)
-        for name in _TENSORS:
-            setattr(self, name, getattr(self, name)[index])
+        with torch.inference_mode(False), torch.no_grad():  # within a step, too: the rows are written to later
+            for name in _TENSORS:
+                setattr(self, name, getattr(self, name)[index])
         for name in _HOST:
             setattr(self, name, getattr(self, name)[rows])
         self._bind()

@@ -156,6 +156,20 @@ class Layout:
         return visible
 
 
+def visible_open(canvas: Canvas, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    """The open positions of `rows` ([B] bool) as far as a forward may see.
+
+    Returns:
+        [B, L + 1] bool, and the same as columns [B, K], padded with the bin.
+    """
+    which = canvas.open_host & rows[:, None] & (np.arange(canvas.length + 1) < canvas.end[:, None])
+    most = int(which.sum(1).max())
+    columns = np.argsort(~which, axis=1, kind="stable")[:, :most]
+    columns = np.where(np.arange(most) < which.sum(1)[:, None], columns, canvas.length)
+    device = canvas.tokens.device
+    return torch.from_numpy(which).to(device), torch.from_numpy(columns).to(device)
+
+
 def _split(width: np.ndarray) -> list[np.ndarray]:
     """Rows in one group, or in two where the padding saved is worth a forward; [n] indices each."""
     rows = np.arange(len(width))

@@ -31,6 +31,10 @@ class Writing:
         """Restricted to `where` (bool, broadcast)."""
         return replace(self, which=self.which & where)
 
+    def take(self, rows: Tensor) -> Writing:
+        """Of these rows ([n] int64)."""
+        return Writing(self.which[rows], self.tokens[rows], self.scores[rows])
+
 
 @dataclass(frozen=True, slots=True)
 class Revision:
