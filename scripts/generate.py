@@ -49,6 +49,11 @@ CONTRACTS = {
         ("span", "narrow"),
         "a `Span`: where the block of each row begins and ends; one within it, or None",
     ),
+    "branch": (
+        "which hypotheses of a row are asked with it, and which one survives",
+        ("draft", "survivors"),
+        "what a hypothesis adds, [N, W] bool; indices [n]",
+    ),
     "inputs": (
         "what is added to the embeddings of open positions",
         ("soft", "observe"),

@@ -108,6 +108,11 @@ class Branching:
             return np.zeros(len(canvas), dtype=bool)
         choice, proposal, _ = self.loop.choose(evidence)
         chosen = branch.draft(number, choice.which, proposal) & evidence.eligible
+        if branch.exactly and canvas.shift and self.loop.sampler.cache.stores and not canvas.block_causal:
+            # As long as a block's first position is open, a forward replaces the K/V of the one before, which predicts
+            # it: a hypothesis that commits it would see those of an earlier forward. One that ends the block does not.
+            ends = torch.from_numpy(canvas.left).to(chosen.device) == chosen.sum(1)
+            chosen = chosen & (~chosen[:, :1] | ends[:, None])
         canvas.draft(Writing(chosen, choice.tokens, proposal.score))
         added: np.ndarray = chosen.any(1).cpu().numpy()
         return added

@@ -96,7 +96,11 @@ class Branch(Stage):
     """
 
     nested: ClassVar[bool] = False  # hypothesis i is i steps further than the row, and contains all before it
-    exactly: ClassVar[bool] = False  # keeps the tokens of the sampler without it; refuses what would not
+
+    @property
+    def exactly(self) -> bool:
+        """Whether it keeps the tokens of the sampler without it; what would not is then refused."""
+        return False
 
     @property
     def most(self) -> int:
