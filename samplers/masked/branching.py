@@ -7,7 +7,7 @@ What a hypothesis is made from, and which of them survives, is up to the branch 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,12 +15,28 @@ import torch
 from pardec.models.errors import SpecError
 
 from ..cards import name_of
-from .contracts import Branch, Evidence, Hypotheses, MaskedSampler, Proposal
+from .contracts import Branch, Canvas, Choice, Evidence, Hypotheses, MaskedSampler, Proposal, Stage
 from .decision import Decision
 from .writing import Writing
 
-if TYPE_CHECKING:
-    from .loop import MaskedLoop
+
+class Loop(Protocol):
+    """What hypotheses need of the masked loop."""
+
+    canvas: Canvas
+    sampler: MaskedSampler
+
+    def take(self, keep: np.ndarray) -> None:
+        """Keeps these live rows; one may be repeated."""
+        ...
+
+    def choose(self, evidence: Evidence) -> tuple[Choice, Proposal, Stage]:
+        """What the stages commit by this evidence."""
+        ...
+
+    def ended_rows(self) -> np.ndarray:
+        """[B] bool: the live rows that a finish stage ends."""
+        ...
 
 
 @dataclass
@@ -68,7 +84,7 @@ def refuse_branches(sampler: MaskedSampler, memory: dict[int, Any], *, logprobs:
 class Branching:
     """The hypotheses of one loop."""
 
-    def __init__(self, loop: MaskedLoop, branch: Branch) -> None:
+    def __init__(self, loop: Loop, branch: Branch) -> None:
         self.loop, self.branch = loop, branch
         self.past: _Past | None = None
         self.row = np.zeros(0, dtype=np.int64)  # [N] the live row of each hypothesis

@@ -136,4 +136,4 @@ class TraceRecorder:
         """The positions that each forward queried of each hypothesis of the row, of which there is one by default."""
         history = self.history[int(self.first_forward[row]) :]
         each = ((queries, np.flatnonzero(queries.rows == row).tolist()) for queries in history)
-        return [[queries.of(at) for at in places] for queries, places in each if places]
+        return [[queries.of(at) for at in hypotheses] for queries, hypotheses in each if hypotheses]

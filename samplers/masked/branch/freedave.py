@@ -28,7 +28,7 @@ from ...registry import register
 from ..contracts import Branch, Hypotheses, Proposal
 
 
-@register("freedave", stage="branch", paper="arXiv:2510.00294", exact="greedy", checked="reference joint")
+@register("freedave", stage="branch", paper="arXiv:2510.00294", exact="greedy", checked="hand")
 @dataclass(frozen=True)
 class FreeDave(Branch):
     nested = True

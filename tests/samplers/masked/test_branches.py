@@ -109,7 +109,7 @@ def test_a_part_of_a_step_is_a_draft_too_with_subset() -> None:
     assert registry.resolve("freedave+sequential", "masked").exact == "greedy"
 
 
-def lopa(name: str, prompt: list[int], new: int, size: int, tau: float, branches: int) -> tuple[list[int], int]:
+def naive(name: str, prompt: list[int], new: int, size: int, tau: float, branches: int) -> tuple[list[int], int]:
     """https://arxiv.org/abs/2512.16229, one row, plain Python."""
     model = golden(name)
     decoding = model.language_model.decoding_config
@@ -171,7 +171,7 @@ def test_lopa_is_its_naive_version(name: str, branches: int) -> None:
             stop_ids=[],
         )
         for row, prompt in enumerate(given):
-            tokens, count = lopa(name, prompt, 21, 6, tau, branches)
+            tokens, count = naive(name, prompt, 21, 6, tau, branches)
             assert result.sequences[row, : len(tokens)].tolist() == tokens
             assert result.nfe[row] == count
 
