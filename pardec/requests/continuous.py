@@ -12,12 +12,13 @@ from pardec.samplers.continuous.contracts import ContinuousSampler, ImageRequest
 from pardec.samplers.rng import Keyed
 
 from . import draft_models
-from .images import FOREIGN, labels, refuse_negative, refuse_sequences
+from .images import FOREIGN, imaging_for, labels, refuse_negative, refuse_sequences, size_of
 from .settings import MAX_NEW_TOKENS, Settings, repeat_each
 from .text import seeds_of
 
 if TYPE_CHECKING:
     from pardec.models.continuous.contracts import ContinuousModel
+    from pardec.models.images.contracts import Imaging
     from pardec.samplers.events import Event
 
 NO_CLASS = -1  # the label of an unconditional image
@@ -34,6 +35,7 @@ class VectorCall:
     seeds: tuple[int, ...]
     callback: Callable[[Event], object] | None
     weights_version: int = 0  # of the model when it was prepared
+    imaging: Imaging | None = None  # for the request's size
 
     def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
         """No ids, since continuous tokens have none; and how many tokens were generated, which are all of an image."""
@@ -76,7 +78,8 @@ class VectorCall:
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments as resolved, as JSON can hold them."""
-        return {"temperature": self.request.temperature, "cfg": self.request.cfg}
+        values: dict[str, Any] = {"temperature": self.request.temperature, "cfg": self.request.cfg}
+        return values if self.request.size is None else {**values, "size": list(self.request.size)}
 
     @property
     def shown(self) -> list[str | int | None]:
@@ -92,11 +95,13 @@ def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCa
         ModelError: a sampler that cannot run on the model.
     """
     sampler = registry.resolve(settings.sampler, "continuous")
-    _refuse(model, settings)
+    imaging = imaging_for(model.imaging, settings)
+    tokens = imaging.layout.tokens
+    _refuse(model, settings, tokens)
     refuse_negative(model.name, settings)
     sampler.method.check_model(model)
     model.head.respaced(sampler.method.head_steps or model.head.steps)
-    classes = labels(model.name, model.imaging.classes, prompt, settings, least=NO_CLASS)
+    classes = labels(model.name, imaging.classes, prompt, settings, least=NO_CLASS)
     rows = tuple(repeat_each(classes, settings.num_images))
     seeds = seeds_of(settings, len(rows))
     request = ImageRequest(
@@ -104,13 +109,13 @@ def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCa
         source=settings.source or Keyed(seeds),
         temperature=float(settings.temperature),
         cfg=None if settings.cfg in (None, 1) else float(settings.cfg),  # 1 is no guidance
+        size=size_of(settings),
         draft_model=draft_models.for_vectors(sampler, model),
     )
-    tokens = model.imaging.layout.tokens
-    return VectorCall(sampler, request, tokens, seeds, settings.callback, model.weights_version)
+    return VectorCall(sampler, request, tokens, seeds, settings.callback, model.weights_version, imaging)
 
 
-def _refuse(model: ContinuousModel, settings: Settings) -> None:
+def _refuse(model: ContinuousModel, settings: Settings, count: int) -> None:
     """Refuses arguments without a meaning for continuous tokens."""
     for name in FOREIGN:
         if getattr(settings, name) is not None:
@@ -119,7 +124,6 @@ def _refuse(model: ContinuousModel, settings: Settings) -> None:
     for name in _OF_IDS:
         if getattr(settings, name) is not None:
             raise SpecError(f"{name} is for tokens with ids; {model.name} has continuous tokens", f"leave {name} out")
-    count = model.imaging.layout.tokens
     if settings.max_new_tokens not in (MAX_NEW_TOKENS, count) or settings.block_align != "prompt":
         name = "block_align" if settings.block_align != "prompt" else "max_new_tokens"
         raise SpecError(
