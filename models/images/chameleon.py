@@ -205,7 +205,7 @@ def build(parts: ImagingParts) -> ChameleonImaging:
 
 
 def _is_lumina(config: Mapping[str, Any], name: str) -> bool:
-    """Whether images have a size and rows with an end: by the architecture of its training, or the checkpoint's name."""
+    """Whether images have sizes and rows with an end: by the architecture of its training, or the name."""
     named = " ".join(map(str, config.get("architectures") or ()))
     return "XLLMX" in named or "lumina" in name.lower()
 

@@ -2,8 +2,8 @@
 
 Taming Transformers for High-Resolution Image Synthesis, https://arxiv.org/abs/2012.09841
 
-Published files are called vqgan.ckpt and hold an encoder and a loss as well, which are left alone. Names of tensors are
-those of latent diffusion's autoencoders; the decoder is diffusers'. Letters: B images, h and w rows and columns of codes.
+Published files are called vqgan.ckpt and hold an encoder and a loss as well, which are left alone. Tensors are named as
+those of latent diffusion's autoencoders are; the decoder is diffusers'. Letters: B images, h and w rows and columns.
 """
 
 from __future__ import annotations
