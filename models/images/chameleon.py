@@ -120,7 +120,7 @@ class ChameleonImaging(OneSize):
 
     def prompt(self, caption: str) -> list[int]:
         """The ids before an image of this caption."""
-        return [*self.words.turn(caption), self.words.image_start]
+        return [*self.words.message(caption), self.words.image_start]
 
     def unconditional(self) -> list[int]:
         """The ids before an image of no caption."""
@@ -161,7 +161,7 @@ class LuminaImaging(ChameleonImaging):
     def sizes(self) -> str | None:  # type: ignore[override]
         return f"multiples of {_STEP} pixels, up to {self.words.most_grid * _STEP}"
 
-    def resized(self, height: int, width: int) -> LuminaImaging:  # type: ignore[override]
+    def resized(self, height: int, width: int) -> LuminaImaging:
         units = height // _STEP, width // _STEP
         if height % _STEP or width % _STEP or not all(1 <= unit <= self.words.most_grid for unit in units):
             raise ArgumentError(
@@ -175,10 +175,10 @@ class LuminaImaging(ChameleonImaging):
     def prompt(self, caption: str) -> list[int]:
         rows, columns = self.layout.grid
         text = _TEMPLATE.format(width=columns * _DOWNSAMPLE, height=rows * _DOWNSAMPLE, caption=caption)
-        return [*self.words.turn(text), *self.unconditional()]
+        return [*self.words.message(text), *self.unconditional()]
 
     def unconditional(self) -> list[int]:
-        rows, columns = (cells * _DOWNSAMPLE // _STEP for cells in self.layout.grid)
+        rows, columns = (counts * _DOWNSAMPLE // _STEP for counts in self.layout.grid)
         return [self.words.image_start, self.words.grid(rows), self.words.grid(columns)]
 
 

@@ -13,8 +13,8 @@ from ..errors import ModelError, listed
 from ..loading.tokenizers import load_tokenizer
 from .contracts import ImagingParts
 
-BOS, IMAGE_START, IMAGE_END, TURN_END = "<s>", "<racm3:break>", "<eoss>", "<reserved08706>"
-ROW_END, GRID = "<reserved08799>", 8800  # of Lumina-mGPT: the end of a row, and the name of a grid of no cells
+BOS, IMAGE_START, IMAGE_END, MESSAGE_END = "<s>", "<racm3:break>", "<eoss>", "<reserved08706>"
+ROW_END, GRID = "<reserved08799>", 8800  # of Lumina-mGPT: the end of a row, and the name of a grid of no counts
 CODE = re.compile(r"IMGIMG([A-J]+)Z")  # a code by its digits, A for 0 to J for 9
 _MOST_GRID = 64  # units of 32 pixels, at most as many as have a name
 
@@ -27,7 +27,7 @@ class ChameleonWords:
 
         Raises ModelError for a vocabulary without codes, or without a token that stands around an image.
         """
-        wanted = (BOS, IMAGE_START, IMAGE_END, TURN_END, *((ROW_END, _grid(1)) if rows else ()))
+        wanted = (BOS, IMAGE_START, IMAGE_END, MESSAGE_END, *((ROW_END, _grid(1)) if rows else ()))
         missing = [token for token in wanted if token not in vocabulary]
         if missing:
             raise ModelError(
@@ -35,7 +35,7 @@ class ChameleonWords:
                 "vocabulary_map in config.json names every token of an image",
             )
         self.tokenizer, self.name, self.vocabulary = tokenizer, name, vocabulary
-        self.bos, self.image_start, self.image_end, self.turn_end = (int(vocabulary[token]) for token in wanted[:4])
+        self.bos, self.image_start, self.image_end, self.message_end = (int(vocabulary[token]) for token in wanted[:4])
         codes = {_code(match[1]): int(i) for token, i in vocabulary.items() if (match := CODE.fullmatch(token))}
         if not codes or max(codes) != len(codes) - 1:
             have = f"{len(codes)} codes of images, up to {max(codes)}" if codes else "no codes of images"
@@ -77,12 +77,12 @@ class ChameleonWords:
         """The largest side that has a token, in units of 32 pixels."""
         return max(units for units in range(1, _MOST_GRID + 1) if _grid(units) in self.vocabulary)
 
-    def turn(self, text: str) -> list[int]:
+    def message(self, text: str) -> list[int]:
         """The ids of what a user says. Raises ModelError without a tokenizer."""
         if self.tokenizer is None:
             raise ModelError(f"{self.name} has no tokenizer, so it cannot read captions", "copy its files beside it")
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return [self.bos, *ids, self.turn_end]
+        return [self.bos, *ids, self.message_end]
 
 
 def _code(letters: str) -> int:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration, PreTrainedTokenizerFast
 
-from pardec.models.images.chameleon_words import BOS, GRID, IMAGE_END, IMAGE_START, ROW_END, TURN_END
+from pardec.models.images.chameleon_words import BOS, GRID, IMAGE_END, IMAGE_START, MESSAGE_END, ROW_END
 from pardec.models.images.vqgan import VQGAN, VQGANShape, _published
 
 CODES = 6
@@ -24,7 +24,7 @@ def vocabulary() -> dict[str, int]:
     order = (3, 0, 5, 1, 4, 2)
     names = {f"IMGIMG{'ABCDEFGHIJ'[code]}Z": 4 + place for place, code in enumerate(order)}
     special = ["<pad>", BOS, "</s>", "<image>"]
-    marks = [IMAGE_END, IMAGE_START, TURN_END, ROW_END, *(f"<reserved{GRID + n:05d}>" for n in range(1, 5))]
+    marks = [IMAGE_END, IMAGE_START, MESSAGE_END, ROW_END, *(f"<reserved{GRID + n:05d}>" for n in range(1, 5))]
     every = {token: i for i, token in enumerate(special)} | names
     for token in (*marks, *WORDS):
         every[token] = len(every)
