@@ -15,13 +15,14 @@ from .cuda_graphs.capture import Graphs, check_graphs
 from .cuda_graphs.runner import GraphRunner
 from .decoder import Decoder
 from .errors import ArgumentError, ModelError
-from .families import FamilySpec, mar
+from .families import FamilySpec, mar, nextstep
 from .hf.adapt import load_adapter
 from .images.contracts import CodeImaging, ImagingParts
 from .loading import assemble, configs
 from .loading.arguments import check, exclusive
 from .loading.catalog import EMBEDDED, embedded_names
 from .loading.decoding_config import Overrides, build_decoding_config
+from .loading.kinds import NEXTSTEP
 from .loading.lora import Adapter, read_adapter
 from .loading.placement import choose_device, choose_dtype, guarded, short, stored_dtype
 from .loading.quantize import Quantizer, preferred_dtype, quantizer
@@ -39,6 +40,7 @@ _UNBOUNDED = (
     "bidirectional",
     "block-causal",
 )  # kinds of attention in which a window of earlier positions is no pattern
+_VECTORS = {"mar": mar.load_mar, **dict.fromkeys(NEXTSTEP, nextstep.load_nextstep)}
 DeviceMap = str | dict[str, Any]
 AnyModel = TypeVar("AnyModel", LanguageModel, ContinuousModel)
 
@@ -106,7 +108,8 @@ def load_any(
     with suppress(ModelError):  # errors of the files themselves are raised when they are needed
         published = published or inspect(weight_files(source.folder))
     configs.check_config(config, f"{source.name}: config.json", published)
-    if config.get("model_type") == "mar":
+    load_vectors = _VECTORS.get(str(config.get("model_type")))
+    if load_vectors is not None:
         foreign = {
             "mask_id": mask_id,
             "block": block,
@@ -119,14 +122,14 @@ def load_any(
         for name, value in foreign.items():
             if value is not None:
                 raise ArgumentError(
-                    f"{name}={value} was given, and {source.name} draws classes from vectors", f"leave {name} out"
+                    f"{name}={value} was given, and {source.name} draws images from vectors", f"leave {name} out"
                 )
         kind, dtype_reason = choose_dtype(dtype, target, stored_dtype(published))
         choice = f"on {target} ({device_reason}), {short(kind)} ({dtype_reason})"
         if lora is not None:
             published = lora.merge(published, base=source.name)
         make = partial(
-            mar.load_mar, source, config, published, device=target, dtype=kind, decoder=image_decoder, choice=choice
+            load_vectors, source, config, published, device=target, dtype=kind, decoder=image_decoder, choice=choice
         )
         with configs.reading(source.name):
             return _described(guarded(source.name, make, published, kind), lora)

@@ -52,6 +52,8 @@ def load_weights(model: LanguageModel | ContinuousModel, weights: Weights) -> No
     file = None if isinstance(weights, Mapping) else _source(weights)
     published = _of_state(weights) if isinstance(weights, Mapping) else _of_files(file)
     if isinstance(model, ContinuousModel):
+        if model.family != "mar":
+            raise ModelError(f"the weights of {model.name} cannot be replaced in place", "load the new ones")
         write = _mar(model, published, file)
     elif (stack := _native_stack(model)) is not None:
         write = _native(model, stack, published, file)

@@ -12,13 +12,13 @@ from pardec.samplers.continuous.contracts import ContinuousSampler, ImageRequest
 from pardec.samplers.rng import Keyed
 
 from . import draft_models
-from .images import FOREIGN, imaging_for, labels, refuse_negative, refuse_sequences, size_of
+from .images import FOREIGN, captions, imaging_for, labels, refuse_negative, refuse_sequences, size_of
 from .settings import MAX_NEW_TOKENS, Settings, repeat_each
 from .text import seeds_of
 
 if TYPE_CHECKING:
     from pardec.models.continuous.contracts import ContinuousModel
-    from pardec.models.images.contracts import Imaging
+    from pardec.models.images.contracts import Condition, Imaging
     from pardec.samplers.events import Event
 
 NO_CLASS = -1  # the label of an unconditional image
@@ -47,7 +47,7 @@ class VectorCall:
 
     def take(self, rows: Sequence[int]) -> VectorCall:
         """The same request with these rows only; each keeps its seed, so it gives the same image."""
-        call = replace(self, request=replace(self.request, labels=tuple(self.request.labels[row] for row in rows)))
+        call = replace(self, request=self.request.take(rows))
         seeds = tuple(self.seeds[row] for row in rows)
         return call.seeded(seeds) if isinstance(self.request.source, Keyed) else replace(call, seeds=seeds)
 
@@ -83,29 +83,29 @@ class VectorCall:
 
     @property
     def shown(self) -> list[str | int | None]:
-        """The class of each row."""
-        return list(self.request.labels)
+        """The class of each row, or its caption."""
+        return list(self.request.labels) or [condition.text for condition in self.request.conditions]
 
 
 def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCall:
-    """Reads the classes and resolves every argument for this model.
+    """Reads the classes or captions and resolves every argument for this model.
 
     Raises:
         SpecError: an argument that cannot work.
         ModelError: a sampler that cannot run on the model.
     """
-    sampler = registry.resolve(settings.sampler, "continuous")
+    own = model.imaging.defaults.get("sampler") if model.backbone.next_token else None  # the family's cannot run there
+    sampler = registry.resolve(settings.sampler or own, "continuous")
     imaging = imaging_for(model.imaging, settings)
     tokens = imaging.layout.tokens
     _refuse(model, settings, tokens)
-    refuse_negative(model.name, settings)
     sampler.method.check_model(model)
     model.head.respaced(sampler.method.head_steps or model.head.steps)
-    classes = labels(model.name, imaging.classes, prompt, settings, least=NO_CLASS)
-    rows = tuple(repeat_each(classes, settings.num_images))
-    seeds = seeds_of(settings, len(rows))
+    classes, conditions = _conditions(model, prompt, settings)
+    seeds = seeds_of(settings, len(classes or conditions))
     request = ImageRequest(
-        labels=rows,
+        labels=classes,
+        conditions=conditions,
         source=settings.source or Keyed(seeds),
         temperature=float(settings.temperature),
         cfg=None if settings.cfg in (None, 1) else float(settings.cfg),  # 1 is no guidance
@@ -113,6 +113,19 @@ def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCa
         draft_model=draft_models.for_vectors(sampler, model),
     )
     return VectorCall(sampler, request, tokens, seeds, settings.callback, model.weights_version, imaging)
+
+
+def _conditions(
+    model: ContinuousModel, prompt: Any, settings: Settings
+) -> tuple[tuple[int, ...], tuple[Condition, ...]]:
+    """The classes, or the captions, of all rows."""
+    if model.imaging.kind == "text":
+        if settings.prompt_embeds is not None:
+            raise SpecError(f"{model.name} reads captions itself", hint="pass a prompt in place of prompt_embeds")
+        return (), tuple(repeat_each(captions(model, prompt, settings), settings.num_images))
+    refuse_negative(model.name, settings)
+    classes = labels(model.name, model.imaging.classes, prompt, settings, least=NO_CLASS)
+    return tuple(repeat_each(classes, settings.num_images)), ()
 
 
 def _refuse(model: ContinuousModel, settings: Settings, count: int) -> None:
