@@ -64,7 +64,9 @@ SPEC = FamilySpec(
     matches=lambda config: config.get("model_type") in NEXTSTEP,
     decoder=_decoder,
     names={
-        ours: theirs.removeprefix(_BARE) if isinstance(theirs, str) else tuple(name.removeprefix(_BARE) for name in theirs)
+        ours: theirs.removeprefix(_BARE)
+        if isinstance(theirs, str)
+        else tuple(name.removeprefix(_BARE) for name in theirs)
         for ours, theirs in NAMES.items()
     },
     attention="causal",

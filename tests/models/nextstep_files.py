@@ -50,7 +50,14 @@ CONFIG: dict[str, Any] = {
     "vae_name_or_path": "vae/",
 }
 SETTINGS: dict[str, Any] = {"num_sampling_steps": 5}
-VAE = {"ch": 32, "ch_mult": [1, 1], "num_res_blocks": 1, "z_channels": CHANNELS, "scaling_factor": 0.7, "shift_factor": 0.1}
+VAE = {
+    "ch": 32,
+    "ch_mult": [1, 1],
+    "num_res_blocks": 1,
+    "z_channels": CHANNELS,
+    "scaling_factor": 0.7,
+    "shift_factor": 0.1,
+}
 
 
 def library_model(seed: int = 0, *, near: float = 0.0) -> Any:
@@ -146,8 +153,11 @@ def write(
 
 
 def change(folder: Path, edit: Any) -> None:
-    """Hands the tensors of each shard to `edit`, which changes the dictionary in place."""
+    """Hands all tensors to `edit`, which changes the dictionary in place, and writes them as one shard."""
+    named: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("model-*.safetensors")):
-        own = load_file(file)
-        edit(own)
-        save_file(own, file)
+        named |= load_file(file)
+        file.unlink()
+    edit(named)
+    (folder / "model.safetensors.index.json").unlink()
+    save_file(named, folder / "model.safetensors")
