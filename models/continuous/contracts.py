@@ -1,7 +1,8 @@
 """The contract of models whose tokens are vectors: a backbone gives states, and a head the tokens' distributions.
 
-A token x of d numbers is sampled by denoising: x_T is standard normal, and each of T transitions samples x_(t-1) from a
-Gaussian, or computes it, by what the head makes of x_t and the token's state. Transitions count down: index T-1 first, index 0 last.
+A token x of d numbers is sampled by denoising: x_T is standard normal, and each of T transitions gives x_(t-1) by what
+the head computes from x_t and the token's state: a sample of a Gaussian, or its mean where it has no deviation.
+Transitions count down: index T-1 first, index 0 last.
 Letters: R rows, S tokens of an image, d numbers of a token, N requested tokens, over all rows.
 """
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,6 +52,14 @@ class Gaussian:
     def deviation(self) -> Tensor:
         """[N, d] float32."""
         return self.log_deviation.exp()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fed:
+    """The tokens that a backbone with a cache was fed; those of guidance are as many again."""
+
+    spans: np.ndarray  # [R, 2] int64: the first one that the last call fed to each of its rows, and behind the last one
+    prompts: np.ndarray  # [B] int64: tokens of the prompts of each condition, guidance included
 
 
 class Head(Protocol):
@@ -110,6 +120,11 @@ class Backbone(Protocol):
 
         The others, which are trained on any known tokens, sample several from one state of what is known.
         """
+        ...
+
+    @property
+    def fed(self) -> Fed | None:
+        """What the last call fed; None where every call feeds all tokens."""
         ...
 
     def start(self, conditions: Sequence[Condition], *, size: tuple[int, int] | None, guided: bool) -> Backbone:

@@ -96,7 +96,7 @@ class MARHead(nn.Module):
         self.final_layer = Last(width, outputs or 2 * size)
 
     def forward(self, x: Tensor, timesteps: Tensor, condition: Tensor) -> Tensor:
-        """[N, outputs], as noise and share, of points x [N, d] at timesteps [N] or [1]; `condition` = cond_embed(z) [N, W]."""
+        """[N, outputs] of points x [N, d] at timesteps [N] or [1]; `condition` = cond_embed(z) [N, W]."""
         return self.at(x, self.modulations(self.time_embed(timesteps) + condition))
 
     def modulations(self, y: Tensor) -> list[Modulations]:

@@ -136,6 +136,7 @@ class Reader:
     """The backbone for decoding: its states have passed the head's first layer already."""
 
     causal = next_token = False
+    fed = None
 
     def __init__(self, network: MARBackbone, head: MARHead) -> None:
         self.network, self.head = network, head

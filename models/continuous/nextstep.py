@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from ..errors import ArgumentError
 from ..images.contracts import Condition
 from ..kernels.matmul import Linear
 from ..plan import Plan, Visible
-from .contracts import States
+from .contracts import Fed, States
 from .diffusion_head import EPS, MARHead
 
 Grid = tuple[int, int]  # rows and columns of tokens
@@ -53,6 +54,7 @@ class NextStepReader:
     """The backbone of a checkpoint, for decoding; what it caches is in the sessions that `start` begins."""
 
     causal = next_token = True
+    fed = None
 
     def __init__(
         self, decoder: Decoder, projectors: Projectors, head: MARHead, prompts: Prompts, *, normalise: bool = False
@@ -127,8 +129,10 @@ class NextStepSession:
         self.prefix = torch.tensor([len(prompt) for prompt in prompts], device=device)  # [C] positions of each prompt
         self.cache = reader.decoder.new_cache(len(prompts), ids.shape[1] + max(1, tokens - 1))
         size = reader.projectors.image_in_projector.in_features
-        self.fed = torch.zeros(len(prompts), tokens, size, device=device)  # [C, S, d] float32: what the cache was fed
+        self.inputs = torch.zeros(len(prompts), tokens, size, device=device)  # [C, S, d] float32: what is in the cache
         self.count = torch.zeros(len(prompts), dtype=torch.int64, device=device)  # [C] tokens of it
+        lengths = np.array([len(prompt) for prompt in prompts]).reshape(-1, rows).sum(0)
+        self.fed = Fed(np.zeros((rows, 2), dtype=np.int64), lengths)
         plan = Plan.full(ids, Visible.causal(), self.prefix)
         hidden = reader.decoder(plan, self.cache)
         last = (self.prefix - 1)[:, None, None].expand(-1, 1, hidden.states.shape[-1])
@@ -154,23 +158,26 @@ class NextStepSession:
             return States(self.reader.conditions(self._outputs(labels, tokens, wanted)))
         both = torch.cat((labels, labels + self.rows))
         outputs = self._outputs(both, tokens.repeat(2, 1, 1), wanted.repeat(2, 1))
+        self.fed = Fed(self.fed.spans[: len(labels)], self.fed.prompts)
         cond, uncond = self.reader.conditions(outputs).chunk(2)
         return States(cond, uncond, scale[:, None].expand_as(wanted)[wanted])
 
     def _outputs(self, rows: Tensor, tokens: Tensor, wanted: Tensor) -> Tensor:
         """[N, E] the decoder's outputs before the wanted tokens; `rows` [R] of the cache, `tokens` [R, S, d]."""
         index = torch.arange(self.tokens, device=tokens.device)
-        count, same = self.count[rows], (self.fed[rows] == tokens).all(-1)
+        count, same = self.count[rows], (self.inputs[rows] == tokens).all(-1)
         cached = (same & (index < count[:, None])).cumprod(1).sum(1)  # tokens before the first one that is to be fed
         # The output before token i is that of token i - 1, or of the prompt.
         earliest = torch.where(wanted, index, self.tokens).amin(1) - 1
         start, stop = torch.minimum(cached, earliest).clamp(min=0), torch.where(wanted, index, 0).amax(1)
+        spans = torch.stack((torch.minimum(start, stop), stop), 1)
+        self.fed = Fed(spans.cpu().numpy(), self.fed.prompts)
         feeding = (stop > start).nonzero()[:, 0]
         outputs = self._feed(rows[feeding], tokens[feeding], start[feeding], stop[feeding])
         # What was fed again, and is the same, leaves what stands behind it valid.
         self.count[rows] = torch.where((stop > start) & (stop > cached), stop, count)
         row, token = wanted.nonzero(as_tuple=True)
-        result = self.first[rows[row]]
+        result: Tensor = self.first[rows[row]]
         if outputs is not None:
             column = torch.zeros_like(rows)
             column[feeding] = torch.arange(len(feeding), device=rows.device)
@@ -202,9 +209,9 @@ class NextStepSession:
             soft=self.reader.project(inputs),
             rows=rows,
         )
-        outputs = self.reader.decoder(plan, self.cache).normed()
+        outputs: Tensor = self.reader.decoder(plan, self.cache).normed()
         row, column = real.nonzero(as_tuple=True)
-        self.fed[rows[row], index[row, column]] = inputs[row, column]
+        self.inputs[rows[row], index[row, column]] = inputs[row, column]
         return outputs
 
 

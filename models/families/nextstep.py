@@ -197,7 +197,7 @@ def load_nextstep(
         projectors, network = networks(config)
     stack = assemble.empty(SPEC.decoder(config))
     parts = _parts(projectors, network)
-    published = unwrapped(published, (*parts, *assemble.targets(SPEC, stack)))
+    published = unwrapped(published, {**parts, **assemble.targets(SPEC, stack)})
     _check_depth(source.name, config, published)
     theirs = {name: entry for name, entry in published.items() if not name.startswith("image_")}
     expected = assemble.targets(SPEC, stack, theirs)

@@ -16,6 +16,7 @@ from pardec.models.images.contracts import Condition
 from pardec.samplers.rng import Keyed, row_seeds
 from tests.models import nextstep_files as files
 from tests.reference import naive_nextstep as naive
+from tests.samplers.vector_toys import kolmogorov
 
 PUBLISHED = "guidance=constant,last=noise"
 CAPTIONS = ["a red house", "two cats by the sea"]
@@ -133,6 +134,22 @@ def test_cspd_drafts_with_another_checkpoint(tmp_path: Path, model: pardec.Model
     assert latents(sized).shape == (1, 2, 2, 16)
 
 
+def test_accepted_and_redrawn_tokens_have_the_targets_distribution(tmp_path: Path, model: pardec.Model) -> None:
+    """The second token of a draft group, which depends on the first; values of 400 images against 400 others."""
+    draft = files.write(tmp_path / "draft", near=0.004)
+    arguments: dict[str, Any] = {"num_images": 400, "cfg": 1.5, "size": (4, 12)}
+    spec = f"cspd:draft={draft},mode=exact,k=3,prefill=0,{PUBLISHED}"
+    result = model.generate("a", seed=1, sampler=spec, **arguments)
+    assert 0.2 < result.acceptance_rate < 0.98
+    expected = model.generate("a", seed=9000, sampler=f"sequential:{PUBLISHED}", **arguments)
+    ours, theirs = (latents(each)[:, 0].astype(np.float64) for each in (result, expected))
+    for token in range(3):
+        for value in (0, 7, 15):
+            assert kolmogorov(ours[:, token, value], theirs[:, token, value]) > 0.001
+    products = [np.array([np.corrcoef(each[:, 0].T, each[:, 1].T)]) for each in (ours, theirs)]
+    assert np.abs(products[0] - products[1]).max() < 0.3  # five standard errors of a correlation
+
+
 def test_methods_that_do_not_apply_are_refused_by_name(tmp_path: Path, folder: Path, model: pardec.Model) -> None:
     with pytest.raises(SpecError, match="mar samples several tokens a step, and model predicts each from all before"):
         model.generate("x", sampler="mar:steps=4")
@@ -156,6 +173,16 @@ def test_requests_that_it_cannot_draw_are_refused(model: pardec.Model) -> None:
         model.generate("x", size=(10, 8))
     with pytest.raises((ArgumentError, ModelError), match="more than the 120"):
         model.generate("x", size=(48, 48))
+
+
+def test_what_was_fed_is_counted_by_the_token(model: pardec.Model) -> None:
+    prompts = [len("a red house") + 5, 5]  # letters, the grid's four tokens and the one that begins an image
+    result = model.generate(CAPTIONS[0], cfg=2.0, sampler=f"sequential:{PUBLISHED}")
+    assert result.trace.fed == ((range(0), *(range(token, token + 1) for token in range(8))),)
+    assert result.tokens_fed == [sum(prompts) + 2 * 8]
+    result = model.generate(CAPTIONS[0], sampler="seeded_jacobi:tol=0,window=9")
+    assert [len(fed) for fed in result.trace.fed[0]] == [8, *range(8, 0, -1)][: result.nfe[0]]  # zeros first
+    assert result.tokens_fed == [prompts[0] + sum(map(len, result.trace.fed[0]))]
 
 
 def test_captions_of_a_queue_share_batches(model: pardec.Model) -> None:

@@ -6,6 +6,7 @@ Formulas as in the code that its authors publish beside the weights.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ def sample(
     """[N, d]: tokens by `noise` [N, T + 1, d]; without `stochastic`, by Euler's method for the flow itself."""
     steps = noise.shape[1] - 1
     grid, x = times(steps, shift), noise[:, 0]
-    for number, (start, stop) in enumerate(zip(grid, grid[1:], strict=False), 1):
+    for number, (start, stop) in enumerate(pairwise(grid), 1):
         v = velocity(weights, x, start, cond)
         if uncond is not None:
             plain = velocity(weights, x, start, uncond)
@@ -98,7 +99,7 @@ def generate(
     use_norm: bool = False,
     **more: Any,
 ) -> Tensor:
-    """[S, d]: an image, token by token, by `noise` [S, T + 1, d]; `away` is the prompt that guidance leads away from."""
+    """[S, d]: an image, token by token, by `noise` [S, T + 1, d]; `away` is the prompt of guidance."""
     tokens = torch.zeros(0, noise.shape[-1])
     for own in noise:
         cond = states(model, weights, prompt, tokens, use_norm=use_norm)[-1:]

@@ -69,6 +69,7 @@ class ToyBackbone:
     placed: float = 0.0
     causal: bool = False
     next_token: bool = False
+    fed: None = None
 
     def start(self, conditions: Any, **more: Any) -> ToyBackbone:
         return self
