@@ -34,7 +34,6 @@ NEGATIVE = (
 )
 _DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_k": 2048, "cfg": 3.0}  # of the authors
 _AREA = 720 * 720  # pixels of the images that it was trained on
-_MOST_SIDE = 2**14 // 8
 
 
 class Emu3Imaging:

@@ -133,7 +133,8 @@ def _authors_vq(state: dict[str, torch.Tensor]) -> Any:
         linear = "_proj.weight" in name
         for new, old in (
             ("down_block.down.", "down."), ("up_block.up.", "up."), ("middle_block.", "mid."),
-            (".attn_norm.", ".attn_1.norm."), ("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), (".out_proj", ".proj_out"),
+            (".attn_norm.", ".attn_1.norm."), (".out_proj", ".proj_out"),
+            ("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"),
         ):  # fmt: skip
             name = name.replace(new, old)
         if ".attn_norms." in name:

@@ -72,7 +72,7 @@ def test_logits_are_those_of_transformers(both: Both) -> None:
 
 SAMPLERS = (
     *("sequential", "jacobi:window=6", "sjd:window=5", "sjd:window=9,init=up", "lookup", "recycling"),
-    *("sjd:window=5+gsd", "sjd:window=5+lantern:k=3"),
+    *("sjd:window=5+gsd", "sjd:window=5+lantern:k=3", "zipar", "zipar:window=1"),
 )
 
 
@@ -87,6 +87,55 @@ def test_greedy_images_are_those_of_transformers(both: Both, sampler: str, cfg: 
     assert result.tokens == expected
     for caption, tokens in zip(CAPTIONS, expected, strict=True):
         assert both.model.generate(caption, **asked).tokens == [tokens]
+
+
+def naive_zipar(both: Both, caption: str, rows: int, columns: int, lag: int) -> tuple[list[int], int]:
+    """Rows in parallel, greedy and guided, each code from a forward of transformers over the cells that are there."""
+    imaging = both.imaging.resized(8 * rows, 8 * columns)
+    prompts = [imaging.prompt(text) for text in (caption + SUFFIX, NEGATIVE)]
+    sets = both.allowed(rows, columns)
+    codes, end = torch.tensor(sets[0]), sets[columns][0]
+
+    def likeliest(cells: list[tuple[int, int]]) -> int:
+        """Behind the last of `cells`, each a position and a token."""
+        cond, uncond = (
+            both.library(
+                input_ids=torch.cat((prompt, torch.tensor([token for _, token in cells], dtype=torch.int64)))[None],
+                position_ids=torch.tensor([[*range(len(prompt)), *(len(prompt) + at for at, _ in cells)]]),
+            ).logits[0, -1]
+            for prompt in prompts
+        )
+        return int(codes[(uncond + 2 * (cond - uncond))[codes].argmax()])
+
+    image: list[list[int]] = [[] for _ in range(rows)]
+    forwards, stride = 0, columns + 1
+    while len(image[-1]) < columns:
+        forwards += 1
+        chosen = []
+        for row in range(rows):
+            begins = row == 0 or len(image[row - 1]) >= lag
+            if not begins or len(image[row]) == columns:
+                continue
+            cells = [(r * stride + c, token) for r in range(row + 1) for c, token in enumerate(image[r])]
+            cells += [(r * stride + columns, end) for r in range(row)]
+            chosen.append((row, likeliest(sorted(cells))))
+        for row, token in chosen:
+            image[row].append(token)
+    closing = [options[0] for options in sets[-3:]]
+    return [token for row in image for token in (*row, end)] + closing, forwards
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3])
+def test_zipar_begins_a_row_behind_the_end_of_the_one_above(both: Both, lag: int) -> None:
+    rows, columns = 4, 3
+    asked: dict[str, Any] = {"size": (8 * rows, 8 * columns), "cfg": 2.0, "sampler": f"zipar:window={lag}"}
+    result = both.model.generate(list(CAPTIONS), **asked)
+    for row, caption in enumerate(CAPTIONS):
+        tokens, forwards = naive_zipar(both, caption, rows, columns, lag)
+        assert result.tokens[row] == tokens
+        assert forwards == columns + (rows - 1) * lag
+        assert both.model.generate(caption, **asked).tokens == [tokens]
+        assert result.nfe[row] == forwards + 1  # the last tells the closing tokens
 
 
 def test_a_negative_prompt_takes_the_place_of_the_authors(both: Both) -> None:
@@ -144,9 +193,8 @@ def test_codes_are_decoded_as_transformers_does(both: Both) -> None:
     assert (np.asarray(result.images[0]) == to_images(expected)[0]).all()
 
 
-def test_the_joint_law_of_sjd_is_that_of_transformers_logits(tmp_path: Path) -> None:
+def measure(small: Both, samplers: tuple[str, ...], count: int) -> None:
     """2x2 cells of three codes: all 81 images, their probabilities by transformers' logits of both prompts."""
-    small = Both(tmp_path / "small", sharp=0.4)
     caption, negative, cfg, top_k = "it", "a", 2.0, 2
     codes = [small.vocabulary[f"<|visual token {code:06d}|>"] for code in range(CODES)][:3]
     sets = small.allowed(2, 2)
@@ -170,9 +218,9 @@ def test_the_joint_law_of_sjd_is_that_of_transformers_logits(tmp_path: Path) -> 
         probs = scores.softmax(-1).numpy()
         law *= probs[np.arange(len(images)), images[:, cells.index(cell)]]
     assert abs(law.sum() - 1) < 1e-6
-    count, batch = 1200, 600
+    batch = 600
     few = dict.fromkeys(cells, codes)
-    for sampler in ("sjd:window=4", "sjd:window=8,refresh=independent"):
+    for sampler in samplers:
         seen = np.zeros(81, dtype=np.int64)
         for start in range(0, count, batch):
             result = small.model.generate(
@@ -184,6 +232,17 @@ def test_the_joint_law_of_sjd_is_that_of_transformers_logits(tmp_path: Path) -> 
         noise, wide = floor(law, count), spread(law, count)
         assert g_test(seen, law) < 4, sampler
         assert variation(seen, law) < noise + 4 * wide, sampler
+
+
+def test_the_joint_law_of_sjd_is_that_of_transformers_logits(tmp_path: Path) -> None:
+    small = Both(tmp_path / "small", sharp=0.4)
+    measure(small, ("sjd:window=4", "sjd:window=8,refresh=independent"), 1200)
+
+
+@pytest.mark.slow
+def test_the_joint_law_of_more_images(tmp_path: Path) -> None:
+    small = Both(tmp_path / "small", sharp=0.4)
+    measure(small, ("sjd:window=4", "sjd:window=8", "sjd:refresh=gumbel"), 4200)
 
 
 def test_the_authors_defaults(both: Both) -> None:
@@ -202,8 +261,6 @@ def test_sizes_are_refused_by_name(both: Both) -> None:
     assert error.value.hint == "for example size=(16, 16)"
     with pytest.raises(SpecError, match="emu3 has 600"):
         both.model.generate("it", size=(8 * 40, 8 * 40))
-    with pytest.raises(SpecError, match="zipar does not support end-of-row tokens"):
-        both.model.generate("it", sampler="zipar", temperature=1.0)
 
 
 def test_the_command_draws_a_size_that_its_file_records(both: Both, cli: Any, tmp_path: Path) -> None:
@@ -225,3 +282,13 @@ def test_a_draft_model_reads_the_same_grid(both: Both, tmp_path: Path) -> None:
     spec = f"model:name={tmp_path / 'draft'},k=3"
     drafted = both.model.generate(list(CAPTIONS), size=(16, 24), cfg=2.0, sampler=spec)
     assert drafted.tokens == both.model.generate(list(CAPTIONS), size=(16, 24), cfg=2.0, sampler="sequential").tokens
+
+
+def test_the_server_chooses_the_size(both: Both) -> None:
+    from pardec.server.limits import Limits
+    from pardec.server.reading import Reader
+    from pardec.server.schemas import ImageBody
+
+    reader = Reader(both.model, ("emu3",), {}, Limits())
+    asked = reader.image(ImageBody.model_validate({"prompt": "it", "size": "24x16"}))  # width by height
+    assert (asked.rows[0].request.size, asked.scale) == ((16, 24), 1)
