@@ -22,7 +22,7 @@ class Kind:
     """What is known of a model before it is loaded."""
 
     name: str
-    family: Literal["masked", "ar", "continuous"]  # the family of samplers that decode it
+    family: Literal["masked", "ar", "continuous", "scales"]  # the family of samplers that decode it
     draws: Literal["class", "text", "either"] | None = None  # conditions of images ("either": unknown); None: text
     classes: int | None = None  # of an image model, if stated
     positions: int | None = None  # the length the checkpoint was made for
