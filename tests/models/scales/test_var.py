@@ -278,6 +278,6 @@ def test_weights_are_replaced_in_place(tmp_path: Path) -> None:
 
 
 def test_ticks() -> None:
-    assert phi_index(4, 10) == (0, 0, 1, 1, 1, 2, 2, 2, 3, 3)
+    assert phi_index(4, 10) == (0, 0, 1, 1, 1, 2, 2, 3, 3, 3)
     assert phi_index(1, 4) == (0, 0, 0, 0)
     assert phi_index(4, 1) == (0,)
