@@ -23,7 +23,7 @@ class Kind:
     """What is known of a model before it is loaded."""
 
     name: str
-    family: Literal["masked", "ar", "continuous"]  # the family of samplers that decode it
+    family: Literal["masked", "ar", "continuous", "scales"]  # the family of samplers that decode it
     draws: Literal["class", "text", "either"] | None = None  # conditions of images ("either": unknown); None: text
     classes: int | None = None  # of an image model, if stated
     positions: int | None = None  # the length the checkpoint was made for
@@ -50,6 +50,8 @@ def kind(name: str, config: dict[str, Any], folder: Path | None = None) -> Kind:
         return Kind(name, "continuous", "class", classes=_whole(config, "class_num"))
     if config.get("model_type") in NEXTSTEP:
         return Kind(name, "continuous", "text")
+    if config.get("model_type") == "var":
+        return Kind(name, "scales", "class", classes=_whole(config, "num_classes"))
     if config.get("model_type") in IMAGE_MODELS:
         return Kind(name, "ar", "text")
     spec = match(config)

@@ -125,7 +125,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 def test_arguments_without_a_meaning_are_refused(tmp_path: Path) -> None:
     folder = files.write(tmp_path / "model")
-    with pytest.raises(ArgumentError, match="mask_id=3 was given, and model draws images from vectors"):
+    with pytest.raises(ArgumentError, match="mask_id=3 was given, and model is no language model"):
         load_any(folder, mask_id=3)
     model = load_continuous(folder)
     with pytest.raises(ArgumentError, match="8 by 9 pixels, and model draws multiples of 4 pixels"):
