@@ -23,7 +23,7 @@ from .deviation import Deviation, deviation
 from .engine import Engine
 from .memory import OutOfMemory, memory_errors
 from .requests import empty_answer
-from .requests.continuous import VectorCall
+from .requests.class_images import ClassCall
 from .requests.prompts import check_length
 from .requests.settings import Arguments, Settings
 from .requests.text import Call
@@ -302,7 +302,7 @@ class Model(Engine):
         """
         return deviation(self.language_model, result)
 
-    def serve(self, calls: Iterable[Call | VectorCall], *, batch_size: int = 8) -> Serving:
+    def serve(self, calls: Iterable[Call | ClassCall], *, batch_size: int = 8) -> Serving:
         """`serve_batch` for prepared calls, of one row each, with one sampler."""
         rows = (QueuedRow(index, call, call.request) for index, call in enumerate(calls))
         return self._serving(rows, batch_size, "decode fewer prompts at once (--batch-size), or fewer tokens")

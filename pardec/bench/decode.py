@@ -29,7 +29,7 @@ from pardec.samplers.events import Finished
 from pardec.samplers.masked.contracts import MaskedSampler
 
 from ..comparison.memory import Peak
-from ..requests.continuous import VectorCall
+from ..requests.class_images import ClassCall
 from ..requests.images import with_defaults
 from ..requests.text import Call
 from .clock import timed
@@ -98,7 +98,7 @@ def prepare(
     block_length: int | None,
     prompts: Sequence[Any] = (),
     **distribution: Any,
-) -> Call | VectorCall:
+) -> Call | ClassCall:
     """The request to time: equal rows that never stop early, or rows of `prompts`, which do.
 
     Images are those of a caption, or of the first classes, with the settings of the checkpoint's authors.
@@ -131,7 +131,7 @@ def _weight_bytes(model: pardec.Model) -> int:
 
 
 def _measure(
-    model: pardec.Model, call: Call | VectorCall, others: Rivals, pairs: int, measured: Rates
+    model: pardec.Model, call: Call | ClassCall, others: Rivals, pairs: int, measured: Rates
 ) -> dict[str, Any]:
     device = model.network.device
     runs: dict[str, Callable[[], Any]] = {"pardec": lambda: _decode(model, call), **others.runs}
@@ -245,14 +245,14 @@ def _forwards(model: pardec.Model) -> dict[str, int] | None:
     return dict(stack.counts) if isinstance(stack, GraphRunner) else None
 
 
-def _decode(model: pardec.Model, call: Call | VectorCall) -> Finished:
+def _decode(model: pardec.Model, call: Call | ClassCall) -> Finished:
     """Decodes as `generate` does."""
     *_, last = model.run(call, steps=False)
     assert isinstance(last, Finished)
     return last
 
 
-def _same(name: str, tokens: Tensor, finished: Finished, call: Call | VectorCall, dtype: torch.dtype) -> float:
+def _same(name: str, tokens: Tensor, finished: Finished, call: Call | ClassCall, dtype: torch.dtype) -> float:
     """The share of rows in which another loop gives the same tokens: all, in float32.
 
     In a lower precision, matmuls of other shapes round to other logits, and near ties may be decided otherwise.

@@ -35,6 +35,7 @@ from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.loop import VerifyLoop
 
+from ..requests.class_images import ClassCall
 from ..requests.continuous import VectorCall
 from ..requests.text import Call
 from .clock import Clock, timed
@@ -129,7 +130,7 @@ class TimedHead:
         return TimedHead(self._head.respaced(steps), self._clock)
 
 
-def split(network: LanguageModel | ContinuousModel, call: Call | VectorCall) -> Split:
+def split(network: LanguageModel | ContinuousModel, call: Call | ClassCall) -> Split:
     """Decodes once with a clock. Raises SpecError for a sampler that decodes the request twice."""
     clock = Clock(network.device)
     stack: TimedStack | None = None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from ..api import Model
-    from ..requests.continuous import VectorCall
+    from ..requests.class_images import ClassCall
     from ..requests.text import Call
     from ..result import Result
 
@@ -30,7 +30,7 @@ class Drawing:
     """The images of one command, with the files and records of each."""
 
     def __init__(
-        self, model: Model, call: Call | VectorCall, each: Path | None, loaded: dict[str, Any], scale: int
+        self, model: Model, call: Call | ClassCall, each: Path | None, loaded: dict[str, Any], scale: int
     ) -> None:
         """`scale`: the factor by which images are enlarged in files."""
         self.model, self.call, self.each, self.loaded, self.scale = model, call, each, loaded, scale

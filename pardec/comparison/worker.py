@@ -18,7 +18,7 @@ from ..environment import processor
 from ..executors.base import describe_error
 from ..io.jsonl import Row
 from ..requests import draft_models
-from ..requests.continuous import VectorCall
+from ..requests.class_images import ClassCall
 from ..requests.text import Call
 from ..result import Result
 from ..tasks import Task
@@ -29,7 +29,7 @@ from .units import Problems, Unit
 if TYPE_CHECKING:
     from ..api import Model
 
-_Ready = tuple[Unit, Call | VectorCall]
+_Ready = tuple[Unit, Call | ClassCall]
 
 # The fields of a row that come from decoding; null where the row failed.
 FIGURES = (
@@ -120,7 +120,7 @@ class Worker:
                     timing["rows"] = len(group)  # the other units join this batch later
                 yield self._row(unit, entry, item.result, timing | {"waits": serving.waits}, self.peak.read())
 
-    def _call(self, entry: Entry, unit: Unit) -> Call | VectorCall:
+    def _call(self, entry: Entry, unit: Unit) -> Call | ClassCall:
         problem = self.job.problems[unit.task][unit.index]
         prompt = {"prompt": [problem.prompt]} if problem.label is None else {"label": [problem.label]}
         seeds = [row_seed(unit.seed, unit.index)]

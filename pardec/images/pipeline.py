@@ -23,7 +23,7 @@ from pardec.samplers.spec import Policy, Spec
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from ..api import Model, load
-from ..requests.continuous import VectorCall
+from ..requests.class_images import ClassCall
 from ..requests.images import check_drawable, enlarged, scale_of, with_defaults
 from ..requests.text import Call
 from ..result import Result
@@ -230,9 +230,9 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
             raise SpecError(f"num_inference_steps={steps} is for mar, and {why}", hint="set the steps in sampler=")
         return f"mar:steps={steps}"
 
-    def _seeded(self, prompt: Any, arguments: dict[str, Any], generator: Any) -> Call | VectorCall:
+    def _seeded(self, prompt: Any, arguments: dict[str, Any], generator: Any) -> Call | ClassCall:
         """The request, each row with a seed from the generators."""
-        call: Call | VectorCall = self.model.prepare(prompt, **arguments)
+        call: Call | ClassCall = self.model.prepare(prompt, **arguments)
         rows = len(call.seeds)
         if isinstance(generator, (list, tuple)):
             if len(generator) != rows:

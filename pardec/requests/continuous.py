@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
@@ -12,76 +12,31 @@ from pardec.samplers.continuous.contracts import ContinuousSampler, ImageRequest
 from pardec.samplers.rng import Keyed
 
 from . import draft_models
-from .images import FOREIGN, labels, refuse_negative, refuse_sequences
-from .settings import MAX_NEW_TOKENS, Settings, repeat_each
+from .class_images import ClassCall, class_rows
+from .settings import Settings
 from .text import seeds_of
 
 if TYPE_CHECKING:
     from pardec.models.continuous.contracts import ContinuousModel
-    from pardec.samplers.events import Event
 
-NO_CLASS = -1  # the label of an unconditional image
 _OF_IDS = ("top_k", "top_p", "min_p", "cfg_interval", "allowed", "logprobs", "logprob_ids")
 
 
 @dataclass(frozen=True, slots=True)
-class VectorCall:
-    """The input of the continuous loop, and the seed of each row; has the interface of `pardec.requests.text.Call`."""
+class VectorCall(ClassCall):
+    """The input of the continuous loop."""
 
     sampler: ContinuousSampler
     request: ImageRequest
-    tokens: int  # of an image
-    seeds: tuple[int, ...]
-    callback: Callable[[Event], object] | None
-    weights_version: int = 0  # of the model when it was prepared
 
     def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
         """No ids, since continuous tokens have none; and how many tokens were generated, which are all of an image."""
         return [], self.tokens
 
-    def stops(self, row: int) -> None:
-        """None: an image has no stop strings."""
-        return
-
-    def take(self, rows: Sequence[int]) -> VectorCall:
-        """The same request with these rows only; each keeps its seed, so it gives the same image."""
-        call = replace(self, request=replace(self.request, labels=tuple(self.request.labels[row] for row in rows)))
-        seeds = tuple(self.seeds[row] for row in rows)
-        return call.seeded(seeds) if isinstance(self.request.source, Keyed) else replace(call, seeds=seeds)
-
-    def seeded(self, seeds: Sequence[int]) -> VectorCall:
-        """The same request with other seeds, one a row."""
-        return replace(self, seeds=tuple(seeds), request=replace(self.request, source=Keyed(tuple(seeds))))
-
-    @property
-    def lengths(self) -> list[int]:
-        """Per row, how many tokens its image has."""
-        return [self.tokens] * len(self.seeds)
-
-    @property
-    def prompts(self) -> tuple[int, ...]:
-        """An image has no tokens before it."""
-        return (0,) * len(self.seeds)
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        """An image has no end tokens."""
-        return ()
-
-    @property
-    def constraints(self) -> list[str | None]:
-        """Continuous tokens have no constraints."""
-        return [None] * len(self.seeds)
-
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments as resolved, as JSON can hold them."""
         return {"temperature": self.request.temperature, "cfg": self.request.cfg}
-
-    @property
-    def shown(self) -> list[str | int | None]:
-        """The class of each row."""
-        return list(self.request.labels)
 
 
 def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCall:
@@ -92,12 +47,12 @@ def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCa
         ModelError: a sampler that cannot run on the model.
     """
     sampler = registry.resolve(settings.sampler, "continuous")
-    _refuse(model, settings)
-    refuse_negative(model.name, settings)
+    for name in _OF_IDS:
+        if getattr(settings, name) is not None:
+            raise SpecError(f"{name} is for tokens with ids; {model.name} has continuous tokens", f"leave {name} out")
+    rows = class_rows(model, prompt, settings)
     sampler.method.check_model(model)
     model.head.respaced(sampler.method.head_steps or model.head.steps)
-    classes = labels(model.name, model.imaging.classes, prompt, settings, least=NO_CLASS)
-    rows = tuple(repeat_each(classes, settings.num_images))
     seeds = seeds_of(settings, len(rows))
     request = ImageRequest(
         labels=rows,
@@ -108,21 +63,3 @@ def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCa
     )
     tokens = model.imaging.layout.tokens
     return VectorCall(sampler, request, tokens, seeds, settings.callback, model.weights_version)
-
-
-def _refuse(model: ContinuousModel, settings: Settings) -> None:
-    """Refuses arguments without a meaning for continuous tokens."""
-    for name in FOREIGN:
-        if getattr(settings, name) is not None:
-            raise SpecError(f"{name} is for text and {model.name} draws images", hint=f"leave {name} out")
-    refuse_sequences(model.name, settings)
-    for name in _OF_IDS:
-        if getattr(settings, name) is not None:
-            raise SpecError(f"{name} is for tokens with ids; {model.name} has continuous tokens", f"leave {name} out")
-    count = model.imaging.layout.tokens
-    if settings.max_new_tokens not in (MAX_NEW_TOKENS, count) or settings.block_align != "prompt":
-        name = "block_align" if settings.block_align != "prompt" else "max_new_tokens"
-        raise SpecError(
-            f"an image of {model.name} has {count} tokens, {name}={getattr(settings, name)} was asked for",
-            hint=f"leave {name} out",
-        )
