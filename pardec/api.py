@@ -125,13 +125,16 @@ class Model(Engine):
             min_new_tokens: positions after the prompt at which no end token is committed.
             temperature, top_k, top_p, min_p: shape the distribution that tokens are sampled from; temperature 0 takes
                 the likeliest, min_p leaves out what is less likely than min_p times the likeliest. Continuous tokens
-                have no filters; there the temperature scales the noise of each step of the head, and is 1 by default.
+                have no filters; there the temperature scales the noise of each step of the head, and is 1 by default,
+                as it is for token maps.
             repetition_penalty: above 1 makes tokens less likely that the row holds already, the prompt's included, as
                 in transformers; for a masked model those are the prompt's and all committed ones, at any position, end
                 tokens excepted.
-            cfg: guidance, l_u + cfg * (l_c - l_u); None is off. For continuous tokens it guides the noise.
+            cfg: guidance, l_u + cfg * (l_c - l_u); None is off. For continuous tokens it guides the noise. For token
+                maps it is VAR's number: l_c + t * (l_c - l_u) with t from 0 at the first map to cfg at the last; 0 is off.
             cfg_interval: for images, guide the first cfg_interval + 2 tokens only.
-            label: in place of a prompt, the class or classes for an image model; with continuous tokens, -1 is none.
+            label: in place of a prompt, the class or classes for an image model; with continuous tokens and token maps,
+                -1 is none.
             num_images: images of each prompt or label, one row each.
             num_return_sequences: for text, rows of each prompt, one after the other; they need a temperature.
             prompt_embeds: in place of a prompt, the text encoder's output for captions, [B, n, D] or a list.
@@ -276,7 +279,7 @@ class Model(Engine):
 
         They are not checked: values that are not finite are returned, where decoding would raise ModelError.
 
-        Raises ModelError for a model with continuous tokens, which has no vocabulary.
+        Raises ModelError for a model of continuous tokens or token maps, which predicts no next token.
         """
         model = self.language_model
         if not isinstance(input_ids, Tensor) or input_ids.ndim != 2 or input_ids.numel() == 0:

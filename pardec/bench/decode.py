@@ -78,6 +78,11 @@ def bench(
         Differs: another loop gave other tokens.
     """
     network = model.network
+    if isinstance(network, ScaleModel):
+        raise ModelError(
+            f"{model.name} draws token maps, whose forwards are not timed in parts",
+            'the seconds of an image\'s parts are in Result.timing, and "pardec image" prints them',
+        )
     images = model.imaging is not None
     measured = rates(network.device, network.dtype, _weight_bytes(model))
     lengths = [(0, 0)] if images else list(product((0,) if prompts else contexts, new))
