@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 import pardec
-from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.cuda_graphs.runner import GraphRunner, native
-from pardec.models.errors import PardecError
+from pardec.models.errors import ModelError, PardecError
 from pardec.models.model import LanguageModel
+from pardec.models.scales.contracts import ScaleModel
 from pardec.samplers.events import Finished
 from pardec.samplers.masked.contracts import MaskedSampler
 
@@ -75,6 +75,7 @@ def bench(
 
     Raises:
         SpecError: a request that cannot work.
+        ModelError: a model of token maps.
         Differs: another loop gave other tokens.
     """
     network = model.network
@@ -142,7 +143,8 @@ def _measure(
     runs: dict[str, Callable[[], Any]] = {"pardec": lambda: _decode(model, call), **others.runs}
     times: dict[str, list[float]] = {name: [] for name in runs}
     splits: list[Split] = []
-    uncached_steps: list[tuple[float, tuple[Fed, ...], int]] = []
+    network, uncached_steps = model.network, list[tuple[float, tuple[Fed, ...], int]]()
+    assert not isinstance(network, ScaleModel), "refused"
     same: dict[str, float] = {}
     peak = Peak(device)
     peak.reset()
@@ -157,7 +159,7 @@ def _measure(
                 times[name].append(seconds)
             elif name != "pardec":
                 same[name] = _same(name, result, finished, call, model.network.dtype)
-        splits.append(split(model.network, call))
+        splits.append(split(network, call))
         if isinstance(call, Call) and _cached(call):
             uncached_steps.append(uncached(model.language_model, call))
     last = splits[-1]
@@ -207,7 +209,7 @@ def _parts(splits: Sequence[Split], whole: Sequence[float], device: torch.device
 
 def _floor(model: pardec.Model, run: Split, step: float, measured: Rates) -> dict[str, Any]:
     """The floor of a step; None for stacks that are not native, and for continuous tokens."""
-    stack = None if isinstance(model.network, ContinuousModel) else native(model.network.decoder)
+    stack = native(model.network.decoder) if isinstance(model.network, LanguageModel) else None
     if stack is None:
         return {"floor": None, "over_floor": None, "rates": asdict(measured)}
     whole = floor(stack, run.fed, run.heads, measured)
@@ -246,7 +248,7 @@ def _predict(
 
 def _forwards(model: pardec.Model) -> dict[str, int] | None:
     """How the model's forwards have run so far, where they are CUDA graphs."""
-    stack = None if isinstance(model.network, ContinuousModel) else model.network.decoder
+    stack = model.network.decoder if isinstance(model.network, LanguageModel) else None
     return dict(stack.counts) if isinstance(stack, GraphRunner) else None
 
 

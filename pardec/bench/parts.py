@@ -140,6 +140,7 @@ def split(network: LanguageModel | ContinuousModel, call: Call | ClassCall) -> S
         decode = partial(_continuous, network, call, clock)
     else:
         assert isinstance(network, LanguageModel), "prepared for such a model"
+        assert isinstance(call, Call), "of such a model"
         stack = TimedStack(network.decoder, clock)
         loop = _verify if isinstance(call.sampler, SpeculativeSampler) else _masked
         decode = partial(loop, replace(network, decoder=stack), call, clock)
