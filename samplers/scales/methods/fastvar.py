@@ -49,13 +49,13 @@ class Pruning:
         far = (states - states.mean(1, keepdim=True)).float().square().sum(-1)
         return far.argsort(dim=1, descending=True, stable=True)[:, : self.count].sort(1).values
 
-    def restore(self, layer: int, states: Tensor, survivors: Tensor) -> Tensor:
+    def restore(self, layer: int, states: Tensor, tokens: Tensor) -> Tensor:
         """The states that were computed, and for the others their own with what the layer added to the coarser map."""
         assert self.before is not None, "the layer was asked which tokens it computes"
         side = math.isqrt(self.before.shape[1])
         coarse = rearrange(self.added[layer], "r (h w) e -> r e h w", h=math.isqrt(self.added[layer].shape[1]))
         filled = self.before + rearrange(interpolate(coarse, (side, side), mode="area"), "r e h w -> r (h w) e")
-        return filled.scatter(1, survivors[..., None].expand(-1, -1, states.shape[-1]), states)
+        return filled.scatter(1, tokens[..., None].expand(-1, -1, states.shape[-1]), states)
 
     def observe(self, layer: int, states: Tensor) -> None:
         """Stores what a layer adds to a complete map."""
