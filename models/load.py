@@ -32,15 +32,16 @@ from .model import LanguageModel
 from .parallel import tensor_parallel
 from .parallel.tensor_parallel import Shares
 from .recognition import read_description, recognise
+from .scales.contracts import ScaleModel
 
-__all__ = ["embedded_names", "load", "load_any", "load_continuous"]
+__all__ = ["embedded_names", "load", "load_any", "load_continuous", "load_scales"]
 
 _UNBOUNDED = (
     "bidirectional",
     "block-causal",
 )  # kinds of attention in which a window of earlier positions is no pattern
 DeviceMap = str | dict[str, Any]
-AnyModel = TypeVar("AnyModel", LanguageModel, ContinuousModel)
+AnyModel = TypeVar("AnyModel", LanguageModel, ContinuousModel, ScaleModel)
 
 
 def load(name_or_path: str | os.PathLike[str], **more: Any) -> LanguageModel:
@@ -56,8 +57,16 @@ def load(name_or_path: str | os.PathLike[str], **more: Any) -> LanguageModel:
 def load_continuous(name_or_path: str | os.PathLike[str], **more: Any) -> ContinuousModel:
     """`load_any` for a model whose tokens are vectors. Raises ModelError for one whose tokens are ids."""
     model = load_any(name_or_path, **more)
-    if isinstance(model, LanguageModel):
+    if not isinstance(model, ContinuousModel):
         raise ArgumentError(f"{model.name} predicts ids, and a model of vectors is needed", "name one such as tiny-mar")
+    return model
+
+
+def load_scales(name_or_path: str | os.PathLike[str], **more: Any) -> ScaleModel:
+    """`load_any` for a model of token maps. Raises ModelError for any other."""
+    model = load_any(name_or_path, **more)
+    if not isinstance(model, ScaleModel):
+        raise ArgumentError(f"{model.name} predicts no token maps", "name a model that draws them, such as a VAR")
     return model
 
 
@@ -79,7 +88,7 @@ def load_any(
     tp: bool = False,
     cuda_graphs: bool = False,
     adapter: str | os.PathLike[str] | None = None,
-) -> LanguageModel | ContinuousModel:
+) -> LanguageModel | ContinuousModel | ScaleModel:
     """Load an embedded name, a local directory or file, or a hub id.
 
     `device_map` ("auto" or accelerate's dictionary) spreads the layers over devices; `mask_id`, `block`, `shift` and

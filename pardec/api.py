@@ -131,7 +131,7 @@ class Model(Engine):
                 in transformers; for a masked model those are the prompt's and all committed ones, at any position, end
                 tokens excepted.
             cfg: guidance, l_u + cfg * (l_c - l_u); None is off. For continuous tokens it guides the noise. For token
-                maps it is VAR's number: l_c + t * (l_c - l_u) with t from 0 at the first map to cfg at the last; 0 is off.
+                maps it is VAR's number: l_c + t * (l_c - l_u), t from 0 at the first map to cfg at the last; 0 is off.
             cfg_interval: for images, guide the first cfg_interval + 2 tokens only.
             label: in place of a prompt, the class or classes for an image model; with continuous tokens and token maps,
                 -1 is none.

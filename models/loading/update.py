@@ -26,6 +26,7 @@ from ..kernels import layout
 from ..model import LanguageModel
 from ..parallel import tensor_parallel
 from ..recognition import read_description, recognise
+from ..scales.contracts import ScaleModel
 from ..trimmed import Trimmed
 from . import assemble
 from .configs import reading
@@ -36,7 +37,7 @@ from .weights import Published, in_memory, inspect, read, unwrapped, weight_file
 Weights = Mapping[str, Tensor] | str | os.PathLike[str]
 
 
-def load_weights(model: LanguageModel | ContinuousModel, weights: Weights) -> None:
+def load_weights(model: LanguageModel | ContinuousModel | ScaleModel, weights: Weights) -> None:
     """Replaces all weights of `model` in place, in its own dtype and on its own device.
 
     Args:
@@ -49,6 +50,8 @@ def load_weights(model: LanguageModel | ContinuousModel, weights: Weights) -> No
     Should writing itself fail, as where a disk does, the weights are partly old and partly new until the next call; the
     version has risen.
     """
+    if isinstance(model, ScaleModel):
+        raise ModelError(f"the weights of {model.name}, a model of token maps, cannot be replaced", "load the new ones")
     file = None if isinstance(weights, Mapping) else _source(weights)
     published = _of_state(weights) if isinstance(weights, Mapping) else _of_files(file)
     if isinstance(model, ContinuousModel):

@@ -18,8 +18,8 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.models.images.contracts import Imaging
 from pardec.samplers.continuous.contracts import ContinuousSampler
-from pardec.samplers.scales.contracts import ScaleSampler
 from pardec.samplers.events import Finished, Step
+from pardec.samplers.scales.contracts import ScaleSampler
 from pardec.samplers.spec import Policy, Spec
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
@@ -163,7 +163,8 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
 
         Args:
             prompt: a caption or captions, for a model that reads them.
-            guidance_scale: 1 or less disables guidance, of token maps 0. None, here and below: the checkpoint's default, else disabled.
+            guidance_scale: 1 or less disables guidance, of token maps 0. None, here and below: the checkpoint's default,
+                else disabled.
             num_images_per_prompt: number of images of each caption or class.
             generator: the source of one seed per image; a list has one generator per image. None: torch's default.
             output_type: "pil" images, "np" [B, H, W, 3] or "pt" [B, 3, H, W] float32 in 0..1, or "latent", which

@@ -13,9 +13,9 @@ import numpy as np
 
 from pardec.samplers.batching import add_rows
 from pardec.samplers.continuous.contracts import ContinuousSampler
-from pardec.samplers.scales.contracts import ScaleSampler
 from pardec.samplers.events import Event, Finished, RowFinished, Step
 from pardec.samplers.masked.loop import MaskedLoop
+from pardec.samplers.scales.contracts import ScaleSampler
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.loop import VerifyLoop
 

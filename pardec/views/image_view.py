@@ -1,8 +1,8 @@
 """Views of results whose rows are images: the images, their decode order, and the tokens committed per forward.
 
 The heat map of an image colours every token by how many tokens its forward committed: the accepted drafts and the one
-that the forward sampled itself. A light area took few forwards. Where images are token maps, each of which comes from one
-forward, the heat map shows how likely their codes were, and an unfinished image is as coarse as its latest map.
+that the forward sampled itself. A light area took few forwards. Where images are token maps, each of which comes
+from one forward, the heat map shows how likely their codes were, and an unfinished image is as coarse as its latest map.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _LEGEND = """<p>For each caption or class an image of every sampler, and its map: for each token, how many tokens were
 committed in the same forward, from 1 (dark) to {top} (light).</p>"""
 
-_MAPS_LEGEND = """<p>For each class an image of every sampler, and its token maps, coarse to fine: the lighter a code, the
-likelier it was.</p>"""
+_MAPS_LEGEND = """<p>For each class an image of every sampler, and its token maps, coarse to fine: the lighter a
+code, the likelier it was.</p>"""
 
 
 def section(run: Run) -> str:
