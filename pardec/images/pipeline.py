@@ -163,8 +163,8 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
 
         Args:
             prompt: a caption or captions, for a model that reads them.
-            guidance_scale: 1 or less disables guidance, of token maps 0. None, here and below: the checkpoint's default,
-                else disabled.
+            guidance_scale: 1 or less disables guidance, of token maps 0. None, here and below: the checkpoint's
+                default, else disabled.
             num_images_per_prompt: number of images of each caption or class.
             generator: the source of one seed per image; a list has one generator per image. None: torch's default.
             output_type: "pil" images, "np" [B, H, W, 3] or "pt" [B, 3, H, W] float32 in 0..1, or "latent", which

@@ -2,7 +2,7 @@
 
 The heat map of an image colours every token by how many tokens its forward committed: the accepted drafts and the one
 that the forward sampled itself. A light area took few forwards. Where images are token maps, each of which comes
-from one forward, the heat map shows how likely their codes were, and an unfinished image is as coarse as its latest map.
+from one forward, the heat map shows how likely their codes were, and an unfinished image is as coarse as its last map.
 """
 
 from __future__ import annotations
