@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -15,7 +16,7 @@ from .cuda_graphs.capture import Graphs, check_graphs
 from .cuda_graphs.runner import GraphRunner
 from .decoder import Decoder
 from .errors import ArgumentError, ModelError
-from .families import FamilySpec, mar
+from .families import FamilySpec, mar, var
 from .hf.adapt import load_adapter
 from .images.contracts import CodeImaging, ImagingParts
 from .loading import assemble, configs
@@ -42,6 +43,7 @@ _UNBOUNDED = (
 )  # kinds of attention in which a window of earlier positions is no pattern
 DeviceMap = str | dict[str, Any]
 AnyModel = TypeVar("AnyModel", LanguageModel, ContinuousModel, ScaleModel)
+_OTHER: dict[object, Callable[..., ContinuousModel | ScaleModel]] = {"mar": mar.load_mar, "var": var.load_var}
 
 
 def load(name_or_path: str | os.PathLike[str], **more: Any) -> LanguageModel:
@@ -63,10 +65,12 @@ def load_continuous(name_or_path: str | os.PathLike[str], **more: Any) -> Contin
 
 
 def load_scales(name_or_path: str | os.PathLike[str], **more: Any) -> ScaleModel:
-    """`load_any` for a model of token maps. Raises ModelError for any other."""
+    """`load_any` for a model that predicts token maps. Raises ModelError for any other."""
     model = load_any(name_or_path, **more)
     if not isinstance(model, ScaleModel):
-        raise ArgumentError(f"{model.name} predicts no token maps", "name a model that draws them, such as a VAR")
+        raise ArgumentError(
+            f"{model.name} predicts no token maps, and a model of scales is needed", "name one such as tiny-var"
+        )
     return model
 
 
@@ -115,7 +119,7 @@ def load_any(
     with suppress(ModelError):  # errors of the files themselves are raised when they are needed
         published = published or inspect(weight_files(source.folder))
     configs.check_config(config, f"{source.name}: config.json", published)
-    if config.get("model_type") == "mar":
+    if (other := _OTHER.get(config.get("model_type"))) is not None:
         foreign = {
             "mask_id": mask_id,
             "block": block,
@@ -128,14 +132,14 @@ def load_any(
         for name, value in foreign.items():
             if value is not None:
                 raise ArgumentError(
-                    f"{name}={value} was given, and {source.name} draws classes from vectors", f"leave {name} out"
+                    f"{name}={value} was given, and {source.name} is an image model of classes", f"leave {name} out"
                 )
         kind, dtype_reason = choose_dtype(dtype, target, stored_dtype(published))
         choice = f"on {target} ({device_reason}), {short(kind)} ({dtype_reason})"
         if lora is not None:
             published = lora.merge(published, base=source.name)
         make = partial(
-            mar.load_mar, source, config, published, device=target, dtype=kind, decoder=image_decoder, choice=choice
+            other, source, config, published, device=target, dtype=kind, decoder=image_decoder, choice=choice
         )
         with configs.reading(source.name):
             return _described(guarded(source.name, make, published, kind), lora)

@@ -41,11 +41,6 @@ class ImageLayout:
         return self.rows, self.columns
 
     @property
-    def code_shape(self) -> tuple[int, ...]:
-        """The shape of an image's codes, as `codes` gives them and `Imaging.decode` takes them."""
-        return self.grid
-
-    @property
     def stride(self) -> int:
         """Tokens from one row to the next."""
         return self.columns + (self.row_end is not None)
@@ -54,6 +49,11 @@ class ImageLayout:
     def tokens(self) -> int:
         """Tokens of an image."""
         return self.rows * self.stride + len(self.closing)
+
+    @property
+    def code_shape(self) -> tuple[int, ...]:
+        """The shape of an image's codes, as `Imaging.decode` takes them behind the batch."""
+        return self.grid
 
     @property
     def plain(self) -> bool:
@@ -79,27 +79,6 @@ class ImageLayout:
         code_of = torch.full((int(ids.max()) + 2,), -1, device=tokens.device)  # the last entry is for other tokens
         code_of[ids] = torch.arange(len(ids), device=tokens.device)
         return code_of[torch.where((grid < 0) | (grid > ids.max()), len(code_of) - 1, grid)]
-
-
-@dataclass(frozen=True, eq=False)
-class ScaleLayout(ImageLayout):
-    """The layout of token maps: the codes of all maps, coarse to fine; rows and columns are those of the last."""
-
-    sides: tuple[int, ...] = ()
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of an image: codes of all maps."""
-        return sum(side * side for side in self.sides)
-
-    @property
-    def code_shape(self) -> tuple[int, ...]:
-        """[tokens]: an image's codes are one row."""
-        return (self.tokens,)
-
-    def codes(self, tokens: Tensor) -> Tensor:
-        """The tokens themselves."""
-        return tokens
 
 
 @dataclass(frozen=True, slots=True)

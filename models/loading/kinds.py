@@ -47,6 +47,8 @@ def kind(name: str, config: dict[str, Any], folder: Path | None = None) -> Kind:
     """The kind of the model `name` with this config.json, in `folder`."""
     if config.get("model_type") == "mar":
         return Kind(name, "continuous", "class", classes=_whole(config, "class_num"))
+    if config.get("model_type") == "var":
+        return Kind(name, "scales", "class", classes=_whole(config, "num_classes"))
     if config.get("model_type") in IMAGE_MODELS:
         return Kind(name, "ar", "text")
     spec = match(config)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pardec.models.images.contracts import ScaleLayout
 from pardec.models.images.vq import to_images
+from pardec.models.scales.layout import ScaleLayout
 from pardec.samplers.events import Event, Finished, RowFinished, Sampled, Started, Step
 
 from ..images.pngs import BLANK
@@ -49,8 +49,8 @@ class Codes:
         """How many rows of the token grids are complete, or how many token maps."""
         known = self.codes >= 0
         if isinstance(self.layout, ScaleLayout):
-            ends = [side * side for side in self.layout.sides]
-            return sum(int(each.all(1).sum()) for each in np.split(known, np.cumsum(ends)[:-1], axis=1))
+            starts = self.layout.scales.starts[1:-1]
+            return sum(int(each.all(1).sum()) for each in np.split(known, starts, axis=1))
         return int(known.reshape(-1, *self.layout.grid).all(2).sum())
 
     def __call__(self, event: Event) -> None:

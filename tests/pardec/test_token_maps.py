@@ -124,8 +124,6 @@ def test_refused_before_the_first_forward(model: pardec.Model, arguments: dict[s
 def test_what_needs_a_language_model_is_refused(model: pardec.Model) -> None:
     with pytest.raises(ModelError, match="toy draws token maps and is no language model"):
         model.logits(torch.tensor([[1]]))
-    with pytest.raises(ModelError, match="a model of token maps, cannot be replaced"):
-        model.load_weights({})
     assert (model.family, model.quantized, model.tokenizer, model.prefix_cache) == ("scales", None, None, None)
     masked = resolve("sequential", "scales")
     with pytest.raises(SpecError, match="is for models that predict token maps scale by scale"):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from pardec.models.images.contracts import ScaleLayout
 from pardec.models.scales.contracts import ScaleModel, Scales, TokenReduction
+from pardec.models.scales.layout import ScaleLayout
 
 
 class Quantizer:
@@ -47,8 +47,7 @@ class Imaging:
 
     @property
     def layout(self) -> ScaleLayout:
-        sides = self.quantizer.scales.sides
-        return ScaleLayout(sides[-1], sides[-1], sides=sides)
+        return ScaleLayout.of(self.quantizer.scales)
 
     def decode(self, tokens: Tensor) -> Tensor:
         total, starts = self.quantizer.start(len(tokens)), self.quantizer.scales.starts
