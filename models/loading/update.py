@@ -50,8 +50,6 @@ def load_weights(model: LanguageModel | ContinuousModel | ScaleModel, weights: W
     Should writing itself fail, as where a disk does, the weights are partly old and partly new until the next call; the
     version has risen.
     """
-    if isinstance(model, ScaleModel):
-        raise ModelError(f"the weights of {model.name}, a model of token maps, cannot be replaced", "load the new ones")
     file = None if isinstance(weights, Mapping) else _source(weights)
     published = _of_state(weights) if isinstance(weights, Mapping) else _of_files(file)
     if isinstance(model, ContinuousModel):
