@@ -36,7 +36,7 @@ class Quantizer:
 
 @dataclass
 class Imaging:
-    """Pixels from the running sum of the codes that are known, two by two for each vector."""
+    """Pixels from the running sum of the codes that are known, `downsample` by `downsample` for each vector."""
 
     quantizer: Quantizer
     classes: int
@@ -55,7 +55,7 @@ class Imaging:
             codes = tokens[:, starts[scale] : starts[scale + 1]]
             if bool((codes >= 0).all()):
                 total = self.quantizer.add(total, codes, scale)
-        return total[:, :3].tanh().repeat_interleave(2, 2).repeat_interleave(2, 3)
+        return total[:, :3].tanh().repeat_interleave(self.downsample, 2).repeat_interleave(self.downsample, 3)
 
 
 @dataclass
