@@ -59,8 +59,8 @@ class Engine:
     def language_model(self) -> LanguageModel:
         """The network of a model of token sequences. Raises ModelError for one of continuous tokens or token maps."""
         if isinstance(self.network, ImageModel):
-            drawn = "vectors" if isinstance(self.network, ContinuousModel) else "token maps"
-            raise ModelError(f"{self.name} draws {drawn} and is no language model", "model.network is what was loaded")
+            tokens = "vectors" if isinstance(self.network, ContinuousModel) else "token maps"
+            raise ModelError(f"{self.name} draws {tokens} and is no language model", "model.network is what was loaded")
         return self.network
 
     @property

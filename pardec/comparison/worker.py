@@ -162,7 +162,7 @@ class Worker:
         return {**self._identity(unit, entry), "spec": result.spec, "exact": result.exact, **figures, **self._origin()}
 
     def _drafting(self, entry: Entry, result: Result) -> Row:
-        """The drafting figures of a one-row result of the verify loop, of token maps those of the refiner; else null."""
+        """The drafting figures of a one-row result of the verify loop, or the refiner's of token maps; else null."""
         trace = result.trace
         if result.sides is not None:
             nothing = dict.fromkeys(("drafted", "accepted", "deviation"))

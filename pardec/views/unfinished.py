@@ -93,8 +93,8 @@ def unfinished(imaging: Imaging, codes: np.ndarray, latents: np.ndarray | None =
     for known, row in zip(codes >= 0, decodable(imaging, codes, latents), strict=True):
         image = Image.fromarray(to_images(imaging.decode(row[None]))[0])
         whole = isinstance(imaging.layout, ScaleLayout)
-        cells = np.full((1, 1), known.any()) if whole else known.reshape(imaging.layout.grid)
-        images.append(blank_unknown(image, cells))
+        mask = np.full((1, 1), known.any()) if whole else known.reshape(imaging.layout.grid)
+        images.append(blank_unknown(image, mask))
     return images
 
 

@@ -71,8 +71,5 @@ def test_the_script_compares_samplers_of_token_maps() -> None:
     script = [sys.executable, str(ROOT / "scripts" / "generate_image.py"), "--model", str(LARGE), "--images", "1"]
     done = subprocess.run([*script, "--class", "2"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == [
-        "sequential",
-        "fastvar:layer=1",
-        "fastvar:keep=0.3,layer=1",
-    ]
+    samplers = [line.split()[0] for line in done.stdout.splitlines()]
+    assert samplers == ["sequential", "fastvar:layer=1", "fastvar:keep=0.3,layer=1"]
