@@ -42,7 +42,7 @@ _UNBOUNDED = (
     "block-causal",
 )  # kinds of attention in which a window of earlier positions is no pattern
 DeviceMap = str | dict[str, Any]
-AnyModel = TypeVar("AnyModel", LanguageModel, ContinuousModel, ScaleModel)
+AnyModel = TypeVar("AnyModel", bound=LanguageModel | ContinuousModel | ScaleModel)
 _OTHER: dict[object, Callable[..., ContinuousModel | ScaleModel]] = {"mar": mar.load_mar, "var": var.load_var}
 
 

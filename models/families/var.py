@@ -130,7 +130,7 @@ class VARImaging:
         if self._tokenizer is None:
             if self._source is None:
                 raise ModelError(
-                    f"{self._name} has no image tokenizer, which makes the input of a scale from the codes of those before",
+                    f"{self._name} has no image tokenizer, which makes a scale's input from the codes of those before",
                     'load it with decoder="vae_ch160v4096z32.pth", or put that file beside the weights',
                 )
             tokenizer = load_tokenizer(self._source, self.scales, device=self._device)

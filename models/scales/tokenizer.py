@@ -94,7 +94,8 @@ class MultiScaleVQ(nn.Module):
         if side != last:
             spread = F.interpolate(spread, size=(last, last), mode="bicubic")
         weight = self.shape.quant_resi
-        return spread * (1 - weight) + self.convolutions[self.phi[scale]](spread) * weight
+        added: Tensor = spread * (1 - weight) + self.convolutions[self.phi[scale]](spread) * weight
+        return added
 
     def _pooled(self, total: Tensor, scale: int) -> Tensor:
         side = self.scales.sides[scale]

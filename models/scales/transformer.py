@@ -12,7 +12,7 @@ the published tensors. Letters: R rows, n tokens fed, S scales, L tokens of an i
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,17 @@ from .contracts import Scales, TokenReduction
 
 _SHARPEST = math.log(100.0)  # of the learned factors of queries, as published
 _SOFTER = 0.25  # factor of scores without normalised queries, as published
+
+
+class Modulation(NamedTuple):
+    """What a class makes of a block, [R, 1, D] each."""
+
+    gate1: Tensor
+    gate2: Tensor
+    scale1: Tensor
+    scale2: Tensor
+    shift1: Tensor
+    shift2: Tensor
 
 
 class ScaleCache(KVCache):
@@ -41,7 +52,7 @@ class ScaleCache(KVCache):
             device=like.device,
         )
         self.filled = [[0] * rows for _ in range(layers)]  # slots of each row that are valid
-        self.modulation: tuple[Tensor, list[Tensor]] | None = None  # labels, and what they make of every block
+        self.modulation: tuple[Tensor, list[Modulation]] | None = None  # labels, and what they make of every block
 
     def append(self, layer: int, k: Tensor, v: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """Stores k, v [R, n, H, D] behind what is there; K and V of these rows so far, [R, S, H, D].
@@ -61,17 +72,6 @@ class ScaleCache(KVCache):
             return keys[:, :stop], values[:, :stop]
         keys[rows, start:stop], values[rows, start:stop] = k, v
         return keys[rows, :stop], values[rows, :stop]
-
-
-class Modulation(NamedTuple):
-    """What a class makes of a block, [R, 1, D] each."""
-
-    gate1: Tensor
-    gate2: Tensor
-    scale1: Tensor
-    scale2: Tensor
-    shift1: Tensor
-    shift2: Tensor
 
 
 class Attention(nn.Module):
@@ -155,9 +155,12 @@ class VARTransformer(nn.Module):
         self.pos_start = nn.Parameter(torch.randn(1, 1, width) / width**0.5)
         self.pos_1LC = nn.Parameter(torch.randn(1, scales.tokens, width) / width**0.5)
         self.lvl_embed = nn.Embedding(len(scales), width)
-        self.shared_ada_lin = nn.Sequential(nn.SiLU(), Linear(width, 6 * width)) if shared else None
-        kind = {"normalised": normalised, "shared": shared, "eps": eps}
-        self.blocks = nn.ModuleList([Block(width, heads, hidden, **kind) for _ in range(depth)])
+        self.shared_ada_lin: nn.Module | None = None
+        if shared:
+            self.shared_ada_lin = nn.Sequential(nn.SiLU(), Linear(width, 6 * width))
+        self.blocks = nn.ModuleList(
+            [Block(width, heads, hidden, normalised=normalised, shared=shared, eps=eps) for _ in range(depth)]
+        )
         self.head_nm = nn.ModuleDict({"ada_lin": nn.Sequential(nn.SiLU(), Linear(width, 2 * width))})
         self.head = Linear(width, vocab)
 
@@ -205,7 +208,7 @@ class VARTransformer(nn.Module):
             raise CacheError(f"token maps need a cache of `new_cache`, got {type(cache).__name__}")
         sizes, starts = self.scales.sizes[first : last + 1], self.scales.starts
         size, condition = sizes[-1], self.class_emb(labels)
-        x = self.word_embed(maps.to(self.pos_start.dtype))
+        x: Tensor = self.word_embed(maps.to(self.pos_start.dtype))
         if first == 0:
             x = torch.cat((condition[:, None] + self.pos_start, x), 1)
         at = slice(starts[first], starts[last + 1])
@@ -213,14 +216,15 @@ class VARTransformer(nn.Module):
             torch.arange(first, last + 1, device=x.device), torch.tensor(sizes, device=x.device)
         )
         x = x + self.lvl_embed(levels) + self.pos_1LC[0, at]
-        for layer, (block, how) in enumerate(zip(self.blocks, self._modulations(labels, cache, rows), strict=True)):
-            whole, seen = x, levels
+        how_each = self._modulations(labels, cache, rows)
+        for layer, (block, how) in enumerate(zip(cast(list[Block], self.blocks), how_each, strict=True)):
+            whole, visible = x, levels
             which = None if reduction is None else reduction.keep(layer, x[:, -size:])
             if which is not None:
                 chosen = x[:, -size:].gather(1, which[..., None].expand(-1, -1, x.shape[-1]))
                 x = torch.cat((x[:, :-size], chosen), 1)
-                seen = torch.cat((levels[:-size], levels[-which.shape[1] :]))
-            mask = self._mask(seen, cache.filled[layer][0 if rows is None else int(rows[0])])
+                visible = torch.cat((levels[:-size], levels[-which.shape[1] :]))
+            mask = self._mask(visible, cache.filled[layer][0 if rows is None else int(rows[0])])
             x = block(x, how, cache, layer, rows, mask)
             if reduction is not None and which is not None:
                 earlier = whole.shape[1] - size
@@ -233,8 +237,8 @@ class VARTransformer(nn.Module):
         """[R, n, V] float32: the logits of states [R, n, D]."""
         scale, shift = self.head_nm["ada_lin"](self.class_emb(labels)).unflatten(-1, (2, self.width)).unbind(1)
         normed = modulated(states, scale[:, None], shift[:, None], self.eps)
-        out: Tensor = self.head(normed).float() if normed.dtype != torch.float64 else self.head(normed)
-        return out
+        logits: Tensor = self.head(normed)
+        return logits if logits.dtype == torch.float64 else logits.float()
 
     def _modulations(self, labels: Tensor, cache: ScaleCache, rows: Tensor | None) -> list[Modulation]:
         """Of every block; the same at every scale of a request."""
@@ -243,7 +247,7 @@ class VARTransformer(nn.Module):
             return known[1]
         condition = self.class_emb(labels)
         common = None if self.shared_ada_lin is None else self.shared_ada_lin(condition)
-        each = [block.modulation(condition, common) for block in self.blocks]
+        each = [block.modulation(condition, common) for block in cast(list[Block], self.blocks)]
         if rows is None:
             cache.modulation = labels, each
         return each
