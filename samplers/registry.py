@@ -35,7 +35,7 @@ from .speculative.contracts import SpeculativeSampler
 
 __all__ = [
     "AUTOREGRESSIVE", "CONTINUOUS", "DEFAULT", "MASKED", "OF", "SCALES", "STAGES", "Card", "Policy", "build_method",
-    "cards", "cards_named", "find", "parse", "preset", "presets", "register", "resolve", "sampler",
+    "cards", "cards_named", "family_of_sampler", "find", "parse", "preset", "presets", "register", "resolve", "sampler",
 ]  # fmt: skip
 
 DEFAULT: dict[Family, str] = {
@@ -66,7 +66,7 @@ def sampler(name: str, **parameters: Any) -> Spec:
 
 
 Resolved = MaskedSampler | SpeculativeSampler | ContinuousSampler | ScaleSampler
-_FAMILY: dict[type[Resolved], Family] = {
+_FAMILY_OF: dict[type[Resolved], Family] = {
     MaskedSampler: "masked",
     SpeculativeSampler: "ar",
     ContinuousSampler: "continuous",
@@ -78,6 +78,11 @@ _BUILD: dict[Family, Callable[..., Resolved]] = {
     "continuous": continuous.build,
     "scales": scales.build,
 }
+
+
+def family_of_sampler(sampler: Resolved) -> Family:
+    """The family of models that a resolved sampler is for."""
+    return _FAMILY_OF[type(sampler)]
 
 
 @overload
@@ -113,7 +118,7 @@ def resolve(
             of another family.
     """
     if isinstance(spec, Resolved):
-        own = _FAMILY[type(spec)]
+        own = family_of_sampler(spec)
         if family not in (None, own):
             raise SpecError(f"{spec.spec} is for {OF[own]}", hint="resolve a spec of this family")
         return spec

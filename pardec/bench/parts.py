@@ -35,6 +35,7 @@ from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.loop import VerifyLoop
 
+from ..requests.class_images import ClassCall
 from ..requests.continuous import VectorCall
 from ..requests.text import Call
 from .clock import Clock, timed
@@ -132,7 +133,7 @@ class TimedHead:
         return TimedHead(self._head.respaced(steps), self._clock)
 
 
-def split(network: LanguageModel | ContinuousModel, call: Call | VectorCall) -> Split:
+def split(network: LanguageModel | ContinuousModel, call: Call | ClassCall) -> Split:
     """Decodes once with a clock. Raises SpecError for a sampler that decodes the request twice."""
     clock = Clock(network.device)
     stack: TimedStack | None = None
@@ -142,6 +143,7 @@ def split(network: LanguageModel | ContinuousModel, call: Call | VectorCall) -> 
         decode = partial(_continuous, network, call, clock)
     else:
         assert isinstance(network, LanguageModel), "prepared for such a model"
+        assert isinstance(call, Call), "of such a model"
         stack = TimedStack(network.decoder, clock)
         loop = _verify if isinstance(call.sampler, SpeculativeSampler) else _masked
         decode = partial(loop, replace(network, decoder=stack), call, clock)

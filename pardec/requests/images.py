@@ -14,6 +14,7 @@ from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.images.contracts import Condition
 from pardec.models.images.vq import to_images
+from pardec.models.scales.contracts import ScaleModel
 from pardec.samplers.presets import preset
 
 from .prompts import Row
@@ -128,7 +129,7 @@ def with_defaults(imaging: Imaging, arguments: Mapping[str, Any]) -> dict[str, A
     return {**defaults, **arguments}
 
 
-def check_drawable(model: LanguageModel | ContinuousModel, *, hint: str) -> None:
+def check_drawable(model: LanguageModel | ContinuousModel | ScaleModel, *, hint: str) -> None:
     """Raises ModelError without a decoder to images; {decoder} in `hint` is replaced by the name of what is missing."""
     assert model.imaging is not None, "an image model"
     if not model.imaging.can_decode:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from pardec.models.scales.contracts import ScaleModel, Scales, TokenReduction
+from pardec.models.scales.layout import ScaleLayout
 
 
 class Quantizer:
@@ -31,6 +32,30 @@ class Quantizer:
     def map_of(self, total: Tensor, scale: int) -> Tensor:
         side = self.scales.sides[scale]
         return interpolate(total, (side, side), mode="area").flatten(2).transpose(1, 2)
+
+
+@dataclass
+class Imaging:
+    """Pixels from the running sum of the codes that are known, `downsample` by `downsample` for each vector."""
+
+    quantizer: Quantizer
+    classes: int
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    kind: Literal["class"] = "class"
+    can_decode: bool = True
+    downsample: int = 2
+
+    @property
+    def layout(self) -> ScaleLayout:
+        return ScaleLayout.of(self.quantizer.scales)
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        total, starts = self.quantizer.start(len(tokens)), self.quantizer.scales.starts
+        for scale in range(len(self.quantizer.scales)):
+            codes = tokens[:, starts[scale] : starts[scale + 1]]
+            if bool((codes >= 0).all()):
+                total = self.quantizer.add(total, codes, scale)
+        return total[:, :3].tanh().repeat_interleave(self.downsample, 2).repeat_interleave(self.downsample, 3)
 
 
 @dataclass
@@ -105,7 +130,7 @@ def model(
 ) -> ScaleModel:
     """A model of random weights; those of one vocabulary and number of channels share a tokenizer."""
     scales = Scales(sides or (1, 2, 3, 4))
-    imaging: Any = SimpleNamespace(quantizer=Quantizer(scales, vocab, channels))
+    imaging: Any = Imaging(Quantizer(scales, vocab, channels), classes)
     transformer: Any = Transformer(scales, vocab, channels, classes, layers, seed)
     return ScaleModel(
         transformer, imaging, {}, name, None, "toy", torch.device("cpu"), torch.float32, parameters=100 * layers

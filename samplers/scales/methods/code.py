@@ -45,19 +45,15 @@ class Collaboration:
 @register("code", stage="maps", paper="arXiv:2411.17787", checked="golden/code_var")
 @dataclass(frozen=True)
 class CoDe(MapMethod):
-    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (9, 8, 7, 6, 5, 4, 3, 2, 1, 0)}
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (-1, -2, -3, -4)}
 
     refiner: Annotated[ModelName | None, "the small model: embedded name, folder, file or hub id"] = None
-    steps: Annotated[int | None, "N, scales that the loaded model samples; none: four fifths, 8 of 10"] = None
+    steps: Annotated[int | None, "N, scales that the loaded model samples; -2 is all but two; none: four fifths"] = None
     temperatures: Annotated[
         str | None, "of each scale, in units of the request's: 1.1x7/1, as published, is 1.1 at the first seven, then 1"
     ] = None
     top_ks: Annotated[str | None, "top-k of each scale, written alike, 0 keeps all; none: the request's"] = None
     order: Annotated[Order, "what comes first: filters, as published, or temperature, as elsewhere"] = "filters"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require("steps", least=0)
 
     @property
     def needed_model(self) -> str | None:
@@ -70,10 +66,10 @@ class CoDe(MapMethod):
                 "code: refiner is not given: the model that samples the last scales",
                 hint="write code:refiner=... with an embedded name, a folder, a file or a hub id",
             )
-        if self.steps is not None and self.steps > len(model.scales):
+        if self.steps is not None and abs(self.steps) > len(model.scales):
             raise SpecError(
                 f"code: steps={self.steps}, and {model.name} has {len(model.scales)} scales",
-                hint=f"0 to {len(model.scales)} of them are the loaded model's, the rest the refiner's",
+                hint=f"0 to {len(model.scales)} are the loaded model's, the rest the refiner's; -1 is all but one",
             )
 
     def start(self, context: ScaleContext) -> Collaboration:
@@ -81,8 +77,9 @@ class CoDe(MapMethod):
         if refiner is None:
             raise ModelError("code: the request has no refiner", "load it and hand it in as its refiner")
         check_pair(refiner, context.model)
-        steps = len(context.model.scales) * 4 // 5 if self.steps is None else self.steps
-        return Collaboration(context, refiner, steps)
+        count = len(context.model.scales)
+        steps = count * 4 // 5 if self.steps is None else self.steps
+        return Collaboration(context, refiner, steps if steps >= 0 else count + steps)
 
     def round(self, context: ScaleContext, state: Collaboration) -> RoundResult:
         logits, fed = state.ready(context).next_logits()

@@ -74,6 +74,8 @@ def test_the_first_scales_are_the_large_model_s_and_the_refiner_enters_once() ->
 
 
 def test_without_steps_four_fifths_of_the_scales_are_the_large_model_s() -> None:
+    counted, fixed = (generate(toy(), f"code:refiner=x,steps={steps}", refiner=small()) for steps in (-1, 3))
+    assert (counted.tokens == fixed.tokens).all()
     sampler = resolve("code:refiner=x", "scales")
     large, refiner = toy(1, 2, 2, 2, 3), toy(1, 2, 2, 2, 3, name="small", seed=9, layers=1)
     *_, last = decode(large, sampler, ScaleRequest(LABELS, Keyed(SEEDS), refiner=refiner))
