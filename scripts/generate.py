@@ -33,6 +33,7 @@ FAMILIES = {
     "masked": "masked diffusion models",
     "ar": "autoregressive models",
     "continuous": "models whose tokens are vectors",
+    "scales": "models that predict token maps",
 }
 SHOWN_MASKED = (
     "sequential",
@@ -90,6 +91,7 @@ CONTRACTS = {
     ),
     "accept": ("which drafted tokens stand, and which one follows", ("accept",), "a `Verdict`"),
     "vectors": ("how the vectors of an image are sampled", ("start", "round"), "its state; a `RoundResult`"),
+    "maps": ("how the token maps of an image are sampled", ("start", "round"), "its state; a `RoundResult`"),
 }
 
 
@@ -134,11 +136,16 @@ def stages() -> str:
         "| stage | what it decides | folder in `samplers/` | base class | the loop calls | which returns |",
         "|---|---|---|---|---|---|",
     ]
-    wings: dict[Family, str] = {"masked": "masked", "ar": "speculative", "continuous": "continuous"}
+    wings: dict[Family, str] = {
+        "masked": "masked",
+        "ar": "speculative",
+        "continuous": "continuous",
+        "scales": "scales",
+    }
     for family, stage in ((family, stage) for family, stages in STAGES_OF.items() for stage in stages):
         wing = wings[family]
         decides, names, returns = CONTRACTS.get((family, stage)) or CONTRACTS[stage]
-        folder = f"{wing}/{stage if wing != 'continuous' else 'methods'}"
+        folder = f"{wing}/{stage if wing not in ('continuous', 'scales') else 'methods'}"
         assert (ROOT / "samplers" / folder).is_dir(), folder
         base = _base(f"pardec.samplers.{wing}.contracts", names)
         calls = ", ".join(f"`{_call(base, name)}`" for name in names)

@@ -17,6 +17,7 @@ FAMILIES = {
     "masked": "masked diffusion models",
     "ar": "autoregressive models",
     "continuous": "models whose tokens are vectors",
+    "scales": "models that predict token maps",
 }
 STAGES = {
     "cache": "which positions a forward computes",
@@ -35,6 +36,7 @@ STAGES = {
     "accept": "which drafted tokens stand, and which token follows",
     "texts": "how several texts of a prompt come from one pass over it",
     "vectors": "how the vectors of an image are drawn",
+    "maps": "how the token maps of an image are drawn",
 }
 _OTHER_WORDS = {("ar", "cache"): "how keys and values are stored, and which of them are read"}
 _OTHER_PLACES = {("ar", stage): f"{stage}-autoregressive" for stage in ("logits", "cache")}  # in stages.md
@@ -70,6 +72,7 @@ _OWN = {
     "model": "model:name=tiny-llama-draft,k=5",
     "pearl": "pearl:name=tiny-llama-draft,k=5",
     "cspd": "cspd:draft=tiny-mar-draft",
+    "code": "code:refiner=var_d16.pth,steps=8",
     "dkv_greedy": "random+fixed@dkv_greedy",
     **{card.kind: f"{card.kind}:name={card.name}" for card in list_drafters() if card.name.startswith("tiny-llama")},
     "auto": 'auto:model="eagle:name=tiny-llama-eagle"',
