@@ -29,16 +29,21 @@ from image_training.drawn import drawn_right  # noqa: E402
 from image_training.export import SUMMARY  # noqa: E402
 from image_training.export_drawer import with_figures, write_card  # noqa: E402
 from image_training.mar import MARRun  # noqa: E402
+from image_training.multiscale_run import MultiScaleRun  # noqa: E402
 from image_training.options import Options  # noqa: E402
 from image_training.painted import painted_right  # noqa: E402
 from image_training.run import Training  # noqa: E402
 from image_training.tokenizer import TokenizerRun  # noqa: E402
+from image_training.var import VARRun  # noqa: E402
 from text_training.loop import read_card  # noqa: E402
 from until_done import until_done  # noqa: E402
 
 RUNS: dict[str, type[Training]] = {
     "tiny-vq": TokenizerRun,
     "tiny-kl": AutoencoderRun,
+    "tiny-var-vq": MultiScaleRun,
+    "tiny-var": VARRun,
+    "tiny-var-draft": VARRun,
     "tiny-mar": MARRun,
     "tiny-mar-draft": MARRun,
     "tiny-llamagen": DrawerRun,
@@ -72,6 +77,7 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--chunks", type=int, default=40, help="of 2048 images, that a model of images learns from")
     parser.add_argument("--corpus", type=Path, help="folder of these, where other runs made them already")
     parser.add_argument("--autoencoder", type=Path, help="folder of tiny-kl, where it is not yet embedded")
+    parser.add_argument("--tokenizer", type=Path, help="folder of tiny-var-vq with its encoder (default: embedded)")
     parser.add_argument("--init", type=Path, help="exported model of images to start from")
     parser.add_argument("--teacher", type=Path, help="exported model of images whose laws are learned too")
     parser.add_argument("--shape", default="", help="changed sizes, e.g. codebook_size=512,ch_mult=1-2-2")
