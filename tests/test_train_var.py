@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from image_training import features as corpora  # noqa: E402
-from image_training import multiscale_run, run, scale_sampling, var  # noqa: E402
 from image_training import multiscale as tokenizers  # noqa: E402
+from image_training import multiscale_run, run, scale_sampling, var  # noqa: E402
 from image_training.export_var import loaded  # noqa: E402
 from image_training.multiscale import MultiScaleVQ, Quantizer, Sizes  # noqa: E402
 from image_training.scale_network import ScaleNetwork  # noqa: E402

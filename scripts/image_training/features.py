@@ -59,13 +59,13 @@ def walk(quantizer: Quantizer, features: Tensor, share: Tensor, rng: torch.Gener
     learns to correct what was sampled before. Returns codes [B, L] and maps [B, L - n_0, C], the inputs of scales 1 on.
     """
     total, codes, maps = torch.zeros_like(features), [], []
-    sides, rows = quantizer.sides, quantizer.embedding.weight
-    for scale, side in enumerate(sides):
+    scales, rows = len(quantizer.sides), quantizer.embedding.weight
+    for scale in range(scales):
         residual = rearrange(quantizer.pooled(features - total, scale), "b c h w -> b (h w) c")
         distance = rows.square().sum(1) - 2 * residual @ rows.T
         nearest = distance.argmin(-1)
         codes.append(nearest)
-        if scale + 1 == len(sides):
+        if scale + 1 == scales:
             break
         near = distance.topk(min(NEAR, len(rows)), -1, largest=False).indices
         pick = torch.randint(near.shape[-1], nearest.shape, generator=rng).to(near.device)

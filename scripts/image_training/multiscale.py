@@ -197,7 +197,9 @@ def published_name(name: str, levels: int) -> tuple[str, int | None]:
 def loaded(folder: Path) -> MultiScaleVQ:
     """An exported tokenizer, without gradients; one whose file lacks the encoder cannot encode."""
     sizes = json.loads((folder / "vae.args.json").read_text(encoding="utf-8"))
-    model = MultiScaleVQ(Sizes(**{key: tuple(value) if isinstance(value, list) else value for key, value in sizes.items()}))
+    model = MultiScaleVQ(
+        Sizes(**{key: tuple(value) if isinstance(value, list) else value for key, value in sizes.items()})
+    )
     tensors, state = load_file(folder / "vae.safetensors"), model.state_dict()
     for name, value in state.items():
         own, part = published_name(name, len(model.sizes.ch_mult))

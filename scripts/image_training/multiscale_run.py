@@ -86,7 +86,9 @@ class MultiScaleRun(Training):
         features = self.features(pixels)
         codes, sums, pools = self.model.quantize(features)
         goal = features.detach()
-        apart = torch.stack([CODES * F.mse_loss(one, goal) + COMMIT * F.mse_loss(features, one.detach()) for one in sums])
+        apart = torch.stack(
+            [CODES * F.mse_loss(one, goal) + COMMIT * F.mse_loss(features, one.detach()) for one in sums]
+        )
         scales = len(sums)
         cut = torch.randint(scales - 1, (len(pixels),), generator=rng)
         cut = torch.where(torch.rand(len(pixels), generator=rng) < CUT, cut, scales - 1)
