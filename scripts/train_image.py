@@ -6,6 +6,9 @@
     python scripts/train_image.py --model tiny-kl --minutes 32 --batch 8
     python scripts/train_image.py --model tiny-mar --minutes 180 --batch 64
     python scripts/train_image.py --model tiny-mar-draft --minutes 15 --batch 64
+    python scripts/train_image.py --model tiny-var-vq --minutes 19 --batch 12 --lr 1e-3
+    python scripts/train_image.py --model tiny-var --minutes 72 --batch 32 --lr 3e-3 --compile
+    python scripts/train_image.py --model tiny-var-draft --minutes 14 --batch 32 --lr 3e-3 --compile
 
 The state lies in runs/<model>/ and a run that finds one goes on from it; --fresh starts over. The weights exported
 are a moving average over steps, rounded to 16 bit, and they are what the card's figures were measured with.
@@ -77,7 +80,7 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--chunks", type=int, default=40, help="of 2048 images, that a model of images learns from")
     parser.add_argument("--corpus", type=Path, help="folder of these, where other runs made them already")
     parser.add_argument("--autoencoder", type=Path, help="folder of tiny-kl, where it is not yet embedded")
-    parser.add_argument("--tokenizer", type=Path, help="folder of tiny-var-vq with its encoder (default: embedded)")
+    parser.add_argument("--tokenizer", type=Path, help="folder of tiny-var-vq with its encoder (default: of its run)")
     parser.add_argument("--init", type=Path, help="exported model of images to start from")
     parser.add_argument("--teacher", type=Path, help="exported model of images whose laws are learned too")
     parser.add_argument("--shape", default="", help="changed sizes, e.g. codebook_size=512,ch_mult=1-2-2")

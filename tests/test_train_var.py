@@ -55,12 +55,13 @@ def tokenizer(folder: Path, steps: int, state: str = "vq-state") -> multiscale_r
 
 
 def trainer(folder: Path, steps: int, state: str = "state", *more: str, model: str = "tiny-var") -> var.VARRun:
-    if not (folder / "vq").exists():
+    whole = folder / "vq-state" / "whole"
+    if not whole.exists():
         tokenizer(folder, 1).train()
     where = ["--out", str(folder / model), "--state", str(folder / state), "--corpus", str(folder / "corpus")]
     size = ["--steps", str(steps), "--batch", "4", "--pictures", "2", "--chunks", "2", "--device", "cpu"]
     shape = ["--shape", "embed_dim=16,depth=2,num_heads=2"]
-    return var.VARRun(options(["--model", model, "--tokenizer", str(folder / "vq"), *size, *where, *shape, *more]))
+    return var.VARRun(options(["--model", model, "--tokenizer", str(whole), *size, *where, *shape, *more]))
 
 
 # -- the tokenizer ---------------------------------------------------------------------------------------------
@@ -79,7 +80,7 @@ def test_a_tokenizer_starts_as_the_autoencoder(folder: Path) -> None:
 def test_a_tokenizer_is_exported_under_the_published_names(folder: Path) -> None:
     training = tokenizer(folder, 2)
     training.train()
-    tensors = load_file(folder / "vq" / "vae.safetensors")
+    tensors = load_file(folder / "vq-state" / "whole" / "vae.safetensors")
     assert all(value.dtype is torch.bfloat16 for value in tensors.values())
     assert tensors["quantize.embedding.weight"].shape == (24, 4)
     assert tensors["quantize.quant_resi.qresi_ls.3.weight"].shape == (4, 4, 3, 3)
@@ -88,24 +89,25 @@ def test_a_tokenizer_is_exported_under_the_published_names(folder: Path) -> None
     assert tensors["decoder.mid.attn_1.norm.weight"].shape == (32,)
     args = json.loads((folder / "vq" / "vae.args.json").read_text())
     assert args == SIZES.args()
-    back = tokenizers.loaded(folder / "vq").state_dict()
+    back = tokenizers.loaded(folder / "vq-state" / "whole").state_dict()
     for name, value in training.average.items():
         assert torch.equal(back[name], value.bfloat16().float()), name
     card = json.loads((folder / "vq" / "card.json").read_text())
-    assert card["reconstruction"] == multiscale_run.reconstruction(tokenizers.loaded(folder / "vq"), 3)
+    assert card["reconstruction"] == multiscale_run.reconstruction(tokenizers.loaded(folder / "vq-state" / "whole"), 3)
     assert card["reconstruction"]["originals_right"] == 1
     assert len(card["reconstruction"]["right_by_scale"]) == 3
 
 
-def test_a_tokenizer_without_its_encoder_decodes_the_same(folder: Path) -> None:
-    from image_training.export_var import export_tokenizer
-
+def test_what_ships_decodes_the_same_without_the_encoder(folder: Path) -> None:
     tokenizer(folder, 1).train()
-    whole, card = tokenizers.loaded(folder / "vq"), json.loads((folder / "vq" / "card.json").read_text())
-    export_tokenizer(folder / "half", whole, card, encoder=False)
-    assert not [name for name in load_file(folder / "half" / "vae.safetensors") if name.startswith(("enc", "quant_c"))]
+    tensors = load_file(folder / "vq" / "vae.safetensors")
+    assert not [name for name in tensors if name.startswith(("encoder.", "quant_conv."))]
+    card = json.loads((folder / "vq" / "card.json").read_text())
+    assert card["parameters"] == sum(value.numel() for value in tensors.values())
+    assert "the encoder is left out" in (folder / "vq" / "README.md").read_text()
     codes = torch.randint(24, (2, 41), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(tokenizers.loaded(folder / "half").decode(codes), whole.decode(codes))
+    whole = tokenizers.loaded(folder / "vq-state" / "whole")
+    assert torch.equal(tokenizers.loaded(folder / "vq").decode(codes), whole.decode(codes))
 
 
 def test_a_tokenizer_goes_on_where_it_was_stopped(folder: Path) -> None:

@@ -22,6 +22,7 @@ def export_tokenizer(folder: Path, model: MultiScaleVQ, card: dict[str, Any], *,
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "vae.safetensors"
     state = published(model.state_dict(), model.sizes, encoder=encoder)
+    card = {**card, "parameters": sum(value.numel() for value in state.values()), "encoder": encoder}
     write_tensors(file, {name: value.bfloat16() for name, value in state.items()})
     arguments_file(file).write_text(json.dumps(model.sizes.args(), indent=1) + "\n", encoding="utf-8")
     write_pages(folder, card, _tokenizer_page(card))
@@ -30,6 +31,8 @@ def export_tokenizer(folder: Path, model: MultiScaleVQ, card: dict[str, Any], *,
 def _tokenizer_page(card: dict[str, Any]) -> str:
     measured = card["reconstruction"]
     lines = opening(card, "pardec image tiny-var --class 3 -o class.png")
+    if not card["encoder"]:
+        lines += ["These files decode; the encoder is left out, as drawing images needs none.", ""]
     lines += ["Reconstructions of fresh images of classes, measured with these weights.", ""]
     lines += [
         "| images | right | from the first scales alone | mean error (of 255) | codes used | entropy of a code |",

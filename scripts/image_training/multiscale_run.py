@@ -30,6 +30,7 @@ SQUARED = 4.0  # weight of the squared error beside the absolute one: edges and 
 CUT = 0.3  # share of the images that are decoded from some of their scales: coarse ones then say what matters most
 KEPT, DEAD, EVERY = 0.98, 0.05, 25  # decay of counts, share of an even share below which a code restarts, steps between
 REVIVE_UNTIL = 0.6  # share of the run after which no code is restarted
+WHOLE = "whole"  # folder in that of the state: what is exported, with the encoder, for training a model on its codes
 TOGETHER = 36  # images at a time
 
 
@@ -129,7 +130,8 @@ class MultiScaleRun(Training):
         model.eval().requires_grad_(False)
         result = reconstruction(model, self.o.pictures if final else max(1, self.o.pictures // 4))
         self.curve.append({**self.point(), **{key: result[key] for key in ("right", "error", "codes_used")}})
-        export_tokenizer(self.o.out, model, self.card(result))
+        export_tokenizer(self.o.state / WHOLE, model, self.card(result))
+        export_tokenizer(self.o.out, model, self.card(result), encoder=False)
         return {**result, "revived": self.revived}
 
     def card(self, result: dict[str, Any]) -> dict[str, Any]:

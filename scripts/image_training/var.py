@@ -7,6 +7,7 @@ Infinity: Scaling Bitwise AutoRegressive Modeling for High-Resolution Image Synt
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,13 +19,14 @@ from image_training.export import SUMMARY, rounded
 from image_training.export_var import DEFAULTS, export, loaded, with_figures
 from image_training.features import NEAR, Batch, FeatureCorpus, walk
 from image_training.multiscale import loaded as loaded_tokenizer
+from image_training.multiscale_run import WHOLE
 from image_training.options import Options
 from image_training.run import AVERAGE, Descent, device_of, muon_and_adamw
 from image_training.scale_network import ScaleNetwork
 from image_training.scale_sampling import right_of
 from pardec.images.classes import NAMES
-from pardec.models.loading.catalog import EMBEDDED
 
+ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = "tiny-var-vq"
 SHAPES: dict[str, dict[str, int]] = {
     "tiny-var": {"embed_dim": 192, "depth": 5, "num_heads": 6},
@@ -41,7 +43,7 @@ class VARRun(Descent):
 
     def __init__(self, options: Options) -> None:
         device = device_of(options)
-        self.vq = loaded_tokenizer(options.tokenizer or EMBEDDED / TOKENIZER).to(device)
+        self.vq = loaded_tokenizer(options.tokenizer or ROOT / "runs" / TOKENIZER / WHOLE).to(device)
         sizes = self.vq.sizes
         self.config: dict[str, Any] = {
             "model_type": "var",
