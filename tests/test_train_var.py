@@ -273,6 +273,27 @@ def test_samples_follow_the_distribution_of_each_scale(folder: Path) -> None:
     assert not (codes[:, :5] == 7).all()
 
 
+def test_a_draft_model_is_measured_behind_the_large_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer(folder, 1).train()
+    draft = trainer(folder, 1, "draft", model="tiny-var-draft")
+    monkeypatch.setitem(var.measured.__kwdefaults__, "large", folder / "tiny-var")
+    asked: list[list[bool]] = []
+    plain = var.right_of
+
+    def record(networks: list[ScaleNetwork], *args: object, **more: object) -> dict[str, object]:
+        asked.append([network is networks[-1] for network in networks])
+        return plain(networks, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(var, "right_of", record)
+    draft.train()
+    assert asked == [[True, True, True], [False, False, True]]
+    card = json.loads((folder / "tiny-var-draft" / "card.json").read_text())
+    assert card["classes"]["late"]["from"] == 2
+    page = (folder / "tiny-var-draft" / "README.md").read_text()
+    assert "| from 2 (from 0), tiny-var those before | 2 |" in page
+    assert "-s code:draft=tiny-var-draft" in page
+
+
 def test_filters_keep_the_likely_codes() -> None:
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
     assert scale_sampling.kept(logits, 2, 0.0).isfinite().tolist() == [[True, True, False, False]]

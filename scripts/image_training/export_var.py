@@ -74,21 +74,33 @@ def with_figures(card: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]
     return {**card, "classes": result, "accuracy": accuracy}
 
 
+def write_card(folder: Path, card: dict[str, Any]) -> None:
+    """Writes a card and its page anew."""
+    write_pages(folder, card, _page(card))
+
+
 def _page(card: dict[str, Any]) -> str:
     measured, name = card["classes"], card["name"]
     draft = f" -s code:draft={name}" if name.endswith("-draft") else ""
-    lines = opening(card, f"pardec image {name.removesuffix('-draft')}{draft} --class 3 -o class.png")
+    large = name.removesuffix("-draft")
+    lines = opening(card, f"pardec image {large}{draft} --class 3 -o class.png")
     lines += [f"Images of classes drawn evenly ({measured['settings']}), measured with these weights.", ""]
     lines += [
-        "| images | right | one object | shape | colour | size | FID (own features) |",
-        "|---|---|---|---|---|---|---|",
+        "| scales drawn | images | right | one object | shape | colour | size | FID (own features) |",
+        "|---|---|---|---|---|---|---|---|",
+        _row("all", measured),
     ]
-    shares = " | ".join(f"{measured[of]:.1%}" for of in ("count", "shape", "colour", "size"))
-    right = f"{measured['right']:.1%} ({measured['right_from']:.1%} to {measured['right_to']:.1%})"
-    lines += [f"| {measured['pictures']} | {right} | {shares} | {measured['distance']} |"]
+    if "late" in measured:
+        lines.append(_row(f"from {measured['late']['from']} (from 0), {large} those before", measured["late"]))
     lines += ["", "## Recipe", "", *items(card["recipe"]), "", "## Curve", ""]
     lines += ["| seconds | step | loss | right |", "|---|---|---|---|"]
     for point in card["curve"]:
         shown = (f"{point['seconds']:.0f}", point["step"], f"{point['loss']:.3f}", f"{point['right']:.1%}")
         lines.append(f"| {' | '.join(map(str, shown))} |")
     return "\n".join(lines)
+
+
+def _row(what: str, measured: dict[str, Any]) -> str:
+    shares = " | ".join(f"{measured[of]:.1%}" for of in ("count", "shape", "colour", "size"))
+    right = f"{measured['right']:.1%} ({measured['right_from']:.1%} to {measured['right_to']:.1%})"
+    return f"| {what} | {measured['pictures']} | {right} | {shares} | {measured['distance']} |"

@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from image_training.export import SUMMARY, rounded
 from image_training.export_var import DEFAULTS, export, loaded, with_figures
 from image_training.features import NEAR, Batch, FeatureCorpus, walk
+from image_training.multiscale import MultiScaleVQ
 from image_training.multiscale import loaded as loaded_tokenizer
 from image_training.multiscale_run import WHOLE
 from image_training.options import Options
@@ -25,6 +26,7 @@ from image_training.run import AVERAGE, Descent, device_of, muon_and_adamw
 from image_training.scale_network import ScaleNetwork
 from image_training.scale_sampling import right_of
 from pardec.images.classes import NAMES
+from pardec.models.loading.catalog import EMBEDDED
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = "tiny-var-vq"
@@ -36,6 +38,7 @@ DROPPED = 0.1  # share of the classes that are dropped
 REPLACED = 0.3  # share of an image's codes that others replace, at most: a share is drawn evenly for each image
 LATE = 3  # scale from which on the codes that a draft model learns count in full ...
 EARLY = 0.1  # ... and what those of the scales before it count
+LARGE = EMBEDDED / "tiny-var"  # what draws the first scales for a draft model
 
 
 class VARRun(Descent):
@@ -106,7 +109,7 @@ class VARRun(Descent):
         model = ScaleNetwork(self.config)
         model.load_state_dict(weights)
         count = self.o.pictures if final else max(1, self.o.pictures // 3)
-        result = right_of([model.eval()] * len(self.vq.sizes.patch_nums), self.vq, count, DEFAULTS)
+        result = measured(self.name, model.eval(), self.vq, count, DEFAULTS)
         self.curve.append({**self.point(), "right": result["right"]})
         export(self.o.out, self.config, weights, self.card(result))
         return result
@@ -136,3 +139,16 @@ class VARRun(Descent):
         size = sum(value.numel() for value in self.model.parameters())
         head = {"name": self.name, "summary": SUMMARY[self.name], "parameters": size, "recipe": recipe}
         return with_figures({**head, "curve": self.curve}, result)
+
+
+def measured(
+    name: str, model: ScaleNetwork, vq: MultiScaleVQ, count: int, settings: dict[str, Any], *, large: Path = LARGE
+) -> dict[str, Any]:
+    """Shares of right images; of a draft model also where the large one, if it is there, draws the first scales."""
+    scales = len(vq.sizes.patch_nums)
+    result = right_of([model] * scales, vq, count, settings)
+    if name.endswith("-draft") and large.exists():
+        early = min(LATE, scales - 1)
+        together = right_of([loaded(large)] * early + [model] * (scales - early), vq, count, settings)
+        result |= {"late": {"from": early, **together}}
+    return result
