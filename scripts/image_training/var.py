@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from image_training.export import SUMMARY, rounded
@@ -36,6 +36,8 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 DROPPED = 0.1  # share of the classes that are dropped
 REPLACED = 0.3  # share of an image's codes that others replace, at most: a share is drawn evenly for each image
+TAUGHT = 0.9  # share of the loss, with a teacher: most of the cross entropy of codes is chance, which it averages out
+TAUGHT_FROM = 0.4  # share of the run before which a teacher is not asked: a step then takes half the time
 LATE = 3  # scale from which on the codes that a draft model learns count in full ...
 EARLY = 0.1  # ... and what those of the scales before it count
 LARGE = EMBEDDED / "tiny-var"  # what draws the first scales for a draft model
@@ -62,7 +64,7 @@ class VARRun(Descent):
             "z_channels": sizes.z_channels,
             "image_tokenizer": TOKENIZER,
         }
-        self.taught_by = loaded(options.teacher).to(device) if options.teacher else None
+        self.taught_by: nn.Module | None = loaded(options.teacher).to(device) if options.teacher else None
         model = ScaleNetwork(self.config)
         with torch.no_grad():
             model.initialise()
@@ -71,7 +73,10 @@ class VARRun(Descent):
         model = model.to(device)
         super().__init__(options, model)
         self.optimizers = muon_and_adamw(model, options.lr, within="blocks")
-        self.forward = torch.compile(model, dynamic=False) if options.compile else model
+        self.forward: nn.Module = model
+        if options.compile:
+            self.forward = torch.compile(model, dynamic=False)
+            self.taught_by = self.taught_by and torch.compile(self.taught_by, dynamic=False)
         weight = torch.ones(len(model.level))
         if self.name.endswith("-draft"):
             weight[: model.starts[min(LATE, len(sizes.patch_nums) - 1)]] = EARLY
@@ -95,11 +100,11 @@ class VARRun(Descent):
         logits = logits.float()
         each = F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="none").view(codes.shape)
         loss = (self.weight * each).mean()
-        if self.taught_by is not None:
+        if self.taught_by is not None and self.progress() >= TAUGHT_FROM:
             with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
                 better = self.taught_by(labels, maps).float().softmax(-1)
             towards = F.cross_entropy(logits.flatten(0, 1), better.flatten(0, 1), reduction="none").view(codes.shape)
-            loss = (loss + (self.weight * towards).mean()) / 2
+            loss = (1 - TAUGHT) * loss + TAUGHT * (self.weight * towards).mean()
         return loss, each.detach().mean()
 
     # -- what comes out ----------------------------------------------------------------------------------------
@@ -128,7 +133,12 @@ class VARRun(Descent):
             "scales are those of the residual that is left then",
             "loss": "cross entropy of all codes in one block-causal forward"
             + (f"; those before scale {LATE} (from 0) count {EARLY:g}" if self.name.endswith("-draft") else "")
-            + ("" if self.o.teacher is None else f"; half of it against {self.o.teacher.name}'s distributions"),
+            + (
+                ""
+                if self.o.teacher is None
+                else f"; in the last {1 - TAUGHT_FROM:.0%} of the run, {TAUGHT:.0%} of it against a larger model's "
+                "distributions"
+            ),
             "optimizer": f"Muon for the blocks, AdamW for the rest, peak learning rate {self.o.lr:g}, linear decay",
             "seconds": round(self.seconds),
             "device": self.device.type,
