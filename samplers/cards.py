@@ -20,11 +20,11 @@ from .outline import Unreadable, annotation, explanation, outlines
 from .spec import Policy, format_value
 
 Family = Literal["masked", "ar", "continuous"]
-MASKED = ("inputs", "logits", "propose", "select", "widen", "revise", "finish", "cache")
+MASKED = ("block", "branch", "inputs", "logits", "propose", "select", "widen", "revise", "finish", "cache")
 AUTOREGRESSIVE = ("draft", "shape", "length", "logits", "accept", "cache", "texts")
 CONTINUOUS = ("vectors",)
 SINGLE = frozenset(
-    {"propose", "select", "cache", "draft", "shape", "length", "accept", "texts"}
+    {"block", "branch", "propose", "select", "cache", "draft", "shape", "length", "accept", "texts"}
 )  # stages of one method at most
 STAGES = tuple(dict.fromkeys((*MASKED, *AUTOREGRESSIVE, *CONTINUOUS)))
 STAGES_OF: Mapping[Family, tuple[str, ...]] = {"masked": MASKED, "ar": AUTOREGRESSIVE, "continuous": CONTINUOUS}

@@ -44,6 +44,16 @@ SHOWN_MASKED = (
 SHOWN_DRAFTING = ("sequential", "lookup", "recycling", "model:name=tiny-llama-draft,k=5")
 # Of each stage: what it decides, the methods that a loop calls, and what they return.
 CONTRACTS = {
+    "block": (
+        "which open positions compete, where blocks are not those of a grid",
+        ("span", "narrow"),
+        "a `Span`: where the block of each row begins and ends; one within it, or None",
+    ),
+    "branch": (
+        "which hypotheses of a row are asked with it, and which one survives",
+        ("draft", "survivors"),
+        "what a hypothesis adds, [N, W] bool; indices [n]",
+    ),
     "inputs": (
         "what is added to the embeddings of open positions",
         ("soft", "observe"),

@@ -20,6 +20,8 @@ FAMILIES = {
 }
 STAGES = {
     "cache": "which positions a forward computes",
+    "block": "which open positions compete, where blocks are not those of a grid",
+    "branch": "which hypotheses of a row are asked with it, and which one survives",
     "inputs": "what is added to the input embeddings of open positions",
     "logits": "how the logits change",
     "propose": "a candidate token and a score for each position",
@@ -49,6 +51,8 @@ CHECKS = {
 }
 # A spec in which a method of each stage works: {} stands for the method.
 _EXAMPLE = {
+    "block": "{}+threshold:tau=0.9",
+    "branch": "{}+sequential",
     "cache": "threshold:tau=0.9@{}",
     "inputs": "{}+threshold:tau=0.9",
     "logits": "{}+threshold:tau=0.9",

@@ -82,8 +82,8 @@ class TokenReduction(Protocol):
         """The tokens [R, k] int64, ascending, that `layer` computes of `states` [R, n_s, E]; None: all."""
         ...
 
-    def restore(self, layer: int, states: Tensor, kept: Tensor) -> Tensor:
-        """The states [R, n_s, E] behind `layer`, from those of the tokens `kept` [R, k], [R, k, E]."""
+    def restore(self, layer: int, states: Tensor, survivors: Tensor) -> Tensor:
+        """The states [R, n_s, E] behind `layer`, from those of the tokens `survivors` [R, k], [R, k, E]."""
         ...
 
     def observe(self, layer: int, states: Tensor) -> None:

@@ -123,7 +123,7 @@ class MaskedForward:
             order = np.arange(canvas.length)
             mask = np.where(new[:, None], (order >= first_start[:, None]) & (order < canvas.end[:, None]), mask)
         row, column = np.nonzero(self.wanted(query))
-        mask[row, np.maximum(canvas.lo[row] + column - shift[row], 0)] = True
+        mask[row, np.maximum(canvas.window_host[row, column] - shift[row], 0)] = True
         count = mask.sum(1)
         positions = np.argsort(~mask, axis=1, kind="stable")[:, : count.max()]
         positions = np.where(np.arange(count.max()) < count[:, None], positions, -1)
@@ -133,8 +133,7 @@ class MaskedForward:
         """[B, W] bool: the positions of the active block that are to be predicted."""
         canvas = self.canvas
         if self.every:
-            within: np.ndarray = canvas.window_host < canvas.length
-            return within
+            return canvas.active_host
         return canvas.eligible_host if query.only is None else canvas.eligible_host & query.only.cpu().numpy()
 
     def distribution(
@@ -153,7 +152,7 @@ class MaskedForward:
             # The canvas after a short answer is full of end tokens, which must stay free.
             known = ~canvas.open & torch.from_numpy(canvas.inside).to(canvas.open.device)
             self.counts = token_counts(canvas.tokens, known, self.model.vocab_size, self.request.stop_ids)
-        key = b"".join(x.tobytes() for x in (queries.start, queries.stop, queries.shift, canvas.lo))
+        key = b"".join(x.tobytes() for x in (queries.start, queries.stop, queries.shift, canvas.lo, canvas.hi))
         if queries.positions is not None or key != self._key:
             self._groups, self._order = self.layout.plan_groups(queries)
             self._key = key
