@@ -94,10 +94,10 @@ def canvas() -> None:
     save("canvas", 70 + width * 24 + 8, 26 + 32 * 6, "A canvas after each of five forwards", parts)
 
 
-def _chain(y: float, names: Sequence[tuple[str, str]], *, forward: str) -> list[str]:
+def _chain(y: float, names: Sequence[tuple[str, str]], *, forward: str, left: float = 8) -> list[str]:
     width, parts = 84, []
     for number, (name, said) in enumerate(names):
-        x = 8 + (width + 18) * number
+        x = left + (width + 18) * number
         model = name == forward
         parts.append(box(x, y, width, 34, fill=ACCENT if model else EMPTY, alpha=0.28 if model else 1))
         parts.append(text(x + width / 2, y + 22, name, anchor="middle", more="" if model else MONO))
@@ -123,14 +123,21 @@ def stages() -> None:
         ("vectors", "which vectors are\ndrawn, and how"),
         ("head", "a denoising\npath each"),
     ]
+    maps = [
+        ("forward", "the\ntransformer"),
+        ("maps", "every code\nof a map"),
+        ("sum", "what the next\nmap is read from"),
+    ]
     parts = [text(8, 18, "Masked diffusion models: one step", size=13)]
     parts += _chain(28, masked, forward="forward")
     parts += [text(8, 128, "Autoregressive models: one round", size=13), *_chain(138, drafted, forward="forward")]
     parts += [
         text(8, 238, "Models whose tokens are vectors: one step", size=13),
         *_chain(248, vectors, forward="forward"),
+        text(480, 238, "Models of token maps: one map", size=13),
+        *_chain(248, maps, forward="forward", left=480),
     ]
-    save("stages", 926, 318, "The stages of the three decoding loops", parts)
+    save("stages", 926, 318, "The stages of the four decoding loops", parts)
 
 
 def caches() -> None:

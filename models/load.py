@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -15,13 +16,14 @@ from .cuda_graphs.capture import Graphs, check_graphs
 from .cuda_graphs.runner import GraphRunner
 from .decoder import Decoder
 from .errors import ArgumentError, ModelError
-from .families import FamilySpec, mar
+from .families import FamilySpec, mar, nextstep, var
 from .hf.adapt import load_adapter
 from .images.contracts import CodeImaging, ImagingParts
 from .loading import assemble, configs
 from .loading.arguments import check, exclusive
 from .loading.catalog import EMBEDDED, embedded_names
 from .loading.decoding_config import Overrides, build_decoding_config
+from .loading.kinds import NEXTSTEP
 from .loading.lora import Adapter, read_adapter
 from .loading.placement import choose_device, choose_dtype, guarded, short, stored_dtype
 from .loading.quantize import Quantizer, preferred_dtype, quantizer
@@ -32,15 +34,21 @@ from .model import LanguageModel
 from .parallel import tensor_parallel
 from .parallel.tensor_parallel import Shares
 from .recognition import read_description, recognise
+from .scales.contracts import ScaleModel
 
-__all__ = ["embedded_names", "load", "load_any", "load_continuous"]
+__all__ = ["embedded_names", "load", "load_any", "load_continuous", "load_scales"]
 
 _UNBOUNDED = (
     "bidirectional",
     "block-causal",
 )  # kinds of attention in which a window of earlier positions is no pattern
 DeviceMap = str | dict[str, Any]
-AnyModel = TypeVar("AnyModel", LanguageModel, ContinuousModel)
+AnyModel = TypeVar("AnyModel", bound=LanguageModel | ContinuousModel | ScaleModel)
+_OTHER: dict[object, Callable[..., ContinuousModel | ScaleModel]] = {
+    "mar": mar.load_mar,
+    "var": var.load_var,
+    **dict.fromkeys(NEXTSTEP, nextstep.load_nextstep),
+}
 
 
 def load(name_or_path: str | os.PathLike[str], **more: Any) -> LanguageModel:
@@ -56,8 +64,18 @@ def load(name_or_path: str | os.PathLike[str], **more: Any) -> LanguageModel:
 def load_continuous(name_or_path: str | os.PathLike[str], **more: Any) -> ContinuousModel:
     """`load_any` for a model whose tokens are vectors. Raises ModelError for one whose tokens are ids."""
     model = load_any(name_or_path, **more)
-    if isinstance(model, LanguageModel):
+    if not isinstance(model, ContinuousModel):
         raise ArgumentError(f"{model.name} predicts ids, and a model of vectors is needed", "name one such as tiny-mar")
+    return model
+
+
+def load_scales(name_or_path: str | os.PathLike[str], **more: Any) -> ScaleModel:
+    """`load_any` for a model that predicts token maps. Raises ModelError for any other."""
+    model = load_any(name_or_path, **more)
+    if not isinstance(model, ScaleModel):
+        raise ArgumentError(
+            f"{model.name} predicts no token maps, and a model of scales is needed", "name one such as tiny-var"
+        )
     return model
 
 
@@ -80,7 +98,7 @@ def load_any(
     cuda_graphs: bool = False,
     adapter: str | os.PathLike[str] | None = None,
     images: bool = True,
-) -> LanguageModel | ContinuousModel:
+) -> LanguageModel | ContinuousModel | ScaleModel:
     """Load an embedded name, a local directory or file, or a hub id.
 
     `device_map` ("auto" or accelerate's dictionary) spreads the layers over devices; `mask_id`, `block`, `shift` and
@@ -108,7 +126,7 @@ def load_any(
     with suppress(ModelError):  # errors of the files themselves are raised when they are needed
         published = published or inspect(weight_files(source.folder))
     configs.check_config(config, f"{source.name}: config.json", published)
-    if config.get("model_type") == "mar":
+    if (other := _OTHER.get(config.get("model_type"))) is not None:
         foreign = {
             "mask_id": mask_id,
             "block": block,
@@ -121,14 +139,14 @@ def load_any(
         for name, value in foreign.items():
             if value is not None:
                 raise ArgumentError(
-                    f"{name}={value} was given, and {source.name} draws classes from vectors", f"leave {name} out"
+                    f"{name}={value} was given, and {source.name} is no language model", f"leave {name} out"
                 )
         kind, dtype_reason = choose_dtype(dtype, target, stored_dtype(published))
         choice = f"on {target} ({device_reason}), {short(kind)} ({dtype_reason})"
         if lora is not None:
             published = lora.merge(published, base=source.name)
         make = partial(
-            mar.load_mar, source, config, published, device=target, dtype=kind, decoder=image_decoder, choice=choice
+            other, source, config, published, device=target, dtype=kind, decoder=image_decoder, choice=choice
         )
         with configs.reading(source.name):
             return _described(guarded(source.name, make, published, kind), lora)

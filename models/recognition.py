@@ -8,11 +8,11 @@ from contextlib import suppress
 from typing import Any
 
 from .errors import ModelError
-from .families import FAMILIES, FamilySpec, Unsupported, architecture, mar, match
+from .families import FAMILIES, FamilySpec, Unsupported, architecture, mar, match, var
 from .families.llamagen import read_config
 from .loading import configs
 from .loading.decoding_config import build_decoding_config
-from .loading.kinds import IMAGE_MODELS
+from .loading.kinds import IMAGE_MODELS, NEXTSTEP
 from .loading.sources import MAR_FILE, Source, locate, read_json
 from .loading.tokenizers import load_tokenizer
 from .loading.weights import Published, inspect, weight_files
@@ -24,10 +24,15 @@ def read_description(source: Source) -> tuple[dict[str, Any], dict[str, Publishe
         published = inspect([source.file])
         if mar.MARK in published:
             return mar.describe(source.folder, published, source.file.stem), published
+        if var.MARK in published:
+            return var.describe(source.folder, published, source.file.stem), published
         return read_config(source.file, published), published
     if (source.folder / MAR_FILE).is_file() or read_json(source.folder / "config.json").get("model_type") == "mar":
         published = inspect(weight_files(source.folder))
         return mar.describe(source.folder, published), published
+    if read_json(source.folder / "config.json").get("model_type") == "var":
+        published = inspect(weight_files(source.folder))
+        return var.describe(source.folder, published), published
     return read_json(source.folder / "config.json", required=True), {}
 
 
@@ -75,8 +80,9 @@ def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = Non
         published = published or inspect(weight_files(source.folder))
     configs.check_config(config, f"{source.name}: config.json", published)
     description: dict[str, Any] = {"name": source.name, "path": str(source.file or source.folder)}
-    if config.get("model_type") == "mar":
-        return {**description, "family": "mar", "loads": "natively"}
+    if config.get("model_type") in ("mar", "var", *NEXTSTEP):
+        family = "nextstep" if config["model_type"] in NEXTSTEP else str(config["model_type"])
+        return {**description, "family": family, "loads": "natively"}
     with configs.reading(source.name):
         spec, why = recognise(config, published)
     if spec is None:

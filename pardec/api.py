@@ -23,7 +23,7 @@ from .deviation import Deviation, deviation
 from .engine import Engine
 from .memory import OutOfMemory, memory_errors
 from .requests import empty_answer
-from .requests.continuous import VectorCall
+from .requests.class_images import ClassCall
 from .requests.prompts import check_length
 from .requests.settings import Arguments, Settings
 from .requests.text import Call
@@ -129,13 +129,16 @@ class Model(Engine):
             min_new_tokens: positions after the prompt at which no end token is committed.
             temperature, top_k, top_p, min_p: shape the distribution that tokens are sampled from; temperature 0 takes
                 the likeliest, min_p leaves out what is less likely than min_p times the likeliest. Continuous tokens
-                have no filters; there the temperature scales the noise of each step of the head, and is 1 by default.
+                have no filters; there the temperature scales the noise of each step of the head, and is 1 by default,
+                as it is for token maps.
             repetition_penalty: above 1 makes tokens less likely that the row holds already, the prompt's included, as
                 in transformers; for a masked model those are the prompt's and all committed ones, at any position, end
                 tokens excepted.
-            cfg: guidance, l_u + cfg * (l_c - l_u); None is off. For continuous tokens it guides the noise.
+            cfg: guidance, l_u + cfg * (l_c - l_u); None is off. For continuous tokens it guides the noise. For token
+                maps it is VAR's number: l_c + t * (l_c - l_u), t from 0 at the first map to cfg at the last; 0 is off.
             cfg_interval: for images, guide the first cfg_interval + 2 tokens only.
-            label: in place of a prompt, the class or classes for an image model; with continuous tokens, -1 is none.
+            label: in place of a prompt, the class or classes for an image model; with continuous tokens and token maps,
+                -1 is none.
             num_images: images of each prompt or label, one row each.
             size: for images, (height, width) in pixels, of those that the model has; None is its own.
             num_return_sequences: for text, rows of each prompt, one after the other; they need a temperature.
@@ -281,7 +284,7 @@ class Model(Engine):
 
         They are not checked: values that are not finite are returned, where decoding would raise ModelError.
 
-        Raises ModelError for a model with continuous tokens, which has no vocabulary.
+        Raises ModelError for a model of continuous tokens or token maps, which predicts no next token.
         """
         model = self.language_model
         if not isinstance(input_ids, Tensor) or input_ids.ndim != 2 or input_ids.numel() == 0:
@@ -307,7 +310,7 @@ class Model(Engine):
         """
         return deviation(self.language_model, result)
 
-    def serve(self, calls: Iterable[Call | VectorCall], *, batch_size: int = 8) -> Serving:
+    def serve(self, calls: Iterable[Call | ClassCall], *, batch_size: int = 8) -> Serving:
         """`serve_batch` for prepared calls, of one row each, with one sampler."""
         rows = (QueuedRow(index, call, call.request) for index, call in enumerate(calls))
         return self._serving(rows, batch_size, "decode fewer prompts at once (--batch-size), or fewer tokens")

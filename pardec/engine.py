@@ -15,22 +15,27 @@ from pardec.models.errors import ModelError, SpecError
 from pardec.models.kernels.choice import prepare
 from pardec.models.parallel.threads import stepping, threads_for
 from pardec.models.printable import plain
+from pardec.models.scales.contracts import ScaleModel
 from pardec.samplers import ops as sampler_ops
 from pardec.samplers.cards import name_of
 from pardec.samplers.continuous import loop as continuous
 from pardec.samplers.events import Event, Finished, RowFinished
 from pardec.samplers.masked import loop as masked
+from pardec.samplers.scales import loop as scales
 from pardec.samplers.speculative import loop as speculative
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from .environment import versions
 from .memory import memory_errors
 from .requests import continuous as vector_requests
+from .requests import scales as map_requests
 from .requests import text as requests
+from .requests.class_images import ClassCall, ImageModel
 from .requests.continuous import VectorCall
 from .requests.images import render
 from .requests.prompts import open_id
-from .requests.settings import VECTORS, Arguments, Settings
+from .requests.scales import ScaleCall
+from .requests.settings import CLASS_IMAGES, Arguments, Settings
 from .requests.text import Call
 from .result import Result
 from .result_data import Timing, plain_row
@@ -46,22 +51,23 @@ if TYPE_CHECKING:
 class Engine:
     """A loaded network. Holds no state of any request, so calls may be interleaved."""
 
-    def __init__(self, network: LanguageModel | ContinuousModel) -> None:
+    def __init__(self, network: LanguageModel | ImageModel) -> None:
         self.network = network
         prepare(network.device, network.dtype, Path(sampler_ops.__path__[0]))
 
     @property
     def language_model(self) -> LanguageModel:
-        """The network of a model with discrete tokens. Raises ModelError for one with continuous tokens."""
-        if isinstance(self.network, ContinuousModel):
-            raise ModelError(f"{self.name} draws vectors and is no language model", "model.network is what was loaded")
+        """The network of a model of token sequences. Raises ModelError for one of continuous tokens or token maps."""
+        if isinstance(self.network, ImageModel):
+            tokens = "vectors" if isinstance(self.network, ContinuousModel) else "token maps"
+            raise ModelError(f"{self.name} draws {tokens} and is no language model", "model.network is what was loaded")
         return self.network
 
     @property
     def family(self) -> Family:
-        """The family of its samplers: "masked", "ar", or "continuous" for continuous tokens."""
-        if isinstance(self.network, ContinuousModel):
-            return "continuous"
+        """The family of its samplers: "masked", "ar", "continuous" for continuous tokens, "scales" for token maps."""
+        if isinstance(self.network, ImageModel):
+            return "continuous" if isinstance(self.network, ContinuousModel) else "scales"
         return "masked" if self.network.decoding_config.masked else "ar"
 
     @property
@@ -71,7 +77,7 @@ class Engine:
     @property
     def quantized(self) -> str | None:
         """The quantization of its linear layers ("int8", "int4", "fp8"), or None."""
-        return None if isinstance(self.network, ContinuousModel) else self.network.quantized
+        return None if isinstance(self.network, ImageModel) else self.network.quantized
 
     @property
     def imaging(self) -> Imaging | None:
@@ -81,12 +87,12 @@ class Engine:
     @property
     def prefix_cache(self) -> PrefixCache | None:
         """The stored K/V of prompts' beginnings that requests share, and what came of them; None where it is off."""
-        return None if isinstance(self.network, ContinuousModel) else self.network.prefix_cache
+        return None if isinstance(self.network, ImageModel) else self.network.prefix_cache
 
     @property
     def tokenizer(self) -> Any:
         """The transformers tokenizer, or None."""
-        return None if isinstance(self.network, ContinuousModel) else self.network.tokenizer
+        return None if isinstance(self.network, ImageModel) else self.network.tokenizer
 
     @property
     def _reader(self) -> Any:
@@ -106,10 +112,12 @@ class Engine:
     def __repr__(self) -> str:
         return plain(f"<Model {self.network.describe()}>")
 
-    def prepare(self, prompt: Any = None, **arguments: Unpack[Arguments]) -> Call | VectorCall:
+    def prepare(self, prompt: Any = None, **arguments: Unpack[Arguments]) -> Call | ClassCall:
         """Reads the prompt and checks every argument, without a forward."""
         if isinstance(self.network, ContinuousModel):
-            return vector_requests.prepare(self.network, prompt, Settings.of(arguments, VECTORS))
+            return vector_requests.prepare(self.network, prompt, Settings.of(arguments, CLASS_IMAGES))
+        if isinstance(self.network, ScaleModel):
+            return map_requests.prepare(self.network, prompt, Settings.of(arguments, CLASS_IMAGES))
         call = requests.prepare(self.network, prompt, Settings.of(arguments))
         length = call.sampler.length if isinstance(call.sampler, SpeculativeSampler) else None
         if self.network.processes > 1 and length is not None and length.times_rounds:
@@ -119,7 +127,7 @@ class Engine:
             )
         return call
 
-    def run(self, call: Call | VectorCall, *, text: bool = False, steps: bool = True) -> Iterator[Event]:
+    def run(self, call: Call | ClassCall, *, text: bool = False, steps: bool = True) -> Iterator[Event]:
         """Decodes; the one place that calls the loop. With `text`, and for a callback, events have their text.
 
         Without `steps` there are no events for steps, which saves time.
@@ -160,17 +168,17 @@ class Engine:
         """Ids as text, special tokens left out; None without a tokenizer, and for an image model."""
         return None if self._reader is None else str(self._reader.decode(tokens, skip_special_tokens=True))
 
-    def _text(self, call: Call | VectorCall, row: int, tokens: list[int]) -> str | None:
+    def _text(self, call: Call | ClassCall, row: int, tokens: list[int]) -> str | None:
         """The text of a row that has ended, cut before its stop string."""
         text, stops = self.text(tokens), call.stops(row)
         return text if text is None or stops is None else stops.cut(text)
 
-    def row_text(self, call: Call | VectorCall, row: int = 0) -> RowText:
+    def row_text(self, call: Call | ClassCall, row: int = 0) -> RowText:
         """The text of a row of a call, as its tokens are committed."""
-        assert isinstance(call, Call), "vectors have no text"
+        assert isinstance(call, Call), "images of classes have no text"
         return RowText(self._reader, call, row, call.request.canvases[row].numpy() == open_id(self.language_model))
 
-    def row(self, call: Call | VectorCall, end: RowFinished) -> dict[str, Any]:
+    def row(self, call: Call | ClassCall, end: RowFinished) -> dict[str, Any]:
         """A row that has just finished, as plain values."""
         tokens, generated = call.generated(end.row, end.tokens.tolist())
         start = call.prompts[end.row]
@@ -196,11 +204,11 @@ class Engine:
             values["quantize"] = self.quantized
         if self.network.weights_version:
             values["weights_version"] = str(self.network.weights_version)
-        if not isinstance(self.network, ContinuousModel) and self.network.processes > 1:
+        if not isinstance(self.network, ImageModel) and self.network.processes > 1:
             values["processes"] = str(self.network.processes)
         return values
 
-    def result(self, call: Call | VectorCall, end: Finished, seconds: float, *, draw: bool = True) -> Result:
+    def result(self, call: Call | ClassCall, end: Finished, seconds: float, *, draw: bool = True) -> Result:
         """The result of a run of `seconds`. Without `draw`, image tokens are not decoded to images."""
         imaging = call.imaging
         rows = [call.generated(row, canvas) for row, canvas in enumerate(end.tokens.tolist())]
@@ -243,13 +251,18 @@ class Engine:
             shown=call.shown,
             grid=None if imaging is None else imaging.layout.grid,
             stride=None if imaging is None else imaging.layout.stride,
+            sides=self.network.scales.sides if isinstance(self.network, ScaleModel) else None,
         )
 
-    def _decode(self, call: Call | VectorCall, *, steps: bool) -> Iterator[Event]:
+    def _decode(self, call: Call | ClassCall, *, steps: bool) -> Iterator[Event]:
         """The loop of the sampler's family."""
         if isinstance(call, VectorCall):
             assert isinstance(self.network, ContinuousModel), "prepared for such a model"
             return continuous.decode(self.network, call.sampler, call.request, steps=steps)
+        if isinstance(call, ScaleCall):
+            assert isinstance(self.network, ScaleModel), "prepared for such a model"
+            return scales.decode(self.network, call.sampler, call.request, steps=steps)
+        assert isinstance(call, Call), "every other request"
         if isinstance(call.sampler, SpeculativeSampler):
             return speculative.decode(self.language_model, call.sampler, call.request, steps=steps)
         return masked.decode(self.language_model, call.sampler, call.request, steps=steps)

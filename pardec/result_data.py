@@ -78,6 +78,7 @@ class ResultData:
         images: the images; None for text, and without a decoder.
         shown: per image its caption or class, None where it was made from features; None for text.
         grid: rows and columns of an image's token grid; None for text.
+        sides: sides of the token maps of an image, coarse to fine; its tokens are those of all maps. None for others.
         stride: tokens from a row of an image to the next: its columns, and an end-of-row token where a family has it.
     """
 
@@ -103,6 +104,7 @@ class ResultData:
     shown: list[str | int | None] | None = None
     grid: tuple[int, int] | None = None
     stride: int | None = None
+    sides: tuple[int, ...] | None = None
     tokenizer: Any = field(default=None, repr=False)
     stored_texts: list[list[str]] | None = field(default=None, repr=False)
     latents: Tensor | None = None
@@ -210,7 +212,7 @@ def one_row(result: R, row: int) -> R:
         return type(value)([value[row]]) if isinstance(value, list | tuple) and len(value) == count else value
 
     trace = replace(result.trace, **{f.name: cut(getattr(result.trace, f.name)) for f in fields(result.trace)})
-    whole = ("trace", "timing", "stop_ids", "grid", "latents")
+    whole = ("trace", "timing", "stop_ids", "grid", "sides", "latents")
     parts = {f.name: cut(getattr(result, f.name)) for f in fields(result) if f.name not in whole}
     shares = {name: seconds / count for name, seconds in result.timing.parts.items()}
     timing = Timing(result.timing.total_s / count, result.generated[row], shares)

@@ -19,25 +19,33 @@ from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
 from .outline import Unreadable, annotation, explanation, outlines
 from .spec import Policy, format_value
 
-Family = Literal["masked", "ar", "continuous"]
-MASKED = ("inputs", "logits", "propose", "select", "widen", "revise", "finish", "cache")
+Family = Literal["masked", "ar", "continuous", "scales"]
+MASKED = ("block", "branch", "inputs", "logits", "propose", "select", "widen", "revise", "finish", "cache")
 AUTOREGRESSIVE = ("draft", "shape", "length", "logits", "accept", "cache", "texts")
 CONTINUOUS = ("vectors",)
+SCALES = ("maps",)
 SINGLE = frozenset(
-    {"propose", "select", "cache", "draft", "shape", "length", "accept", "texts"}
+    {"block", "branch", "propose", "select", "cache", "draft", "shape", "length", "accept", "texts"}
 )  # stages of one method at most
-STAGES = tuple(dict.fromkeys((*MASKED, *AUTOREGRESSIVE, *CONTINUOUS)))
-STAGES_OF: Mapping[Family, tuple[str, ...]] = {"masked": MASKED, "ar": AUTOREGRESSIVE, "continuous": CONTINUOUS}
+STAGES = tuple(dict.fromkeys((*MASKED, *AUTOREGRESSIVE, *CONTINUOUS, *SCALES)))
+STAGES_OF: Mapping[Family, tuple[str, ...]] = {
+    "masked": MASKED,
+    "ar": AUTOREGRESSIVE,
+    "continuous": CONTINUOUS,
+    "scales": SCALES,
+}
 _FOLDERS = (
     *(f"pardec.samplers.masked.{stage}" for stage in MASKED),
     *(f"pardec.samplers.speculative.{stage}" for stage in AUTOREGRESSIVE),
     "pardec.samplers.continuous.methods",
+    "pardec.samplers.scales.methods",
 )
 
 OF: Mapping[str, str] = {
     "masked": "masked models",
     "ar": "autoregressive models",
     "continuous": "models whose tokens are vectors",
+    "scales": "models that predict token maps scale by scale",
 }
 
 CHECKS: Mapping[str, str] = {
@@ -59,7 +67,8 @@ class Card:
     """The description of one method.
 
     Attributes:
-        family: "masked": diffusion language models; "ar": autoregressive; "continuous": tokens are vectors.
+        family: "masked": diffusion language models; "ar": autoregressive; "continuous": tokens are vectors;
+            "scales": token maps, coarse to fine.
         exact: compared with the family's `sequential`: "greedy" keeps its tokens, "distribution" the distribution they
             are drawn from, "relaxed" neither.
         parameters: name, type, default and doc of each.

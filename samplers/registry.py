@@ -7,23 +7,43 @@ from typing import Any, Literal, overload
 
 from pardec.models.errors import SpecError
 
-from .cards import AUTOREGRESSIVE, CONTINUOUS, MASKED, OF, STAGES, Card, Family, cards, cards_named, find, register
+from .cards import (
+    AUTOREGRESSIVE,
+    CONTINUOUS,
+    MASKED,
+    OF,
+    SCALES,
+    STAGES,
+    Card,
+    Family,
+    cards,
+    cards_named,
+    find,
+    register,
+)
 from .continuous import build as continuous
 from .continuous.contracts import ContinuousSampler
 from .masked import build as masked
 from .masked.contracts import MaskedSampler
 from .presets import preset, presets
+from .scales import build as scales
+from .scales.contracts import ScaleSampler
 from .spec import Part, Policy, Spec, format_value, parse
 from .spec_values import build_method, family_of
 from .speculative import build as speculative
 from .speculative.contracts import SpeculativeSampler
 
 __all__ = [
-    "AUTOREGRESSIVE", "CONTINUOUS", "DEFAULT", "MASKED", "OF", "STAGES", "Card", "Policy", "build_method", "cards",
-    "cards_named", "find", "parse", "preset", "presets", "register", "resolve", "sampler",
+    "AUTOREGRESSIVE", "CONTINUOUS", "DEFAULT", "MASKED", "OF", "SCALES", "STAGES", "Card", "Policy", "build_method",
+    "cards", "cards_named", "family_of_sampler", "find", "parse", "preset", "presets", "register", "resolve", "sampler",
 ]  # fmt: skip
 
-DEFAULT: dict[Family, str] = {"masked": "threshold+eos", "ar": "sequential", "continuous": "mar"}
+DEFAULT: dict[Family, str] = {
+    "masked": "threshold+eos",
+    "ar": "sequential",
+    "continuous": "mar",
+    "scales": "sequential",
+}
 
 
 def sampler(name: str, **parameters: Any) -> Spec:
@@ -45,17 +65,24 @@ def sampler(name: str, **parameters: Any) -> Spec:
     return Spec((), part) if find(name, family).stage == "cache" else Spec((part,))
 
 
-Resolved = MaskedSampler | SpeculativeSampler | ContinuousSampler
-_FAMILY: dict[type[Resolved], Family] = {
+Resolved = MaskedSampler | SpeculativeSampler | ContinuousSampler | ScaleSampler
+_FAMILY_OF: dict[type[Resolved], Family] = {
     MaskedSampler: "masked",
     SpeculativeSampler: "ar",
     ContinuousSampler: "continuous",
+    ScaleSampler: "scales",
 }
 _BUILD: dict[Family, Callable[..., Resolved]] = {
     "masked": masked.build,
     "ar": speculative.build,
     "continuous": continuous.build,
+    "scales": scales.build,
 }
+
+
+def family_of_sampler(sampler: Resolved) -> Family:
+    """The family of models that a resolved sampler is for."""
+    return _FAMILY_OF[type(sampler)]
 
 
 @overload
@@ -66,6 +93,8 @@ def resolve(
 ) -> SpeculativeSampler: ...
 @overload
 def resolve(spec: str | Spec | Policy | Resolved | None, family: Literal["continuous"]) -> ContinuousSampler: ...
+@overload
+def resolve(spec: str | Spec | Policy | Resolved | None, family: Literal["scales"]) -> ScaleSampler: ...
 @overload
 def resolve(
     spec: str | Spec | Policy | Resolved | None, family: Family | None, *, sampling: bool = ...
@@ -89,7 +118,7 @@ def resolve(
             of another family.
     """
     if isinstance(spec, Resolved):
-        own = _FAMILY[type(spec)]
+        own = family_of_sampler(spec)
         if family not in (None, own):
             raise SpecError(f"{spec.spec} is for {OF[own]}", hint="resolve a spec of this family")
         return spec

@@ -49,7 +49,7 @@ def check(spec: Spec, family: Family | None = None) -> None:
     refuse_doubles(spec, stages)
 
 
-_FAMILIES: tuple[Family, ...] = ("masked", "ar", "continuous")
+_FAMILIES: tuple[Family, ...] = ("masked", "ar", "continuous", "scales")
 
 
 def family_of(spec: Spec) -> Family:
@@ -78,6 +78,18 @@ def full(name: str, method: Any) -> Part:
 def exactness(name: str, method: Any, family: str) -> str:
     """What the method keeps with its parameters: what it says of itself, else its card's word."""
     return str(method.exact or find(name, family).exact)
+
+
+def build_single(spec: Spec, family: Family, what: str) -> tuple[Spec, str, Any]:
+    """The resolved spec, the exactness and the method of a family whose samplers have one part.
+
+    Raises SpecError for several; `what` opens its "... by one".
+    """
+    if len(spec.parts) != 1 or spec.cache is not None:
+        raise SpecError(f"{str(spec)!r} has several parts, and {what} by one", hint="name one method")
+    (part,) = spec.parts
+    method = build_method(part, family)
+    return Spec((full(part.name, method),)), exactness(part.name, method, family), method
 
 
 def by_stage(spec: Spec, family: Family) -> dict[str, Named]:

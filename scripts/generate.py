@@ -33,6 +33,7 @@ FAMILIES = {
     "masked": "masked diffusion models",
     "ar": "autoregressive models",
     "continuous": "models whose tokens are vectors",
+    "scales": "models that predict token maps",
 }
 SHOWN_MASKED = (
     "sequential",
@@ -44,6 +45,16 @@ SHOWN_MASKED = (
 SHOWN_DRAFTING = ("sequential", "lookup", "recycling", "model:name=tiny-llama-draft,k=5")
 # Of each stage: what it decides, the methods that a loop calls, and what they return.
 CONTRACTS = {
+    "block": (
+        "which open positions compete, where blocks are not those of a grid",
+        ("span", "narrow"),
+        "a `Span`: where the block of each row begins and ends; one within it, or None",
+    ),
+    "branch": (
+        "which hypotheses of a row are asked with it, and which one survives",
+        ("draft", "survivors"),
+        "what a hypothesis adds, [N, W] bool; indices [n]",
+    ),
     "inputs": (
         "what is added to the embeddings of open positions",
         ("soft", "observe"),
@@ -80,6 +91,7 @@ CONTRACTS = {
     ),
     "accept": ("which drafted tokens stand, and which one follows", ("accept",), "a `Verdict`"),
     "vectors": ("how the vectors of an image are sampled", ("start", "round"), "its state; a `RoundResult`"),
+    "maps": ("how the token maps of an image are sampled", ("start", "round"), "its state; a `RoundResult`"),
 }
 
 
@@ -124,11 +136,16 @@ def stages() -> str:
         "| stage | what it decides | folder in `samplers/` | base class | the loop calls | which returns |",
         "|---|---|---|---|---|---|",
     ]
-    wings: dict[Family, str] = {"masked": "masked", "ar": "speculative", "continuous": "continuous"}
+    wings: dict[Family, str] = {
+        "masked": "masked",
+        "ar": "speculative",
+        "continuous": "continuous",
+        "scales": "scales",
+    }
     for family, stage in ((family, stage) for family, stages in STAGES_OF.items() for stage in stages):
         wing = wings[family]
         decides, names, returns = CONTRACTS.get((family, stage)) or CONTRACTS[stage]
-        folder = f"{wing}/{stage if wing != 'continuous' else 'methods'}"
+        folder = f"{wing}/{stage if wing not in ('continuous', 'scales') else 'methods'}"
         assert (ROOT / "samplers" / folder).is_dir(), folder
         base = _base(f"pardec.samplers.{wing}.contracts", names)
         calls = ", ".join(f"`{_call(base, name)}`" for name in names)

@@ -3,6 +3,7 @@
 python scripts/generate_image.py --out images
 python scripts/generate_image.py --model c2i_B_256.pt --decoder vq_ds16_c2i.pt --class 207 --cfg 4 --sampler sjd
 python scripts/generate_image.py --model mar_base/checkpoint-last.pth --decoder kl16.ckpt --class 207 --cfg 2.9
+python scripts/generate_image.py --model var_d30.pth --class 207 --sampler sequential --sampler code:refiner=var_d16.pth
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pardec.samplers.spec import parse
 
 SAMPLERS = ("sequential", "sjd:window=8", "sjd:window=32", "lookup")
 OF_VECTORS = ("sequential", "mar:steps=64", "mar:steps=16", "mar:steps=16,head=25")
+OF_MAPS = ("sequential", "fastvar", "fastvar:keep=0.3")
+BY_FAMILY = {"continuous": OF_VECTORS, "scales": OF_MAPS}
 CAPTION = "a small red circle left of a large blue square on grey"
 
 
@@ -38,7 +41,7 @@ def main() -> int:
         model = pardec.load(given.model, decoder=given.decoder)
         of_classes = model.imaging is not None and model.imaging.kind == "class"
         what = {"label": given.label} if of_classes else {"prompt": given.prompt}
-        samplers = OF_VECTORS if model.family == "continuous" else SAMPLERS
+        samplers = BY_FAMILY.get(model.family, SAMPLERS)
         shaping = {"temperature": 1.0, "cfg": given.cfg, "seed": given.seed}
         for sampler in given.sampler or samplers:
             result = model.generate(**what, sampler=sampler, num_images=given.images, **shaping)

@@ -17,9 +17,12 @@ FAMILIES = {
     "masked": "masked diffusion models",
     "ar": "autoregressive models",
     "continuous": "models whose tokens are vectors",
+    "scales": "models that predict token maps",
 }
 STAGES = {
     "cache": "which positions a forward computes",
+    "block": "which open positions compete, where blocks are not those of a grid",
+    "branch": "which hypotheses of a row are asked with it, and which one survives",
     "inputs": "what is added to the input embeddings of open positions",
     "logits": "how the logits change",
     "propose": "a candidate token and a score for each position",
@@ -33,6 +36,7 @@ STAGES = {
     "accept": "which drafted tokens stand, and which token follows",
     "texts": "how several texts of a prompt come from one pass over it",
     "vectors": "how the vectors of an image are drawn",
+    "maps": "how the token maps of an image are drawn",
 }
 _OTHER_WORDS = {("ar", "cache"): "how keys and values are stored, and which of them are read"}
 _OTHER_PLACES = {("ar", stage): f"{stage}-autoregressive" for stage in ("logits", "cache")}  # in stages.md
@@ -49,6 +53,8 @@ CHECKS = {
 }
 # A spec in which a method of each stage works: {} stands for the method.
 _EXAMPLE = {
+    "block": "{}+threshold:tau=0.9",
+    "branch": "{}+sequential",
     "cache": "threshold:tau=0.9@{}",
     "inputs": "{}+threshold:tau=0.9",
     "logits": "{}+threshold:tau=0.9",
@@ -66,6 +72,7 @@ _OWN = {
     "model": "model:name=tiny-llama-draft,k=5",
     "pearl": "pearl:name=tiny-llama-draft,k=5",
     "cspd": "cspd:draft=tiny-mar-draft",
+    "code": "code:refiner=var_d16.pth,steps=8",
     "dkv_greedy": "random+fixed@dkv_greedy",
     **{card.kind: f"{card.kind}:name={card.name}" for card in list_drafters() if card.name.startswith("tiny-llama")},
     "auto": 'auto:model="eagle:name=tiny-llama-eagle"',

@@ -11,7 +11,7 @@ from .base import FAMILIES, Config, FamilySpec, Unsupported, architecture, regis
 
 __all__ = ["FAMILIES", "FamilySpec", "Unsupported", "architecture", "match", "register"]
 
-_OTHER = ("mar",)  # no FamilySpec: its tokens are vectors, load.py calls it, and it imports torch
+_OTHER = ("mar", "nextstep", "var")  # not registered: load.py calls them, and they import torch
 
 for _name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
     if _name not in _OTHER:

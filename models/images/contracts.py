@@ -52,6 +52,11 @@ class ImageLayout:
         return self.rows * self.stride + len(self.closing)
 
     @property
+    def code_shape(self) -> tuple[int, ...]:
+        """The shape of an image's codes, as `Imaging.decode` takes them behind the batch."""
+        return self.grid
+
+    @property
     def plain(self) -> bool:
         """Whether an image's tokens are its codes, and each may be any of them."""
         return self.row_end is None and not self.closing and self.ids is None

@@ -10,6 +10,8 @@ Without a caption `<uncondition>` stands in its place. Codes are those of a VQ m
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -53,9 +55,9 @@ class DiMOOImaging(CaptionedImaging):
                 f"size is {height} by {width} pixels, and {self.name} draws cells of {self.cell} by {self.cell}",
                 f"choose {self.sizes}",
             )
-        layout = _layout(height // self.cell, width // self.cell, self.layout.ids)
-        load = (lambda: self.decoder) if self.can_decode else None
-        return DiMOOImaging(self.name, layout, self.tokenizer, self.embedding, load=load, defaults=self.defaults)
+        other = copy(self)
+        other.layout = replace(self.layout, rows=height // self.cell, columns=width // self.cell)
+        return other
 
 
 class DiffusersVQ(torch.nn.Module):
@@ -103,13 +105,10 @@ def build(parts: ImagingParts) -> DiMOOImaging:
             raise ModelError(f"{parts.source.name} has {count} codes, its image tokenizer {vq.codebook_size}")
         return vq
 
-    layout = _layout(side, side, codes(parts, first, count))
+    ids = codes(parts, first, count)
+    layout = ImageLayout(side, side, row_end=NEWLINE, closing=(IMAGE_END, ANSWER_END), ids=ids)
     loader = None if folder is None else load
     return DiMOOImaging(parts.source.name, layout, tokenizer, embedding, load=loader, defaults=DEFAULTS)
-
-
-def _layout(rows: int, columns: int, ids: Tensor | None) -> ImageLayout:
-    return ImageLayout(rows, columns, row_end=NEWLINE, closing=(IMAGE_END, ANSWER_END), ids=ids)
 
 
 def _folder(parts: ImagingParts) -> Path | None:

@@ -20,12 +20,13 @@ from ..continuous.diffusion_head import DiffusionHead
 from ..cuda_graphs.runner import native
 from ..decoder import Decoder
 from ..errors import ArgumentError, ModelError, listed
-from ..families import FAMILIES, FamilySpec, mar
+from ..families import FAMILIES, FamilySpec, mar, var
 from ..images.weight_files import check_names
 from ..kernels import layout
 from ..model import LanguageModel
 from ..parallel import tensor_parallel
 from ..recognition import read_description, recognise
+from ..scales.contracts import ScaleModel
 from ..trimmed import Trimmed
 from . import assemble
 from .configs import reading
@@ -36,7 +37,7 @@ from .weights import Published, in_memory, inspect, read, unwrapped, weight_file
 Weights = Mapping[str, Tensor] | str | os.PathLike[str]
 
 
-def load_weights(model: LanguageModel | ContinuousModel, weights: Weights) -> None:
+def load_weights(model: LanguageModel | ContinuousModel | ScaleModel, weights: Weights) -> None:
     """Replaces all weights of `model` in place, in its own dtype and on its own device.
 
     Args:
@@ -52,7 +53,11 @@ def load_weights(model: LanguageModel | ContinuousModel, weights: Weights) -> No
     file = None if isinstance(weights, Mapping) else _source(weights)
     published = _of_state(weights) if isinstance(weights, Mapping) else _of_files(file)
     if isinstance(model, ContinuousModel):
+        if model.family != "mar":
+            raise ModelError(f"the weights of {model.name} cannot be replaced in place", "load the new ones")
         write = _mar(model, published, file)
+    elif isinstance(model, ScaleModel):
+        write = _var(model, published, file)
     elif (stack := _native_stack(model)) is not None:
         write = _native(model, stack, published, file)
     else:
@@ -64,9 +69,9 @@ def load_weights(model: LanguageModel | ContinuousModel, weights: Weights) -> No
         write()
 
 
-def _forget(model: LanguageModel | ContinuousModel) -> None:
+def _forget(model: LanguageModel | ContinuousModel | ScaleModel) -> None:
     """Marks what was computed from the old weights as stale, also should writing the new ones be interrupted."""
-    if isinstance(model, ContinuousModel):
+    if isinstance(model, ContinuousModel | ScaleModel):
         model.weights_version += 1
         return
     stack = _native_stack(model) or model.decoder
@@ -192,21 +197,31 @@ def _check_tied(name: str, published: Mapping[str, Published], embed: str, head:
         )
 
 
-# --- MAR ---
+# --- MAR and VAR ---
+
+
+def _replaceable(model: ContinuousModel | ScaleModel, own: Mapping[str, Tensor], used: Mapping[str, Published]) -> None:
+    """Raises ModelError unless the tensors are those of the model, which has its weights here."""
+    if any(weight.is_meta for weight in own.values()):
+        raise ModelError(f"{model.name} has no weights in this process")
+    check_names(model.name, used, {name: tuple(weight.shape) for name, weight in own.items()})
+    _check_floating(used)
+
+
+def _same(model: ContinuousModel | ScaleModel, source: Source, config: Mapping[str, object], *names: str) -> None:
+    """Raises ModelError for a folder that states other arguments of these names than the model has."""
+    for name in names:
+        if config[name] != model.config[name]:
+            raise ModelError(f"{source.folder} has {name}={config[name]}, and {model.name} {model.config[name]}")
 
 
 def _mar(model: ContinuousModel, published: dict[str, Published], source: Source | None) -> Callable[[], None]:
     own = mar.named_weights(model)
-    if any(weight.is_meta for weight in own.values()):
-        raise ModelError(f"{model.name} has no weights in this process")
     used = mar.loaded(unwrapped(published, own))
-    check_names(model.name, used, {name: tuple(weight.shape) for name, weight in own.items()})
-    _check_floating(used)
+    _replaceable(model, own, used)
     if source is not None:
         config = mar.describe(source.folder, used, source.file.stem if source.file else "")
-        for name in ("encoder_num_heads", "decoder_num_heads"):
-            if config[name] != model.config[name]:
-                raise ModelError(f"{source.folder} has {name}={config[name]}, and {model.name} {model.config[name]}")
+        _same(model, source, config, "encoder_num_heads", "decoder_num_heads")
 
     def write() -> None:
         read(used, lambda name, tensor: layout.fill(own[name], tensor))
@@ -214,3 +229,13 @@ def _mar(model: ContinuousModel, published: dict[str, Published], source: Source
         model.head.refresh()
 
     return write
+
+
+def _var(model: ScaleModel, published: dict[str, Published], source: Source | None) -> Callable[[], None]:
+    own = var.named_weights(model)
+    used = var.loaded(unwrapped(published, own))
+    _replaceable(model, own, used)
+    if source is not None:
+        config = var.describe(source.folder, used, source.file.stem if source.file else "")
+        _same(model, source, config, "num_heads", "patch_nums")
+    return lambda: read(used, lambda name, tensor: layout.fill(own[name], tensor))

@@ -182,6 +182,8 @@ def unpickled(file: Path, *, mmap: bool = True) -> dict[str, Tensor]:
                 state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch each raise their own
         raise ModelError(f"{file} cannot be read as a dictionary of tensors: {one_line(error)}", AGAIN) from error
+    if isinstance(state, dict) and isinstance(state.get("trainer"), dict):  # of VAR's training
+        state = state["trainer"].get("var_wo_ddp", state)
     if isinstance(state, dict):
         state = next((state[name] for name in CONTAINERS if isinstance(state.get(name), dict)), state)
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):

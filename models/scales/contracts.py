@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from ..errors import ModelError
+
 if TYPE_CHECKING:
     from ..images.contracts import Imaging
     from ..kv_cache import KVCache
@@ -82,8 +84,8 @@ class TokenReduction(Protocol):
         """The tokens [R, k] int64, ascending, that `layer` computes of `states` [R, n_s, E]; None: all."""
         ...
 
-    def restore(self, layer: int, states: Tensor, kept: Tensor) -> Tensor:
-        """The states [R, n_s, E] behind `layer`, from those of the tokens `kept` [R, k], [R, k, E]."""
+    def restore(self, layer: int, states: Tensor, tokens: Tensor) -> Tensor:
+        """The states [R, n_s, E] behind `layer`, from those of `tokens` [R, k], [R, k, E]."""
         ...
 
     def observe(self, layer: int, states: Tensor) -> None:
@@ -170,3 +172,18 @@ class ScaleModel:
         """Where and how the model runs, and why, in one line."""
         known = f"{self.name}: {self.family}" + (f", {self.choice}" if self.choice else "")
         return f"{known}, weights version {self.weights_version}" if self.weights_version else known
+
+
+def check_pair(refiner: ScaleModel, target: ScaleModel) -> None:
+    """Raises ModelError unless the two have the same token maps, codes and classes."""
+    for what, ours, theirs in (
+        ("sides of the token maps", target.scales.sides, refiner.scales.sides),
+        ("codes", target.quantizer.vocab, refiner.quantizer.vocab),
+        ("numbers of a code's vector", target.quantizer.channels, refiner.quantizer.channels),
+        ("classes", target.transformer.classes, refiner.transformer.classes),
+    ):
+        if ours != theirs:
+            raise ModelError(
+                f"{refiner.name} cannot go on where {target.name} stops: its {what} are {theirs}, not {ours}",
+                "name a model of the same image tokenizer and classes",
+            )

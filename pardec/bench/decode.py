@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 
 import pardec
-from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.cuda_graphs.runner import GraphRunner, native
-from pardec.models.errors import PardecError
+from pardec.models.errors import ModelError, PardecError
 from pardec.models.model import LanguageModel
+from pardec.models.scales.contracts import ScaleModel
 from pardec.samplers.events import Finished
 from pardec.samplers.masked.contracts import MaskedSampler
 
 from ..comparison.memory import Peak
-from ..requests.continuous import VectorCall
+from ..requests.class_images import ClassCall
 from ..requests.images import with_defaults
 from ..requests.text import Call
 from .clock import timed
@@ -75,9 +75,15 @@ def bench(
 
     Raises:
         SpecError: a request that cannot work.
+        ModelError: a model of token maps.
         Differs: another loop gave other tokens.
     """
     network = model.network
+    if isinstance(network, ScaleModel):
+        raise ModelError(
+            f"{model.name} draws token maps, whose forwards are not timed in parts",
+            'the seconds of an image\'s parts are in Result.timing, and "pardec image" prints them',
+        )
     images = model.imaging is not None
     measured = rates(network.device, network.dtype, _weight_bytes(model))
     lengths = [(0, 0)] if images else list(product((0,) if prompts else contexts, new))
@@ -98,7 +104,7 @@ def prepare(
     block_length: int | None,
     prompts: Sequence[Any] = (),
     **distribution: Any,
-) -> Call | VectorCall:
+) -> Call | ClassCall:
     """The request to time: equal rows that never stop early, or rows of `prompts`, which do.
 
     Images are those of a caption, or of the first classes, with the settings of the checkpoint's authors.
@@ -131,13 +137,14 @@ def _weight_bytes(model: pardec.Model) -> int:
 
 
 def _measure(
-    model: pardec.Model, call: Call | VectorCall, others: Rivals, pairs: int, measured: Rates
+    model: pardec.Model, call: Call | ClassCall, others: Rivals, pairs: int, measured: Rates
 ) -> dict[str, Any]:
     device = model.network.device
     runs: dict[str, Callable[[], Any]] = {"pardec": lambda: _decode(model, call), **others.runs}
     times: dict[str, list[float]] = {name: [] for name in runs}
     splits: list[Split] = []
-    uncached_steps: list[tuple[float, tuple[Fed, ...], int]] = []
+    network, uncached_steps = model.network, list[tuple[float, tuple[Fed, ...], int]]()
+    assert not isinstance(network, ScaleModel), "refused"
     same: dict[str, float] = {}
     peak = Peak(device)
     peak.reset()
@@ -152,7 +159,7 @@ def _measure(
                 times[name].append(seconds)
             elif name != "pardec":
                 same[name] = _same(name, result, finished, call, model.network.dtype)
-        splits.append(split(model.network, call))
+        splits.append(split(network, call))
         if isinstance(call, Call) and _cached(call):
             uncached_steps.append(uncached(model.language_model, call))
     last = splits[-1]
@@ -202,7 +209,7 @@ def _parts(splits: Sequence[Split], whole: Sequence[float], device: torch.device
 
 def _floor(model: pardec.Model, run: Split, step: float, measured: Rates) -> dict[str, Any]:
     """The floor of a step; None for stacks that are not native, and for continuous tokens."""
-    stack = None if isinstance(model.network, ContinuousModel) else native(model.network.decoder)
+    stack = native(model.network.decoder) if isinstance(model.network, LanguageModel) else None
     if stack is None:
         return {"floor": None, "over_floor": None, "rates": asdict(measured)}
     whole = floor(stack, run.fed, run.heads, measured)
@@ -241,18 +248,18 @@ def _predict(
 
 def _forwards(model: pardec.Model) -> dict[str, int] | None:
     """How the model's forwards have run so far, where they are CUDA graphs."""
-    stack = None if isinstance(model.network, ContinuousModel) else model.network.decoder
+    stack = model.network.decoder if isinstance(model.network, LanguageModel) else None
     return dict(stack.counts) if isinstance(stack, GraphRunner) else None
 
 
-def _decode(model: pardec.Model, call: Call | VectorCall) -> Finished:
+def _decode(model: pardec.Model, call: Call | ClassCall) -> Finished:
     """Decodes as `generate` does."""
     *_, last = model.run(call, steps=False)
     assert isinstance(last, Finished)
     return last
 
 
-def _same(name: str, tokens: Tensor, finished: Finished, call: Call | VectorCall, dtype: torch.dtype) -> float:
+def _same(name: str, tokens: Tensor, finished: Finished, call: Call | ClassCall, dtype: torch.dtype) -> float:
     """The share of rows in which another loop gives the same tokens: all, in float32.
 
     In a lower precision, matmuls of other shapes round to other logits, and near ties may be decided otherwise.

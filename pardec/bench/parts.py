@@ -35,6 +35,7 @@ from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.loop import VerifyLoop
 
+from ..requests.class_images import ClassCall
 from ..requests.continuous import VectorCall
 from ..requests.text import Call
 from .clock import Clock, timed
@@ -102,11 +103,14 @@ class TimedBackbone:
     """The backbone of a model with continuous tokens, timed."""
 
     def __init__(self, backbone: Backbone, clock: Clock) -> None:
-        self._backbone = backbone
+        self._backbone, self._clock = backbone, clock
         self._states = clock.wrap(backbone.states, "backbone")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backbone, name)
+
+    def start(self, *args: Any, **options: Any) -> TimedBackbone:
+        return TimedBackbone(self._clock.wrap(self._backbone.start, "backbone")(*args, **options), self._clock)
 
     def states(self, *args: Any, **options: Any) -> States:
         return cast("States", self._states(*args, **options))
@@ -129,7 +133,7 @@ class TimedHead:
         return TimedHead(self._head.respaced(steps), self._clock)
 
 
-def split(network: LanguageModel | ContinuousModel, call: Call | VectorCall) -> Split:
+def split(network: LanguageModel | ContinuousModel, call: Call | ClassCall) -> Split:
     """Decodes once with a clock. Raises SpecError for a sampler that decodes the request twice."""
     clock = Clock(network.device)
     stack: TimedStack | None = None
@@ -139,6 +143,7 @@ def split(network: LanguageModel | ContinuousModel, call: Call | VectorCall) -> 
         decode = partial(_continuous, network, call, clock)
     else:
         assert isinstance(network, LanguageModel), "prepared for such a model"
+        assert isinstance(call, Call), "of such a model"
         stack = TimedStack(network.decoder, clock)
         loop = _verify if isinstance(call.sampler, SpeculativeSampler) else _masked
         decode = partial(loop, replace(network, decoder=stack), call, clock)

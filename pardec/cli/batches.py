@@ -20,7 +20,7 @@ from ..api import Model
 from ..io.jsonl import RowsFile, key_of
 from ..io.prompt_files import Item
 from ..requests import empty_answer
-from ..requests.continuous import VectorCall
+from ..requests.class_images import ClassCall
 from ..requests.text import Call
 from ..result import Result
 from ..result_data import LOGPROB_FIELDS
@@ -34,13 +34,13 @@ EVERY_S = 10.0  # seconds between two lines of progress
 class Batches:
     """All prompts of one command: `call` has them as rows, `items` as the user wrote them."""
 
-    def __init__(self, model: Model, call: Call | VectorCall, items: list[Item], *, stream: bool, quiet: bool) -> None:
+    def __init__(self, model: Model, call: Call | ClassCall, items: list[Item], *, stream: bool, quiet: bool) -> None:
         self.model, self.call, self.items, self.stream, self.quiet = model, call, items, stream, quiet
         self.shows_canvas = stream and not quiet
         self.rows: dict[int, dict[str, Any]] = {}  # by index of the prompt
         self.file: RowsFile | None = None
         self.keys: list[str] = []
-        self.last: tuple[Call | VectorCall, Finished] | None = None
+        self.last: tuple[Call | ClassCall, Finished] | None = None
         self.seconds = 0.0
         self.tokens = self.forwards = 0  # of the rows that this run decoded
 

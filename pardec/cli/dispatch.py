@@ -18,7 +18,7 @@ from .common import say
 
 if TYPE_CHECKING:
     from ..api import Model
-    from ..requests.continuous import VectorCall
+    from ..requests.class_images import ClassCall
     from ..requests.text import Call
 
 
@@ -56,7 +56,7 @@ class Generation:
     prompts: list[Any]
     arguments: dict[str, Any]  # of `generate`
     batch_size: int
-    loaded: tuple[Model, Call | VectorCall] | None = None
+    loaded: tuple[Model, Call | ClassCall] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "loaded": None}
@@ -75,7 +75,7 @@ class Decoding:
     """The worker: a unit is the index of a prompt, which its row has as "at"."""
 
     model: Model
-    call: Call | VectorCall
+    call: Call | ClassCall
     batch_size: int
 
     def run(self, stream: Sequence[int]) -> Iterator[list[dict[str, Any]]]:

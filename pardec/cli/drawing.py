@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from ..api import Model
-    from ..requests.continuous import VectorCall
+    from ..requests.class_images import ClassCall
     from ..requests.text import Call
     from ..result import Result
 
@@ -30,7 +30,7 @@ class Drawing:
     """The images of one command, with the files and records of each."""
 
     def __init__(
-        self, model: Model, call: Call | VectorCall, each: Path | None, loaded: dict[str, Any], scale: int
+        self, model: Model, call: Call | ClassCall, each: Path | None, loaded: dict[str, Any], scale: int
     ) -> None:
         """`scale`: the factor by which images are enlarged in files."""
         self.model, self.call, self.each, self.loaded, self.scale = model, call, each, loaded, scale
@@ -41,6 +41,7 @@ class Drawing:
         self.seconds = 0.0
         self.parts: dict[str, float] = {}  # seconds of the model's parts, if the loop measures them
         self.tested = self.accepted = 0  # drafted vectors
+        self.refined = 0  # forwards of the model that samples the last token maps
 
     def draw(self, batch_size: int, *, quiet: bool) -> None:
         """Decodes all rows, with a preview on stderr."""
@@ -78,6 +79,8 @@ class Drawing:
         self.seconds += result.timing.total_s
         for name, seconds in result.timing.parts.items():
             self.parts[name] = self.parts.get(name, 0.0) + seconds
+        if result.sides is not None:
+            self.refined += sum(result.draft_forwards)
         if result.latents is not None:
             self.tested += sum(map(sum, result.trace.drafted))
             self.accepted += sum(map(sum, result.trace.accepted))
@@ -108,7 +111,7 @@ class Drawing:
             "exact": record["exact"],
             "settings": self.call.settings,
             "environment": record["environment"],
-            "timing": {"total_s": self.seconds, "tokens": tokens, "forwards": forwards, **self._vector_fields()},
+            "timing": {"total_s": self.seconds, "tokens": tokens, "forwards": forwards, **self._part_fields()},
             "grid": list(grid),
             "scale": self.scale,
             "files": files,
@@ -123,12 +126,15 @@ class Drawing:
         drafts = f", {self.accepted} of {self.tested} drafts accepted" if self.tested else ""
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.parts.items())
         where = f" ({parts})" if parts else ""
-        return f"{many}, {tokens} tokens in {forwards} forwards, {rate}{drafts}, {self.seconds:.1f} s{where}"
+        refined = f" and {self.refined} of the refiner" if self.refined else ""
+        return f"{many}, {tokens} tokens in {forwards} forwards{refined}, {rate}{drafts}, {self.seconds:.1f} s{where}"
 
-    def _vector_fields(self) -> dict[str, Any]:
-        """The fields that only images of continuous tokens have."""
+    def _part_fields(self) -> dict[str, Any]:
+        """The fields that only images of continuous tokens and of token maps have."""
         if not self.parts:
             return {}
+        if self.result is not None and self.result.sides is not None:
+            return {"parts": dict(self.parts), "draft_forwards": self.refined}
         return {"parts": dict(self.parts), "drafted": self.tested, "accepted": self.accepted}
 
 

@@ -17,7 +17,7 @@ from .common import Json, dump, say
 
 if TYPE_CHECKING:
     from ..api import Model
-    from ..requests.continuous import VectorCall
+    from ..requests.class_images import ClassCall
     from ..requests.text import Call
 
 # arguments of `load` that an image file records
@@ -159,7 +159,7 @@ def _load(name: str, load_arguments: dict[str, Any], *, quiet: bool) -> Model:
     return model
 
 
-def _prepare(model: Model, labels: list[Any], of_classes: bool, arguments: dict[str, Any]) -> Call | VectorCall:
+def _prepare(model: Model, labels: list[Any], of_classes: bool, arguments: dict[str, Any]) -> Call | ClassCall:
     from ..requests.images import with_defaults
 
     imaging = model.imaging

@@ -33,7 +33,9 @@ def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     json_: Json = False,
     stage: Annotated[str | None, typer.Option(help="Only samplers of this stage.")] = None,
-    family: Annotated[str | None, typer.Option(help="Only samplers for masked, ar or continuous models.")] = None,
+    family: Annotated[
+        str | None, typer.Option(help="Only samplers for masked, ar, continuous or scales models.")
+    ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Samplers as a Markdown table.")] = False,
 ) -> None:
     """List the samplers, models, draft modules, tasks or presets.

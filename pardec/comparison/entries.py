@@ -11,7 +11,7 @@ from pardec.samplers.cards import Family
 from pardec.samplers.registry import resolve
 from pardec.samplers.spec import Part, Policy, Spec, parse
 
-from ..requests.settings import VECTORS, Settings
+from ..requests.settings import CLASS_IMAGES, Settings
 
 SamplerLike = str | Spec | Policy
 
@@ -58,9 +58,9 @@ def entries(samplers: Sequence[SamplerLike], arguments: Mapping[str, Any], famil
 def with_references(requested: Sequence[Entry], family: Family) -> tuple[list[Entry], list[str]]:
     """The entries linked to their references, followed by the references; and notes on references that are missing.
 
-    Models of continuous vectors get none: whether two vectors are equal says little.
+    Models of continuous vectors and of token maps get none: they sample, and whether vectors are equal says little.
     """
-    if family == "continuous":
+    if family in ("continuous", "scales"):
         return list(requested), []
     by_identity = {_identity(entry): entry for entry in requested}
     result, notes = [], []
@@ -93,7 +93,7 @@ def _references(entry: Entry, family: Family) -> dict[str, tuple[str, ...]]:
 
 def _entry(sampler: SamplerLike, arguments: Mapping[str, Any], family: Family) -> Entry:
     name = sampler if isinstance(sampler, str) else str(parse(sampler))
-    defaults = VECTORS if family == "continuous" else None
+    defaults = CLASS_IMAGES if family in ("continuous", "scales") else None
     settings = Settings.of({**arguments, "sampler": name}, defaults)  # adds the arguments of a preset
     spec = str(settings.sampler)
     resolved = resolve(spec, family, sampling=settings.temperature > 0)

@@ -158,12 +158,18 @@ def simulated(rows: Rows, cost_ratio: float | None) -> dict[str, float | None]:
     """
     gains, own = rounds(rows), drafting(rows)
     if not gains:
-        return dict.fromkeys(("cost_ratio", "simulated_speed_up"))
+        return {"cost_ratio": mean("cost_ratio")(rows), "simulated_speed_up": None}
     runs = sum(row["draft_forwards"] for row in own)
     known = cost_ratio if cost_ratio is not None else mean("cost_ratio")(own)
     cost = known if runs else 0.0
     gained = sum(gain for _, _, gain in gains)
     return {"cost_ratio": cost, "simulated_speed_up": None if cost is None else gained / (runs * cost + len(gains))}
+
+
+def weighted_forwards(rows: Rows) -> float | None:
+    """Of token maps: forwards of both models, those of the refiner weighted by its share of the parameters."""
+    maps = [row for row in successful(rows) if row.get("parts") and row["tokens"]]  # vectors have no ids
+    return _mean([row["nfe"] + row["draft_forwards"] * (row["cost_ratio"] or 0.0) for row in maps])
 
 
 # What rows of the verify loop say besides.
@@ -172,6 +178,7 @@ DRAFTING: dict[str, Callable[[Rows], float | None]] = {
     "acceptance_length": lambda rows: _mean([gained for _, _, gained in rounds(rows)]),
     "draft_depth": lambda rows: _mean([drafted for drafted, _, _ in rounds(rows)]),
     "draft_forwards": mean("draft_forwards"),
+    "weighted_forwards": weighted_forwards,
     "deviation": mean("deviation"),
     "deviation_per_token": lambda rows: ratio("deviation", "generated")(drafting(rows)),
     "padding": padding,
@@ -188,7 +195,7 @@ def distance(rows: Rows) -> float | None:
 
 
 def part(name: str) -> Callable[[Rows], float | None]:
-    """Mean seconds per problem in one part of a model of continuous vectors."""
+    """Mean seconds per problem in one part of a model of continuous vectors or token maps."""
     return lambda rows: _mean([row["parts"][name] for row in successful(rows) if name in (row.get("parts") or ())])
 
 
@@ -210,7 +217,7 @@ def by_forward(rows: Rows) -> list[tuple[int, int]]:
     return counts
 
 
-# Additional figures of rows of the continuous loop.
+# Additional figures of rows of the continuous loop and of token maps.
 IMAGE_FIGURES: dict[str, Callable[[Rows], float | None]] = {
     "acceptance_rate": acceptance_rate,
     "seconds": lambda rows: _mean([row["seconds"] for row in successful(rows) if row.get("parts")]),
@@ -218,6 +225,8 @@ IMAGE_FIGURES: dict[str, Callable[[Rows], float | None]] = {
     "head_seconds": part("head"),
     "draft_backbone_seconds": part("draft backbone"),
     "draft_head_seconds": part("draft head"),
+    "transformer_seconds": part("transformer"),
+    "refiner_seconds": part("refiner"),
 }
 
 

@@ -141,7 +141,7 @@ def _identity(model: Model | str, loading: Loading) -> dict[str, Any]:
         settings = {"dtype": loading.dtype, "revision": loading.revision, "mask_id": loading.mask_id}
         adapter = {} if loading.adapter is None else {"adapter": loading.adapter}
         return {"model": model, **settings, **_quantization(loading.quantize), **adapter}
-    mask_id = None if model.family == "continuous" else model.language_model.decoding_config.mask_id
+    mask_id = None if model.family in ("continuous", "scales") else model.language_model.decoding_config.mask_id
     dtype = str(model.network.dtype).removeprefix("torch.")
     settings = {"dtype": dtype, "revision": loading.revision, "mask_id": mask_id}
     version = model.network.weights_version

@@ -40,7 +40,8 @@ def curves(samplers: Sequence[SamplerLike], family: Family, *, sampling: bool = 
     The first part of a spec with a quality parameter (`quality_grid`) that the spec leaves open is swept; without one,
     the `tau` of `threshold`, which a masked sampler selects by where it names no select. A preset stays one point: its
     other arguments belong to its setting. Masked models are judged against `threshold`, and `fixed` is always there;
-    an acceptance is judged against its drafter alone, a sampler of vectors against `mar` with the same steps.
+    an acceptance is judged against its drafter alone, a sampler of vectors against `mar` with the same steps, one of
+    token maps against `sequential`.
     """
     by_name: dict[str, Curve] = {}
     for sampler in samplers:
@@ -71,6 +72,8 @@ def _references(spec: Spec, family: Family) -> list[Spec]:
     if family == "continuous":
         steps = tuple(pair for part in spec.parts for pair in part.params if pair[0] == "steps")
         return [Spec((Part("mar", steps),))]
+    if family == "scales":
+        return [Spec((Part("sequential"),))]
     alone = tuple(part for part in spec.parts if find(part.name, "ar").stage != "accept")
     return [Spec(alone)] if alone and len(alone) < len(spec.parts) else []
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pardec.models.scales.contracts import ScaleModel
 from pardec.samplers.registry import resolve
 from pardec.samplers.rng import row_seed
 
@@ -18,7 +19,7 @@ from ..environment import processor
 from ..executors.base import describe_error
 from ..io.jsonl import Row
 from ..requests import draft_models
-from ..requests.continuous import VectorCall
+from ..requests.class_images import ClassCall
 from ..requests.text import Call
 from ..result import Result
 from ..tasks import Task
@@ -29,7 +30,7 @@ from .units import Problems, Unit
 if TYPE_CHECKING:
     from ..api import Model
 
-_Ready = tuple[Unit, Call | VectorCall]
+_Ready = tuple[Unit, Call | ClassCall]
 
 # The fields of a row that come from decoding; null where the row failed.
 FIGURES = (
@@ -120,7 +121,7 @@ class Worker:
                     timing["rows"] = len(group)  # the other units join this batch later
                 yield self._row(unit, entry, item.result, timing | {"waits": serving.waits}, self.peak.read())
 
-    def _call(self, entry: Entry, unit: Unit) -> Call | VectorCall:
+    def _call(self, entry: Entry, unit: Unit) -> Call | ClassCall:
         problem = self.job.problems[unit.task][unit.index]
         prompt = {"prompt": [problem.prompt]} if problem.label is None else {"label": [problem.label]}
         seeds = [row_seed(unit.seed, unit.index)]
@@ -161,8 +162,11 @@ class Worker:
         return {**self._identity(unit, entry), "spec": result.spec, "exact": result.exact, **figures, **self._origin()}
 
     def _drafting(self, entry: Entry, result: Result) -> Row:
-        """The drafting figures of a one-row result of the verify loop; null for masked models and vectors."""
+        """The drafting figures of a one-row result of the verify loop, or the refiner's of token maps; else null."""
         trace = result.trace
+        if result.sides is not None:
+            nothing = dict.fromkeys(("drafted", "accepted", "deviation"))
+            return nothing | {"draft_forwards": result.draft_forwards[0], "cost_ratio": self._cost_ratio(entry)}
         if not trace.accepted or result.latents is not None:
             return dict.fromkeys(("drafted", "accepted", "draft_forwards", "cost_ratio", "deviation"))
         forced_tokens = {"forced": list(trace.forced[0])} if trace.forced else {}
@@ -176,6 +180,10 @@ class Worker:
 
     def _cost_ratio(self, entry: Entry) -> float | None:
         """The cost of a forward of the sampler's drafter, as the drafter states it; None if it does not."""
+        network = self.model.network
+        if entry.sampler not in self.costs and isinstance(network, ScaleModel):
+            refiner = draft_models.for_scales(resolve(entry.asked, "scales"), network)
+            self.costs[entry.sampler] = None if refiner is None else refiner.parameters / network.parameters
         if entry.sampler not in self.costs:
             sampler, target = resolve(entry.asked, "ar"), self.model.language_model
             self.costs[entry.sampler] = sampler.draft.cost_ratio(target, draft_models.for_text(sampler, target))
@@ -204,9 +212,10 @@ class Worker:
 
 
 def _image_figures(result: Result) -> Row:
-    """The additional figures of a one-row result of the continuous loop; null for token ids."""
+    """The additional figures of a one-row result of the continuous loop; null for ids, but for the parts' seconds."""
     if result.latents is None:
-        return dict.fromkeys(("tested", "kept", "parts"))
+        parts = dict(result.timing.parts) or None
+        return {**dict.fromkeys(("tested", "kept")), "parts": parts}
     return {
         "tested": list(result.trace.drafted[0]),
         "kept": list(result.trace.accepted[0]),

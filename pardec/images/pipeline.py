@@ -19,11 +19,12 @@ from pardec.models.errors import SpecError
 from pardec.models.images.contracts import Imaging
 from pardec.samplers.continuous.contracts import ContinuousSampler
 from pardec.samplers.events import Finished, Step
+from pardec.samplers.scales.contracts import ScaleSampler
 from pardec.samplers.spec import Policy, Spec
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from ..api import Model, load
-from ..requests.continuous import VectorCall
+from ..requests.class_images import ClassCall
 from ..requests.images import check_drawable, enlarged, size_and_scale, with_defaults
 from ..requests.text import Call
 from ..result import Result
@@ -146,7 +147,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
         *,
         class_labels: int | list[int] | Tensor | None = None,
-        sampler: str | Spec | Policy | SpeculativeSampler | ContinuousSampler | None = None,
+        sampler: str | Spec | Policy | SpeculativeSampler | ContinuousSampler | ScaleSampler | None = None,
         num_inference_steps: int | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
@@ -162,21 +163,22 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
 
         Args:
             prompt: a caption or captions, for a model that reads them.
-            guidance_scale: 1 or less disables guidance. None, here and below: the checkpoint's default, else disabled.
+            guidance_scale: 1 or less disables guidance, of token maps 0. None, here and below: the checkpoint's
+                default, else disabled.
             num_images_per_prompt: number of images of each caption or class.
             generator: the source of one seed per image; a list has one generator per image. None: torch's default.
             output_type: "pil" images, "np" [B, H, W, 3] or "pt" [B, 3, H, W] float32 in 0..1, or "latent", which
-                needs no decoder: codes, int64 [B, h, w], or vectors, float32 [B, h, w, d].
+                needs no decoder: codes, int64 [B, h, w], or of token maps [B, L]; or vectors, float32 [B, h, w, d].
             return_dict: an ImagePipelineOutput, or (images,).
             callback_on_step_end: called as callback(pipe, step, timestep, tensors) after every round of decoding;
                 `timestep` is the highest number of uncommitted tokens of any image. It must not change the tensors;
                 `pipe._interrupt = True` stops the decoding, and uncommitted tokens stay blank (-1 in codes, 0 in
                 vectors).
             callback_on_step_end_tensor_inputs: "latents", the codes so far, -1 where uncommitted, or the vectors, 0
-                there; and "committed", the tokens that this round added: bool [B, h, w].
+                there; and "committed", the tokens that this round added, as a bool tensor of the codes' shape.
             class_labels: a class or classes, for a model that draws them.
-            sampler: as in `Model.generate`; None: the checkpoint's default, else codes one at a time, and vectors by
-                `mar`.
+            sampler: as in `Model.generate`; None: the checkpoint's default, else codes one at a time, vectors by `mar`,
+                and token maps one at a time.
             num_inference_steps: the steps of `mar`, for models of vectors, in place of a sampler.
             temperature, top_k, top_p, cfg_interval: as in `Model.generate`; a temperature that is set nowhere is 1.
             prompt_embeds: outputs of the text encoder, in place of captions: [B, n, D], or a list of [n, D].
@@ -202,7 +204,8 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         request |= {"cfg": guidance_scale, "cfg_interval": cfg_interval, "negative_prompt": negative_prompt}
         request |= {"label": class_labels, "prompt_embeds": prompt_embeds, "num_images": num_images_per_prompt}
         arguments = with_defaults(self.imaging, {name: value for name, value in request.items() if value is not None})
-        if arguments.get("cfg") is not None and arguments["cfg"] <= 1:
+        least = 0 if self.model.family == "scales" else 1
+        if arguments.get("cfg") is not None and arguments["cfg"] <= least:
             arguments["cfg"] = None
         scale = 1
         if output_type != "latent" or self.imaging.sizes is not None:
@@ -234,9 +237,9 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
             raise SpecError(f"num_inference_steps={steps} is for mar, and {why}", hint="set the steps in sampler=")
         return f"mar:steps={steps}"
 
-    def _seeded(self, prompt: Any, arguments: dict[str, Any], generator: Any) -> Call | VectorCall:
+    def _seeded(self, prompt: Any, arguments: dict[str, Any], generator: Any) -> Call | ClassCall:
         """The request, each row with a seed from the generators."""
-        call: Call | VectorCall = self.model.prepare(prompt, **arguments)
+        call: Call | ClassCall = self.model.prepare(prompt, **arguments)
         rows = len(call.seeds)
         if isinstance(generator, (list, tuple)):
             if len(generator) != rows:

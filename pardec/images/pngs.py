@@ -2,7 +2,7 @@
 
 The text chunk `pardec` of a file is a JSON object: the settings of the run (model, spec, temperature, top_k, top_p,
 cfg, cfg_interval, exact, environment), the sheet's rows and columns, and under `pictures`, row by row, the data of
-each image (caption or class, seed, nfe, generated).
+each image (caption or class, seed, nfe, generated; draft_forwards of token maps that a second model refined).
 """
 
 from __future__ import annotations
@@ -108,6 +108,7 @@ def image_metadata(result: Any) -> list[Metadata]:
             "seed": result.seeds[row],
             "nfe": result.nfe[row],
             "generated": result.generated[row],
+            **({"draft_forwards": result.draft_forwards[row]} if result.sides and any(result.draft_forwards) else {}),
         }
         for row in range(len(result.tokens))
     ]

@@ -28,8 +28,9 @@ _SCHEMA: Mapping[str, Any] = {
     "shown": ([(str, int, None)], None),
     "grid": ([int], None),
     "stride": (int, None),
+    "sides": ([int], None),
 }
-_OPTIONAL = ("forced", "shown", "grid", "stride", "reused")  # not in files of earlier versions
+_OPTIONAL = ("forced", "shown", "grid", "stride", "sides", "reused")  # not in files of earlier versions
 
 
 def check(data: Mapping[str, Any], rows: int, length: int) -> None:
@@ -68,7 +69,10 @@ def _check_grid(data: Mapping[str, Any], length: int) -> None:
         return
     if len(grid) != 2 or min(grid) < 1 or (stride is not None and stride < grid[1]):
         raise ValueError(f"grid is {grid} with a stride of {stride}")
-    tokens = grid[0] * (stride or grid[1])
+    sides = data.get("sides")
+    if sides is not None and (not sides or min(sides) < 1 or [sides[-1]] * 2 != list(grid)):
+        raise ValueError(f"sides is {sides} with a grid of {grid}")
+    tokens = grid[0] * (stride or grid[1]) if sides is None else sum(side * side for side in sides)
     if max(data["prompts"], default=0) + tokens > length:
         raise ValueError(f"grid has {tokens} tokens, and canvases have {length}")
 

@@ -122,6 +122,7 @@ def _json_fields(result: ResultData) -> dict[str, Any]:
         "shown": result.shown,
         "grid": result.grid,
         "stride": result.stride,
+        "sides": result.sides,
         "drawn": result.images is not None,
     }
 
@@ -233,6 +234,7 @@ def _build(kind: type[R], data: dict[str, Any], stored: dict[str, Any], images: 
         shown=data.get("shown"),
         grid=grid,
         stride=data.get("stride"),
+        sides=None if data.get("sides") is None else tuple(data["sides"]),
         **{name: data[name] for name in _JSON_FIELDS},
     )
 

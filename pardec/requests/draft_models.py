@@ -9,12 +9,14 @@ import torch
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.draft_modules.contracts import DraftModule, ModuleName
 from pardec.models.draft_modules.load import load_draft_module
-from pardec.models.load import load, load_continuous
+from pardec.models.load import load, load_continuous, load_scales
 from pardec.models.model import LanguageModel
 from pardec.models.other_device import for_device
+from pardec.models.scales.contracts import ScaleModel
 from pardec.models.trimmed import read_ids, trimmed
 from pardec.samplers.continuous.contracts import ContinuousSampler
 from pardec.samplers.masked.contracts import MaskedSampler
+from pardec.samplers.scales.contracts import ScaleSampler
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 _CACHE_SIZE = 2  # draft models of a kind that stay loaded
@@ -42,6 +44,12 @@ def on_device(model: LanguageModel, home: torch.device) -> LanguageModel:
 def continuous_model(name: str, device: torch.device, dtype: torch.dtype) -> ContinuousModel:
     """A draft model with continuous tokens, cached."""
     return load_continuous(name, device=device, dtype=dtype)
+
+
+@lru_cache(maxsize=_CACHE_SIZE)
+def scale_model(name: str, device: torch.device, dtype: torch.dtype) -> ScaleModel:
+    """A model of token maps, cached."""
+    return load_scales(name, device=device, dtype=dtype)
 
 
 def draft_module(wanted: ModuleName, target: LanguageModel) -> DraftModule:
@@ -72,3 +80,9 @@ def for_vectors(sampler: ContinuousSampler, target: ContinuousModel) -> Continuo
     """The same for models with continuous tokens."""
     name = sampler.method.needed_model
     return None if name is None else continuous_model(name, target.device, target.dtype)
+
+
+def for_scales(sampler: ScaleSampler, target: ScaleModel) -> ScaleModel | None:
+    """The same for models of token maps: there it samples the last ones."""
+    name = sampler.method.needed_model
+    return None if name is None else scale_model(name, target.device, target.dtype)

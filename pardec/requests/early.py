@@ -167,7 +167,7 @@ def check_conditions(kind: Kind, classes: list[int] | None) -> None:
     if kind.draws == "text" and classes:
         raise SpecError(f"{kind.name} draws captions and has no classes", hint='pass -p "..." in place of --class')
     if kind.draws == "class":
-        least = -1 if kind.family == "continuous" else 0
+        least = -1 if kind.family in ("continuous", "scales") else 0
         some = f"one of 0..{kind.classes - 1}" if kind.classes else "a whole number"
         if not classes:
             raise SpecError(

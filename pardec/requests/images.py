@@ -14,6 +14,7 @@ from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.images.contracts import Condition
 from pardec.models.images.vq import to_images
+from pardec.models.scales.contracts import ScaleModel
 from pardec.samplers.presets import preset
 
 from .prompts import Row, open_id
@@ -128,7 +129,7 @@ def with_defaults(imaging: Imaging, arguments: Mapping[str, Any]) -> dict[str, A
     return {**defaults, **arguments}
 
 
-def check_drawable(model: LanguageModel | ContinuousModel, *, hint: str) -> None:
+def check_drawable(model: LanguageModel | ContinuousModel | ScaleModel, *, hint: str) -> None:
     """Raises ModelError without a decoder to images; {decoder} in `hint` is replaced by the name of what is missing."""
     assert model.imaging is not None, "an image model"
     if not model.imaging.can_decode:
@@ -163,7 +164,7 @@ def image_inputs(model: LanguageModel, imaging: CodeImaging, prompt: Any, settin
         refuse_negative(model.name, settings)
         prompts = [Condition(label=label) for label in labels(model.name, imaging.classes, prompt, settings)]
     else:
-        prompts = _with_negative(_captions(model, prompt, settings), settings)
+        prompts = captions(model, prompt, settings)
     if model.decoding_config.masked and settings.cfg_interval is not None:
         raise SpecError(
             f"cfg_interval counts tokens from the first on, and {model.name} fills an image in any order",
@@ -248,7 +249,16 @@ def labels(name: str, classes: int, prompt: Any, settings: Settings, *, least: i
     return labels
 
 
-def _captions(model: LanguageModel, prompt: Any, settings: Settings) -> list[Condition]:
+def captions(model: LanguageModel | ContinuousModel, prompt: Any, settings: Settings) -> list[Condition]:
+    """The captions requested of a model, or features of them, each with its negative prompt.
+
+    Raises:
+        SpecError: there is none, or what is no caption; a negative prompt without guidance.
+    """
+    return _with_negative(_captions(model, prompt, settings), settings)
+
+
+def _captions(model: LanguageModel | ContinuousModel, prompt: Any, settings: Settings) -> list[Condition]:
     if settings.label is not None:
         raise SpecError(f"{model.name} draws captions and has no classes", hint="pass a prompt in place of label")
     if prompt is not None and settings.prompt_embeds is not None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pardec.samplers.events import Event
     from pardec.samplers.masked.contracts import MaskedSampler
     from pardec.samplers.rng import Source
+    from pardec.samplers.scales.contracts import ScaleSampler
     from pardec.samplers.spec import Policy, Spec
     from pardec.samplers.speculative.contracts import SpeculativeSampler
 
@@ -34,14 +35,14 @@ MAX_NEW_TOKENS = 64
 LARGEST: Mapping[str, int] = {"max_new_tokens": 2**24, "num_images": 2**16, "num_return_sequences": 2**16}
 MOST_ROWS = 2**20
 MOST_PIXELS = 2**14  # of an image's side
-VECTORS: Mapping[str, Any] = {"temperature": 1.0}  # other defaults for continuous tokens
+CLASS_IMAGES: Mapping[str, Any] = {"temperature": 1.0}  # other defaults for continuous tokens and token maps
 
 
 class Arguments(TypedDict, total=False):
     """What `generate` and `stream` take besides the prompt; `Settings` has the defaults and the meaning."""
 
     input_ids: Tensor | Sequence[Tensor | Sequence[int]] | None
-    sampler: str | Spec | Policy | MaskedSampler | SpeculativeSampler | ContinuousSampler | None
+    sampler: str | Spec | Policy | MaskedSampler | SpeculativeSampler | ContinuousSampler | ScaleSampler | None
     max_new_tokens: int
     min_new_tokens: int | None
     block_length: int | None
@@ -77,16 +78,16 @@ class Settings:
     """One checked set of arguments."""
 
     input_ids: Any = None
-    sampler: str | Spec | Policy | MaskedSampler | SpeculativeSampler | ContinuousSampler | None = None
+    sampler: str | Spec | Policy | MaskedSampler | SpeculativeSampler | ContinuousSampler | ScaleSampler | None = None
     max_new_tokens: int = MAX_NEW_TOKENS
     min_new_tokens: int | None = None  # how many positions after the prompt take no end token
     block_length: int | None = None  # None: min(32, max_new_tokens), or the family's own block
-    temperature: float = 0.0  # for continuous tokens 1.0; samplers.limits has the range
+    temperature: float = 0.0  # for continuous tokens and token maps 1.0; samplers.limits has the range
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None  # leaves out what is less likely than min_p times the likeliest
     repetition_penalty: float | None = None  # makes tokens that the row holds already less likely; 1 is off
-    cfg: float | None = None  # l_u + cfg * (l_c - l_u); None is off
+    cfg: float | None = None  # l_u + cfg * (l_c - l_u); None is off; of token maps, t at the last one
     cfg_interval: int | None = None  # for images: guidance for the first cfg_interval + 2 tokens only
     seed: int | Sequence[int] = 0  # a list gives each row its own
     template: Any = None
@@ -96,7 +97,7 @@ class Settings:
     stop: Any = None  # a text or texts that end a row; its text is cut before them
     stop_ids: Any = None  # None: the model's end tokens; [] never stops
     block_align: str = "prompt"  # where the block grid begins: "prompt" or "absolute"
-    label: Any = None  # for image models: a class, or one a row; with continuous tokens, -1 is none
+    label: Any = None  # for image models: a class, or one a row; with continuous tokens and token maps, -1 is none
     num_images: int = 1  # of each prompt or label
     size: Sequence[int] | None = None  # for images: height and width in pixels; None: the model's own
     num_return_sequences: int = 1  # for text: rows of each prompt

@@ -18,6 +18,7 @@ from pardec.samplers.masked import build as masked
 from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.request import Allowed, Request
 from pardec.samplers.rng import Keyed, row_seeds
+from pardec.samplers.scales.contracts import ScaleSampler
 from pardec.samplers.spec import Part, Policy, Spec, parse
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
@@ -239,8 +240,8 @@ def _sampler(model: LanguageModel, settings: Settings) -> MaskedSampler | Specul
                 hint="accept with speculative or match, or leave temperature out",
             )
         return speculative
-    if isinstance(value, SpeculativeSampler | ContinuousSampler):
-        family = registry.OF["ar" if isinstance(value, SpeculativeSampler) else "continuous"]
+    if isinstance(value, SpeculativeSampler | ContinuousSampler | ScaleSampler):
+        family = registry.OF[registry.family_of_sampler(value)]
         raise SpecError(f"{value.spec} is for {family} and {model.name} is masked", hint="name another sampler")
     sampler = registry.resolve(value, "masked")
     exact = _EXACT_CACHES.get(attention)

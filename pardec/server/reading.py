@@ -86,7 +86,7 @@ class Reader:
         self._check_lengths(call.lengths)
         settings = Settings.of({name: value for name, value in arguments.items() if name != "prompt"})
         rows = queued_rows(self.model, call, settings)
-        starts = zip(call.request.canvases, call.prompts, strict=True)  # type: ignore[union-attr]
+        starts = zip(call.request.canvases, call.prompts, strict=True)
         prompts = [canvas[:start].tolist() for canvas, start in starts][::samples]
         return TextRequest(rows, samples, prompts, logprobs)
 

@@ -3,8 +3,8 @@
 So the slowest row of a batch does not hold up the others. A row's tokens are those of `generate` alone with its seed.
 A masked model takes new rows at any step, each at the start of its own first block; an autoregressive one feeds their
 prompts in a forward of their own and then verifies all rows together. Where rows cannot join a running batch, the next
-ones wait until it has drained, and `Serving.waits` says why: image models with continuous tokens, samplers whose state
-covers the whole batch.
+ones wait until it has drained, and `Serving.waits` says why: images with continuous tokens or of token
+maps, samplers whose state covers the whole batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Served:
     """A finished row: the index of its prompt, from 0; its result, of one row; which of the prompt's samples it is.
 
     `result.timing` runs from the row's admission to its last commit, beside others; for images with continuous tokens
-    it is their share of the batch's. `result.padding` is 0: a batch's padding is counted for no single row.
+    or of token maps it is their share of the batch's. `result.padding` is 0: a batch's padding is counted for no single
+    row.
     """
 
     index: int

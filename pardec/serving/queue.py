@@ -14,7 +14,7 @@ from pardec.models.images.conditioned import Prefix
 from pardec.samplers.request import Allowed, Request
 from pardec.samplers.rng import JoinableSource, row_seed, row_seeds
 
-from ..requests.continuous import VectorCall
+from ..requests.class_images import ClassCall
 from ..requests.settings import Settings
 from ..requests.text import BLOCK, Call
 
@@ -37,15 +37,15 @@ class QueuedRow:
     """One queued row, checked: the call that decodes it alone, and its request within a batch."""
 
     index: int
-    call: Call | VectorCall
+    call: Call | ClassCall
     request: Any
     sample: int = 0  # index among the prompt's return sequences
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """Rows of one kind can share a batch."""
-        if isinstance(self.call, VectorCall):
-            return (self.request.temperature, self.request.cfg, self.request.size)
+        if isinstance(self.call, ClassCall):
+            return self.call.kind
         r = self.request
         return (*(getattr(r, name) for name in _SHARED), bool(r.conditions), tuple(map(id, r.processors)))
 
@@ -107,7 +107,7 @@ def blocks_grow(model: Engine, settings: Settings) -> bool:
     return settings.block_length is None and settings.block_align == "prompt"
 
 
-def queued_rows(model: Engine, call: Call | VectorCall, settings: Settings) -> list[QueuedRow]:
+def queued_rows(model: Engine, call: Call | ClassCall, settings: Settings) -> list[QueuedRow]:
     """The rows of a call one by one, so that they share batches with those of other calls, of any length."""
     grows, rows = blocks_grow(model, settings), []
     for row in range(len(call.seeds)):

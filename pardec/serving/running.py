@@ -15,6 +15,7 @@ from pardec.samplers.batching import add_rows
 from pardec.samplers.continuous.contracts import ContinuousSampler
 from pardec.samplers.events import Event, Finished, RowFinished, Step
 from pardec.samplers.masked.loop import MaskedLoop
+from pardec.samplers.scales.contracts import ScaleSampler
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.loop import VerifyLoop
 
@@ -258,8 +259,14 @@ class VectorBatch(WholeBatch):
     waits = "images with continuous tokens are generated a whole batch at a time"
 
     def _merged(self, rows: Sequence[QueuedRow]) -> Any:
-        labels = tuple(label for row in rows for label in cast("Any", row.call).request.labels)
-        return replace(cast("Any", rows[0].call).request, labels=labels)
+        first, *others = (cast("Any", row.call).request for row in rows)
+        return first.join(others)
+
+
+class MapBatch(VectorBatch):
+    """Images of token maps."""
+
+    waits = "images of token maps are generated a whole batch at a time"
 
 
 class PassBatch(WholeBatch):
@@ -277,8 +284,8 @@ RunningBatch = TokenBatch | WholeBatch
 def start_batch(model: Engine, rows: Sequence[QueuedRow]) -> RunningBatch:
     """A batch of these rows, of one kind and one sampler."""
     sampler = rows[0].call.sampler
-    if isinstance(sampler, ContinuousSampler):
-        return VectorBatch(model, rows)
+    if isinstance(sampler, ContinuousSampler | ScaleSampler):
+        return (VectorBatch if isinstance(sampler, ContinuousSampler) else MapBatch)(model, rows)
     if isinstance(sampler, SpeculativeSampler) and sampler.texts is not None:
         return PassBatch(model, rows)
     return TokenBatch(model, rows)

@@ -14,7 +14,7 @@ import numpy as np
 
 from pardec.samplers.events import Event, RowFinished, Started, Step
 
-from ..requests.continuous import VectorCall
+from ..requests.class_images import ClassCall
 from ..requests.stop_strings import is_byte
 from ..requests.text import Call
 
@@ -24,7 +24,7 @@ _BROKEN = "\ufffd"  # replaces bytes that do not form a character yet
 class RowText:
     """The final text of one row, as its tokens are committed."""
 
-    def __init__(self, tokenizer: Any, call: Call | VectorCall, row: int, open_: np.ndarray) -> None:
+    def __init__(self, tokenizer: Any, call: Call | ClassCall, row: int, open_: np.ndarray) -> None:
         """`open_` [>= L] bool: the positions that were open before the first forward."""
         self.tokenizer, self.open = tokenizer, open_
         self.prompt, self.stop_ids, self.stops = call.prompts[row], call.stop_ids, call.stops(row)
@@ -70,7 +70,7 @@ class RowText:
 class Texts:
     """Adds text to the events of one request: call it with every event, in order."""
 
-    def __init__(self, tokenizer: Any, call: Call | VectorCall) -> None:
+    def __init__(self, tokenizer: Any, call: Call | ClassCall) -> None:
         self.tokenizer, self.call = tokenizer, call
         self.rows: list[RowText] = []
 

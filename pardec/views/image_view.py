@@ -1,7 +1,8 @@
 """Views of results whose rows are images: the images, their decode order, and the tokens committed per forward.
 
 The heat map of an image colours every token by how many tokens its forward committed: the accepted drafts and the one
-that the forward sampled itself. A light area took few forwards.
+that the forward sampled itself. A light area took few forwards. Where images are token maps, each of which comes
+from one forward, the heat map shows how likely their codes were, and an unfinished image is as coarse as its last map.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rich.text import Text
 from pardec.models.printable import plain
 
 from ..images import pngs
+from . import token_maps
 from .blocks import half_blocks, shrink_to_fit
 from .colour import shade
 from .frames import FRAMES, MARGIN, encode, truncate
@@ -40,8 +42,10 @@ _STYLE = """
 
 
 def steps(result: ResultData, row: int) -> np.ndarray:
-    """[h, w]: which forward committed each token; -2 where an interrupted decode committed none."""
+    """[h, w]: which forward committed each token, of token maps those of the last; -2 where none did."""
     assert result.grid is not None, "a result with images has a token grid"
+    if result.sides is not None:
+        return token_maps.split(result, row, result.trace.forward)[-1]
     start = result.prompts[row]
     rows, columns = result.grid
     stride = result.stride or columns
@@ -68,6 +72,13 @@ def heatmap(counts: np.ndarray, top: int, size: tuple[int, int]) -> Image.Image:
     return Image.fromarray(colours[counts]).resize(size, Image.Resampling.NEAREST)
 
 
+def heat(result: ResultData, row: int, top: int, size: tuple[int, int]) -> Image.Image:
+    """The heat map of a row's image, of `size` (width, height); `top` is the lightest count."""
+    if result.sides is not None:
+        return token_maps.heatmap(result, row, size)
+    return heatmap(commit_counts(result, row), top, size)
+
+
 def title(result: ResultData, row: int) -> str:
     """The caption or class of the image."""
     target = result.shown[row] if result.shown else None
@@ -82,6 +93,12 @@ def acceptance_text(result: ResultData, row: int) -> str:
     return f"{sum(result.trace.accepted[row])} of {drafted} drafts accepted" if drafted else ""
 
 
+def forwards_text(result: ResultData, row: int) -> str:
+    """How many forwards a row took, those of a refiner beside the model's own."""
+    drafts = result.draft_forwards[row] if result.sides and result.draft_forwards else 0
+    return f"{result.nfe[row]} forwards" + (f" and {drafts} of the refiner" if drafts else "")
+
+
 # --- PNG and GIF ---
 
 
@@ -90,15 +107,17 @@ def png(result: ResultData) -> bytes:
     top = max_count(result)
     tiles = []
     for row, image in enumerate(_enlarged(result)):
-        pair = [image, heatmap(commit_counts(result, row), top, image.size)]
+        pair = [image, heat(result, row, top, image.size)]
         caption = ", ".join(filter(None, (title(result, row), acceptance_text(result, row))))
         tiles.append(_with_caption(pngs.sheet(pair, (1, 2), gap=8), caption))
-    return encode([_page(tiles, heading(result), _legend(top))], "PNG")
+    return encode([_page(tiles, heading(result), _legend(result, top))], "PNG")
 
 
 def gif(result: ResultData) -> bytes:
     """One frame per forward, uncommitted tokens blank; the last frame stays longer."""
     images = _enlarged(result)
+    if result.sides is not None:
+        return encode([_forming(result, images, scale) for scale in range(-1, len(result.sides))], "GIF")
     when = [steps(result, row) for row in range(len(images))]
     last = max(int(committed_at.max()) for committed_at in when)
     frames = []
@@ -110,6 +129,18 @@ def gif(result: ResultData) -> bytes:
         tiles = [_with_caption(image, title(result, row)) for row, image in enumerate(current)]
         frames.append(_page(tiles, heading(result)))
     return encode(frames, "GIF")
+
+
+def _forming(result: ResultData, images: list[Image.Image], scale: int) -> Image.Image:
+    """A frame of images of token maps, as coarse as map `scale`; -1 is before the first, and the last one is whole."""
+    assert result.sides is not None, "a result of token maps"
+    tiles = []
+    for row, image in enumerate(images):
+        last = scale == len(result.sides) - 1
+        blank = Image.new("RGB", image.size, pngs.BLANK)
+        current = image if last else blank if scale < 0 else token_maps.reduced(image, result.sides[scale])
+        tiles.append(_with_caption(current, title(result, row)))
+    return _page(tiles, heading(result))
 
 
 def _enlarged(result: ResultData) -> list[Image.Image]:
@@ -140,7 +171,9 @@ def _page(tiles: list[Image.Image], *lines: str) -> Image.Image:
     return canvas
 
 
-def _legend(top: int) -> str:
+def _legend(result: ResultData, top: int) -> str:
+    if result.sides is not None:
+        return token_maps.LEGEND
     return f"right: for each token, how many its forward committed, 1 (dark) to {top} (light)"
 
 
@@ -161,11 +194,20 @@ def data(result: ResultData) -> dict[str, Any]:
                 "gained": commit_counts(result, row).ravel().tolist(),
                 "codes": result.tokens[row] or None,
                 **_draft_counts(result, row),
-                "nfe": result.nfe[row],
+                **_map_data(result, row),
+                "nfe": len(result.trace.fed[row]) if result.sides else result.nfe[row],
                 "seed": str(result.seeds[row]),  # JavaScript's numbers would lose digits
             }
         )
     return {"pictures": images, "most": max_count(result)}
+
+
+def _map_data(result: ResultData, row: int) -> dict[str, Any]:
+    """The sides of the token maps, and the probability of each code."""
+    if result.sides is None:
+        return {}
+    scores = [each.ravel() for each in token_maps.split(result, row, result.trace.commit_score)]
+    return {"sides": list(result.sides), "scores": [round(float(score), 4) for score in np.concatenate(scores)]}
 
 
 def _draft_counts(result: ResultData, row: int) -> dict[str, Any]:
@@ -181,19 +223,19 @@ def fragment(result: ResultData) -> str:
     figures = []
     for row, image in enumerate(result.images or []):
         name = escape(title(result, row), quote=True)
-        map_image = heatmap(commit_counts(result, row), top, image.size)
+        map_image = heat(result, row, top, image.size)
         figures.append(
             f'<figure><img src="{data_url(image)}" alt="{name}">'
-            f'<img src="{data_url(map_image)}" alt="tokens that the forward of each token committed, at most {top}">'
+            f'<img src="{data_url(map_image)}" alt="{_legend(result, top).removeprefix("right: ")}">'
             f"<figcaption>{name}<br><small>{_summary(result, row)}</small></figcaption>"
             "</figure>"
         )
-    legend = f"<small>{escape(heading(result))}<br>{_legend(top)}</small>"
+    legend = f"<small>{escape(heading(result))}<br>{_legend(result, top)}</small>"
     return plain(f'<style>{_STYLE}</style><div class="pardec-drawn">{legend}<div>{"".join(figures)}</div></div>')
 
 
 def _summary(result: ResultData, row: int) -> str:
-    parts = (f"seed {result.seeds[row]}", f"{result.nfe[row]} forwards", acceptance_text(result, row))
+    parts = (f"seed {result.seeds[row]}", forwards_text(result, row), acceptance_text(result, row))
     return escape(", ".join(filter(None, parts)))
 
 

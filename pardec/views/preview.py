@@ -53,7 +53,7 @@ class Preview:
         self.mode = _mode(self.console, environment, drawable=imaging.can_decode)
         self.live = Live(console=self.console, auto_refresh=False) if self.mode == "blocks" else None
         self.codes = Codes(imaging.layout)
-        self.total = count * imaging.layout.rows * imaging.layout.columns
+        self.total = count * self.codes.codes.shape[1]
         self.previous = self.forwards = self.steps = 0  # tokens and forwards of earlier requests; steps of this one
         self.started = self.last_report = time.monotonic()
         self.rendered_at, self.cost, self.rows_rendered = 0.0, 0.0, 0
@@ -95,7 +95,7 @@ class Preview:
                 self.last_report = now
                 self._write(self.progress() + "\n")
             return
-        rows = int((self.codes.codes.reshape(-1, *self.imaging.layout.grid) >= 0).all(2).sum())
+        rows = self.codes.complete
         ready = now - self.rendered_at >= max(MIN_INTERVAL_S, REST_FACTOR * self.cost) and rows > self.rows_rendered
         if self.mode == "line":
             self._write(f"\r\x1b[K{self.progress()}")

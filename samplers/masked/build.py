@@ -25,11 +25,14 @@ def build(spec: Spec, *, sampling: bool = False) -> MaskedSampler:
     order = [named for stage in MASKED for named in stages[stage]]
     parts = [full(name, method) for name, method in order]
     greedy = all(exactness(name, method, "masked") == "greedy" for name, method in order)
-    methods: dict[str, Any] = {stage: tuple(method for _, method in named) for stage, named in stages.items()}
+    each = {stage: tuple(method for _, method in named) for stage, named in stages.items()}
+    methods: dict[str, Any] = {
+        stage: next(iter(several), None) if stage in SINGLE else several for stage, several in each.items()
+    }
     sampler = MaskedSampler(
         Spec(tuple(parts[:-1]), parts[-1]),  # the cache is the last stage, and there is one
         "greedy" if greedy else "relaxed",
-        **{stage: several[0] if stage in SINGLE else several for stage, several in methods.items()},
+        **methods,
     )
     for stage in sampler.stages:
         stage.check(sampler)
@@ -51,6 +54,8 @@ def fit(sampler: MaskedSampler, model: LanguageModel) -> MaskedSampler:
     chosen: dict[str, Any] = {}
     for name in MASKED:
         stage = getattr(sampler, name)
+        if stage is None:
+            continue
         chosen[name] = new[id(stage)] if name in SINGLE else tuple(new[id(one)] for one in stage)
     return replace(sampler, spec=Spec(tuple(parts[:-1]), parts[-1]), **chosen)
 

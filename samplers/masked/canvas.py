@@ -16,7 +16,7 @@ from torch import Tensor
 from pardec.models.errors import CapacityError, SpecError
 
 from ..host_transfer import to_host
-from .writing import Revision, Writing
+from .writing import Revision, Span, Writing
 
 GIVEN = -1  # commit_step of a token that the request gave
 NEVER = -2  # commit_step of a position that was never committed
@@ -29,7 +29,10 @@ _ROWS = (
     "first_open",
 )  # fmt: skip
 _TENSORS = ("tokens", "open", "commit_step", "commit_score", "window", "eligible")
-_HOST = (*_ROWS, "to_fill", "total_steps", "stays", "_clocks", "given_host", "window_host", "eligible_host")
+_HOST = (
+    *_ROWS, "to_fill", "total_steps", "stays", "_clocks", "given_host", "window_host", "active_host", "compete_host",
+    "eligible_host",
+)  # fmt: skip
 
 
 class Canvas:
@@ -50,7 +53,8 @@ class Canvas:
         to_fill: [B] open positions at the start. `total_steps`: [B] steps of the schedule in all, 0 if it has none.
         stays: [B] bool, remains in a complete block, since a stage still revises it.
         left: [B] open positions in the active block.
-        window: [B, W] int64 positions of the active block, L where outside of it. `eligible`: [B, W] bool.
+        window: [B, W] int64 positions of the active block, L where outside of it. `eligible`: [B, W] bool. With
+            `moving` it covers what the row generates, and `active_host` [B, W] bool tells which of it is the block.
         tokens_host, open_host, window_host, eligible_host: the same on the host. `given_host`: [B, L + 1] bool.
     """
 
@@ -70,6 +74,7 @@ class Canvas:
         block_causal: bool = False,
         bounded: bool = False,
         sliding: bool = False,
+        moving: bool = False,
         shift: int = 0,
         device: torch.device | str = "cpu",
         length: int = 0,
@@ -77,6 +82,7 @@ class Canvas:
         """Columns are those of the longest row, and at least `length`.
 
         `bounded`: forwards see nothing behind the active block. `sliding`: it moves with the first open position.
+        `moving`: it is where `move` puts it.
         """
         total = np.array([len(row) for row in rows])
         if total.max() > _LONGEST:
@@ -98,6 +104,7 @@ class Canvas:
         self.prompt, self.total = np.array(prompts, dtype=np.int64), total
         self.origin = np.zeros_like(self.prompt) if absolute else self.prompt.copy()
         self.block_causal, self.bounded, self.sliding = block_causal, bounded or block_causal, sliding
+        self.moving = moving
         self.step = np.zeros(len(rows), dtype=np.int64)
         self.entry_step = np.zeros(len(rows), dtype=np.int64)
         self.nfe = np.zeros(len(rows), dtype=np.int64)
@@ -108,9 +115,11 @@ class Canvas:
         self.total_steps = np.zeros(len(rows), dtype=np.int64)
         self.revises = False  # whether committed tokens may still change while their block is active
         self.commit_order: Tensor | None = None  # [B, W] int64 on the host, where a cache needs it
-        # [B, L] on the host: the highest logit at each position when it was last queried, where a cache reuses them
-        self.max_logits: Callable[[], np.ndarray] | None = None
+        self.max_logits: Callable[[], np.ndarray] | None = None  # [B, L]: see `Cache.reuses_predictions`
         self.lo = self.hi = np.full(len(rows), -1)
+        if moving:
+            self.lo, self.hi, self.end = self.prompt.copy(), total, total
+            self._lay_window(self.prompt[:, None] + np.arange(max(int((total - self.prompt).max()), 1)))
         self._bind()
         self.given_host = ~self.open.cpu().numpy()
         self.to_fill = (~self.given_host).sum(1)
@@ -142,9 +151,12 @@ class Canvas:
         value = self._read(beside)
         first, each = self.open_host.argmax(1), np.arange(len(self.rows))
         self.first_open = np.where(self.open_host[each, first], first, self.total)
-        if (self.first_open >= self.hi).any() or (self.sliding and (self.first_open > self.lo).any()):
+        beyond = (self.first_open >= self.hi).any() or (self.sliding and (self.first_open > self.lo).any())
+        if beyond and not self.moving:  # a moving block stays until `move` is called
             self._enter()
         self.eligible_host = self.open_host[each[:, None], self.window_host]
+        if self.moving:
+            self.eligible_host &= self.compete_host
         self.eligible = torch.from_numpy(self.eligible_host).to(self.tokens.device)
         self.left = self.eligible_host.sum(1)
         return value
@@ -159,9 +171,31 @@ class Canvas:
         self.entry_step = np.where(lo != self.lo, self.step, self.entry_step)
         self.lo, self.hi = lo, np.minimum(lo + self.block_length, self.total)
         self.end = self.hi if self.bounded else self.total
-        self.window_host = lo[:, None] + np.arange(self.block_length)
-        self.window_host[self.window_host >= self.hi[:, None]] = self.length
+        self._lay_window(lo[:, None] + np.arange(self.block_length))
+
+    def _lay_window(self, positions: np.ndarray) -> None:
+        """Sets the window to `positions` [B, W] up to the end of the active block."""
+        self.window_host = np.where(positions >= self.hi[:, None], self.length, positions)
         self.window = torch.from_numpy(self.window_host).to(self.tokens.device)
+        self.active_host = self.compete_host = self.window_host < self.length
+
+    def move(self, span: Span) -> None:
+        """Makes `span` the active block of every row that does not stay in its own; for canvases that are `moving`.
+
+        Raises RuntimeError for a row with open positions none of which may compete.
+        """
+        entered = span.entered & ~self.stays
+        self.lo = np.where(self.stays, self.lo, span.lo)
+        self.hi = np.where(self.stays, self.hi, np.minimum(span.hi, self.total))
+        self.entered, self.entry_step = self.entered | entered, np.where(entered, self.step, self.entry_step)
+        self.end = self.hi if self.bounded else self.total
+        self.active_host = (self.window_host >= self.lo[:, None]) & (self.window_host < self.hi[:, None])
+        self.compete_host = self.active_host if span.eligible is None else self.active_host & span.eligible
+        self.eligible_host = self.compete_host & np.take_along_axis(self.open_host, self.window_host, 1)
+        self.eligible = torch.from_numpy(self.eligible_host).to(self.tokens.device)
+        self.left = self.eligible_host.sum(1)
+        if ((self.left == 0) & (self.first_open < self.total) & ~self.stays).any():
+            raise RuntimeError("a span has no open position of a row that has some")
 
     @property
     def clocks(self) -> np.ndarray:
@@ -196,19 +230,6 @@ class Canvas:
         first: np.ndarray = np.where(matches.any(1), matches.argmax(1), self.total)
         return first
 
-    def visible_open(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The open positions of `rows` ([B] bool) as far as a forward may see.
-
-        Returns:
-            [B, L + 1] bool, and the same as columns [B, K], padded with the bin.
-        """
-        which = self.open_host & rows[:, None] & (np.arange(self.length + 1) < self.end[:, None])
-        most = int(which.sum(1).max())
-        columns = np.argsort(~which, axis=1, kind="stable")[:, :most]
-        columns = np.where(np.arange(most) < which.sum(1)[:, None], columns, self.length)
-        device = self.tokens.device
-        return torch.from_numpy(which).to(device), torch.from_numpy(columns).to(device)
-
     # --- the writers ---
 
     def commit(
@@ -239,15 +260,7 @@ class Canvas:
             self._revise(revision)
         if fill is not None:
             self._fill(fill)
-        if which.device.type == "cpu":  # the same memory, without a dispatch an operation
-            row, column = (which.numpy() & self.eligible_host).nonzero()
-            at = row, self.window_host[row, column]
-            self.tokens_host[at] = chosen.tokens.numpy()[row, column]
-            self._step_host[at] = self.nfe[row]
-            self._score_host[at] = chosen.scores.numpy()[row, column]
-            self.open_host[at] = False
-        else:
-            self._put(which & self.eligible, chosen.tokens, self._forward(), chosen.scores, stays=False)
+        self._write(which, chosen)
         if self._forwards == self._clocks.shape[1]:
             self._clocks = np.concatenate([self._clocks, np.zeros_like(self._clocks)], 1)
         self._clocks[:, self._forwards] = self.step
@@ -258,6 +271,24 @@ class Canvas:
         value = self._update(beside)
         self._refuse_masks()
         return value
+
+    def draft(self, chosen: Writing) -> None:
+        """Writes `chosen` for the coming forward to confirm, which then counts as theirs: those rows are a step on."""
+        moved = (chosen.which & self.eligible).any(1).cpu().numpy()
+        self._write(chosen.which, chosen)
+        self.step, self.entered = self.step + moved, self.entered & ~moved
+        self._update()
+
+    def _write(self, which: Tensor, chosen: Writing) -> None:
+        if which.device.type == "cpu":  # the same memory, without a dispatch an operation
+            row, column = (which.numpy() & self.eligible_host).nonzero()
+            at = row, self.window_host[row, column]
+            self.tokens_host[at] = chosen.tokens.numpy()[row, column]
+            self._step_host[at] = self.nfe[row]
+            self._score_host[at] = chosen.scores.numpy()[row, column]
+            self.open_host[at] = False
+        else:
+            self._put(which & self.eligible, chosen.tokens, self._forward(), chosen.scores, stays=False)
 
     def _refuse_masks(self) -> None:
         """Raises SpecError where a mask that is neither given nor open was written as if it were a token."""
@@ -300,7 +331,8 @@ class Canvas:
     @property
     def committed(self) -> Tensor:
         """[B, W] bool: the positions of the active block that a forward committed; not those the request gave."""
-        return self.commit_step.gather(1, self.window) >= 0
+        committed = self.commit_step.gather(1, self.window) >= 0
+        return committed & torch.from_numpy(self.active_host).to(committed.device) if self.moving else committed
 
     def close(self, rows: np.ndarray) -> None:
         """Ends these rows ([B] bool): their open positions become padding and stay uncommitted."""
@@ -322,8 +354,9 @@ class Canvas:
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows ([n] indices), in this order."""
         index = torch.from_numpy(rows).to(self.tokens.device)
-        for name in _TENSORS:
-            setattr(self, name, getattr(self, name)[index])
+        with torch.inference_mode(False), torch.no_grad():  # within a step, too: the rows are written to later
+            for name in _TENSORS:
+                setattr(self, name, getattr(self, name)[index])
         for name in _HOST:
             setattr(self, name, getattr(self, name)[rows])
         self._bind()

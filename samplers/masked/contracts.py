@@ -9,132 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ..ops.distribution import Distribution, filter_logits
+from ..ops.distribution import Distribution
 from ..request import Request as Request
 from ..spec import Policy, Spec
 from .canvas import Canvas as Canvas
+from .evidence import Choice as Choice
+from .evidence import Evidence as Evidence
+from .evidence import Hypotheses as Hypotheses
+from .evidence import Predictions as Predictions
+from .evidence import Proposal as Proposal
+from .evidence import QuerySpec as QuerySpec
 from .writing import Revision as Revision
+from .writing import Span as Span
 from .writing import Writing as Writing
 
 if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
-
-_LOWEST = torch.tensor(-torch.inf, device="cpu")  # made once: a Python number would become a tensor at every call
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What one forward predicts for the active block, rows aligned to the block.
-
-    Attributes:
-        distribution: the model's own, the mask id at -inf.
-        positions: [B, W] int64, absolute.
-        eligible: [B, W] bool: the positions that may be committed.
-        shadow: each position predicted without its own token, where a stage `needs_shadow`.
-    """
-
-    distribution: Distribution
-    positions: Tensor
-    eligible: Tensor
-    request: Request
-    shadow: Distribution | None = None
-
-    @property
-    def logits(self) -> Tensor:
-        """[B, W, V] float32."""
-        return self.distribution.logits
-
-    @cached_property
-    def filtered(self) -> Distribution:
-        """The distribution that candidates are sampled from: after temperature, top-p, top-k and min-p."""
-        temperature, filters = self.request.temperature, self.request.filters
-        if filters:
-            return self.distribution.mapped(partial(filter_logits, temperature=temperature, **filters))
-        return self.distribution.scaled(temperature) if temperature else self.distribution
-
-    def measured(self, of: Literal["raw", "filtered"]) -> Distribution:
-        """The distribution that a proposer's parameter `of` names."""
-        return self.distribution if of == "raw" else self.filtered
-
-    def draw(self, canvas: Canvas) -> Tensor:
-        """A candidate per position, [B, W] int64: the argmax at temperature 0, else a keyed draw from `filtered`.
-
-        On a CPU only open positions are drawn, unless a stage revises; the others keep their tokens.
-        """
-        if not self.request.temperature:
-            return self.distribution.greedy[0]
-        uniform, vocab, positions = self.request.source.uniform, self.distribution.vocab, self.positions.flatten()
-        every = canvas.revises or positions.device.type != "cpu"
-        flat = np.arange(len(positions)) if every else np.flatnonzero(self.eligible.numpy())
-
-        def noise(some: np.ndarray) -> Tensor:
-            row, at = some // self.positions.shape[1], torch.from_numpy(some).to(positions.device)
-            return uniform(canvas.rows[row], canvas.step[row], positions[at][:, None], "token", vocab)[:, 0]
-
-        tokens = canvas.tokens.gather(1, self.positions)
-        index = torch.from_numpy(flat).to(positions.device)
-        return tokens.flatten().index_copy_(0, index, self.filtered.draw(flat, noise)).view(tokens.shape)
-
-    def propose(self, tokens: Tensor, score: Tensor) -> Proposal:
-        """The candidates with their scores where eligible."""
-        return Proposal(tokens, torch.where(self.eligible, score, _LOWEST), self)
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A candidate and its score for every position of the active block; higher is surer."""
-
-    tokens: Tensor  # [B, W] int64
-    score: Tensor  # [B, W] float32, -inf where not eligible
-    evidence: Evidence
-
-    @property
-    def eligible(self) -> Tensor:
-        return self.evidence.eligible
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What a select returns if it names the tokens as well."""
-
-    which: Tensor  # [B, W] bool
-    tokens: Tensor  # [B, W] int64
-
-
-@dataclass(frozen=True, slots=True)
-class QuerySpec:
-    """Which positions a forward queries: [start, stop) of each row, or any set as a mask. Arrays live on the host.
-
-    The loop itself adds the rows whose output predicts the wanted positions (one to the left in shifted families).
-    """
-
-    start: np.ndarray  # [B]
-    stop: np.ndarray  # [B]
-    mask: Tensor | None = None  # [B, L] bool; when given it replaces the span
-    must: np.ndarray | None = None  # [B] bool: commit exactly the block's first position if it is open
-    only: Tensor | None = None  # [B, W] bool, on the host: nothing else of the block is to be predicted
-    shifted: np.ndarray | None = None  # [B] bool: predictions stand one position to the left, in whatever family
-
-
-class Predictions(Protocol):
-    """What a forward predicts beyond the active block: raw distributions, guidance included, the mask id at -inf."""
-
-    def has(self, positions: Tensor) -> Tensor:
-        """Whether this forward predicts each of `positions` [B, K]: bool [B, K]."""
-        ...
-
-    def at(self, positions: Tensor) -> Distribution:
-        """The model's distribution at `positions` [B, K]; meaningless where `has` is False."""
-        ...
 
 
 class Stage(Policy):
@@ -160,6 +57,68 @@ class Stateful(Stage):
         return None
 
 
+class Block(Stateful):
+    """Which open positions compete, where blocks are not those of a grid.
+
+    `Canvas.window` then covers all that a row generates, so that what other stages remember stays aligned; `lo` and
+    `hi` move within it.
+    """
+
+    keeps_grid: ClassVar[bool] = False  # spans begin and end with blocks of the grid, as block-causal families need
+
+    def check(self, sampler: MaskedSampler) -> None:
+        name = self.registered[0]
+        if sampler.select.counts_steps:
+            raise SpecError(
+                f"{sampler.select.registered[0]} shares its steps out over blocks of one length, and {name} moves them",
+                "name another select",
+            )
+        if sampler.cache.slides:
+            raise SpecError(f"{sampler.cache.registered[0]} moves the block itself, and so does {name}", "keep one")
+        for stage in sampler.revising:
+            if stage.needs_shadow:
+                raise SpecError(f"{stage.registered[0]} is for blocks of one length, and {name} moves them", "keep one")
+
+    def span(self, canvas: Canvas, state: Any) -> Span:
+        """Before each forward."""
+        raise NotImplementedError
+
+    def narrow(self, evidence: Evidence, canvas: Canvas, state: Any) -> Span | None:
+        """After it: a span within the one before, which holds at once; None leaves it."""
+        return None
+
+
+class Branch(Stage):
+    """Asks a row as several hypotheses in one forward, of which one survives.
+
+    Hypothesis 0 is the row as it is. The others are made from what the last forward predicted, and no step of a row is
+    lost: the sampler's other stages decide for each hypothesis as if it were the row.
+    """
+
+    nested: ClassVar[bool] = False  # hypothesis i is i steps further than the row, and contains all before it
+
+    @property
+    def exactly(self) -> bool:
+        """Whether it keeps the tokens of the sampler without it; what would not is then refused."""
+        return False
+
+    @property
+    def most(self) -> int:
+        """Hypotheses of a row, itself included."""
+        raise NotImplementedError
+
+    def draft(self, number: int, chosen: Tensor, proposal: Proposal) -> Tensor:
+        """What hypothesis `number`, from 1, adds: [N, W] bool, by what the last forward predicted.
+
+        `chosen` is what the sampler would commit next by it; with `nested`, behind what hypothesis number - 1 adds.
+        """
+        raise NotImplementedError
+
+    def survivors(self, hypotheses: Hypotheses) -> np.ndarray:
+        """[n] the index, of N, of the hypothesis that each row goes on from; that is committed to as well."""
+        raise NotImplementedError
+
+
 class Cache(Stateful):
     """Which positions a forward queries.
 
@@ -169,8 +128,14 @@ class Cache(Stateful):
     stores: ClassVar[bool] = True  # False: earlier K/V are never read, so that none are kept
     attention: ClassVar[str | None] = None  # the attention of the only families that it is for
     needs_commit_order: ClassVar[bool] = False  # `Canvas.commit_order` is set before `query`
-    # Positions that are not queried keep the predictions of the forward that last did; `Canvas.max_logits` is set.
+    # Positions that are not queried keep the predictions of the forward that queried them last, whose highest logits
+    # `Canvas.max_logits` gives, [B, L] on the host.
     reuses_predictions: ClassVar[bool] = False
+
+    @property
+    def memoryless(self) -> bool:
+        """Whether, since a block was entered, K/V depend on the tokens alone, and not on earlier forwards of it."""
+        return not self.stores
 
     def check(self, sampler: MaskedSampler) -> None:
         shadows = [stage for stage in sampler.revising if stage.needs_shadow]
@@ -232,6 +197,11 @@ class Select(Stateful):
     default_propose: ClassVar[str] = "confidence"  # the proposer where the spec names none
     default_of: ClassVar[str | None] = None  # and its parameter `of`; None leaves it alone
     may_wait: ClassVar[bool] = False  # a step may commit nothing: it ends by itself
+
+    @property
+    def reads_forwards(self) -> bool:
+        """Whether it depends on how many forwards were made."""
+        return False
 
     def select(self, proposal: Proposal, canvas: Canvas, state: Any) -> Tensor | Choice:
         raise NotImplementedError
@@ -316,6 +286,8 @@ class Finish(Stage):
 
 
 BASES: Mapping[str, type[Stage]] = {
+    "block": Block,
+    "branch": Branch,
     "inputs": Inputs,
     "logits": Logits,
     "propose": Propose,
@@ -341,6 +313,8 @@ class MaskedSampler:
     widen: tuple[Widen, ...]
     revise: tuple[Revise, ...]
     finish: tuple[Finish, ...]
+    block: Block | None = None  # None: the blocks of a grid
+    branch: Branch | None = None  # None: a row is asked as itself alone
 
     @property
     def revising(self) -> tuple[Revise, ...]:
@@ -350,9 +324,11 @@ class MaskedSampler:
     @property
     def stateful(self) -> tuple[Stateful, ...]:
         """The stages that are handed a state."""
-        return (self.cache, *self.inputs, *self.logits, self.select, *self.widen, *self.revise)
+        block = () if self.block is None else (self.block,)
+        return (self.cache, *block, *self.inputs, *self.logits, self.select, *self.widen, *self.revise)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Every stage."""
-        return (*self.stateful, self.propose, *self.finish)
+        branch = () if self.branch is None else (self.branch,)
+        return (*self.stateful, *branch, self.propose, *self.finish)

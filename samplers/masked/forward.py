@@ -140,7 +140,7 @@ class MaskedForward:
             mask = np.where(new[:, None], (order >= first_start[:, None]) & (order < canvas.end[:, None]), mask)
         if self.last_states is None:
             row, column = np.nonzero(self.wanted(query))
-            mask[row, np.maximum(canvas.lo[row] + column - shift[row], 0)] = True
+            mask[row, np.maximum(canvas.window_host[row, column] - shift[row], 0)] = True
         count = mask.sum(1)
         positions = np.argsort(~mask, axis=1, kind="stable")[:, : count.max()]
         positions = np.where(np.arange(count.max()) < count[:, None], positions, -1)
@@ -150,8 +150,7 @@ class MaskedForward:
         """[B, W] bool: the positions of the active block that are to be predicted."""
         canvas = self.canvas
         if self.every:
-            within: np.ndarray = canvas.window_host < canvas.length
-            return within
+            return canvas.active_host
         return canvas.eligible_host if query.only is None else canvas.eligible_host & query.only.cpu().numpy()
 
     def distribution(
@@ -170,7 +169,7 @@ class MaskedForward:
             # The canvas after a short answer is full of end tokens, which must stay free.
             known = ~canvas.open & torch.from_numpy(canvas.inside).to(canvas.open.device)
             self.counts = token_counts(canvas.tokens, known, self.model.vocab_size, self.request.stop_ids)
-        key = b"".join(x.tobytes() for x in (queries.start, queries.stop, queries.shift, canvas.lo))
+        key = b"".join(x.tobytes() for x in (queries.start, queries.stop, queries.shift, canvas.lo, canvas.hi))
         if queries.positions is not None or key != self._key:
             self._groups, self._order = self.layout.plan_groups(queries)
             self._key = key
@@ -366,7 +365,10 @@ class MaskedForward:
     def _wanted_only(
         self, group: Group, want: Tensor, wanted: np.ndarray, positions: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The wanted ones of the queries `want` [n, W]: [n, M], the index of each block position's among them [n, W], and what they predict."""
+        """The wanted queries [n, M], the index of each block position's among them [n, W], and what they predict.
+
+        `want` [n, W] are those of all block positions.
+        """
         wanted = wanted if group.rows is None else wanted[group.rows]
         counts = wanted.sum(1)
         most = max(int(counts.max()), 1)

@@ -87,17 +87,18 @@ class Layout:
             positions[positions >= stop[:, None]] = -1
         else:
             positions = queries.positions[rows, :width]
-        block = lo[:, None] + np.arange(canvas.block_length)
+        block = canvas.window_host[rows]
+        outside = (block < lo[:, None]) | (block >= hi[:, None])
         wanted = np.maximum(block - queries.shift[rows, None], 0)
         want = wanted - start[:, None] if queries.positions is None else _index(positions, wanted)
-        want[(block >= hi[:, None]) | (want < 0)] = -1
+        want[outside | (want < 0)] = -1
         even = bool((stop - start == width).all())
         span = None
         if even and queries.positions is None and (start == start[0]).all():
             span = (int(start[0]), int(stop[0]))
         slots, queried = positions, positions
         if self.shadow:
-            queried, slots, want = self._with_shadow(positions, np.where(block < hi[:, None], wanted, -1), want)
+            queried, slots, want = self._with_shadow(positions, np.where(outside, -1, wanted), want)
 
         def put(array: np.ndarray) -> Tensor:
             return torch.from_numpy(np.concatenate([array] * self.copies)).to(device)
@@ -153,6 +154,20 @@ class Layout:
         visible[:, width:, :length] &= slots != block[..., None]
         visible[:, width:, length:] = (block < hi[:, None])[:, None, :]
         return visible
+
+
+def visible_open(canvas: Canvas, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    """The open positions of `rows` ([B] bool) as far as a forward may see.
+
+    Returns:
+        [B, L + 1] bool, and the same as columns [B, K], padded with the bin.
+    """
+    which = canvas.open_host & rows[:, None] & (np.arange(canvas.length + 1) < canvas.end[:, None])
+    most = int(which.sum(1).max())
+    columns = np.argsort(~which, axis=1, kind="stable")[:, :most]
+    columns = np.where(np.arange(most) < which.sum(1)[:, None], columns, canvas.length)
+    device = canvas.tokens.device
+    return torch.from_numpy(which).to(device), torch.from_numpy(columns).to(device)
 
 
 def _split(width: np.ndarray) -> list[np.ndarray]:

@@ -9,7 +9,7 @@ mask id is never committed, and logits that are not finite are an error.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -22,24 +22,25 @@ from pardec.models.finite import demand_head
 from pardec.models.model import LanguageModel
 
 from ..batching import put_rows, take_rows, unbatchable
+from ..cards import name_of
 from ..conditioning import conditioned_model
 from ..endings import Endings
 from ..events import Event, Finished, RowFinished
 from ..logprobs import LogprobRecorder
 from ..ops.chunked_distribution import CHUNK_BYTES
 from ..ops.distribution import split
-from ..ops.rank import best
 from ..registry import resolve
 from ..rng import assign_rows
+from .branching import Branching, refuse_branches
 from .build import fit
 from .canvas import NEVER, Canvas
-from .contracts import Choice, Evidence, MaskedSampler, Proposal, QuerySpec, Request, Stage, Stateful
+from .contracts import Block, Choice, Evidence, MaskedSampler, Proposal, QuerySpec, Request, Span, Stage, Stateful
+from .decision import Decision, at_least_one
 from .forward import MaskedForward
+from .layout import visible_open
 from .recorder import Before, TraceRecorder
-from .refusals import Read, demand_finite, mask_chosen, refuse_images
+from .refusals import Read, demand_finite, mask_chosen, refuse_blocks, refuse_images
 from .writing import Revision, Writing
-
-_LOWEST = torch.finfo(torch.float32).min
 
 
 def decode(model: LanguageModel, sampler: MaskedSampler, request: Request, *, steps: bool = True) -> Iterator[Event]:
@@ -74,17 +75,6 @@ def _reference_text(model: LanguageModel, reference: str, sampler: MaskedSampler
     return torch.nn.functional.pad(text, (0, 1), value=-1).to(model.device)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What one step does to the canvas."""
-
-    chosen: Writing
-    by: Stage  # the stage that names the tokens chosen
-    revision: Revision | None = None
-    fill: Writing | None = None
-    columns: Tensor | None = None  # [B, K] positions that `fill` may write
-
-
 class MaskedLoop:
     """The state of one request."""
 
@@ -100,6 +90,7 @@ class MaskedLoop:
             )
         demand_head(model)
         sampler = fit(sampler, model)
+        refuse_blocks(sampler, model)
         if sampler.select.reference_sampler is not None:
             text = _reference_text(model, sampler.select.reference_sampler, sampler, request)
             request = replace(request, finished=text)
@@ -117,6 +108,7 @@ class MaskedLoop:
             block_causal=block_causal,
             bounded=model.follows_canvas,
             sliding=sampler.cache.slides,
+            moving=sampler.block is not None,
             shift=decoding_config.shift,
             device=model.device,
             length=columns,
@@ -125,11 +117,14 @@ class MaskedLoop:
         if (total := sampler.select.total_steps(canvas)) is not None:
             canvas.total_steps = total
         self.memory: dict[int, Any] = {id(stage): stage.start(canvas) for stage in sampler.stateful}
+        refuse_branches(sampler, self.memory, logprobs=request.logprobs is not None)
+        self.branching = None if sampler.branch is None else Branching(self, sampler.branch)
         self.forward = MaskedForward(model, canvas, sampler, request)
         self.logprobs = LogprobRecorder.of(request, canvas, canvas.length, model.device)
         self.recorder = TraceRecorder(canvas, self.forward.sequences, self.logprobs)
         self.endings = Endings(request.stops, len(canvas))
         self.distributions: list[Read] = []  # of the step, in order
+        self.progress: np.ndarray | None = None  # [B] before which a row commits at least one; None: the block's end
 
     # --- one step ---
 
@@ -137,13 +132,18 @@ class MaskedLoop:
     def step(self) -> Before:
         """One forward for every live row, and its commits; returns the canvas before it."""
         canvas = self.canvas
+        before = Before(canvas.open_host.copy(), canvas.tokens_host.copy() if canvas.revises else None)
+        if self.branching is not None:
+            self.branching.expand()
         query = self.plan()
         evidence = self.predict(query)
         self.distributions = [Read(None, evidence.distribution, evidence.positions, evidence.eligible)]
         if canvas.tokens.device.type == "cpu":  # elsewhere the host would wait: the value comes with the commit
             demand_finite(float(self.forward.highest), self.distributions, self.forward)
-        decision = self._consistent(self.decide(evidence, query))
-        before = Before(canvas.open_host.copy(), canvas.tokens_host.copy() if canvas.revises else None)
+        decision, proposal = self.decide(evidence, query)
+        decision = self._consistent(decision)
+        if self.branching is not None:
+            decision = self.branching.collapse(decision, proposal, evidence)
         window, new = canvas.window, canvas.nfe == 0
         demand_finite(self._commit(decision), self.distributions, self.forward)
         if self.logprobs is not None:
@@ -202,6 +202,8 @@ class MaskedLoop:
     def plan(self) -> QuerySpec:
         """The schedule's clock, then the positions to query."""
         canvas, select, cache = self.canvas, self.sampler.select, self.sampler.cache
+        if self.sampler.block is not None:
+            self._move(self.sampler.block.span(canvas, self.state(self.sampler.block)))
         if canvas.entered.any() and (step := select.entry_step(canvas)) is not None:
             canvas.begin(step)
         canvas.skip(select.tick(canvas, self.state(select)))
@@ -223,16 +225,30 @@ class MaskedLoop:
         distribution, shadow = forward.distribution(queries, wanted, soft)
         eligible = canvas.eligible if query.only is None else canvas.eligible & query.only.to(canvas.eligible.device)
         evidence = Evidence(distribution, canvas.window, eligible, self.request, shadow)
+        if self.sampler.block is not None:
+            evidence = self._narrow(self.sampler.block, evidence)
         self._observe(evidence, after_logits=False)
         return evidence
+
+    def _move(self, span: Span) -> None:
+        self.canvas.move(span)
+        self.progress = span.progress
+
+    def _narrow(self, block: Block, evidence: Evidence) -> Evidence:
+        """The evidence of the span that is left once the forward has been seen."""
+        span = block.narrow(evidence, self.canvas, self.state(block))
+        if span is None:
+            return evidence
+        self._move(span)
+        return replace(evidence, eligible=evidence.eligible & self.canvas.eligible)
 
     def _observe(self, evidence: Evidence, *, after_logits: bool) -> None:
         for stage in self.sampler.inputs:
             if stage.after_logits == after_logits:
                 stage.observe(evidence, self.forward.model.embed, self.canvas, self.state(stage))
 
-    def decide(self, evidence: Evidence, query: QuerySpec) -> Decision:
-        """What is committed, filled and revised."""
+    def choose(self, evidence: Evidence) -> tuple[Choice, Proposal, Stage]:
+        """What is committed, of which proposal, and the stage that names its tokens."""
         canvas, sampler = self.canvas, self.sampler
         for stage in sampler.logits:
             evidence = replace(evidence, distribution=stage.logits(evidence, canvas, self.state(stage)))
@@ -246,14 +262,20 @@ class MaskedLoop:
         for widen in sampler.widen:
             chosen = widen.widen(chosen, proposal, canvas, self.state(widen))
         if not sampler.select.may_wait:
-            chosen = self._at_least_one(chosen, proposal)
+            chosen = at_least_one(chosen, proposal, self.progress)
+        return Choice(chosen, tokens), proposal, sampler.select if choice is answer else sampler.propose
+
+    def decide(self, evidence: Evidence, query: QuerySpec) -> tuple[Decision, Proposal]:
+        """What is committed, filled and revised."""
+        choice, proposal, by = self.choose(evidence)
+        canvas, chosen, evidence = self.canvas, choice.which, proposal.evidence
         if query.must is not None:
-            must = torch.from_numpy(query.must).to(chosen.device)[:, None] & evidence.eligible[:, :1]
-            first = torch.arange(chosen.shape[1], device=chosen.device) == 0
+            begin = torch.from_numpy(canvas.lo).to(chosen.device)[:, None]
+            first = evidence.eligible & (evidence.positions == begin)
+            must = torch.from_numpy(query.must).to(chosen.device)[:, None] & first.any(1, keepdim=True)
             chosen = torch.where(must, first, chosen)
-        by = sampler.select if choice is answer else sampler.propose
-        decision = Decision(Writing(chosen, tokens, proposal.score), by, self._revision(chosen, proposal))
-        return self._with_fill(decision, proposal) if self.forward.whole else decision
+        decision = Decision(Writing(chosen, choice.tokens, proposal.score), by, self._revision(chosen, proposal))
+        return (self._with_fill(decision, proposal) if self.forward.whole else decision), proposal
 
     def _consistent(self, decision: Decision) -> Decision:
         """The decision, without tokens that cannot stand beside others of their gap."""
@@ -261,18 +283,6 @@ class MaskedLoop:
             return decision
         chosen, revision, fill = joints.consistent(self.canvas, decision.chosen, decision.revision, decision.fill)
         return replace(decision, chosen=chosen, revision=revision, fill=fill)
-
-    @staticmethod
-    def _at_least_one(chosen: Tensor, proposal: Proposal) -> Tensor:
-        """`chosen` where eligible; in a row with none, its best candidate."""
-        if chosen.device.type == "cpu":
-            host = chosen.numpy() & proposal.eligible.numpy()
-            if host.any(1).all():
-                return torch.from_numpy(host)
-        chosen = chosen & proposal.eligible
-        # A method may score -inf for "last"; open positions still come before the others.
-        score = proposal.score.clamp(min=_LOWEST).masked_fill(~proposal.eligible, -torch.inf)
-        return chosen | (best(score) & proposal.eligible & ~chosen.any(1, keepdim=True))
 
     def _revision(self, chosen: Tensor, proposal: Proposal) -> Revision | None:
         """What the revise stages decide together; a position that one reopens no other rewrites."""
@@ -288,18 +298,10 @@ class MaskedLoop:
                 rows |= finish.fill(self.forward, proposal, canvas)
         if not rows.any():
             return decision
-        which, columns = canvas.visible_open(rows)
+        which, columns = visible_open(canvas, rows)
         distribution = self.forward.at(columns)
         self.distributions.append(Read(None, distribution, columns, which.gather(1, columns)))
-        ids, probability = distribution.greedy
-        fill = Writing(
-            which,
-            torch.zeros_like(canvas.tokens).scatter_(1, columns, ids),
-            torch.zeros_like(canvas.commit_score).scatter_(1, columns, probability),
-        )
-        rest = torch.from_numpy(~rows).to(which.device)[:, None]
-        revision = None if decision.revision is None else decision.revision.only(rest)
-        return Decision(decision.chosen.only(rest), decision.by, revision, fill, columns)
+        return decision.filled(canvas, rows, which, columns, distribution)
 
     # --- rows that end ---
 
@@ -319,9 +321,7 @@ class MaskedLoop:
     def finished_rows(self) -> np.ndarray:
         """[B] bool: the live rows that are done; open positions of those that stopped become padding."""
         canvas = self.canvas
-        self.stopped = np.zeros(len(canvas), dtype=bool)
-        for finish in self.sampler.finish:
-            self.stopped |= finish.done(canvas, self.request)
+        self.stopped = self.ended_rows()
         if self.endings:
             final = zip(canvas.tokens_host, canvas.prompt, canvas.settled, strict=True)
             self.stopped |= self.endings.find([row[start:end] for row, start, end in final]) >= 0
@@ -329,6 +329,13 @@ class MaskedLoop:
         if (self.stopped & ~canvas.finished).any():
             canvas.close(self.stopped)
         return over
+
+    def ended_rows(self) -> np.ndarray:
+        """[B] bool: the live rows that a finish stage ends."""
+        ended = np.zeros(len(self.canvas), dtype=bool)
+        for finish in self.sampler.finish:
+            ended |= finish.done(self.canvas, self.request)
+        return ended
 
     def leave(self, over: np.ndarray) -> Iterator[RowFinished]:
         """The events of the rows that are done, whose K/V later requests may go on from."""
@@ -338,6 +345,12 @@ class MaskedLoop:
 
     def keep(self, keep: np.ndarray) -> None:
         """Drops all live rows but these from the canvas, the cache and every state."""
+        if self.branching is not None:
+            self.branching.keep(keep)
+        self.take(keep)
+
+    def take(self, keep: np.ndarray) -> None:
+        """`keep`, for hypotheses of rows too."""
         self.canvas.keep(keep)
         self.forward.keep(keep)
         self.endings.keep(keep)
@@ -358,6 +371,10 @@ class MaskedLoop:
         """Why no rows can join the request under way; None where they can."""
         if (reference := self.sampler.select.reference_sampler) is not None:
             return f"{reference} decodes the rows of a request beforehand"
+        if self.sampler.block is not None:
+            return f"{name_of(self.sampler.block)} lays one window over rows that begin together"
+        if self.sampler.branch is not None:
+            return f"{name_of(self.sampler.branch)} drafts from what rows were predicted together"
         name = next((name for state in self.memory.values() if (name := unbatchable(state))), None)
         return None if name is None else f"what {name.lstrip('_')} remembers is of the rows that began together"
 

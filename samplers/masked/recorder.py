@@ -114,7 +114,8 @@ class TraceRecorder:
         lengths = self.lengths[which]
         longest = int(lengths.max())
         tokens, commit_step, commit_score = (values[which, :longest].numpy() for values in self.contents)
-        fed = tuple(self._fed(row) for row in which)
+        each = [self._fed(row) for row in which]  # of every hypothesis of the row, forward by forward
+        fed = tuple(tuple(hypotheses[0] for hypotheses in forwards) for forwards in each)
         ends = [self.ends[row] for row in which]
         clocks = tuple(self.clocks[row] for row in which)
         logprobs = None if self.logprobs is None else self.logprobs.of_rows(which, longest)
@@ -122,14 +123,17 @@ class TraceRecorder:
             tokens=tokens,
             reasons=tuple(end.reason for end in ends),
             nfe=tuple(end.nfe for end in ends),
-            forward_rows=tuple(end.nfe * self.copies for end in ends),
-            tokens_fed=tuple(self.copies * sum(map(len, each)) for each in fed),
+            forward_rows=tuple(self.copies * sum(map(len, forwards)) for forwards in each),
+            tokens_fed=tuple(
+                self.copies * sum(len(queries) for hypotheses in forwards for queries in hypotheses)
+                for forwards in each
+            ),
             trace=Trace(tokens, commit_step, commit_score, lengths, fed, clocks, logprobs=logprobs),
             reused=tuple(self.reused[which].tolist()),
         )
 
-    def _fed(self, row: int) -> tuple[range | tuple[int, ...], ...]:
-        """The positions that each forward of the row queried."""
+    def _fed(self, row: int) -> list[list[range | tuple[int, ...]]]:
+        """The positions that each forward queried of each hypothesis of the row, of which there is one by default."""
         history = self.history[int(self.first_forward[row]) :]
-        each = ((queries, np.flatnonzero(queries.rows == row)) for queries in history)
-        return tuple(queries.of(int(at[0])) for queries, at in each if len(at))
+        each = ((queries, np.flatnonzero(queries.rows == row).tolist()) for queries in history)
+        return [[queries.of(at) for at in hypotheses] for queries, hypotheses in each if hypotheses]

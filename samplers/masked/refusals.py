@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from .canvas import Canvas
 from .contracts import MaskedSampler, Stage
 from .forward import MaskedForward
 from .writing import Writing
+
+if TYPE_CHECKING:
+    from pardec.models.model import LanguageModel
 
 
 def refuse_images(sampler: MaskedSampler) -> None:
@@ -37,6 +41,19 @@ class Read:
     distribution: Distribution
     positions: Tensor  # [B, K] absolute
     which: Tensor  # [B, K] bool: where a token may be committed
+
+
+def refuse_blocks(sampler: MaskedSampler, model: LanguageModel) -> None:
+    """Raises SpecError where the sampler moves blocks that the model's attention fixes."""
+    block = sampler.block
+    if block is None:
+        return
+    if model.follows_canvas or (model.decoding_config.attention == "block-causal" and not block.keeps_grid):
+        raise SpecError(
+            f"{name_of(block)} moves blocks, and {model.name} has {model.decoding_config.attention} attention, which "
+            "fixes them",
+            "leave it out",
+        )
 
 
 def demand_finite(highest: float, distributions: Sequence[Read], forward: MaskedForward) -> None:

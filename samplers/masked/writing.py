@@ -31,6 +31,10 @@ class Writing:
         """Restricted to `where` (bool, broadcast)."""
         return replace(self, which=self.which & where)
 
+    def take(self, rows: Tensor) -> Writing:
+        """Of these rows ([n] int64)."""
+        return Writing(self.which[rows], self.tokens[rows], self.scores[rows])
+
 
 @dataclass(frozen=True, slots=True)
 class Revision:
@@ -52,6 +56,17 @@ class Revision:
             None if self.rewrite is None else self.rewrite.only(rows),
             None if self.hold is None else self.hold & rows[:, 0].cpu().numpy(),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where the open positions of each row compete in the coming step. Arrays live on the host."""
+
+    lo: np.ndarray  # [B] where the span begins; caches take it for the start of the active block
+    hi: np.ndarray  # [B] where it ends
+    entered: np.ndarray  # [B] bool: a new block begins, at which caches refresh and schedules start anew
+    eligible: np.ndarray | None = None  # [B, W] bool, of the canvas's window: nothing else competes; None: all of it
+    progress: np.ndarray | None = None  # [B] where no position is sure, the best before this one is committed; None: hi
 
 
 _T = TypeVar("_T")

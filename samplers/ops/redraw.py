@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..rng import gumbel, wide
-from ..speculative.uniforms import sample
+from .inverse_cdf import sample
 from .verification import residual, without
 
 

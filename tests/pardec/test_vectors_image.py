@@ -148,13 +148,13 @@ def test_samplers_of_vectors_are_listed(cli: Cli) -> None:
     assert {"mar", "sequential"} <= {entry["name"] for entry in listed}
     assert {entry["stage"] for entry in listed} == {"vectors"}
     code, _, err = cli("list", "samplers", "--family", "vectors")
-    assert (code, "families: masked, ar, continuous" in err) == (2, True)
+    assert (code, "families: masked, ar, continuous, scales" in err) == (2, True)
     assert cli("show", "mar")[1].startswith("mar (vectors stage, continuous models)")
     both = cli("show", "sequential")[1]
     for head in ("select stage, masked", "draft stage, ar", "vectors stage, continuous"):
         assert f"sequential ({head} models)" in both
     assert [entry["family"] for entry in json.loads(cli("show", "sequential", "--json")[1])] == [
-        "masked", "ar", "continuous",
+        "masked", "ar", "continuous", "scales",
     ]  # fmt: skip
 
 

@@ -114,6 +114,15 @@ COLUMNS = (
     Column("head_seconds", "In the head", "mean seconds per image in the head", better="low"),
     Column("draft_backbone_seconds", "In the drafter's backbone", "mean seconds per image", better="low"),
     Column("draft_head_seconds", "In the drafter's head", "mean seconds per image", better="low"),
+    Column("transformer_seconds", "In the transformer", "mean seconds per image in the model", better="low"),
+    Column("refiner_seconds", "In the refiner", "mean seconds per image in the small model", better="low"),
+    Column(
+        "weighted_forwards",
+        "Weighted forwards",
+        "mean forwards of both models, those of the small one times its share of the parameters",
+        better="low",
+        only=lambda row: bool(row["draft_forwards"]),
+    ),
     Column("tokens_fed", "Tokens fed", "mean positions queried by the forwards of a problem", better="low"),
     Column("fed_per_token", "Fed per\u00a0token", "positions queried per token before the end token", better="low"),
     Column(

@@ -36,7 +36,7 @@ class Fit:
         from ...api import load
 
         loaded = load(model, **loading) if isinstance(model, str | Path) else model
-        _refuse_vectors(loaded.name, loaded.family)
+        _refuse_class_images(loaded.name, loaded.family)
         name = str(model) if isinstance(model, str | Path) else loaded.name
         return cls(loaded, name, loaded.family, dict(arguments))
 
@@ -48,7 +48,7 @@ class Fit:
         if not isinstance(model, str | Path):
             return cls.of(model, loading, arguments)
         family = family_of(str(model), Loading(**loading))
-        _refuse_vectors(str(model), family)
+        _refuse_class_images(str(model), family)
         return cls(None, str(model), family, dict(arguments))
 
     @property
@@ -98,9 +98,11 @@ class Fit:
         return sampler
 
 
-def _refuse_vectors(name: str, family: Family) -> None:
-    if family == "continuous":
+def _refuse_class_images(name: str, family: Family) -> None:
+    examples = {"continuous": "-s mar:steps=16 -s mar:steps=64", "scales": "-s sequential -s code:refiner=NAME"}
+    if family in examples:
         raise SpecError(
-            f"{name} draws vectors, and tune searches samplers of token ids",
-            hint="compare its samplers: pardec compare MODEL --task classes -s mar:steps=16 -s mar:steps=64",
+            f"{name} draws {'vectors' if family == 'continuous' else 'token maps'}, and tune searches samplers of "
+            "token sequences",
+            hint=f"compare its samplers: pardec compare MODEL --task classes {examples[family]}",
         )

@@ -6,7 +6,12 @@ function drawn(root, pictures, scale, most) {
   part.ramp.append(...grounds.map(ground => make("i", { style: `background:${ground}` })));
   part.most.textContent = `${most} token${most === 1 ? "" : "s"}`;
   const tint = count => grounds[most > 1 ? Math.round((count - 1) / (most - 1) * (grounds.length - 1)) : 0];
-  const shown = pictures.map(held => easel(held, tint));
+  const shown = pictures.map(held => held.sides ? forming(held, grounds) : easel(held, tint));
+  if (pictures.some(held => held.sides)) {
+    [part.least, part.most, part.what].forEach((one, at) => { one.textContent = ["unlikely", "likely", "codes of a token map"][at]; });
+    part.explained.textContent = "On the left the picture as coarse as the latest token map; on the right, for each code of that map, "
+      + "how likely it was. Point at a code to read its numbers.";
+  }
   part.pictures.append(...shown.map(one => one.element));
   part.slider.max = part.slider.value = last;
 
@@ -87,6 +92,59 @@ function easel(held, tint) {
     now = Math.min(forward, held.nfe);
     count.textContent = `seed ${held.seed}, ${now} of ${held.nfe} forwards, ${held.steps.filter((_, cell) => there(cell)).length} of ${rows * columns} tokens`;
     rates?.show(now);
+    draw();
+  }
+  return { element, show };
+}
+
+/** A picture of token maps: as coarse as its latest map, beside how likely each code of that map was. */
+function forming(held, grounds) {
+  const source = new Image();
+  const left = make("canvas", { role: "img", "aria-label": held.title });
+  const right = make("canvas", { role: "img", "aria-label": `how likely each code was: ${held.title}` });
+  const count = make("span", { class: "soft small" }), told = make("p", { class: "told" });
+  const starts = held.sides.map((_, at) => held.sides.slice(0, at).reduce((sum, side) => sum + side * side, 0));
+  let now = 0;
+
+  function draw() {
+    const picture = left.getContext("2d"), map = right.getContext("2d"), side = held.sides[now - 1] || 1;
+    if (source.complete && source.naturalWidth) {
+      left.width = source.naturalWidth;
+      left.height = source.naturalHeight;
+      if (now === held.sides.length) picture.drawImage(source, 0, 0);
+      else if (now > 0) {
+        const small = make("canvas", { width: side, height: side }), pen = small.getContext("2d");
+        pen.imageSmoothingQuality = "high";
+        pen.drawImage(source, 0, 0, side, side);
+        picture.imageSmoothingEnabled = false;
+        picture.drawImage(small, 0, 0, left.width, left.height);
+      }
+    }
+    right.width = right.height = side;
+    for (let cell = 0; now > 0 && cell < side * side; cell++) {
+      map.fillStyle = grounds[Math.round(held.scores[starts[now - 1] + cell] * (grounds.length - 1))];
+      map.fillRect(cell % side, Math.floor(cell / side), 1, 1);
+    }
+  }
+
+  function point(event) {
+    const box = event.currentTarget.getBoundingClientRect(), side = held.sides[now - 1];
+    if (!side) return void (told.textContent = "not known yet");
+    const index = (at, size) => Math.min(side - 1, Math.max(0, Math.floor(at / size * side)));
+    const row = index(event.clientY - box.top, box.height), column = index(event.clientX - box.left, box.width);
+    const cell = starts[now - 1] + row * side + column;
+    told.textContent = `map ${now} of ${held.sides.length}, row ${row + 1}, column ${column + 1}: `
+      + `code ${held.codes[cell]}, probability ${held.scores[cell]}`;
+  }
+  for (const canvas of [left, right]) canvas.addEventListener("pointermove", point);
+  source.addEventListener("load", draw);
+  source.src = held.source;
+  const element = make("article", {}, make("h3", {}, held.title), make("div", { class: "pair" }, left, right),
+    make("p", { class: "soft small" }, count), told);
+
+  function show(forward) {
+    now = Math.min(forward, held.sides.length);
+    count.textContent = `seed ${held.seed}, ${now} of ${held.sides.length} token maps`;
     draw();
   }
   return { element, show };

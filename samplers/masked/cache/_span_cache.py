@@ -45,6 +45,10 @@ class SpanCache(Cache):
         return canvas.lo
 
     @property
+    def memoryless(self) -> bool:
+        return self.refresh in (0, 1) and not self.reference
+
+    @property
     def exact(self) -> str:
         return "greedy" if self.refresh == 1 and not self.reference else "relaxed"
 

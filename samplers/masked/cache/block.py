@@ -36,6 +36,7 @@ class State:
 @dataclass(frozen=True)
 class BlockCache(Cache):
     attention = "block-causal"
+    memoryless = True
 
     def start(self, canvas: Canvas) -> State:
         if not canvas.block_causal:

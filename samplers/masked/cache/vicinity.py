@@ -37,6 +37,10 @@ class Vicinity(SpanCache):
         super().__post_init__()
         self.require("before", "after", "warmup", least=0)
 
+    @property
+    def memoryless(self) -> bool:
+        return super().memoryless and not self.warmup
+
     def full(self, canvas: Canvas, state: PublishedCounts) -> np.ndarray:
         if not self.reference:
             return canvas.entered | (canvas.nfe < self.warmup)

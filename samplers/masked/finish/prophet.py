@@ -33,6 +33,7 @@ from pardec.models.errors import SpecError
 
 from ...registry import register
 from ..contracts import Canvas, Finish, MaskedSampler, Predictions, Proposal, Request
+from ..layout import visible_open
 
 _BOUNDS = (0.33, 0.67)  # of the progress, between early, mid and late
 
@@ -90,7 +91,7 @@ class Prophet(Finish):
 
     def fill(self, predictions: Predictions, proposal: Proposal, canvas: Canvas) -> np.ndarray:
         every = np.ones(len(canvas), dtype=bool)
-        opened = canvas.visible_open(every)[1]
+        opened = visible_open(canvas, every)[1]
         region, counted = self._region(canvas, opened)
         ready = (predictions.has(opened) | (opened == canvas.length)).all(1)
         counted &= predictions.has(region)

@@ -53,6 +53,10 @@ class Threshold(Select):
                 hint="a negative tau is minus an entropy in nats and goes with 'entropy+threshold'",
             )
 
+    @property
+    def reads_forwards(self) -> bool:
+        return self.fall > 0
+
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         # In a row where no position passes the loop adds the surest.
         if not self.fall:

@@ -12,11 +12,11 @@ from torch import Tensor
 from pardec.models.errors import PardecError
 from pardec.models.plan import Plan, Visible
 
+from ...ops.inverse_cdf import sample
 from ..contracts import Draft, InverseCDFUniforms, Uniforms
 from ..draft_model import DraftModelState
 from ..reading_state import ReadingState
 from ..sequences import Sequences
-from ..uniforms import sample
 
 
 class DraftedText:

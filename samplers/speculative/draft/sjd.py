@@ -30,10 +30,10 @@ from torch.nn.functional import pad
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
+from ...ops.inverse_cdf import sample
 from ...ops.redraw import coupled_sample, gumbel_sample
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
-from ..uniforms import sample
 from ._window import Init, fresh, refuse_narrow, refuse_without_image, slice_from
 
 _TEXT, _IMAGE = 16, 32  # the default window

@@ -158,5 +158,5 @@ def test_samplers_of_other_models_are_refused(target: Path) -> None:
 
 
 def test_tune_is_for_tokens_that_have_ids(target: Path) -> None:
-    with pytest.raises(SpecError, match="target draws vectors, and tune searches samplers of token ids"):
+    with pytest.raises(SpecError, match="target draws vectors, and tune searches samplers of token sequences"):
         pardec.tune(target, "classes")

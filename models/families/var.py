@@ -1,0 +1,234 @@
+"""VAR: images of a class, predicted scale by scale. CoDe's pairs have the same files.
+
+Visual Autoregressive Modeling: Scalable Image Generation via Next-Scale Prediction, https://arxiv.org/abs/2404.02905
+
+Published files hold tensors alone. What they leave open is stated by a config.json or an `args.json` beside them, with
+the names of the authors' arguments, or follows from the tensors as published: heads from the normalised attention, else
+one a block; the sides of the token maps from how many tokens an image has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .. import finite
+from ..errors import ModelError
+from ..images.contracts import OneSize
+from ..images.weight_files import check_names
+from ..kernels import layout
+from ..loading.sources import Source, read_json
+from ..loading.weights import Published, count_parts, read
+from ..scales.contracts import MultiScaleQuantizer, ScaleModel, Scales
+from ..scales.layout import ScaleLayout
+from ..scales.tokenizer import MultiScaleVQ
+from ..scales.transformer import VARTransformer
+from .base import Config
+
+MARK = "pos_1LC"  # a tensor that only such a checkpoint has
+SIDES = {680: (1, 2, 3, 4, 5, 6, 8, 10, 13, 16), 2240: (1, 2, 3, 4, 6, 9, 13, 18, 24, 32)}  # by tokens, as published
+_HARMLESS = re.compile(r"lvl_1L$|attn_bias_for_masking$|blocks\.\d+\.attn\.zero_k_bias$")  # follow from the scales
+_DEFAULTS: dict[str, Any] = {"cfg": 4.0, "top_k": 900, "top_p": 0.95, "temperature": 1.0}  # of the authors' demo
+
+
+def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -> Config:
+    """The configuration, stated or read off the tensors. Raises ModelError for those of another model."""
+    needed = (MARK, "class_emb.weight", "word_embed.weight", "head.weight", "lvl_embed.weight")
+    absent = [name for name in needed if name not in published]
+    if absent:
+        raise ModelError(f"{folder} does not hold a VAR model: there is no {absent[0]}")
+    config: Config = {}
+    for name in ("config.json", "args.json", f"{stem}.args.json"):
+        config |= read_json(folder / name)
+    classes, width = published["class_emb.weight"].shape
+    sharp = published.get("blocks.0.attn.scale_mul_1H11")
+    depth = count_parts(published, "blocks")
+    if "blocks.0.ffn.fc1.weight" not in published:
+        raise ModelError(f"{folder} does not hold a whole VAR model: there is no blocks.0.ffn.fc1.weight")
+    read_off: dict[str, Any] = {
+        "depth": depth,
+        "embed_dim": width,
+        "num_classes": classes - 1,
+        "shared_aln": "shared_ada_lin.1.weight" in published,
+        "attn_l2_norm": sharp is not None,
+        "mlp_ratio": published["blocks.0.ffn.fc1.weight"].shape[0] / width,
+        "vocab_size": published["head.weight"].shape[0],
+        "z_channels": published["word_embed.weight"].shape[1],
+    }
+    if sharp is not None:
+        read_off["num_heads"] = sharp.shape[1]
+    for name, value in read_off.items():
+        if name in config and float(config[name]) != float(value):
+            raise ModelError(f"{folder}: {name} is stated as {config[name]}, and the tensors have {value}")
+    tokens, levels = published[MARK].shape[1], published["lvl_embed.weight"].shape[0]
+    sides = config.get("patch_nums", SIDES.get(tokens))
+    if sides is None:
+        raise ModelError(
+            f"{folder} has {levels} token maps of {tokens} tokens together, and does not say of which sides",
+            f'write {{"patch_nums": [...]}} into {stem or ""}{"." if stem else ""}args.json beside the weights',
+        )
+    sides = tuple(int(side) for side in sides)
+    if len(sides) != levels or sum(side * side for side in sides) != tokens:
+        raise ModelError(
+            f"{folder}: token maps of sides {list(sides)} are {len(sides)} of "
+            f"{sum(side * side for side in sides)} tokens, and the tensors have {levels} of {tokens}"
+        )
+    config.setdefault("num_heads", depth)
+    return {**config, "model_type": "var", **read_off, "patch_nums": list(sides)}
+
+
+def network(config: Config) -> VARTransformer:
+    """The module that a configuration describes, with random weights. Raises ModelError."""
+    width, heads = int(config["embed_dim"]), int(config["num_heads"])
+    if heads < 1 or width % heads:
+        raise ModelError(f"{heads} heads do not divide a width of {width}", "num_heads states how many there are")
+    return VARTransformer(
+        Scales(tuple(config["patch_nums"])),
+        width=width,
+        depth=int(config["depth"]),
+        heads=heads,
+        classes=int(config["num_classes"]),
+        vocab=int(config["vocab_size"]),
+        channels=int(config["z_channels"]),
+        hidden=round(width * float(config.get("mlp_ratio", 4.0))),
+        normalised=bool(config["attn_l2_norm"]),
+        shared=bool(config["shared_aln"]),
+        eps=float(config.get("norm_eps", 1e-6)),
+    )
+
+
+class VARImaging(OneSize):
+    """The image interface of one VAR checkpoint; its tokenizer is loaded on first use."""
+
+    kind: Literal["class"] = "class"
+
+    def __init__(
+        self, config: Config, tokenizer: Any, *, defaults: Mapping[str, Any], device: torch.device, name: str
+    ) -> None:
+        """`tokenizer` names the image tokenizer; None where there is none."""
+        self.scales = Scales(tuple(config["patch_nums"]))
+        self.layout = ScaleLayout.of(self.scales)
+        self.classes = int(config["num_classes"])
+        self.defaults = {**_DEFAULTS, "top_k": min(_DEFAULTS["top_k"], int(config["vocab_size"])), **defaults}
+        self._sizes = int(config["vocab_size"]), int(config["z_channels"])
+        self._source, self._device, self.name = tokenizer, device, name
+        self._tokenizer: MultiScaleVQ | None = None
+
+    @property
+    def can_decode(self) -> bool:
+        return self._source is not None
+
+    @property
+    def tokenizer(self) -> MultiScaleVQ:
+        """The image tokenizer, on the device of the model. Raises ModelError for none, or another model's."""
+        from ..scales.tokenizer_files import load_tokenizer
+
+        if self._tokenizer is None:
+            if self._source is None:
+                raise ModelError(
+                    f"{self.name} has no image tokenizer, which makes a scale's input from the codes of those before",
+                    'load it with decoder="vae_ch160v4096z32.pth", or put that file beside the weights',
+                )
+            tokenizer = load_tokenizer(self._source, self.scales, device=self._device)
+            for what, ours, theirs in zip(
+                ("codes", "numbers a code"), (tokenizer.vocab, tokenizer.channels), self._sizes, strict=True
+            ):
+                if ours != theirs:
+                    raise ModelError(
+                        f"the image tokenizer {self._source} has {ours} {what}, and {self.name} {theirs}",
+                        "name the image tokenizer that the model was trained with",
+                    )
+            self._tokenizer = tokenizer
+        return self._tokenizer
+
+    @property
+    def quantizer(self) -> MultiScaleQuantizer:
+        """What sums the codes of all scales. Raises ModelError where there is no tokenizer."""
+        return self.tokenizer
+
+    @property
+    def downsample(self) -> int:
+        return self.tokenizer.shape.downsample
+
+    @torch.inference_mode()
+    def decode(self, tokens: Tensor) -> Tensor:
+        """Pixels [B, 3, H, W] of the codes of all scales [B, L]; scales whose codes are -1 are left out."""
+        tokenizer = self.tokenizer
+        return finite.pixels(self.name, tokenizer.decode(tokens.to(self._device)), tokenizer)
+
+    @torch.inference_mode()
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Codes [B, L] of pixels [B, 3, H, W]. Raises ModelError without an encoder."""
+        return self.tokenizer.encode(pixels.to(self._device))
+
+
+def load_var(
+    source: Source,
+    config: Config,
+    published: dict[str, Published],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    decoder: str | None,
+    choice: str,
+) -> ScaleModel:
+    """Builds the model. Raises ModelError for missing, surplus or misshapen tensors."""
+    from ..scales.tokenizer_files import find_tokenizer
+
+    if decoder is not None:
+        find_tokenizer(decoder)  # a missing one is reported before weights are read
+    with torch.device("meta"):
+        transformer = network(config)
+    used = loaded(published)
+    check_names(source.name, used, {name: tuple(value.shape) for name, value in transformer.state_dict().items()})
+
+    def load(name: str, tensor: Tensor) -> None:
+        linear = isinstance(transformer.get_submodule(name.rpartition(".")[0]), torch.nn.Linear)
+        make = layout.empty if linear else torch.empty
+        weight = make(tensor.shape, dtype=dtype, device=device)
+        layout.fill(weight, tensor)
+        transformer.load_state_dict({name: weight}, strict=False, assign=True)
+
+    read(used, load)
+    transformer.eval().requires_grad_(False)
+    imaging = VARImaging(
+        config,
+        decoder or config.get("image_tokenizer") or _beside(source.folder),
+        defaults=read_json(source.folder / "generation_config.json"),
+        device=device,
+        name=source.name,
+    )
+    return ScaleModel(
+        transformer=transformer,
+        imaging=imaging,
+        config=config,
+        name=source.name,
+        path=source.folder,
+        family="var",
+        device=device,
+        dtype=dtype,
+        parameters=sum(value.numel() for value in transformer.parameters()),
+        choice=choice,
+    )
+
+
+def named_weights(model: ScaleModel) -> dict[str, Tensor]:
+    """Every weight of a VAR by its published name."""
+    assert isinstance(model.transformer, VARTransformer), "built by load_var"
+    return dict(model.transformer.named_parameters())
+
+
+def loaded(published: Mapping[str, Published]) -> dict[str, Published]:
+    """The published tensors that are read; the others follow from the scales."""
+    return {name: entry for name, entry in published.items() if not _HARMLESS.search(name)}
+
+
+def _beside(folder: Path) -> str | None:
+    """The file of the image tokenizer, where one lies beside the weights."""
+    files = [file for pattern in ("vae*.pth", "vae*.pt", "vae*.safetensors") for file in sorted(folder.glob(pattern))]
+    return str(files[0]) if len(files) == 1 else None

@@ -1,0 +1,146 @@
+"""VAR's image tokenizer: an image is the sum of token maps of growing sides, each looked up in one codebook.
+
+Visual Autoregressive Modeling: Scalable Image Generation via Next-Scale Prediction, https://arxiv.org/abs/2404.02905
+
+    h_s = codebook[codes_s], bicubic to the last side;  f += (1 - r) h_s + r conv_k(h_s);  pixels = decoder(conv(f))
+    encoding: codes_s = nearest(area(rest)), rest -= what they add to f;  the transformer reads area(f) at the next side
+
+Scale s of S uses that of K convolutions whose tick is nearest to s / (S - 1). Encoder and decoder are diffusers'.
+Letters: B images, S scales, L codes of an image, C numbers of a code's vector.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from ..errors import ModelError
+from ..images.level_shape import GROUPS
+from .contracts import Scales
+from .shape import TokenizerShape
+
+
+def phi_index(count: int, scales: int) -> tuple[int, ...]:
+    """Which of `count` convolutions each of so many scales uses.
+
+    >>> phi_index(4, 5)
+    (0, 1, 2, 2, 3)
+    """
+    margin = 1 / (3 if count == 4 else 2) / count
+    ticks = np.linspace(margin, 1 - margin, count)
+    return tuple(int(np.argmin(np.abs(ticks - (scale / (scales - 1) if scales > 1 else 0)))) for scale in range(scales))
+
+
+class MultiScaleVQ(nn.Module):
+    """An image tokenizer; with `scales` it is a `MultiScaleQuantizer`. Pixels are floats in [-1, 1]."""
+
+    def __init__(self, shape: TokenizerShape, scales: Scales) -> None:
+        super().__init__()
+        from diffusers.models.autoencoders.vae import Decoder, Encoder  # slow to import
+
+        self.shape, self.scales = shape, scales
+        self.phi = phi_index(shape.share_quant_resi, len(scales))
+        plain = len(shape.widths) - 1  # the last level alone has attention
+        common = {"layers_per_block": shape.num_res_blocks, "norm_num_groups": GROUPS}
+        self.encoder = self.quant_conv = None
+        if shape.encoder:
+            self.encoder = Encoder(
+                out_channels=shape.z_channels,
+                down_block_types=("DownEncoderBlock2D",) * plain + ("AttnDownEncoderBlock2D",),
+                block_out_channels=shape.widths,
+                double_z=False,
+                **common,
+            )
+            self.quant_conv = nn.Conv2d(shape.z_channels, shape.z_channels, 3, padding=1)
+        self.decoder = Decoder(
+            in_channels=shape.z_channels,
+            up_block_types=("AttnUpDecoderBlock2D",) + ("UpDecoderBlock2D",) * plain,
+            block_out_channels=shape.widths,
+            **common,
+        )
+        self.post_quant_conv = nn.Conv2d(shape.z_channels, shape.z_channels, 3, padding=1)
+        self.codebook = nn.Embedding(shape.vocab_size, shape.z_channels)
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(shape.z_channels, shape.z_channels, 3, padding=1) for _ in range(shape.share_quant_resi)
+        )
+
+    # --- a quantizer ---
+
+    @property
+    def channels(self) -> int:
+        return self.shape.z_channels
+
+    @property
+    def vocab(self) -> int:
+        return self.shape.vocab_size
+
+    def start(self, rows: int) -> Tensor:
+        side = self.scales.sides[-1]
+        return self.codebook.weight.new_zeros(rows, self.channels, side, side)
+
+    def add(self, total: Tensor, codes: Tensor, scale: int) -> Tensor:
+        return total + self._added(F.embedding(codes, self.codebook.weight), scale)
+
+    def map_of(self, total: Tensor, scale: int) -> Tensor:
+        return rearrange(self._pooled(total, scale), "r c h w -> r (h w) c")
+
+    def _added(self, vectors: Tensor, scale: int) -> Tensor:
+        """What vectors [B, n_s, C] add to the running sum."""
+        side, last = self.scales.sides[scale], self.scales.sides[-1]
+        spread = rearrange(vectors, "b (h w) c -> b c h w", h=side)
+        if side != last:
+            spread = F.interpolate(spread, size=(last, last), mode="bicubic")
+        weight = self.shape.quant_resi
+        added: Tensor = spread * (1 - weight) + self.convolutions[self.phi[scale]](spread) * weight
+        return added
+
+    def _pooled(self, total: Tensor, scale: int) -> Tensor:
+        side = self.scales.sides[scale]
+        return total if side == total.shape[-1] else F.interpolate(total, size=(side, side), mode="area")
+
+    # --- images ---
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Pixels [B, 3, H, W] of codes [B, L]; scales whose codes are -1 add nothing. Raises ModelError."""
+        if codes.ndim != 2 or codes.shape[1] != self.scales.tokens or not codes.numel():
+            raise ModelError(f"codes must be [images, {self.scales.tokens}], got {list(codes.shape)}")
+        low, high = (int(value) for value in codes.aminmax())
+        if low < -1 or high >= self.vocab:
+            wrong = low if low < -1 else high
+            raise ModelError(f"code {wrong} lies outside the codebook of {self.vocab}")
+        total = self.start(len(codes))
+        for scale, (begin, end) in enumerate(zip(self.scales.starts, self.scales.starts[1:], strict=False)):
+            own = codes[:, begin:end]
+            known = (own >= 0).all(1)
+            if bool(known.any()):
+                total = torch.where(known[:, None, None, None], self.add(total, own.clamp(min=0), scale), total)
+        return self.pixels(total)
+
+    def pixels(self, total: Tensor) -> Tensor:
+        """Pixels [B, 3, H, W] in [-1, 1], float32, of running sums [B, C, h, w]."""
+        pixels: Tensor = self.decoder(self.post_quant_conv(total))
+        return pixels.clamp(-1, 1).float()
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Pixels [B, 3, H, W] to codes [B, L]; ties go to the lowest code.
+
+        Raises ModelError without an encoder, for pixels of another size, or what `shape.check_pixels` refuses.
+        """
+        if self.encoder is None or self.quant_conv is None:
+            raise ModelError("this image tokenizer has no encoder", "encoding images needs a file that holds both")
+        self.shape.check_pixels(pixels)
+        side = self.scales.sides[-1] * self.shape.downsample
+        if tuple(pixels.shape[-2:]) != (side, side):
+            raise ModelError(f"images have {side} by {side} pixels, got {list(pixels.shape[-2:])}")
+        rest = self.quant_conv(self.encoder(pixels.to(self.codebook.weight.dtype)))
+        codes = []
+        for scale in range(len(self.scales)):
+            wanted = rearrange(self._pooled(rest, scale), "b c h w -> b (h w) c")
+            table = self.codebook.weight
+            nearest = (table.square().sum(1) - 2 * wanted @ table.T).argmin(-1)
+            codes.append(nearest)
+            rest = rest - self._added(F.embedding(nearest, table), scale)
+        return torch.cat(codes, 1)

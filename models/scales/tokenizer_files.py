@@ -1,0 +1,121 @@
+"""Loading and saving multi-scale image tokenizers in the format that VAR publishes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import ModelError
+from ..images import kl_names
+from ..images.weight_files import arguments_file, check_names, find_file, read_tensors, write_tensors
+from ..loading.sources import read_json
+from .contracts import Scales
+from .shape import TokenizerShape
+from .tokenizer import MultiScaleVQ
+
+PATTERNS = ("vae*.safetensors", "vae*.pth", "vae*.pt")
+_IGNORED = ("quantize.ema_vocab_hit_SV",)  # a counter of training
+_PARTS = {"to_q": 0, "to_k": 1, "to_v": 2}  # of one published convolution, qkv
+_PROJECTION = re.compile(r"\.(?:qkv|proj_out)\.weight$")  # a 1x1 convolution there, a matrix here
+
+
+def published(name: str, levels: int, convolutions: int) -> tuple[str, int | None]:
+    """The published name of a tensor of a `MultiScaleVQ`, and which third of it this is; None is the whole.
+
+    >>> published("decoder.up_blocks.0.attentions.1.to_k.weight", 2, 4)
+    ('decoder.up.1.attn.1.qkv.weight', 1)
+    """
+    if name == "codebook.weight":
+        return "quantize.embedding.weight", None
+    if hit := re.match(r"convolutions\.(\d+)\.(.*)", name):
+        key = "qresi" if convolutions == 1 else f"qresi_ls.{hit[1]}"
+        return f"quantize.quant_resi.{key}.{hit[2]}", None
+    name = re.sub(r"\bup_blocks\.(\d+)\.attentions\.", lambda hit: f"up.{levels - 1 - int(hit[1])}.attn.", name)
+    if hit := re.search(r"\.(to_[qkv])\.", name):
+        head, _, rest = name.partition(hit[0])
+        return f"{kl_names.published(head, levels)}.qkv.{rest}", _PARTS[hit[1]]
+    return kl_names.published(name, levels), None
+
+
+def load_tokenizer(
+    source: str | os.PathLike[str],
+    scales: Scales | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> MultiScaleVQ:
+    """Load a tokenizer: an embedded name, a folder that holds one `vae*` file, or the file, also "owner/name/file".
+
+    Shape arguments are read off the tensors; a `<file>.args.json` beside the file is compared with them, and states the
+    sides where `scales` are not given. The tokenizer is ready for inference: parameters need no gradient.
+
+    Raises:
+        ModelError: the file is damaged or holds something else, in one line, or nothing states the sides.
+    """
+    file = find_tokenizer(os.fspath(source))
+    tensors = {name: value for name, value in read_tensors(file).items() if name not in _IGNORED}
+    arguments = read_json(arguments_file(file))
+    try:
+        shape = TokenizerShape.of(tensors, arguments)
+        sides = arguments.get("patch_nums") if scales is None else scales.sides
+        if not sides:
+            raise ModelError(
+                "nothing states the sides of its token maps",
+                f'write {{"patch_nums": [...]}} into {arguments_file(file).name}',
+            )
+        with torch.device("meta"):
+            model = MultiScaleVQ(shape, Scales(tuple(int(side) for side in sides)))
+    except ModelError as error:
+        raise ModelError(f"{file}: {error}", error.hint) from error
+    if not shape.encoder:
+        tensors = {name: value for name, value in tensors.items() if not name.startswith("quant_conv.")}
+    check_names(file, tensors, {name: tuple(value.shape) for name, value in published_tensors(model).items()})
+    ours = {}
+    for name in model.state_dict():
+        theirs, part = _of(name, model)
+        value = tensors[theirs] if part is None else tensors[theirs].chunk(3)[part]
+        value = value[:, :, 0, 0] if _PROJECTION.search(theirs) and value.ndim == 4 else value
+        ours[name] = value.to(device, dtype).contiguous()
+    model.load_state_dict(ours, assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def save_tokenizer(model: MultiScaleVQ, file: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
+    """Write the tokenizer under its published names, `.pt` or `.safetensors`, and its arguments beside it.
+    Raises ModelError for another suffix.
+    """
+    path = Path(file)
+    write_tensors(path, {name: value.to(dtype or value.dtype) for name, value in published_tensors(model).items()})
+    arguments = {**asdict(model.shape), "patch_nums": list(model.scales.sides)}
+    arguments_file(path).write_text(json.dumps(arguments, indent=1) + "\n", encoding="utf-8")
+
+
+def published_tensors(model: MultiScaleVQ) -> dict[str, Tensor]:
+    """The tensors under their published names and in their published forms."""
+    parts: dict[str, dict[int | None, Tensor]] = {}
+    for name, value in model.state_dict().items():
+        theirs, part = _of(name, model)
+        parts.setdefault(theirs, {})[part] = value
+    whole = {
+        name: each[None] if None in each else torch.cat([each[part] for part in range(3)])
+        for name, each in parts.items()
+    }
+    return {
+        name: value[:, :, None, None] if _PROJECTION.search(name) and value.ndim == 2 else value
+        for name, value in whole.items()
+    }
+
+
+def find_tokenizer(source: str) -> Path:
+    """The file of an embedded tokenizer, of a folder that holds one, or the file itself. Raises ModelError."""
+    return find_file(source, "vae", "multi-scale image tokenizer", PATTERNS)
+
+
+def _of(name: str, model: MultiScaleVQ) -> tuple[str, int | None]:
+    return published(name, len(model.shape.widths), model.shape.share_quant_resi)

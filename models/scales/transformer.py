@@ -1,0 +1,266 @@
+"""VAR's transformer: blocks modulated by a class, over the token maps of an image, scale by scale.
+
+Visual Autoregressive Modeling: Scalable Image Generation via Next-Scale Prediction, https://arxiv.org/abs/2404.02905
+
+    x <- x + g1 attn((1 + s1) LN(x) + b1);  x <- x + g2 mlp((1 + s2) LN(x) + b2),  (g1, g2, s1, s2, b1, b2) of the class
+    normalised attention: q / |q| * exp(min(scale_h, log 100)) . k / |k|; plain: q . k / 4 sqrt(D)
+
+A token sees its own scale and all earlier ones; keys and values of earlier scales are kept. Modules carry the names of
+the published tensors. Letters: R rows, n tokens fed, S scales, L tokens of an image, D width, V codes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import CacheError
+from ..kernels.matmul import Linear
+from ..kv_cache import KVCache
+from .contracts import Scales, TokenReduction
+
+_SHARPEST = math.log(100.0)  # of the learned factors of queries, as published
+_SOFTER = 0.25  # factor of scores without normalised queries, as published
+
+
+class Modulation(NamedTuple):
+    """What a class makes of a block, [R, 1, D] each."""
+
+    gate1: Tensor
+    gate2: Tensor
+    scale1: Tensor
+    scale2: Tensor
+    shift1: Tensor
+    shift2: Tensor
+
+
+class ScaleCache(KVCache):
+    """Keys and values in the order in which they were fed, layer by layer: a layer may have computed fewer tokens."""
+
+    def __init__(self, layers: int, rows: int, tokens: int, heads: int, size: int, like: Tensor) -> None:
+        super().__init__(
+            layers=layers,
+            batch=rows,
+            capacity=tokens,
+            kv_heads=heads,
+            head_dim=size,
+            dtype=like.dtype,
+            device=like.device,
+        )
+        self.filled = [[0] * rows for _ in range(layers)]  # slots of each row that are valid
+        self.modulation: tuple[Tensor, list[Modulation]] | None = None  # labels, and what they make of every block
+
+    def append(self, layer: int, k: Tensor, v: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Stores k, v [R, n, H, D] behind what is there; K and V of these rows so far, [R, S, H, D].
+
+        Raises CacheError for rows that hold unequal numbers of tokens.
+        """
+        each = range(self.batch) if rows is None else rows.tolist()
+        start, *others = {self.filled[layer][row] for row in each}
+        if others:
+            raise CacheError("rows of a forward have to be at the same scale")
+        stop = start + k.shape[1]
+        for row in each:
+            self.filled[layer][row] = stop
+        keys, values = self.k[layer], self.v[layer]
+        if rows is None:
+            keys[:, start:stop], values[:, start:stop] = k, v
+            return keys[:, :stop], values[:, :stop]
+        keys[rows, start:stop], values[rows, start:stop] = k, v
+        return keys[rows, :stop], values[rows, :stop]
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int, *, normalised: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.mat_qkv = Linear(width, 3 * width, bias=False)
+        self.q_bias = nn.Parameter(torch.zeros(width))
+        self.v_bias = nn.Parameter(torch.zeros(width))
+        self.proj = Linear(width, width)
+        if normalised:
+            self.scale_mul_1H11 = nn.Parameter(torch.full((1, heads, 1, 1), 4.0).log())
+        else:
+            self.register_parameter("scale_mul_1H11", None)
+
+    def forward(self, x: Tensor, cache: ScaleCache, layer: int, rows: Tensor | None, mask: Tensor | None) -> Tensor:
+        """x [R, n, D]; `mask` [n, S] bool of what each token sees, None for all."""
+        q, k, v = self.mat_qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)  # [R, n, H, D] each
+        q, v = q + self.q_bias.view(self.heads, -1), v + self.v_bias.view(self.heads, -1)
+        if self.scale_mul_1H11 is None:
+            scale = _SOFTER / math.sqrt(q.shape[-1])
+        else:
+            sharp = self.scale_mul_1H11.clamp(max=_SHARPEST).exp().view(self.heads, 1)
+            q, k, scale = F.normalize(q, dim=-1) * sharp, F.normalize(k, dim=-1), 1.0
+        keys, values = cache.append(layer, k, v, rows)
+        mixed = F.scaled_dot_product_attention(
+            q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, scale=scale
+        )
+        out: Tensor = self.proj(mixed.transpose(1, 2).flatten(-2))
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, hidden: int, *, normalised: bool, shared: bool, eps: float) -> None:
+        super().__init__()
+        self.width, self.eps = width, eps
+        self.attn = Attention(width, heads, normalised=normalised)
+        self.ffn = nn.ModuleDict({"fc1": Linear(width, hidden), "fc2": Linear(hidden, width)})
+        if shared:
+            self.ada_gss = nn.Parameter(torch.randn(1, 1, 6, width) / width**0.5)
+        else:
+            self.ada_lin = nn.Sequential(nn.SiLU(), Linear(width, 6 * width))
+
+    def modulation(self, condition: Tensor, common: Tensor | None) -> Modulation:
+        """Of `condition` [R, D]; `common` [R, 6 D] is what all blocks share."""
+        each = self.ada_lin(condition) if common is None else common + self.ada_gss.flatten()
+        return Modulation(*(part[:, None] for part in each.unflatten(-1, (6, self.width)).unbind(1)))
+
+    def forward(
+        self, x: Tensor, how: Modulation, cache: ScaleCache, layer: int, rows: Tensor | None, mask: Tensor | None
+    ) -> Tensor:
+        mixed = self.attn(modulated(x, how.scale1, how.shift1, self.eps), cache, layer, rows, mask)
+        x = x + how.gate1 * mixed
+        inner = F.gelu(self.ffn["fc1"](modulated(x, how.scale2, how.shift2, self.eps)), approximate="tanh")
+        out: Tensor = x + how.gate2 * self.ffn["fc2"](inner)
+        return out
+
+
+class VARTransformer(nn.Module):
+    """A `ScaleTransformer`."""
+
+    def __init__(
+        self,
+        scales: Scales,
+        *,
+        width: int,
+        depth: int,
+        heads: int,
+        classes: int,
+        vocab: int,
+        channels: int,
+        hidden: int,
+        normalised: bool = True,
+        shared: bool = False,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        self.scales, self.classes, self.width, self.heads, self.eps = scales, classes, width, heads, eps
+        self.word_embed = Linear(channels, width)
+        self.class_emb = nn.Embedding(classes + 1, width)
+        self.pos_start = nn.Parameter(torch.randn(1, 1, width) / width**0.5)
+        self.pos_1LC = nn.Parameter(torch.randn(1, scales.tokens, width) / width**0.5)
+        self.lvl_embed = nn.Embedding(len(scales), width)
+        self.shared_ada_lin: nn.Module | None = None
+        if shared:
+            self.shared_ada_lin = nn.Sequential(nn.SiLU(), Linear(width, 6 * width))
+        self.blocks = nn.ModuleList(
+            [Block(width, heads, hidden, normalised=normalised, shared=shared, eps=eps) for _ in range(depth)]
+        )
+        self.head_nm = nn.ModuleDict({"ada_lin": nn.Sequential(nn.SiLU(), Linear(width, 2 * width))})
+        self.head = Linear(width, vocab)
+
+    @property
+    def layers(self) -> int:
+        return len(self.blocks)
+
+    def new_cache(self, rows: int) -> ScaleCache:
+        size = self.width // self.heads
+        return ScaleCache(len(self.blocks), rows, self.scales.tokens, self.heads, size, self.pos_start)
+
+    def __call__(
+        self,
+        labels: Tensor,
+        maps: Tensor,
+        cache: KVCache,
+        *,
+        first: int,
+        last: int,
+        rows: Tensor | None = None,
+        logits: Tensor | None = None,
+        reduction: TokenReduction | None = None,
+    ) -> Tensor:
+        """One forward, see `ScaleTransformer`."""
+        states = self.states(labels, maps, cache, first=first, last=last, rows=rows, reduction=reduction)
+        states = states[:, -self.scales.sizes[last] :]
+        if logits is not None:
+            which = logits.to(labels.device)
+            states, labels = states[which], labels[which]
+        return self.read(states, labels)
+
+    def states(
+        self,
+        labels: Tensor,
+        maps: Tensor,
+        cache: KVCache,
+        *,
+        first: int,
+        last: int,
+        rows: Tensor | None = None,
+        reduction: TokenReduction | None = None,
+    ) -> Tensor:
+        """[R, n, D]: the states of the scales `first` to `last` behind the last block. Raises CacheError."""
+        if not isinstance(cache, ScaleCache):
+            raise CacheError(f"token maps need a cache of `new_cache`, got {type(cache).__name__}")
+        sizes, starts = self.scales.sizes[first : last + 1], self.scales.starts
+        size, condition = sizes[-1], self.class_emb(labels)
+        x: Tensor = self.word_embed(maps.to(self.pos_start.dtype))
+        if first == 0:
+            x = torch.cat((condition[:, None] + self.pos_start, x), 1)
+        at = slice(starts[first], starts[last + 1])
+        levels = torch.repeat_interleave(
+            torch.arange(first, last + 1, device=x.device), torch.tensor(sizes, device=x.device)
+        )
+        x = x + self.lvl_embed(levels) + self.pos_1LC[0, at]
+        how_each = self._modulations(labels, cache, rows)
+        for layer, (block, how) in enumerate(zip(cast(list[Block], self.blocks), how_each, strict=True)):
+            whole, visible = x, levels
+            which = None if reduction is None else reduction.keep(layer, x[:, -size:])
+            if which is not None:
+                chosen = x[:, -size:].gather(1, which[..., None].expand(-1, -1, x.shape[-1]))
+                x = torch.cat((x[:, :-size], chosen), 1)
+                visible = torch.cat((levels[:-size], levels[-which.shape[1] :]))
+            mask = self._mask(visible, cache.filled[layer][0 if rows is None else int(rows[0])])
+            x = block(x, how, cache, layer, rows, mask)
+            if reduction is not None and which is not None:
+                earlier = whole.shape[1] - size
+                x = torch.cat((x[:, :earlier], reduction.restore(layer, x[:, earlier:], which)), 1)
+            if reduction is not None:
+                reduction.observe(layer, x[:, -size:])
+        return x
+
+    def read(self, states: Tensor, labels: Tensor) -> Tensor:
+        """[R, n, V] float32: the logits of states [R, n, D]."""
+        scale, shift = self.head_nm["ada_lin"](self.class_emb(labels)).unflatten(-1, (2, self.width)).unbind(1)
+        normed = modulated(states, scale[:, None], shift[:, None], self.eps)
+        logits: Tensor = self.head(normed)
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def _modulations(self, labels: Tensor, cache: ScaleCache, rows: Tensor | None) -> list[Modulation]:
+        """Of every block; the same at every scale of a request."""
+        known = cache.modulation
+        if rows is None and known is not None and torch.equal(known[0], labels):
+            return known[1]
+        condition = self.class_emb(labels)
+        common = None if self.shared_ada_lin is None else self.shared_ada_lin(condition)
+        each = [block.modulation(condition, common) for block in cast(list[Block], self.blocks)]
+        if rows is None:
+            cache.modulation = labels, each
+        return each
+
+    @staticmethod
+    def _mask(levels: Tensor, before: int) -> Tensor | None:
+        """[n, before + n] bool: every token sees all that is stored, its own scale and those before it; None: all."""
+        if bool((levels == levels[0]).all()):
+            return None
+        own = levels[:, None] >= levels
+        return torch.cat((own.new_ones(len(own), before), own), 1)
+
+
+def modulated(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
+    """(1 + scale) LN(x) + shift, without weights of the norm's own."""
+    return F.layer_norm(x, x.shape[-1:], eps=eps) * (1 + scale) + shift

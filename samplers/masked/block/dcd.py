@@ -1,0 +1,56 @@
+"""Deferred commitment: the block is a window from the first open position that holds so many masks.
+
+Deferred Commitment Decoding for Diffusion Language Models with Confidence-Aware Sliding Windows,
+https://arxiv.org/abs/2601.02076
+
+    block = [L, R): L the first open position, R <= L + most the largest with no more than `masks` masks in [L, R)
+
+A position near the end of a block waits until its right context is known as well: the window moves on with every
+commit. The paper commits by `threshold`. Caches refresh after every `block_length` commits; the paper's also queries r
+positions on either side: `vicinity:before=r,after=r,warmup=0`. Not built: its longer blocks for block-causal models.
+Exact: no.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from ...registry import register
+from ..contracts import Block, Canvas, Span
+
+
+@dataclass
+class State:
+    """How many tokens each row had committed when caches were last refreshed, [B]."""
+
+    refreshed: np.ndarray
+
+
+@register("dcd", stage="block", paper="arXiv:2601.02076", checked="reference")
+@dataclass(frozen=True)
+class DeferredCommitment(Block):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"masks": (None, 8, 16)}
+
+    masks: Annotated[int | None, "open positions of the window, at most; none: block_length"] = None
+    most: Annotated[int | None, "positions of the window, at most; none: twice block_length"] = None
+
+    def __post_init__(self) -> None:
+        self.require("masks", "most", least=1)
+
+    def start(self, canvas: Canvas) -> State:
+        return State(np.full(len(canvas), -canvas.block_length))
+
+    def span(self, canvas: Canvas, state: State) -> Span:
+        lo = canvas.first_open
+        # [B, L + 1] open positions up to each one; R is the first that is one too many, or the end.
+        count = canvas.open_host.cumsum(1)
+        over = count > (self.masks or canvas.block_length)
+        end = np.where(over.any(1), over.argmax(1), canvas.total)
+        hi = np.minimum(np.minimum(end, lo + (self.most or 2 * canvas.block_length)), canvas.total)
+        committed = canvas.to_fill - count[:, -1]
+        entered = committed - state.refreshed >= canvas.block_length
+        state.refreshed = np.where(entered, committed, state.refreshed)
+        return Span(lo, hi, entered)

@@ -1,0 +1,50 @@
+"""Dynamic sliding block: the block begins at the first open position and grows by every token that is committed.
+
+DSB: Dynamic Sliding Block Scheduling for Diffusion LLMs, https://arxiv.org/abs/2602.05992
+
+    block = [s, e): s the first open position, e = prompt + W + tokens committed so far, e <= s + most
+
+W is `block_length`: about W masks compete at any time. Caches refresh where s crosses a border of the grid; that of the
+paper also queries 24 positions before s (4 for Dream) at every step: `vicinity:before=24,after=0,warmup=0`.
+Exact: no.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from ...registry import register
+from ..contracts import Block, Canvas, Span
+
+
+@dataclass
+class State:
+    """Which block of the grid each row's first open position was in, [B]."""
+
+    border: np.ndarray
+
+
+@register("dsb", stage="block", paper="arXiv:2602.05992", checked="reference")
+@dataclass(frozen=True)
+class DynamicSlidingBlock(Block):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"most": (None, 32, 64)}
+
+    most: Annotated[int | None, "longest block, positions; none: as long as it grows"] = None
+
+    def __post_init__(self) -> None:
+        self.require("most", least=1)
+
+    def start(self, canvas: Canvas) -> State:
+        return State(np.full(len(canvas), -1))
+
+    def span(self, canvas: Canvas, state: State) -> Span:
+        lo, size = canvas.first_open, canvas.block_length
+        committed = canvas.to_fill - canvas.open_host.sum(1)
+        hi = np.maximum(canvas.prompt + size + committed, lo + 1)
+        if self.most is not None:
+            hi = np.minimum(hi, lo + self.most)
+        before, state.border = state.border, (lo - canvas.origin) // size
+        return Span(lo, hi, state.border != before)

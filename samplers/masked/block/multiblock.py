@@ -1,0 +1,77 @@
+"""Several blocks at once: the next block joins when a share of the one before it is decoded.
+
+d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory Distillation, https://arxiv.org/abs/2601.07568;
+Diffusion LLMs Can Do Faster-Than-AR Inference via Discrete Diffusion Forcing, https://arxiv.org/abs/2508.09192
+
+    block k + 1 is active once a share `add` of block k is decoded, and no more than `blocks` are
+    all sure positions of active blocks are committed; where none is in the first of them, its best one is
+
+Caches take the first active block for the one that is entered: K/V are final, and kept, only behind complete blocks. In
+block-causal families the blocks are the model's own. Untrained models lose more than the distilled ones it is published
+with. The published codes also mark blocks as "semi-complete", which decides nothing but when a later one has to make
+progress; here only the first active block has to.
+Exact: no; `blocks=1` is the grid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from pardec.models.errors import SpecError
+
+from ...registry import register
+from ..contracts import Block, Canvas, MaskedSampler, Span
+
+
+@dataclass
+class State:
+    """Of each row: how many blocks were active, and where the first one began; [B] arrays."""
+
+    active: np.ndarray
+    first: np.ndarray
+
+
+@register("multiblock", stage="block", paper="arXiv:2601.07568", checked="reference")
+@dataclass(frozen=True)
+class MultiBlock(Block):
+    keeps_grid = True
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"add": (0.1, 0.5), "blocks": (4, 2)}
+
+    add: Annotated[float, "share of a block that is decoded when the next one joins"] = 0.1
+    blocks: Annotated[int, "active at once, at most"] = 4
+
+    def __post_init__(self) -> None:
+        self.require("add", least=0, most=1)
+        self.require("blocks", least=1)
+
+    def check(self, sampler: MaskedSampler) -> None:
+        super().check(sampler)
+        if sampler.cache.registered[0] == "subblock":
+            raise SpecError("subblock decodes a part of one block, and multiblock several blocks", "name another cache")
+
+    def start(self, canvas: Canvas) -> State:
+        return State(np.ones_like(canvas.lo), np.full_like(canvas.lo, -1))
+
+    def span(self, canvas: Canvas, state: State) -> Span:
+        size, rows = canvas.block_length, np.arange(len(canvas))
+        number = (np.minimum(canvas.first_open, canvas.total - 1) - canvas.origin) // size
+        lo = canvas.origin + np.maximum(number, 0) * size
+        entered = lo != state.first
+        # Blocks that were active stay so when the first ones are complete.
+        active = np.maximum(state.active - np.where(state.first < 0, 0, (lo - state.first) // size), 1)
+        open_before = np.pad(canvas.open_host[:, : canvas.length], ((0, 0), (1, 0))).cumsum(1)
+        for _ in range(self.blocks - 1):
+            begin = np.minimum(lo + (active - 1) * size, canvas.total)
+            end = np.minimum(begin + size, canvas.total)
+            masks = open_before[rows, end] - open_before[rows, begin]
+            inside = end - np.maximum(begin, canvas.prompt)
+            joins = (masks <= (1 - self.add) * inside) & (end < canvas.total) & (active < self.blocks)
+            if not joins.any():
+                break
+            active = active + joins
+        state.active, state.first = active, lo
+        hi = np.minimum(lo + active * size, canvas.total)
+        return Span(lo, hi, entered, progress=np.minimum(lo + size, canvas.total))

@@ -1,0 +1,62 @@
+"""Looks ahead: beside the row, branches that commit one more token each are asked, and the surest one survives.
+
+LoPA: Scaling dLLM Inference via Lookahead Parallel Decoding, https://arxiv.org/abs/2512.16229
+
+    branch 0: the row; branch j: the row and the j-th surest position that was not committed, by the last forward
+    score = (p + m) / 2: p the probability of the extra token, 1 for branch 0; m the mean of the lowest half of the
+    probabilities of the masks that are left, by the branch's own forward
+    the branch of the highest score survives; the sampler commits to it by that forward
+
+A row costs as many as it has branches.
+Deviates from the published code, in which later branches commit tokens beyond the block of a D2F model.
+Exact: no.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...registry import register
+from ..contracts import Branch, Hypotheses, Proposal
+
+
+@register("lopa", stage="branch", paper="arXiv:2512.16229", checked="reference")
+@dataclass(frozen=True)
+class LookaheadParallel(Branch):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"branches": (2, 4, 8)}
+
+    branches: Annotated[int, "of a row, itself included"] = 2
+
+    def __post_init__(self) -> None:
+        self.require("branches", least=2)
+
+    @property
+    def most(self) -> int:
+        return self.branches
+
+    def draft(self, number: int, chosen: Tensor, proposal: Proposal) -> Tensor:
+        order = proposal.score.argsort(dim=1, descending=True, stable=True)
+        at = order[:, number - 1 : number]
+        which = torch.zeros_like(proposal.eligible)
+        return which if at.shape[1] == 0 else which.scatter_(1, at, True) & proposal.eligible
+
+    def survivors(self, hypotheses: Hypotheses) -> np.ndarray:
+        canvas, eligible = hypotheses.canvas, hypotheses.proposal.eligible
+        _, probability = hypotheses.proposal.evidence.distribution.greedy
+        count = eligible.sum(1, keepdim=True)
+        ordered = probability.masked_fill(~eligible, torch.inf).sort(1).values
+        lowest = torch.arange(ordered.shape[1], device=ordered.device) < ((count + 1) // 2).clamp(min=1)
+        mean = ordered.clamp(max=1).masked_fill(~lowest, 0).sum(1) / lowest.sum(1)
+        now = torch.from_numpy(canvas.nfe).to(mean.device)[:, None]
+        extra = (canvas.commit_step == now) & ~canvas.open
+        own = torch.where(extra, canvas.commit_score, 0).sum(1)
+        own = torch.where(torch.from_numpy(hypotheses.number == 0).to(own.device), 1.0, own)
+        score = ((own + mean) / 2).cpu().numpy()
+        first = np.flatnonzero(hypotheses.number == 0)
+        ends = [*first[1:].tolist(), len(score)]
+        return np.array([a + int(score[a:b].argmax()) for a, b in zip(first.tolist(), ends, strict=True)])

@@ -1,0 +1,73 @@
+"""The contracts of the scale loop, which samples images map by map, coarse to fine: request, context and method.
+
+All rows of a request are at the same scale. As in the other loops, methods are immutable, and what one remembers over a
+request is the state that its `start` returns.
+Letters: n rows, S scales, n_s codes of scale s, L codes of all scales, V codes of the codebook, C numbers of a vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from pardec.models.scales.contracts import ScaleModel
+
+from ..spec import Spec
+from ..stopwatch import Stopwatch
+from .state import MapState
+from .state import ScaleRequest as ScaleRequest
+
+
+@dataclass(frozen=True, eq=False)
+class ScaleContext:
+    """What a method works with for the length of a request."""
+
+    model: ScaleModel
+    request: ScaleRequest
+    maps: MapState
+    watch: Stopwatch
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """What the one forward of a round did, for results."""
+
+    fed: range  # the positions among L that it was given
+    draft: bool = False  # whether it was one of the request's other model
+    tokens: int | None = None  # of `fed`, those that a layer computed on average; None: all
+
+
+class Method(Protocol):
+    """How maps are sampled, round by round. It may also have an attribute `exact`."""
+
+    @property
+    def needed_model(self) -> str | None:
+        """The checkpoint that samples some of the scales, which the caller hands in as `ScaleRequest.refiner`."""
+        ...
+
+    def check_model(self, model: ScaleModel) -> None:
+        """Raises for a model that it does not work with, before weights of another are read."""
+        ...
+
+    def start(self, context: ScaleContext) -> Any:
+        """Its state for this request."""
+        ...
+
+    def round(self, context: ScaleContext, state: Any) -> RoundResult:
+        """Commits the codes of the next scale of every row (`maps.commit`), with one forward of a transformer."""
+        ...
+
+
+@dataclass(frozen=True)
+class ScaleSampler:
+    """A resolved spec of the scale loop."""
+
+    spec: Spec
+    exact: str
+    method: Method
+
+    @cached_property
+    def stages(self) -> tuple[Any, ...]:
+        """Every stage there is."""
+        return (self.method,)

@@ -1,0 +1,58 @@
+"""The forwards of one transformer over the rows of a request, with guidance."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pardec.models.scales.contracts import ScaleModel, TokenReduction
+
+from .contracts import ScaleContext
+
+
+class ScaleForward:
+    """A transformer and its keys and values; the unconditioned halves of guided rows stand behind all rows.
+
+    At scale 0 guidance is 0. The halves are fed there all the same, without logits: a token each, in the call that is
+    made anyway, while feeding them with scale 1 would take a second call there.
+    """
+
+    def __init__(self, context: ScaleContext, model: ScaleModel, name: str = "transformer") -> None:
+        self.maps, self.model, self.name, self.watch = context.maps, model, name, context.watch
+        request, null = context.request, model.transformer.classes
+        self.pairs = [row for row in range(len(request.labels)) if request.guided(row)] if len(model.scales) > 1 else []
+        labels = [null if label < 0 else label for label in request.labels] + [null] * len(self.pairs)
+        self.cfg = request.cfg or 0.0
+        self.labels = torch.tensor(labels, device=model.device)
+        self.halves = torch.tensor(self.pairs, dtype=torch.int64, device=model.device)
+        self.cache = model.transformer.new_cache(len(labels))
+        self.fed = 0  # scales whose keys and values are stored
+        context.maps.models[model.name] = model
+
+    def next_logits(self, reduction: TokenReduction | None = None) -> tuple[Tensor, range]:
+        """[n, n_s, V] float32: guided logits of the next scale; and the positions that were fed for them.
+
+        Scales that it was not fed before go first in the same call, block-causal.
+        """
+        maps, rows = self.maps, len(self.maps)
+        first, last = self.fed, maps.scale
+        strength = self.cfg * last / (len(maps.scales) - 1) if self.pairs else 0.0
+        inputs = maps.read(first)
+        wanted = torch.ones(len(self.labels), dtype=torch.bool)
+        wanted[rows:] = strength != 0
+        with self.watch(self.name):
+            logits = self.model.transformer(
+                self.labels,
+                torch.cat((inputs, inputs[self.halves])) if self.pairs else inputs,
+                self.cache,
+                first=first,
+                last=last,
+                logits=None if bool(wanted.all()) else wanted,
+                reduction=reduction,
+            )
+        self.fed = last + 1
+        if strength:
+            logits, uncond = logits[:rows], logits[rows:]
+            guided = (1 + strength) * logits[self.halves] - strength * uncond
+            logits = guided if len(self.pairs) == rows else logits.index_copy(0, self.halves, guided)
+        return logits, maps.positions(first, last)

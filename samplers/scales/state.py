@@ -1,0 +1,109 @@
+"""The state of a decode scale by scale: the codes of every image, and the running sum that inputs are read from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models import finite
+from pardec.models.errors import ModelError
+from pardec.models.scales.contracts import ScaleModel
+
+from ..host_transfer import to_host
+from ..masked.canvas import NEVER
+from ..rng import Source
+
+
+@dataclass(frozen=True)
+class ScaleRequest:
+    """What one call of the loop samples. Checked by the caller."""
+
+    labels: tuple[int, ...]  # the class of each row; -1 is none
+    source: Source
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    cfg: float | None = None  # t at the last scale: (1 + t) l_c - t l_u with t = cfg s / (S - 1); None is off
+    refiner: ScaleModel | None = None  # the model that samples some of the scales, where the method needs one
+
+    def take(self, rows: Sequence[int]) -> ScaleRequest:
+        """The same request with these rows only; `source` is not theirs yet."""
+        return replace(self, labels=tuple(self.labels[row] for row in rows))
+
+    def join(self, others: Iterable[ScaleRequest]) -> ScaleRequest:
+        """This request with the rows of others of its kind behind its own; the same of `source`."""
+        return replace(self, labels=self.labels + tuple(label for other in others for label in other.labels))
+
+    def guided(self, row: int) -> bool:
+        """Whether a row has an unconditioned half; without a class it would be the row itself."""
+        return self.cfg is not None and self.labels[row] >= 0
+
+
+class MapState:
+    """The images of a request. Only `commit` writes their codes."""
+
+    def __init__(self, model: ScaleModel, request: ScaleRequest) -> None:
+        rows, device = len(request.labels), model.device
+        self.source, self.device = request.source, device
+        self.scales, self.quantizer = model.scales, model.quantizer
+        self.models = {model.name: model}  # all whose logits were computed
+        self.rows = np.arange(rows)
+        self.scale = 0  # the next one to be sampled
+        self.codes = torch.full((rows, self.scales.tokens), -1, device=device)  # [n, L] int64
+        self.total = self.quantizer.start(rows)  # [n, C, side, side]
+        self.inputs: list[Tensor] = []  # of the scales from 1 up to the next one: [n, n_s, C]
+        self.commit_step = np.full((rows, self.scales.tokens), NEVER, dtype=np.int16)
+        self.commit_score = np.zeros((rows, self.scales.tokens), dtype=np.float32)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every scale is sampled."""
+        return self.scale == len(self.scales)
+
+    def positions(self, first: int, last: int) -> range:
+        """Those of the scales `first` to `last` among L."""
+        return range(self.scales.starts[first], self.scales.starts[last + 1])
+
+    def read(self, first: int) -> Tensor:
+        """What a transformer reads at the scales max(first, 1) to the next one, [n, m, C], one after the other."""
+        inputs = self.inputs[max(first, 1) - 1 :]
+        if not inputs:
+            return torch.zeros(len(self), 0, self.quantizer.channels, device=self.device)
+        return torch.cat(inputs, 1)
+
+    def uniforms(self) -> Tensor:
+        """[n, n_s] uniforms in (0, 1), float64: one for each code of the next scale, keyed by row and position."""
+        index = torch.tensor(self.positions(self.scale, self.scale), device=self.device).expand(len(self), -1)
+        return self.source.uniform(self.rows, np.zeros_like(self.rows), index, "token")
+
+    def commit(self, codes: Tensor, score: Tensor, highest: Tensor) -> None:
+        """Writes the codes [n, n_s] of the next scale, with their probabilities [n, n_s] for results.
+
+        `highest` [] is `finite.highest` of the logits that they were drawn from. Raises ModelError unless it is finite.
+        """
+        host = to_host({"score": score.float().contiguous(), "highest": highest.double()})
+        if not np.isfinite(host["highest"]):
+            raise self._failure()
+        at = self.positions(self.scale, self.scale)
+        self.codes[:, at.start : at.stop] = codes
+        self.commit_step[:, at.start : at.stop] = self.scale  # each round is one forward
+        self.commit_score[:, at.start : at.stop] = host["score"]
+        self.total = self.quantizer.add(self.total, codes, self.scale)
+        self.scale += 1
+        if not self.complete:
+            self.inputs.append(self.quantizer.map_of(self.total, self.scale))
+
+    def _failure(self) -> ModelError:
+        """The error for logits that are not finite; it names the model whose weights are not, if there is one."""
+        for model in self.models.values():
+            if (error := finite.by_weights(model.name, "logits", model.transformer)) is not None:
+                return error
+        names = " or ".join(self.models)
+        return ModelError(f"{names} gives logits that are not finite", "load it with dtype=float32, or lower cfg")

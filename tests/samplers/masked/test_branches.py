@@ -1,0 +1,207 @@
+"""The branch stage: freedave keeps every token, lopa is its naive version, and the rest is refused."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import pardec
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from pardec.samplers.events import Finished
+from tests.samplers.toys import EOS, MASK, events, fill, prompts, request, run, toy
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+LENGTHS, NEW = (3, 6, 1, 5), (17, 6, 23, 2)
+CACHES = {
+    "llada": ("none", "dual", "prefix", "dual:refresh=1", "vicinity:before=2,after=1,warmup=0"),
+    "dream": ("none", "dual", "prefix"),
+    "sdar": ("none", "block", "dual"),
+    "shifted-sdar": ("none", "block"),
+}
+
+
+@lru_cache
+def golden(name: str) -> pardec.Model:
+    return pardec.load(GOLDEN / name / "checkpoint", device="cpu", dtype="float32")
+
+
+def decoded(family: str, spec: str, *, sharp: float = 1.2, seed: int = 0, **options: object) -> Finished:
+    given = prompts(LENGTHS, seed=seed)
+    canvases = [[*prompt, *[MASK] * count] for prompt, count in zip(given, NEW, strict=True)]
+    absolute = family in ("sdar", "shifted-sdar")
+    return run(toy(family, sharp=sharp, seed=seed), spec, request(canvases, LENGTHS, absolute=absolute, **options))
+
+
+SELECTS = (
+    "sequential",
+    "threshold:tau=0.3",
+    "entropy_threshold:tau=1.5",
+    "margin+factor",
+    "localleap+threshold:tau=0.4",
+)
+
+
+@pytest.mark.parametrize(("family", "cache"), [(family, cache) for family in CACHES for cache in CACHES[family]])
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.8, "top_p": 0.9}, {"cfg": 1.5}], ids=["greedy", "drawn", "cfg"]
+)
+def test_freedave_keeps_every_token_of_every_row(family: str, cache: str, options: dict[str, float]) -> None:
+    fewer = 0
+    for seed, select in product(range(3), SELECTS):
+        plain, free = (
+            decoded(family, f"{head}{select}+eos@{cache}", seed=seed, stop_ids=(EOS,), **options)
+            for head in ("", "freedave:drafts=3+")
+        )
+        assert free.tokens.tolist() == plain.tokens.tolist(), select
+        assert free.reasons == plain.reasons
+        assert (free.trace.commit_step == -2).tolist() == (plain.trace.commit_step == -2).tolist()
+        assert all(a <= b for a, b in zip(free.nfe, plain.nfe, strict=True))
+        fewer += sum(plain.nfe) - sum(free.nfe)
+    assert fewer > 0
+
+
+def test_a_flat_model_costs_no_forward_more() -> None:
+    """Nothing that it drafts is right, and it makes the forwards of plain decoding."""
+    plain, free = (decoded("llada", spec, sharp=0.01) for spec in ("sequential", "freedave+sequential"))
+    assert free.tokens.tolist() == plain.tokens.tolist()
+    assert all(a <= b for a, b in zip(free.nfe, plain.nfe, strict=True))
+    assert sum(free.forward_rows) > sum(plain.forward_rows)  # the hypotheses are counted
+
+
+@pytest.mark.parametrize(
+    "spec", ["freedave+sequential@dual", "freedave:subset=true+threshold:tau=0.3", "lopa+threshold:tau=0.3"]
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_row_alone_is_the_row_in_a_ragged_batch(spec: str, temperature: float) -> None:
+    given = prompts(LENGTHS)
+    canvases = [[*prompt, *[MASK] * count] for prompt, count in zip(given, NEW, strict=True)]
+    model, more = toy("llada", sharp=1.2), {"temperature": temperature}
+    whole = events(model, spec, request(canvases, LENGTHS, **more))[-1]
+    for row in range(len(given)):
+        alone = events(model, spec, request(canvases[row : row + 1], LENGTHS[row : row + 1], seeds=[100 + row], **more))
+        end = len(canvases[row])
+        assert alone[-1].tokens[0, :end].tolist() == whole.tokens[row, :end].tolist()
+        assert alone[-1].trace.commit_step[0].tolist() == whole.trace.commit_step[row, :end].tolist()
+        assert alone[-1].forward_rows[0] == whole.forward_rows[row]
+
+
+def test_steps_that_one_forward_confirms_have_its_number() -> None:
+    got = decoded("llada", "freedave+sequential")
+    for row, count in enumerate(NEW):
+        when = got.trace.commit_step[row]
+        assert sorted(set(when[when >= 0].tolist())) == list(range(got.nfe[row]))
+        assert (when >= 0).sum() == count
+        clock = got.trace.clocks[row]
+        assert list(clock) == sorted(clock)
+
+
+def test_a_part_of_a_step_is_a_draft_too_with_subset() -> None:
+    """With a threshold a step commits more than a draft; taking drafts that are a part of it saves forwards."""
+    exact, subset = (decoded("llada", f"freedave{more}+threshold:tau=0.25") for more in ("", ":subset=true"))
+    assert sum(subset.nfe) <= sum(exact.nfe)
+    assert registry.resolve("freedave:subset=true+threshold", "masked").exact == "relaxed"
+    assert registry.resolve("freedave+sequential", "masked").exact == "greedy"
+
+
+def naive(name: str, prompt: list[int], new: int, size: int, tau: float, branches: int) -> tuple[list[int], int]:
+    """https://arxiv.org/abs/2512.16229, one row, plain Python."""
+    model = golden(name)
+    decoding = model.language_model.decoding_config
+    mask = decoding.mask_id
+
+    def predict(tokens: list[int]) -> list[tuple[int, float]]:
+        logits = model.logits(torch.tensor([tokens]))[0].double()
+        logits[:, mask] = -torch.inf
+        best = logits.softmax(-1).max(-1)
+        pairs = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        return pairs[:1] + pairs[:-1] if decoding.shift else pairs
+
+    tokens, start = [*prompt, *[mask] * new], len(prompt)
+    before: tuple[int, list[tuple[int, float]]] | None = None
+    count = 0
+    while mask in tokens[start:]:
+        first = tokens.index(mask, start)
+        begin = start + (first - start) // size * size
+        block = range(begin, min(begin + size, len(tokens)))
+        states, extras = [list(tokens)], [1.0]
+        if before is not None and before[0] == begin:
+            ranked = sorted((p for p in block if tokens[p] == mask), key=lambda p: (-before[1][p][1], p))
+            for p in ranked[: branches - 1]:
+                states.append([*tokens[:p], before[1][p][0], *tokens[p + 1 :]])
+                extras.append(before[1][p][1])
+        states, extras = zip(*[(s, e) for s, e in zip(states, extras, strict=True) if mask in s[start:]], strict=True)
+        predictions = [predict(state) for state in states]
+        scores = []
+        for state, extra, pairs in zip(states, extras, predictions, strict=True):
+            now = state.index(mask, start)
+            here = start + (now - start) // size * size
+            lowest = sorted(pairs[p][1] for p in range(here, min(here + size, len(state))) if state[p] == mask)
+            half = lowest[: max(1, (len(lowest) + 1) // 2)]
+            scores.append((extra + sum(half) / len(half)) / 2)
+        best = int(np.argmax(np.array(scores, dtype=np.float32)))
+        tokens, pairs = list(states[best]), predictions[best]
+        first = tokens.index(mask, start)
+        begin = start + (first - start) // size * size
+        masks = [p for p in range(begin, min(begin + size, len(tokens))) if tokens[p] == mask]
+        chosen = [p for p in masks if pairs[p][1] >= tau] or [max(masks, key=lambda p: (pairs[p][1], -p))]
+        for p in chosen:
+            tokens[p] = pairs[p][0]
+        before, count = (begin, pairs), count + 1
+    return tokens, count
+
+
+@pytest.mark.parametrize("branches", [2, 4])
+@pytest.mark.parametrize("name", ["llada", "dream"])
+def test_lopa_is_its_naive_version(name: str, branches: int) -> None:
+    model = golden(name)
+    drawn = np.random.RandomState(5)
+    given = [drawn.randint(3, model.language_model.vocab_size - 10, length).tolist() for length in (5, 9, 3)]
+    for tau in (0.05, 0.15, 1.0):
+        result = model.generate(
+            input_ids=given,
+            sampler=f"lopa:branches={branches}+threshold:tau={tau}",
+            max_new_tokens=21,
+            block_length=6,
+            stop_ids=[],
+        )
+        for row, prompt in enumerate(given):
+            tokens, count = naive(name, prompt, 21, 6, tau, branches)
+            assert result.sequences[row, : len(tokens)].tolist() == tokens
+            assert result.nfe[row] == count
+
+
+REFUSED = {
+    "freedave+klass": "klass remembers every forward",
+    "freedave+credit+threshold": "credit remembers every forward",
+    "freedave+fixed:steps=4": "fixed remembers every forward",
+    "freedave+threshold:fall=0.02": "threshold counts them",
+    "freedave+threshold@dkv": "those of dkv depend on every forward",
+    "freedave+threshold@dual:refresh=4": "those of dual depend",
+    "freedave+edit+threshold": "edit acts between them",
+    "lopa+threshold+prophet": "prophet acts between them",
+    "lopa+dsb+threshold": "each decide what a forward is asked",
+}
+
+
+@pytest.mark.parametrize("spec", REFUSED)
+def test_what_cannot_go_with_hypotheses_is_refused_with_the_reason(spec: str) -> None:
+    with pytest.raises(SpecError, match=REFUSED[spec]):
+        fill(toy("llada"), spec, prompts((3,)), 8)
+
+
+def test_logprobs_are_refused() -> None:
+    model = golden("llada")
+    with pytest.raises(SpecError, match="logprobs are of one"):
+        model.generate(input_ids=[[5, 6, 7]], sampler="freedave+sequential", max_new_tokens=8, logprobs=1)
+
+
+def test_lopa_goes_with_stages_that_remember() -> None:
+    for rest in ("credit+threshold:tau=0.3@dual", "klass@prefix", "smoothing+threshold:tau=0.3@dkv", "fixed:steps=9"):
+        got = fill(toy("dream", sharp=1.2), f"lopa:branches=3+{rest}", prompts((3, 6)), 13)
+        assert not (got.tokens == MASK).any()
