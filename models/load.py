@@ -195,8 +195,8 @@ def load_any(
         where += f" and {shares.count - 1} more of {shares.count} processes"
     imaging = None
     if spec.imaging:
-        parts = ImagingParts(source, config, published, shape.vocab, entry, kind, image_decoder, text_encoder, offline)
-        imaging = _imaging(spec.imaging, parts)
+        files = (source, config, published, shape.vocab, entry, kind, image_decoder, text_encoder, offline)
+        imaging = _imaging(spec.imaging, ImagingParts(*files, embedding=lambda: stack.embedding))
     if cuda_graphs:
         where += ", by CUDA graphs"
     model = LanguageModel(

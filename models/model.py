@@ -105,7 +105,7 @@ class LanguageModel:
 
     @property
     def codebook(self) -> Tensor | None:
-        """[V, C] float32: the code vector of each id of an image model; None without an image tokenizer."""
+        """[codes, C] float32: the vector of each code of an image model; None without an image tokenizer."""
         return None if self.imaging is None else self.imaging.codebook
 
     def masks(self, tokens: Tensor) -> Tensor | None:

@@ -136,6 +136,7 @@ class Model(Engine):
             label: in place of a prompt, the class or classes for an image model; with continuous tokens and token maps,
                 -1 is none.
             num_images: images of each prompt or label, one row each.
+            size: for images, (height, width) in pixels, of those that the model has; None is its own.
             num_return_sequences: for text, rows of each prompt, one after the other; they need a temperature.
             prompt_embeds: in place of a prompt, the text encoder's output for captions, [B, n, D] or a list.
             negative_prompt: for captions with guidance, what guidance steers away from: one, or one a prompt.

@@ -210,7 +210,7 @@ class Engine:
 
     def result(self, call: Call | ClassCall, end: Finished, seconds: float, *, draw: bool = True) -> Result:
         """The result of a run of `seconds`. Without `draw`, image tokens are not decoded to images."""
-        imaging = self.imaging
+        imaging = call.imaging
         rows = [call.generated(row, canvas) for row, canvas in enumerate(end.tokens.tolist())]
         tokens, generated = [tokens for tokens, _ in rows], [count for _, count in rows]
         sequences, latents = torch.as_tensor(end.tokens), None

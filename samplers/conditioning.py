@@ -24,6 +24,7 @@ def conditioned_model(model: LanguageModel, request: Request, prefix: Prefix | N
         return model
     if model.imaging is None:
         raise ModelError(f"{model.name} generates no images", "images need a draft model of images")
-    prefix = prefix if prefix is not None else model.imaging.prefix(request.conditions)
+    imaging = model.imaging if request.size is None else model.imaging.resized(*request.size)
+    prefix = prefix if prefix is not None else imaging.prefix(request.conditions)
     stack = Conditioned(model.decoder, prefix, request.prompts, cfg=request.cfg, interval=request.cfg_interval)
-    return replace(model, decoder=stack)
+    return replace(model, decoder=stack, imaging=imaging)

@@ -33,6 +33,7 @@ class Request:
         cfg_interval: of images: tokens behind the first interval + 2 are not guided; None guides all.
         conditions: of images: what each row shows; positions before the first image token hold -1.
         prefix: what the model makes of the conditions.
+        size: of images: height and width in pixels; None is the model's own.
         share_prompt: rows of one long prompt, or of prompts that begin alike, feed that once and have its K/V in memory
             once, where an autoregressive model can; rows of other requests cannot join them.
         samples: per row, which text of its prompt it is, counted from 0; () are all the first. Methods whose texts come
@@ -63,6 +64,7 @@ class Request:
     cfg_interval: int | None = None
     conditions: tuple[Condition, ...] = ()
     prefix: Prefix | None = None
+    size: tuple[int, int] | None = None
     share_prompt: bool = True
     samples: tuple[int, ...] = ()
     corpus: tuple[int, ...] | None = None

@@ -50,6 +50,9 @@ class FamilySpec:
     harmless: tuple[str, ...] = ()  # patterns of published tensors that need not be loaded
     convert: Callable[[str, Tensor, DecoderConfig], Tensor] = lambda name, tensor, config: tensor
     imaging: str = ""  # image models: "module:function" that builds their interface from `ImagingParts`
+    draws: Literal["class", "text"] | None = (
+        None  # image models: what images are conditioned on; None: gpt_type says it
+    )
     positions: Callable[[Config], int | None] = lambda config: config.get("max_position_embeddings")
 
     def fits(self, tensors: Container[str]) -> bool:

@@ -21,7 +21,7 @@ from ..continuous.contracts import ContinuousModel, read_sizes
 from ..continuous.diffusion_head import DiffusionHead, MARHead
 from ..continuous.mar import MARBackbone, Reader
 from ..errors import ModelError
-from ..images.contracts import ImageLayout, Imaging
+from ..images.contracts import ImageLayout, Imaging, OneSize
 from ..images.weight_files import check_names
 from ..kernels import layout
 from ..loading.sources import Source, read_json
@@ -95,7 +95,7 @@ def networks(config: Config) -> tuple[MARBackbone, MARHead]:
     return backbone, MARHead(size=size, condition=decoder[0], width=width, depth=depth)
 
 
-class MARImaging:
+class MARImaging(OneSize):
     """The image interface of one MAR checkpoint: vectors in raster order, and the KL autoencoder that decodes them."""
 
     def __init__(self, config: Config, decoder: Any, *, defaults: Mapping[str, Any], device: torch.device, name: str):
@@ -108,7 +108,7 @@ class MARImaging:
         self.layout = ImageLayout(side, side)
         self.classes = int(config["class_num"])
         self.defaults = dict(defaults)
-        self._source, self._device, self._name = decoder, device, name
+        self._source, self._device, self.name = decoder, device, name
         self._size = int(config["token_size"])
         self._decoder: Any = None
 
@@ -128,13 +128,13 @@ class MARImaging:
         if self._decoder is None:
             if self._source is None:
                 raise ModelError(
-                    f"{self._name} has no autoencoder, so its tokens cannot be decoded",
+                    f"{self.name} has no autoencoder, so its tokens cannot be decoded",
                     'load it with decoder="kl16.ckpt", or put that file beside the weights',
                 )
             kl = load_kl(self._source)
             if kl.channels != self._size:
                 raise ModelError(
-                    f"the autoencoder {self._source} has {kl.channels} channels, and a token of {self._name} "
+                    f"the autoencoder {self._source} has {kl.channels} channels, and a token of {self.name} "
                     f"has {self._size} numbers",
                     "name the autoencoder that the model was trained with",
                 )
@@ -148,7 +148,7 @@ class MARImaging:
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
         decoder = self.decoder
-        return finite.pixels(self._name, decoder.decode(tokens.to(self._device)), decoder)
+        return finite.pixels(self.name, decoder.decode(tokens.to(self._device)), decoder)
 
 
 def load_mar(

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .. import finite
 from ..errors import ModelError
+from ..images.contracts import OneSize
 from ..images.weight_files import check_names
 from ..kernels import layout
 from ..loading.sources import Source, read_json
@@ -101,7 +102,7 @@ def network(config: Config) -> VARTransformer:
     )
 
 
-class VARImaging:
+class VARImaging(OneSize):
     """The image interface of one VAR checkpoint; its tokenizer is loaded on first use."""
 
     kind: Literal["class"] = "class"
@@ -115,7 +116,7 @@ class VARImaging:
         self.classes = int(config["num_classes"])
         self.defaults = {**_DEFAULTS, "top_k": min(_DEFAULTS["top_k"], int(config["vocab_size"])), **defaults}
         self._sizes = int(config["vocab_size"]), int(config["z_channels"])
-        self._source, self._device, self._name = tokenizer, device, name
+        self._source, self._device, self.name = tokenizer, device, name
         self._tokenizer: MultiScaleVQ | None = None
 
     @property
@@ -130,7 +131,7 @@ class VARImaging:
         if self._tokenizer is None:
             if self._source is None:
                 raise ModelError(
-                    f"{self._name} has no image tokenizer, which makes a scale's input from the codes of those before",
+                    f"{self.name} has no image tokenizer, which makes a scale's input from the codes of those before",
                     'load it with decoder="vae_ch160v4096z32.pth", or put that file beside the weights',
                 )
             tokenizer = load_tokenizer(self._source, self.scales, device=self._device)
@@ -139,7 +140,7 @@ class VARImaging:
             ):
                 if ours != theirs:
                     raise ModelError(
-                        f"the image tokenizer {self._source} has {ours} {what}, and {self._name} {theirs}",
+                        f"the image tokenizer {self._source} has {ours} {what}, and {self.name} {theirs}",
                         "name the image tokenizer that the model was trained with",
                     )
             self._tokenizer = tokenizer
@@ -158,7 +159,7 @@ class VARImaging:
     def decode(self, tokens: Tensor) -> Tensor:
         """Pixels [B, 3, H, W] of the codes of all scales [B, L]; scales whose codes are -1 are left out."""
         tokenizer = self.tokenizer
-        return finite.pixels(self._name, tokenizer.decode(tokens.to(self._device)), tokenizer)
+        return finite.pixels(self.name, tokenizer.decode(tokens.to(self._device)), tokenizer)
 
     @torch.inference_mode()
     def encode(self, pixels: Tensor) -> Tensor:

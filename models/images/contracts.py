@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..errors import ArgumentError
 from ..loading.sources import Source
 from ..loading.weights import Published
 from .conditioned import Prefix
@@ -94,6 +95,9 @@ class ImagingParts:
     decoder: str | None  # the image tokenizer that the caller names
     text_encoder: str | None  # and the text encoder
     offline: bool
+    embedding: Callable[[], Tensor] | None = (
+        None  # the input embeddings [V, E], for captions that the model itself reads
+    )
 
 
 class Imaging(Protocol):
@@ -107,6 +111,19 @@ class Imaging(Protocol):
     @property
     def layout(self) -> ImageLayout:
         """The grid of codes, or vectors, among the tokens of an image."""
+        ...
+
+    @property
+    def sizes(self) -> str | None:
+        """Which heights and widths there are, in words, for errors; None for a model of one size."""
+        ...
+
+    def resized(self, height: int, width: int) -> Self:
+        """This interface for images of so many pixels: another layout, and everything else shared.
+
+        Raises ArgumentError for a size that it does not have, ModelError where its only one is unknown without a
+        decoder.
+        """
         ...
 
     @property
@@ -137,12 +154,35 @@ class Imaging(Protocol):
         ...
 
 
+class OneSize:
+    """The sizes of a model that has one: a base of image interfaces."""
+
+    sizes: str | None = None
+
+    def resized(self: _Imaging, height: int, width: int) -> _Imaging:
+        """Itself. Raises ArgumentError for another size than its own."""
+        own = tuple(codes * self.downsample for codes in self.layout.grid)
+        if (height, width) != own:
+            raise ArgumentError(
+                f"size is {height} by {width} pixels, and {self.name} draws images of {own[0]} by {own[1]}",
+                "leave size out; a finished image can be enlarged, by --scale or a pipeline's height and width",
+            )
+        return self
+
+
+class _Named(Imaging, Protocol):
+    name: str
+
+
+_Imaging = TypeVar("_Imaging", bound=_Named)
+
+
 class CodeImaging(Imaging, Protocol):
     """The image interface of a checkpoint whose tokens are codes."""
 
     @property
     def codebook(self) -> Tensor | None:
-        """[V, C] float32: a vector per code, to be compared by distance; None without a tokenizer."""
+        """[codes, C] float32: a vector per code, to be compared by distance; None without a tokenizer."""
         ...
 
     @property

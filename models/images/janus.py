@@ -26,12 +26,12 @@ from ..hf.hf_logging import silence
 from ..loading.decoding_config import first
 from ..loading.sources import Source
 from .conditioned import Prefix
-from .contracts import CodeImaging, Condition, ImageLayout
+from .contracts import CodeImaging, Condition, ImageLayout, OneSize
 
 _GUIDANCE = 5.0  # of the authors, where the checkpoint's generation config names none
 
 
-class JanusImaging:
+class JanusImaging(OneSize):
     """The image interface of one checkpoint; `model` is transformers' own, `processor` tokenizes captions."""
 
     kind: Literal["text"] = "text"

@@ -27,7 +27,7 @@ from ..loading.sources import read_json
 from ..loading.weights import read
 from .captions import TextEncoder
 from .conditioned import Prefix
-from .contracts import Condition, ImageLayout, ImagingParts
+from .contracts import Condition, ImageLayout, ImagingParts, OneSize
 from .vq import VQ
 from .vq_files import PATTERNS, find_vq, load_vq
 
@@ -63,7 +63,7 @@ class Captions(nn.Module):
         return states
 
 
-class LlamaGenImaging:
+class LlamaGenImaging(OneSize):
     """The image interface of one LlamaGen checkpoint."""
 
     def __init__(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -14,7 +15,7 @@ from torch import Tensor
 from ..errors import ModelError, UnknownModelError, did_you_mean, listed, one_line
 from ..loading.catalog import EMBEDDED
 from ..loading.sources import locate
-from ..loading.weights import AGAIN, Published, unpickled
+from ..loading.weights import AGAIN, unpickled
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
@@ -55,9 +56,14 @@ def write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
     os.replace(part, file)
 
 
-def check_names(
-    file: Path | str, tensors: Mapping[str, Tensor | Published], expected: dict[str, tuple[int, ...]]
-) -> None:
+class Shaped(Protocol):
+    """A tensor, or what is known of one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def check_names(file: Path | str, tensors: Mapping[str, Shaped], expected: dict[str, tuple[int, ...]]) -> None:
     """Raise ModelError unless the tensors are exactly the wanted ones, by name and shape."""
     missing = [name for name in expected if name not in tensors]
     if missing:

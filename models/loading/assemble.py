@@ -285,8 +285,9 @@ def _parameter(weight: Weight) -> nn.Parameter | nn.ParameterList:
 
 
 def _has_layout(names: Mapping[str, str | tuple[str, ...]], layers: int, published: Container[str]) -> bool:
-    """Whether some layer has all tensors of these names."""
-    stems = [stem for each in names.values() for stem in ((each,) if isinstance(each, str) else each)]
+    """Whether some layer has all tensors of these names that are a layer's."""
+    every = [stem for each in names.values() for stem in ((each,) if isinstance(each, str) else each)]
+    stems = [stem for stem in every if "{i}" in stem]
     return any(all(stem.replace("{i}", str(layer)) in published for stem in stems) for layer in range(layers))
 
 

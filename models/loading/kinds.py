@@ -59,7 +59,8 @@ def kind(name: str, config: dict[str, Any], folder: Path | None = None) -> Kind:
     if spec.imaging:
         conditioning: dict[object, Literal["class", "text"]] = {"c2i": "class", "t2i": "text"}
         beside = None if folder is None or config.get("clean_captions") else folder / "text_encoder"
-        return Kind(name, "ar", conditioning.get(config.get("gpt_type"), "either"), reader=beside)
+        draws = conditioning.get(config.get("gpt_type")) if spec.draws is None else spec.draws
+        return Kind(name, "ar", draws or "either", reader=beside)
     try:
         positions = spec.positions(config)
     except (KeyError, TypeError, ValueError):  # loading reports what is wrong with the config

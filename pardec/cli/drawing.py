@@ -57,7 +57,7 @@ class Drawing:
 
     @contextmanager
     def _preview(self, quiet: bool) -> Iterator[Callable[[Event], None]]:
-        imaging = self.model.imaging
+        imaging = self.call.imaging
         if quiet or imaging is None:
             yield lambda event: None
             return

@@ -37,6 +37,7 @@ def image(
     save: o.SavePath = None,
     grid: o.Grid = None,
     scale: o.Scale = 1,
+    size: o.Size = None,
     json_: Json = False,
     quiet: o.Quiet = False,
     sampler: o.Sampler = None,
@@ -66,6 +67,8 @@ def image(
     labels = _read_labels(prompt, prompts, class_)
     load_arguments, negative_prompt = o.to_arguments(loading), sampling.negative_prompt
     settings = {**o.to_arguments(sampling), "seed": _read_seeds(seed, seeds)}
+    if size is not None:
+        settings["size"] = inputs.read_size(size)
     kind = early.check(model, [sampler], settings, load_arguments, draws=True)
     if kind is not None:
         early.check_conditions(kind, class_)

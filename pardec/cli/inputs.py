@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -65,6 +66,14 @@ def integers(text: str, message: str, hint: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise SpecError(message, hint=hint) from None
+
+
+def read_size(text: str) -> tuple[int, int]:
+    """Height and width of "480x720". Raises SpecError for another text."""
+    match = re.fullmatch(r"\s*(\d{1,6})\s*[xX×]\s*(\d{1,6})\s*", text, re.ASCII)
+    if match is None:
+        raise SpecError(f"a size is HEIGHTxWIDTH in pixels, got {text!r}", hint="256x256")
+    return int(match[1]), int(match[2])
 
 
 def read_stop(texts: Sequence[str] | None) -> list[str] | None:

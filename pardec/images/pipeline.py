@@ -25,7 +25,7 @@ from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from ..api import Model, load
 from ..requests.class_images import ClassCall
-from ..requests.images import check_drawable, enlarged, scale_of, with_defaults
+from ..requests.images import check_drawable, enlarged, size_and_scale, with_defaults
 from ..requests.text import Call
 from ..result import Result
 from ..views.unfinished import Codes, decodable, to_grid, unfinished
@@ -184,8 +184,8 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
             prompt_embeds: outputs of the text encoder, in place of captions: [B, n, D], or a list of [n, D].
             prompt_attention_mask: [B, n], 0 where prompt_embeds is padding.
             negative_prompt: for guided captions: the caption or captions that guidance leads away from.
-            height, width: in pixels. A model draws images of one size: that size, or a multiple of it, which repeats
-                every pixel.
+            height, width: in pixels. Of a model of several sizes they choose one; of a model of one size they are that
+                size, or a multiple of it, which repeats every pixel.
 
         Raises:
             SpecError: an invalid argument, before the first forward.
@@ -207,9 +207,13 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         least = 0 if self.model.family == "scales" else 1
         if arguments.get("cfg") is not None and arguments["cfg"] <= least:
             arguments["cfg"] = None
-        scale = 1 if output_type == "latent" else scale_of(self.model.name, self.imaging, height, width)
-        progress = _Progress(self, callback_on_step_end, callback_on_step_end_tensor_inputs)
+        scale = 1
+        if output_type != "latent" or self.imaging.sizes is not None:
+            size, scale = size_and_scale(self.model.name, self.imaging, height, width)
+            arguments |= {} if size is None else {"size": size}
         call = self._seeded(prompt, arguments, generator)
+        assert call.imaging is not None, "an image model"
+        progress = _Progress(self, call.imaging, callback_on_step_end, callback_on_step_end_tensor_inputs)
         self.result, self._interrupt = None, False
         started, codes = time.perf_counter(), progress.codes
         with self.progress_bar(total=len(call.seeds) * codes.codes.shape[1]) as bar:
@@ -223,7 +227,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
                 elif isinstance(event, Finished):
                     draw = output_type == "pil"
                     self.result = self.model.result(call, event, time.perf_counter() - started, draw=draw)
-        images = self._output(codes, output_type, scale)
+        images = self._output(call.imaging, codes, output_type, scale)
         return ImagePipelineOutput(images=images) if return_dict else (images,)
 
     def _in_steps(self, steps: int, sampler: object) -> str:
@@ -245,21 +249,21 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
             seeds = _seeds(generator, rows)
         return call.seeded(seeds)  # preparing again would encode the captions again, which is slow
 
-    def _output(self, progress: Codes, output_type: str, scale: int) -> Any:
+    def _output(self, imaging: Imaging, progress: Codes, output_type: str, scale: int) -> Any:
         """Codes or vectors in the form of `output_type`, images enlarged by `scale`."""
         tokens = progress.codes, progress.latents
         if output_type == "pil":
             images = None if self.result is None else self.result.images
-            images = unfinished(self.imaging, *tokens) if images is None else images
+            images = unfinished(imaging, *tokens) if images is None else images
             return [enlarged(image, scale) for image in images]
         if output_type == "latent":
             return progress.tensor().to(self.device)
         if (progress.codes < 0).any():  # interrupted: blank where the PIL images are blank
-            pixels = np.stack([np.asarray(one) for one in unfinished(self.imaging, *tokens)])
+            pixels = np.stack([np.asarray(one) for one in unfinished(imaging, *tokens)])
             decoded = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
         else:  # one at a time: each image is the same in any batch
-            rows = decodable(self.imaging, *tokens)
-            decoded = torch.cat([self.imaging.decode(row[None]) for row in rows]).div(2).add(0.5).clamp(0, 1)
+            rows = decodable(imaging, *tokens)
+            decoded = torch.cat([imaging.decode(row[None]) for row in rows]).div(2).add(0.5).clamp(0, 1)
         decoded = decoded.repeat_interleave(scale, 2).repeat_interleave(scale, 3)
         return decoded if output_type == "pt" else decoded.permute(0, 2, 3, 1).cpu().numpy()
 
@@ -267,7 +271,9 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
 class _Progress:
     """Calls the callback after every round."""
 
-    def __init__(self, pipe: ImagePipeline, callback: Callable[..., Any] | None, names: Sequence[str]) -> None:
+    def __init__(
+        self, pipe: ImagePipeline, imaging: Imaging, callback: Callable[..., Any] | None, names: Sequence[str]
+    ) -> None:
         if isinstance(callback, (PipelineCallback, MultiPipelineCallbacks)):
             names = callback.tensor_inputs
         unknown = [name for name in names if name not in _TENSORS]
@@ -276,7 +282,7 @@ class _Progress:
                 f"callback_on_step_end_tensor_inputs has {unknown}", hint=f"it may have {', '.join(_TENSORS)}"
             )
         self.pipe, self.callback, self.names = pipe, callback, names
-        self.codes = Codes(pipe.imaging.layout)
+        self.codes = Codes(imaging.layout)
 
     def report(self, event: Step) -> None:
         if self.callback is None:

@@ -29,7 +29,7 @@ PIXELS = 2**26  # of an image file, at most
 GAP = 2  # pixels between the images of a sheet
 BLANK = (234, 238, 242)  # colour of areas without an image
 _SETTINGS = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
-_OPTIONAL = ("min_p", "negative_prompt")  # only in files of requests that set them
+_OPTIONAL = ("min_p", "negative_prompt", "size")  # only in files of requests that set them
 
 Metadata = dict[str, Any]
 

@@ -15,6 +15,7 @@ from .images import FOREIGN, labels, refuse_negative, refuse_sequences
 from .settings import MAX_NEW_TOKENS, Settings, repeat_each
 
 if TYPE_CHECKING:
+    from pardec.models.images.contracts import Imaging
     from pardec.samplers.events import Event
 
 NO_CLASS = -1  # the label of an unconditional image
@@ -34,6 +35,7 @@ class ClassCall:
     seeds: tuple[int, ...]
     callback: Callable[[Event], object] | None
     weights_version: int = 0  # of the model when it was prepared
+    imaging: Imaging | None = None  # for the request's size
 
     def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
         """The tokens of a row of the loop, and how many were generated, which are all of an image."""
@@ -56,7 +58,7 @@ class ClassCall:
     @property
     def kind(self) -> tuple[Any, ...]:
         """Requests of one kind and one sampler can share a batch."""
-        return tuple(self.settings.values())
+        return tuple(tuple(value) if isinstance(value, list) else value for value in self.settings.values())
 
     @property
     def lengths(self) -> list[int]:
@@ -89,13 +91,13 @@ class ClassCall:
         return list(self.request.labels)
 
 
-def class_rows(model: ImageModel, prompt: Any, settings: Settings) -> tuple[int, ...]:
-    """The class of each row. Raises SpecError for arguments without a meaning for such a model."""
+def class_rows(model: ImageModel, imaging: Imaging, prompt: Any, settings: Settings) -> tuple[int, ...]:
+    """The class of each row, of images of `imaging`. Raises SpecError for arguments that have no meaning for them."""
     for name in FOREIGN:
         if getattr(settings, name) is not None:
             raise SpecError(f"{name} is for text and {model.name} draws images", hint=f"leave {name} out")
     refuse_sequences(model.name, settings)
-    count = model.imaging.layout.tokens
+    count = imaging.layout.tokens
     if settings.max_new_tokens not in (MAX_NEW_TOKENS, count) or settings.block_align != "prompt":
         name = "block_align" if settings.block_align != "prompt" else "max_new_tokens"
         raise SpecError(
@@ -103,5 +105,5 @@ def class_rows(model: ImageModel, prompt: Any, settings: Settings) -> tuple[int,
             hint=f"leave {name} out",
         )
     refuse_negative(model.name, settings)
-    classes = labels(model.name, model.imaging.classes, prompt, settings, least=NO_CLASS)
+    classes = labels(model.name, imaging.classes, prompt, settings, least=NO_CLASS)
     return tuple(repeat_each(classes, settings.num_images))

@@ -13,6 +13,7 @@ from pardec.samplers.rng import Keyed
 
 from . import draft_models
 from .class_images import ClassCall, class_rows
+from .images import imaging_for, size_of
 from .settings import Settings
 from .text import seeds_of
 
@@ -36,7 +37,8 @@ class VectorCall(ClassCall):
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments as resolved, as JSON can hold them."""
-        return {"temperature": self.request.temperature, "cfg": self.request.cfg}
+        values: dict[str, Any] = {"temperature": self.request.temperature, "cfg": self.request.cfg}
+        return values if self.request.size is None else {**values, "size": list(self.request.size)}
 
 
 def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCall:
@@ -50,7 +52,8 @@ def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCa
     for name in _OF_IDS:
         if getattr(settings, name) is not None:
             raise SpecError(f"{name} is for tokens with ids; {model.name} has continuous tokens", f"leave {name} out")
-    rows = class_rows(model, prompt, settings)
+    imaging = imaging_for(model.imaging, settings)
+    rows = class_rows(model, imaging, prompt, settings)
     sampler.method.check_model(model)
     model.head.respaced(sampler.method.head_steps or model.head.steps)
     seeds = seeds_of(settings, len(rows))
@@ -59,7 +62,8 @@ def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCa
         source=settings.source or Keyed(seeds),
         temperature=float(settings.temperature),
         cfg=None if settings.cfg in (None, 1) else float(settings.cfg),  # 1 is no guidance
+        size=size_of(settings),
         draft_model=draft_models.for_vectors(sampler, model),
     )
-    tokens = model.imaging.layout.tokens
-    return VectorCall(sampler, request, tokens, seeds, settings.callback, model.weights_version)
+    tokens, version = imaging.layout.tokens, model.weights_version
+    return VectorCall(sampler, request, tokens, seeds, settings.callback, version, imaging)

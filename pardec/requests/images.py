@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from PIL.Image import Image, Resampling, fromarray
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pardec.models.images.contracts import CodeImaging, Imaging
     from pardec.models.model import LanguageModel
 
-_OWN = ("label", "prompt_embeds", "negative_prompt", "cfg_interval")
+_I = TypeVar("_I", bound="Imaging")
+_OWN = ("label", "prompt_embeds", "negative_prompt", "cfg_interval", "size")
 _SHAPING = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
 FOREIGN = (
     *("input_ids", "template", "logits_processor", "stop", "stop_ids", "block_length"),
@@ -82,6 +83,34 @@ def scale_of(name: str, imaging: Imaging, height: int | None, width: int | None)
             hint=f"leave one out, or ask for {2 * rows} by {2 * columns}",
         )
     return scales.pop()
+
+
+def size_and_scale(
+    name: str, imaging: Imaging, height: int | None, width: int | None
+) -> tuple[tuple[int, int] | None, int]:
+    """The `size` to draw at, where the model has several, and else by how much to enlarge its images.
+
+    A height or width that is left out is that of the model's own images.
+
+    Raises:
+        SpecError: the model has no such size, and can be enlarged to none.
+    """
+    if imaging.sizes is None:
+        return None, scale_of(name, imaging, height, width)
+    if height is None and width is None:
+        return None, 1
+    rows, columns = (codes * imaging.downsample for codes in imaging.layout.grid)
+    return (rows if height is None else height, columns if width is None else width), 1
+
+
+def imaging_for(imaging: _I, settings: Settings) -> _I:
+    """The interface for images of the requested size. Raises ArgumentError for a size that the model does not have."""
+    return imaging if settings.size is None else imaging.resized(*map(int, settings.size))
+
+
+def size_of(settings: Settings) -> tuple[int, int] | None:
+    """The requested height and width."""
+    return None if settings.size is None else (int(settings.size[0]), int(settings.size[1]))
 
 
 def with_defaults(imaging: Imaging, arguments: Mapping[str, Any]) -> dict[str, Any]:

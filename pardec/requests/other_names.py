@@ -86,6 +86,7 @@ _BY_HINT: Mapping[str, tuple[str, ...]] = {
     "num_images=4 draws four images of each prompt": ("num_images_per_prompt", "images_per_prompt"),
     _CFG: ("cfg_scale", "guidance_scale", "guidance", "w", "classifier_free_guidance"),
     _SEED: ("random_seed", "generator", "manual_seed", "seeds"),
+    "size=(256, 256) is the height and width of images in pixels": ("height", "width", "image_size", "resolution"),
     "label=207, or a list of classes": ("class_labels", "class_label", "labels"),
     "pass its values one by one, as temperature=0.7, top_p=0.9": ("generation_config", "sampling_params", "gen_kwargs"),
     'sampler="..." is a spec; "pardec list samplers" shows all samplers': ("spec", "method", "strategy", "scheduler"),

@@ -12,6 +12,7 @@ from pardec.samplers.scales.contracts import ScaleRequest, ScaleSampler
 
 from . import draft_models
 from .class_images import ClassCall, class_rows
+from .images import imaging_for
 from .settings import Settings
 from .text import seeds_of
 
@@ -47,7 +48,8 @@ def prepare(model: ScaleModel, prompt: Any, settings: Settings) -> ScaleCall:
             raise SpecError(
                 f"{name} is for tokens that come one by one; {model.name} draws whole token maps", f"leave {name} out"
             )
-    rows = class_rows(model, prompt, settings)
+    imaging = imaging_for(model.imaging, settings)
+    rows = class_rows(model, imaging, prompt, settings)
     vocab = model.quantizer.vocab
     if settings.top_k is not None and settings.top_k > vocab:
         raise SpecError(
@@ -64,5 +66,5 @@ def prepare(model: ScaleModel, prompt: Any, settings: Settings) -> ScaleCall:
         cfg=float(settings.cfg) if settings.cfg else None,  # 0 is no guidance
         refiner=draft_models.for_scales(sampler, model),
     )
-    tokens = model.imaging.layout.tokens
-    return ScaleCall(sampler, request, tokens, seeds, settings.callback, model.weights_version)
+    tokens, version = imaging.layout.tokens, model.weights_version
+    return ScaleCall(sampler, request, tokens, seeds, settings.callback, version, imaging)

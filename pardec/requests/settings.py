@@ -34,6 +34,7 @@ MAX_NEW_TOKENS = 64
 # Larger values are refused before anything of their size is allocated.
 LARGEST: Mapping[str, int] = {"max_new_tokens": 2**24, "num_images": 2**16, "num_return_sequences": 2**16}
 MOST_ROWS = 2**20
+MOST_PIXELS = 2**14  # of an image's side
 CLASS_IMAGES: Mapping[str, Any] = {"temperature": 1.0}  # other defaults for continuous tokens and token maps
 
 
@@ -62,6 +63,7 @@ class Arguments(TypedDict, total=False):
     block_align: Literal["prompt", "absolute"]
     label: int | Sequence[int] | None
     num_images: int
+    size: Sequence[int] | None
     num_return_sequences: int
     prompt_embeds: Any
     negative_prompt: str | Sequence[str] | None
@@ -97,6 +99,7 @@ class Settings:
     block_align: str = "prompt"  # where the block grid begins: "prompt" or "absolute"
     label: Any = None  # for image models: a class, or one a row; with continuous tokens and token maps, -1 is none
     num_images: int = 1  # of each prompt or label
+    size: Sequence[int] | None = None  # for images: height and width in pixels; None: the model's own
     num_return_sequences: int = 1  # for text: rows of each prompt
     prompt_embeds: Any = None  # for image models: the text encoder's output for captions, [B, n, D] or a list
     negative_prompt: Any = None  # for captions: what guidance steers away from; one, or one a prompt
@@ -113,6 +116,11 @@ class Settings:
         _whole("num_images", self.num_images, 1)
         _whole("num_return_sequences", self.num_return_sequences, 1)
         _whole("cfg_interval", self.cfg_interval, 0, optional=True)
+        if self.size is not None and not _is_size(self.size):
+            raise SpecError(
+                f"size is a height and a width in pixels, from 1 to {MOST_PIXELS} each, got {self.size!r}",
+                hint="size=(256, 256), or leave it out for the model's own",
+            )
         _whole("logprobs", self.logprobs, 0, optional=True)
         _number("temperature", self.temperature, "at least 0", lambda x: x >= 0)
         _number("temperature", self.temperature, RANGE, divides)
@@ -230,6 +238,13 @@ def is_number(value: object) -> bool:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # a whole number beyond all floating-point ones
         return False
+
+
+def _is_size(value: object) -> bool:
+    """Whether it is a height and a width."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        return False
+    return all(_is_whole(side) and 1 <= side <= MOST_PIXELS for side in value)
 
 
 def _number(name: str, value: Any, rule: str, holds: Callable[[float], bool], *, optional: bool = False) -> None:

@@ -25,7 +25,7 @@ from pardec.samplers.speculative.contracts import SpeculativeSampler
 from . import allowed, corpus, draft_models
 from .early import check_block, check_family, check_least
 from .image_layout import intersect
-from .images import ImageInputs, image_inputs, refuse_images
+from .images import ImageInputs, image_inputs, imaging_for, refuse_images, size_of
 from .prompts import Row, check_length, encode
 from .settings import Settings, repeat_each
 from .stop_strings import StopStrings
@@ -33,6 +33,7 @@ from .stop_strings import read as read_stops
 from .structured.request import structure
 
 if TYPE_CHECKING:
+    from pardec.models.images.contracts import CodeImaging
     from pardec.models.model import LanguageModel
     from pardec.samplers.events import Event
 
@@ -50,6 +51,7 @@ class Call:
     callback: Callable[[Event], object] | None
     weights_version: int = 0  # of the model when it was prepared
     response_format: Mapping[str, Any] | None = None
+    imaging: CodeImaging | None = None  # of images, for the request's size
 
     def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
         """The tokens that row `row` generated, and how many of them count.
@@ -132,6 +134,7 @@ class Call:
         values |= {"cfg_interval": request.cfg_interval} if request.conditions else {}
         # Defaults are left out, so that rows saved before these arguments existed count as the same rows.
         values |= {name: value for name in _RARE if (value := getattr(request, name))}
+        values |= {} if request.size is None else {"size": list(request.size)}
         values |= {} if request.logprobs is None else {"logprobs": request.logprobs}
         values |= {"logprob_ids": list(request.logprob_ids)} if request.logprob_ids else {}
         stops = self.stops(0)
@@ -156,8 +159,9 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
     samples: tuple[int, ...] = ()
     sampler = _sampler(model, settings)
     beyond = isinstance(sampler, SpeculativeSampler) and sampler.cache is not None and sampler.cache.beyond
-    if model.imaging is not None:
-        images = image_inputs(model, model.imaging, prompt, settings)
+    imaging = None if model.imaging is None else imaging_for(model.imaging, settings)
+    if imaging is not None:
+        images = image_inputs(model, imaging, prompt, settings)
         rows = images.rows
     else:
         refuse_images(model, settings)
@@ -189,12 +193,13 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         cfg_interval=settings.cfg_interval,
         conditions=() if images is None else images.conditions,
         prefix=None if images is None else images.prefix,
+        size=size_of(settings),
         samples=samples,
         corpus=corpus.read(sampler, model),
         draft_model=draft_models.for_text(sampler, model),
         stop_ids=stop_ids,
         stops=() if stops is None else (stops,) * len(rows),
-        allowed=_allowed(model, settings, rows),
+        allowed=_allowed(model, imaging, settings, rows),
         processors=tuple(settings.logits_processor or ()),
         logprobs=_logprobs(model, settings),
         logprob_ids=_logprob_ids(model, settings),
@@ -205,12 +210,12 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         stage.admit(request)
     _check_ends(model, request)
     form = None if structured is None else settings.response_format
-    return Call(sampler, request, seeds, settings.callback, model.weights_version, form)
+    return Call(sampler, request, seeds, settings.callback, model.weights_version, form, imaging)
 
 
-def _allowed(model: LanguageModel, settings: Settings, rows: list[Row]) -> Allowed | None:
+def _allowed(model: LanguageModel, imaging: CodeImaging | None, settings: Settings, rows: list[Row]) -> Allowed | None:
     sets = allowed.read(model, settings.allowed, rows)
-    return sets if model.imaging is None else intersect(model.imaging.layout, sets, rows, model.vocab_size)
+    return sets if imaging is None else intersect(imaging.layout, sets, rows, model.vocab_size)
 
 
 def seeds_of(settings: Settings, count: int) -> tuple[int, ...]:
@@ -272,7 +277,8 @@ def _names_no_cache(sampler: str | Spec | Policy | None) -> bool:
 def _stop_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:
     value = settings.stop_ids
     if value is None:
-        return () if settings.template is not None else tuple(model.decoding_config.eos_ids)
+        fixed = settings.template is not None or model.imaging is not None  # in length
+        return () if fixed else tuple(model.decoding_config.eos_ids)
     return _ids(model, "stop_ids", value, "stop_ids=[2] stops at token 2; [] never stops")
 
 

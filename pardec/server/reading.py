@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pardec.models.errors import SpecError
 from pardec.samplers.spec import parse
 
-from ..requests.images import scale_of, with_defaults
+from ..requests.images import size_and_scale, with_defaults
 from ..requests.settings import Settings
 from ..serving.queue import QueuedRow, queued_rows
 from .errors import NO_SUCH_MODEL, RequestError
@@ -160,8 +160,9 @@ class Reader:
         count = body.n or 1
         self._check_rows(count)
         width, height = _size(body.size)
-        scale = scale_of(self.model.name, imaging, height, width)
+        dimensions, scale = size_and_scale(self.model.name, imaging, height, width)
         arguments = {**with_defaults(imaging, arguments), "num_images": count}
+        arguments |= {} if dimensions is None else {"size": dimensions}
         call = self.model.prepare(**arguments)
         settings = Settings.of({name: value for name, value in arguments.items() if name != "prompt"})
         return ImageRequest(queued_rows(self.model, call, settings), scale)

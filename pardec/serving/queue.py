@@ -27,7 +27,7 @@ PER_PROMPT = (
 )
 _SHARED = (
     *("block_length", "absolute", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
-    *("min_new_tokens", "cfg", "cfg_interval", "stop_ids", "logprobs", "logprob_ids"),
+    *("min_new_tokens", "cfg", "cfg_interval", "size", "stop_ids", "logprobs", "logprob_ids"),
 )
 _NOT_SHARED = ("input_ids", "label", "prompt_embeds", "num_images", "source", "callback")
 

@@ -25,6 +25,7 @@ class ImageRequest:
     source: Source
     temperature: float = 1.0  # every transition's deviation is multiplied by it; the first point's is not
     cfg: float | None = None  # noise_u + cfg * (noise_c - noise_u); None is off
+    size: tuple[int, int] | None = None  # height and width in pixels; None is the model's own
     draft_model: ContinuousModel | None = None  # the checkpoint that drafts, where the method needs one
 
 

@@ -52,6 +52,28 @@ def code_table(model: LanguageModel) -> Tensor:
     return embedding if model.codebook is None and len(embedding) == len(table) else table
 
 
+def token_neighbours(model: LanguageModel, k: int) -> Tensor:
+    """[V, K] int32, K <= k: the ids nearest to each id of a model, by `code_table`, nearest first.
+
+    Where codes of images are some ids among others, only these have neighbours; any other id has itself for all of its.
+    """
+    ids = None if model.imaging is None else model.imaging.layout.ids
+    if ids is None:
+        return codebook_neighbours(code_table(model), k)
+    embedding = model.decoder.embedding
+    table = embedding[ids.to(embedding.device)] if model.codebook is None else model.codebook
+    if len(table) != len(ids):
+        raise ModelError(
+            f"{model.name} has a codebook of {len(table)} rows and {len(ids)} codes",
+            "load it with the image tokenizer that it was trained on",
+        )
+    near = codebook_neighbours(table, k)
+    ids = ids.to(near.device)
+    nearest = torch.arange(model.vocab_size, dtype=torch.int32, device=near.device)[:, None].repeat(1, near.shape[1])
+    nearest[ids] = ids.int()[near.long()]
+    return nearest
+
+
 def codebook_neighbours(table: Tensor, k: int) -> Tensor:
     """[V, min(k, V - 1)] int32: the ids nearest to each in `table` [V, C], by distance, itself left out.
 

@@ -51,7 +51,7 @@ def test_a_layout_says_where_codes_stand() -> None:
     assert plain.forced().tolist() == [-1] * 4
 
 
-DRAFTED = ["sequential", "sjd:window=5", "sjd:window=5,init=up", "jacobi", "lookup", "recycling"]
+DRAFTED = ["sequential", "sjd:window=5", "sjd:window=5,init=up", "jacobi", "lookup", "recycling", "zipar:window=3"]
 
 
 @pytest.mark.parametrize("sampler", DRAFTED)
@@ -96,5 +96,3 @@ def test_constraints_hold_within_it() -> None:
         model.generate(prompt_embeds=features([2]), allowed={3: [4]})
     with pytest.raises(SpecError, match="leaves nothing at index 1 of row 0, where a code has to be"):
         model.generate(prompt_embeds=features([2]), allowed={1: [5, 6]})
-    with pytest.raises(SpecError, match="zipar does not support end-of-row tokens"):
-        model.generate(prompt_embeds=features([2]), sampler="zipar")

@@ -43,7 +43,7 @@ from ...ops.transport import move_probability
 from ...ops.tree_walk import longest, reached
 from ...ops.verification import Trial, judge, total
 from ...registry import register
-from ..code_features import CodeFeatures, code_table, codebook_neighbours
+from ..code_features import CodeFeatures, token_neighbours
 from ..contracts import Acceptance, DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
 
 
@@ -78,7 +78,7 @@ class Lantern(Acceptance):
         if self.exact == "distribution":
             return None
         # The published rule clears one neighbour more than it borrows from.
-        nearest = codebook_neighbours(code_table(context.model), self.k + 1)
+        nearest = token_neighbours(context.model, self.k + 1)
         return CodeFeatures(nearest.to(context.text.device))
 
     def accept(

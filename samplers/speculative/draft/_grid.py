@@ -7,16 +7,22 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
+from pardec.models.images.contracts import ImageLayout
 from pardec.models.model import LanguageModel
 
 from ..sequences import Sequences
 
 
-def columns(model: LanguageModel, option: str, hint: str) -> int:
-    """Tokens of one row of the model's token grid. Raises SpecError, naming `option`, for models without images."""
+def layout_of(model: LanguageModel, option: str, hint: str) -> ImageLayout:
+    """The token grid of the model's images. Raises SpecError, naming `option`, for models without images."""
     if model.imaging is None:
         raise SpecError(f"{option} needs the token grid of an image, and {model.name} generates none", hint=hint)
-    return model.imaging.layout.stride
+    return model.imaging.layout
+
+
+def columns(model: LanguageModel, option: str, hint: str) -> int:
+    """Tokens of one row of that grid."""
+    return layout_of(model, option, hint).stride
 
 
 def copy_left(text: Sequences, guesses: Tensor, known: np.ndarray, fallback: Tensor, width: int) -> Tensor:

@@ -4,7 +4,8 @@ ZipAR: Accelerating Auto-regressive Image Generation through Spatial Locality, h
 
     each forward samples one token in every row q that has begun;  row q + 1 begins behind `window` tokens of row q
     a token attends to all sampled tokens before it in raster order;  the missing end of the row above is masked
-    the first token of a row follows its newest neighbour above, which temporarily stands in for that row's last token
+    the first token of a row follows its newest neighbour above, which temporarily stands in for that row's last token,
+    or the end of that row, where a family writes one: it is known
 
 The loop commits text without gaps, so tokens of later rows remain guesses until the rows before are complete, and are
 then accepted untested. Each forward feeds these guesses again, in raster order behind the last committed token, so that
@@ -25,11 +26,14 @@ import numpy as np
 import torch
 
 from pardec.models.errors import SpecError
+from pardec.models.images.contracts import ImageLayout
 from pardec.models.model import LanguageModel
 
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
-from ._grid import columns
+from ._grid import layout_of
+
+_HINT = "text has no rows: draft with lookup or sjd"
 
 
 @dataclass(slots=True)
@@ -59,14 +63,13 @@ class Zipar(Drafter):
             )
 
     def width(self, model: LanguageModel) -> int:
-        lag, wide = self._lag(model), columns(model, "zipar", "text has no rows: draft with lookup or sjd")
-        # Behind the last committed token: those of later rows, and the stand-in before the newest row.
-        return 2 + sum(range(wide - lag, 0, -lag))
+        lag, layout = self._lag(model), layout_of(model, "zipar", _HINT)
+        # Behind the last committed token: those of later rows, and the stand-in before the newest row; ends of rows.
+        ends = 0 if layout.row_end is None else layout.columns // lag + 1
+        return 2 + sum(range(layout.columns - lag, 0, -lag)) + ends + len(layout.closing)
 
     def _lag(self, model: LanguageModel) -> int:
-        wide = columns(model, "zipar", "text has no rows: draft with lookup or sjd")
-        if model.imaging is not None and model.imaging.layout.row_end is not None:
-            raise SpecError(f"zipar does not support end-of-row tokens, which {model.name} has", hint="draft with sjd")
+        wide = layout_of(model, "zipar", _HINT).columns
         if self.window is not None and self.window > wide:
             raise SpecError(
                 f"zipar: window={self.window} is more than the {wide} tokens of a row of {model.name}",
@@ -75,16 +78,15 @@ class Zipar(Drafter):
         return self.window or max(1, wide // 2)
 
     def start(self, context: DecodeContext) -> ImageProgress:
-        count = int((context.text.limit - context.text.prompt).max())
-        shape = (len(context.text), count)
-        return ImageProgress(np.zeros(shape, np.int64), np.zeros(shape, bool), np.full((len(context.text), 1), -1))
+        forced = np.tile(layout_of(context.model, "zipar", _HINT).forced().numpy(), (len(context.text), 1))
+        return ImageProgress(forced.clip(0), forced >= 0, np.full((len(forced), 1), -1))
 
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: ImageProgress) -> Draft:
-        text, wide = context.text, columns(context.model, "zipar", "")
+        text, layout = context.text, layout_of(context.model, "zipar", _HINT)
         raster = np.arange(state.sampled.shape[1])
         last = (text.length - text.prompt - 1)[:, None]  # the cell of node 0
-        later = state.sampled & (raster > last)
-        stand_in = self._row_start(state, wide, self._lag(context.model), last)
+        later = state.sampled & (raster > last) & self._due(state, layout, self._lag(context.model))
+        stand_in = self._row_start(state, layout, self._lag(context.model))
         # Nodes: the last committed token, later ones in raster order, and the stand-in behind them.
         nodes = later | (raster == last) | (raster == stand_in)
         sizes = nodes.sum(1)
@@ -108,13 +110,22 @@ class Zipar(Drafter):
             sure=torch.from_numpy(sure).to(device),
         )
 
-    def _row_start(self, state: ImageProgress, wide: int, lag: int, last: np.ndarray) -> np.ndarray:
+    def _due(self, state: ImageProgress, layout: ImageLayout, lag: int) -> np.ndarray:
+        """[B, cells]: False for forced tokens that are known, but whose turn has not come."""
+        counts, body = _counts(state, layout), layout.rows * layout.stride
+        due = np.ones_like(state.sampled)
+        due[:, body:] = counts[:, -1:] == layout.columns
+        if layout.row_end is not None:  # the next row begins behind it
+            due[:, layout.columns : body : layout.stride] = counts >= [*[lag] * (layout.rows - 1), layout.columns]
+        return due
+
+    def _row_start(self, state: ImageProgress, layout: ImageLayout, lag: int) -> np.ndarray:
         """[B, 1]: the cell before the row that begins in this round, if that cell is missing yet; else -1."""
-        rows = state.sampled.reshape(len(state.sampled), -1, wide).sum(2)
+        rows = _counts(state, layout)
         fresh = (rows == 0).argmax(1)[:, None]  # the first row without a cell; 0 where there is none
         above = np.take_along_axis(rows, (fresh - 1).clip(0), 1)
-        begins = (fresh > 0) & (above >= lag) & (above < wide)
-        return np.where(begins, fresh * wide - 1, -1)
+        begins = (fresh > 0) & (above >= lag) & (above < layout.columns) & (layout.row_end is None)
+        return np.where(begins, fresh * layout.stride - 1, -1)
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: ImageProgress) -> None:
         text, pick = context.text, outcome.verdict.pick
@@ -130,3 +141,10 @@ class Zipar(Drafter):
         position = np.minimum(text.prompt[:, None] + raster, text.host.shape[1] - 1)
         state.codes = np.where(committed, np.take_along_axis(text.host, position, 1), state.codes)
         state.sampled |= committed
+
+
+def _counts(state: ImageProgress, layout: ImageLayout) -> np.ndarray:
+    """[B, rows]: how many codes of each row are sampled."""
+    body = state.sampled[:, : layout.rows * layout.stride].reshape(-1, layout.rows, layout.stride)
+    counts: np.ndarray = body[..., : layout.columns].sum(2)
+    return counts

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from pardec.models.errors import ModelError
+from pardec.models.images.contracts import ImageLayout
 from pardec.samplers.speculative import code_features
 from tests.models.loading.test_cache_dir import give_away, mode
 from tests.samplers.ar_toys import toy_ar
@@ -171,3 +175,17 @@ def test_models_without_a_codebook_look_like_their_embeddings() -> None:
     model.vocab_size = 7
     with pytest.raises(ModelError, match="toy has input embeddings of 6 rows and 7 ids"):
         code_features.code_table(model)
+
+
+def test_codes_among_other_ids_have_neighbours_among_codes() -> None:
+    model: Any = toy_ar(0, 6)
+    codebook = torch.tensor([[0.0], [1.0], [5.0], [1.5]])
+    ids = torch.tensor([3, 0, 4, 1])
+    model = replace(model, imaging=SimpleNamespace(layout=ImageLayout(2, 2, ids=ids), codebook=codebook))
+    near = code_features.token_neighbours(model, 2).tolist()
+    assert [near[token] for token in ids.tolist()] == [[0, 1], [1, 3], [1, 0], [0, 3]]
+    others = set(range(model.vocab_size)) - set(ids.tolist())
+    assert all(near[token] == [token] * 2 for token in others)
+    model.imaging.codebook = codebook[:3]
+    with pytest.raises(ModelError, match="a codebook of 3 rows and 4 codes"):
+        code_features.token_neighbours(model, 2)

@@ -1,0 +1,238 @@
+"""Emu3's published layouts: names of tensors, vocabularies and image tokenizers, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pardec.models.errors import ModelError
+from pardec.models.images.emu3 import Emu3Imaging
+from pardec.models.images.emu3_words import RANKS, VISION, from_ranks
+from pardec.models.load import load
+from pardec.models.loading.kinds import kind_of
+from pardec.models.model import LanguageModel
+from pardec.models.plan import Plan
+from tests.models.emu3_files import CODES, change_tensors, processor, write_authors, write_library
+
+TEXT = "the red cat, aed"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("emu3") / "library"
+    return folder, write_library(folder)
+
+
+@pytest.fixture
+def copied(library: tuple[Path, Any], tmp_path: Path) -> tuple[Path, Any]:
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for file in library[0].iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder, library[1]
+
+
+def imaging_of(model: LanguageModel) -> Emu3Imaging:
+    assert isinstance(model.imaging, Emu3Imaging)
+    return model.imaging
+
+
+def same(model: LanguageModel, library: Any) -> None:
+    """Logits and pixels are those of transformers."""
+    ids = torch.randint(0, model.vocab_size, (2, 30), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        own = model.forward(Plan.full(ids, model.visible())).logits()
+        assert torch.allclose(own, library(input_ids=ids).logits, atol=2e-4, rtol=1e-4)
+    codes = torch.randint(0, CODES, (1, 3, 2), generator=torch.Generator().manual_seed(2))
+    assert torch.allclose(imaging_of(model).decode(codes), library.model.vqmodel.decode(codes), atol=1e-4)
+
+
+def test_the_layout_of_transformers(library: tuple[Path, Any]) -> None:
+    model = load(library[0], device="cpu")
+    same(model, library[1])
+    assert (model.family, model.max_positions) == ("emu3", 600)
+    imaging = imaging_of(model)
+    assert torch.equal(imaging.codebook, library[1].model.vqmodel.quantize.embedding.weight)  # type: ignore[arg-type]
+    kind = kind_of(library[0])
+    assert kind is not None
+    assert (kind.family, kind.draws) == ("ar", "text")
+
+
+@pytest.mark.parametrize("grid", [(2, 2), (3, 5), (10, 1)])
+def test_prompts_are_those_of_the_processor(library: tuple[Path, Any], grid: tuple[int, int]) -> None:
+    imaging = imaging_of(load(library[0], device="cpu")).resized(8 * grid[0], 8 * grid[1])
+    theirs = processor(library[0])(
+        text=TEXT, return_for_image_generation=True, ratio=f"{grid[1]}:{grid[0]}", image_area=64 * grid[0] * grid[1]
+    )
+    assert theirs["image_sizes"] == [list(grid)]
+    assert imaging.prompt(TEXT).tolist() == theirs["input_ids"][0]
+
+
+def test_the_names_of_a_state_dict(copied: tuple[Path, Any]) -> None:
+    """transformers writes files with the names that its module had before 4.52."""
+
+    def rename(name: str) -> str:
+        if name == "text_model.lm_head.weight":
+            return "lm_head.weight"
+        return "model." + name.replace("text_model.model.", "text_model.", 1)
+
+    change_tensors(copied[0], rename)
+    assert set(load_file(copied[0] / "model.safetensors")) == set(copied[1].state_dict())
+    same(load(copied[0], device="cpu"), copied[1])
+
+
+def test_the_layout_of_the_authors(tmp_path: Path) -> None:
+    folder, vision = tmp_path / "gen", tmp_path / "vision"
+    library = write_authors(folder, vision)
+    bare = load(folder, device="cpu")
+    assert not imaging_of(bare).can_decode
+    with pytest.raises(ModelError, match="gen has no image tokenizer"):
+        imaging_of(bare).decode(torch.zeros(1, 2, 2, dtype=torch.int64))
+    assert imaging_of(bare).layout.grid == (2, 2)  # of image_area in its config
+    model = load(folder, device="cpu", decoder=str(vision))
+    same(model, library)
+    write_library(tmp_path / "library")
+    other = imaging_of(load(tmp_path / "library", device="cpu"))
+    assert torch.equal(imaging_of(model).prompt(TEXT), other.prompt(TEXT))
+    assert torch.equal(imaging_of(model).words.ids, other.words.ids)
+    assert imaging_of(model).words.tokens == other.words.tokens
+
+
+def test_the_authors_tokenizer_merges_by_rank(tmp_path: Path) -> None:
+    write_authors(tmp_path / "gen", tmp_path / "vision")
+    tokenizer = from_ranks(tmp_path / "gen")
+    assert tokenizer.convert_ids_to_tokens(tokenizer("the red")["input_ids"]) == ["the", "Ġ", "re", "d"]
+    tiktoken = pytest.importorskip("tiktoken")
+    from pardec.models.images.emu3_words import SPLIT, ranks
+
+    own = tiktoken.Encoding("emu3", pat_str=SPLIT, mergeable_ranks=ranks(tmp_path / "gen" / RANKS), special_tokens={})
+    for text in (TEXT, "It's 12 o'clock\n\n  naïve — 你好 aed  reed", "e\u0301"):
+        import unicodedata
+
+        assert tokenizer(text, add_special_tokens=False)["input_ids"] == own.encode(unicodedata.normalize("NFC", text))
+
+
+def test_pixels_are_in_the_range_of_the_processor(copied: tuple[Path, Any]) -> None:
+    codes = torch.randint(0, CODES, (1, 2, 2), generator=torch.Generator().manual_seed(2))
+    plain = imaging_of(load(copied[0], device="cpu")).decode(codes)
+    image = {"image_processor_type": "Emu3ImageProcessor", "image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.5]}
+    (copied[0] / "preprocessor_config.json").write_text(json.dumps(image))
+    other = imaging_of(load(copied[0], device="cpu")).decode(codes)
+    mean, deviation = (torch.tensor(image[name])[:, None, None] for name in ("image_mean", "image_std"))
+    assert torch.allclose((other + 1) / 2, plain * deviation + mean, atol=1e-6)
+
+
+def test_new_weights_reach_the_prompts(copied: tuple[Path, Any]) -> None:
+    import pardec
+
+    model = pardec.load(copied[0], device="cpu")
+    before = model.generate("it", size=(16, 16), cfg=2.0)
+    write_library(copied[0].parent / "other", seed=9)
+    model.load_weights(copied[0].parent / "other")
+    after = model.generate("it", size=(16, 16), cfg=2.0)
+    expected = pardec.load(copied[0].parent / "other", device="cpu").generate("it", size=(16, 16), cfg=2.0)
+    assert after.tokens == expected.tokens != before.tokens
+
+
+# --- what is refused ---
+
+
+def change_config(folder: Path, change: Any) -> None:
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    change(config)
+    file.write_text(json.dumps(config))
+
+
+def refused(folder: Path, match: str, **options: Any) -> None:
+    with pytest.raises(ModelError, match=match):
+        load(folder, device="cpu", **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("text_model.model.layers.1.mlp.up_proj.weight", "1 missing: text_model.model.layers.1.mlp.up_proj.weight"),
+        ("text_model.lm_head.weight", "1 missing: text_model.lm_head.weight"),
+        ("vqmodel.decoder.conv_in.weight", "the image tokenizer of copy: 1 of .* missing: decoder.conv_in.weight"),
+        ("vqmodel.quantize.embedding.weight", "1 of .* missing: quantize.embedding.weight"),
+    ],
+)
+def test_a_missing_tensor(copied: tuple[Path, Any], name: str, said: str) -> None:
+    change_tensors(copied[0], lambda each: None if each == name else each)
+    refused(copied[0], said)
+
+
+def test_a_wrong_depth(copied: tuple[Path, Any]) -> None:
+    change_config(copied[0], lambda config: config["text_config"].update(num_hidden_layers=3))
+    refused(copied[0], "missing: text_model.model.layers.2.")
+
+
+def test_a_surplus_layer(copied: tuple[Path, Any]) -> None:
+    change_config(copied[0], lambda config: config["text_config"].update(num_hidden_layers=1))
+    refused(copied[0], "not known: text_model.model.layers.1.")
+
+
+def test_a_missing_map(copied: tuple[Path, Any]) -> None:
+    change_config(copied[0], lambda config: config.pop("vocabulary_map"))
+    refused(copied[0], "copy does not say which ids are codes of images")
+
+
+def test_a_map_without_a_token_of_images(copied: tuple[Path, Any]) -> None:
+    change_config(copied[0], lambda config: config["vocabulary_map"].pop("<|image end|>"))
+    refused(copied[0], r"the vocabulary of copy has no <\|image end\|>")
+
+
+def test_a_map_with_a_gap_in_its_codes(copied: tuple[Path, Any]) -> None:
+    change_config(copied[0], lambda config: config["vocabulary_map"].pop("<|visual token 000002|>"))
+    refused(copied[0], "has 5 codes of images, up to 5")
+
+
+def test_a_map_of_another_tokenizer(copied: tuple[Path, Any]) -> None:
+    change_config(copied[0], lambda config: config["vocabulary_map"].update({"<|image start|>": 5}))
+    refused(copied[0], r"the tokenizer of copy gives <\|image start\|> other ids")
+
+
+def test_fewer_codes_than_the_image_tokenizer_has(copied: tuple[Path, Any]) -> None:
+    change_config(copied[0], lambda config: config["vocabulary_map"].pop(f"<|visual token {CODES - 1:06d}|>"))
+    refused(copied[0], f"has {CODES - 1} codes of images, and its image tokenizer {CODES}")
+
+
+def test_an_image_tokenizer_of_another_shape(copied: tuple[Path, Any]) -> None:
+    change_config(copied[0], lambda config: config["vq_config"].update(embed_dim=8))
+    refused(copied[0], r"has shape .*, expected")
+
+
+def test_ranks_with_a_gap_and_a_missing_list(tmp_path: Path) -> None:
+    write_authors(tmp_path / "gen", tmp_path / "vision")
+    ranks = (tmp_path / "gen" / RANKS).read_text().splitlines()
+    (tmp_path / "gen" / RANKS).write_text("\n".join(ranks[:100] + ranks[101:]))
+    refused(tmp_path / "gen", "the ranks in .* have a gap")
+    (tmp_path / "gen" / RANKS).write_text("\n".join(ranks))
+    (tmp_path / "gen" / VISION).unlink()
+    refused(tmp_path / "gen", f"{VISION} cannot be read")
+
+
+def test_an_image_tokenizer_that_lacks_a_tensor(tmp_path: Path) -> None:
+    write_authors(tmp_path / "gen", tmp_path / "vision")
+    file = tmp_path / "vision" / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["decoder.mid.attn_1.q.weight"]
+    save_file(tensors, file)
+    refused(
+        tmp_path / "gen",
+        "1 of .* missing: decoder.middle_block.attn_1.q_proj.weight",
+        decoder=str(tmp_path / "vision"),
+    )
+
+
+def test_a_folder_without_a_tokenizer_draws_no_captions(copied: tuple[Path, Any]) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (copied[0] / name).unlink()
+    with pytest.raises(ModelError, match="copy has no tokenizer"):
+        imaging_of(load(copied[0], device="cpu")).prompt("it")
