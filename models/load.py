@@ -16,13 +16,14 @@ from .cuda_graphs.capture import Graphs, check_graphs
 from .cuda_graphs.runner import GraphRunner
 from .decoder import Decoder
 from .errors import ArgumentError, ModelError
-from .families import FamilySpec, mar, var
+from .families import FamilySpec, mar, nextstep, var
 from .hf.adapt import load_adapter
 from .images.contracts import CodeImaging, ImagingParts
 from .loading import assemble, configs
 from .loading.arguments import check, exclusive
 from .loading.catalog import EMBEDDED, embedded_names
 from .loading.decoding_config import Overrides, build_decoding_config
+from .loading.kinds import NEXTSTEP
 from .loading.lora import Adapter, read_adapter
 from .loading.placement import choose_device, choose_dtype, guarded, short, stored_dtype
 from .loading.quantize import Quantizer, preferred_dtype, quantizer
@@ -43,7 +44,11 @@ _UNBOUNDED = (
 )  # kinds of attention in which a window of earlier positions is no pattern
 DeviceMap = str | dict[str, Any]
 AnyModel = TypeVar("AnyModel", bound=LanguageModel | ContinuousModel | ScaleModel)
-_OTHER: dict[object, Callable[..., ContinuousModel | ScaleModel]] = {"mar": mar.load_mar, "var": var.load_var}
+_OTHER: dict[object, Callable[..., ContinuousModel | ScaleModel]] = {
+    "mar": mar.load_mar,
+    "var": var.load_var,
+    **dict.fromkeys(NEXTSTEP, nextstep.load_nextstep),
+}
 
 
 def load(name_or_path: str | os.PathLike[str], **more: Any) -> LanguageModel:
@@ -132,7 +137,7 @@ def load_any(
         for name, value in foreign.items():
             if value is not None:
                 raise ArgumentError(
-                    f"{name}={value} was given, and {source.name} is an image model of classes", f"leave {name} out"
+                    f"{name}={value} was given, and {source.name} is no language model", f"leave {name} out"
                 )
         kind, dtype_reason = choose_dtype(dtype, target, stored_dtype(published))
         choice = f"on {target} ({device_reason}), {short(kind)} ({dtype_reason})"

@@ -12,7 +12,7 @@ from .families import FAMILIES, FamilySpec, Unsupported, architecture, mar, matc
 from .families.llamagen import read_config
 from .loading import configs
 from .loading.decoding_config import build_decoding_config
-from .loading.kinds import IMAGE_MODELS
+from .loading.kinds import IMAGE_MODELS, NEXTSTEP
 from .loading.sources import MAR_FILE, Source, locate, read_json
 from .loading.tokenizers import load_tokenizer
 from .loading.weights import Published, inspect, weight_files
@@ -80,8 +80,9 @@ def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = Non
         published = published or inspect(weight_files(source.folder))
     configs.check_config(config, f"{source.name}: config.json", published)
     description: dict[str, Any] = {"name": source.name, "path": str(source.file or source.folder)}
-    if config.get("model_type") in ("mar", "var"):
-        return {**description, "family": str(config["model_type"]), "loads": "natively"}
+    if config.get("model_type") in ("mar", "var", *NEXTSTEP):
+        family = "nextstep" if config["model_type"] in NEXTSTEP else str(config["model_type"])
+        return {**description, "family": family, "loads": "natively"}
     with configs.reading(source.name):
         spec, why = recognise(config, published)
     if spec is None:

@@ -1,24 +1,26 @@
 """The contract of models whose tokens are vectors: a backbone gives states, and a head the tokens' distributions.
 
-A token x of d numbers is sampled by denoising: x_T is standard normal, and each of T transitions samples x_(t-1) from a
-Gaussian that the head computes from x_t and the token's state. Transitions count down: index T-1 first, index 0 last.
+A token x of d numbers is sampled by denoising: x_T is standard normal, and each of T transitions gives x_(t-1) by what
+the head computes from x_t and the token's state: a sample of a Gaussian, or its mean where it has no deviation.
+Transitions count down: index T-1 first, index 0 last.
 Letters: R rows, S tokens of an image, d numbers of a token, N requested tokens, over all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import ModelError
 
 if TYPE_CHECKING:
-    from ..images.contracts import Imaging
+    from ..images.contracts import Condition, Imaging
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +54,14 @@ class Gaussian:
         return self.log_deviation.exp()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Fed:
+    """The tokens that a backbone with a cache was fed; those of guidance are as many again."""
+
+    spans: np.ndarray  # [R, 2] int64: the first one that the last call fed to each of its rows, and behind the last one
+    prompts: np.ndarray  # [B] int64: tokens of the prompts of each condition, guidance included
+
+
 class Head(Protocol):
     """Computes the distribution of each transition."""
 
@@ -63,6 +73,11 @@ class Head(Protocol):
     @property
     def steps(self) -> int:
         """Transitions T."""
+        ...
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether transitions have noise, and so densities; else log deviations are -inf, and only x_T is random."""
         ...
 
     @property
@@ -99,6 +114,28 @@ class Backbone(Protocol):
         """Whether a token's state depends only on those before it in raster order, so that one row can serve many."""
         ...
 
+    @property
+    def next_token(self) -> bool:
+        """Whether tokens are predicted one by one: a state needs every token before it, and reads unknown ones as 0.
+
+        The others, which are trained on any known tokens, sample several from one state of what is known.
+        """
+        ...
+
+    @property
+    def fed(self) -> Fed | None:
+        """What the last call fed; None where every call feeds all tokens."""
+        ...
+
+    def start(self, conditions: Sequence[Condition], *, size: tuple[int, int] | None, guided: bool) -> Backbone:
+        """The backbone of one request, with its caches: `labels` are then indices into `conditions`.
+
+        `size` is the height and width of images in pixels, None the model's own; `guided` says whether any call will
+        have a `scale`. Itself where labels are classes and there is nothing to cache.
+        Raises ModelError or ArgumentError for conditions that it cannot read.
+        """
+        ...
+
     def states(
         self, latents: Tensor, known: Tensor, labels: Tensor, wanted: Tensor, scale: Tensor | None = None
     ) -> States:
@@ -107,7 +144,7 @@ class Backbone(Protocol):
         Args:
             latents: [R, S, d] float32; arbitrary where a token is not known.
             known: [R, S] bool. Unknown tokens are not attended to.
-            labels: [R] int64.
+            labels: [R] int64: the class of each row, or its condition (`start`); there, no two rows have the same.
             wanted: [R, S] bool.
             scale: [R] float32, the guidance of each row; None is no guidance, at half the cost.
         """

@@ -81,19 +81,22 @@ class Times(nn.Module):
 
 
 class MARHead(nn.Module):
-    """The network that predicts the noise in a point, and where the variance lies between its bounds."""
+    """The network that predicts the noise in a point, and where the variance lies between its bounds.
 
-    def __init__(self, *, size: int, condition: int, width: int, depth: int) -> None:
+    With `outputs`, so many values are predicted instead: `flow_head` has d, the velocity.
+    """
+
+    def __init__(self, *, size: int, condition: int, width: int, depth: int, outputs: int | None = None) -> None:
         super().__init__()
         self.size = size
         self.time_embed = Times(width)
         self.cond_embed = Linear(condition, width)
         self.input_proj = Linear(size, width)
         self.res_blocks = nn.ModuleList([Modulated(width) for _ in range(depth)])
-        self.final_layer = Last(width, 2 * size)
+        self.final_layer = Last(width, outputs or 2 * size)
 
     def forward(self, x: Tensor, timesteps: Tensor, condition: Tensor) -> Tensor:
-        """[N, 2 d], noise and share, of points x [N, d] at timesteps [N] or [1]; `condition` = cond_embed(z) [N, W]."""
+        """[N, outputs] of points x [N, d] at timesteps [N] or [1]; `condition` = cond_embed(z) [N, W]."""
         return self.at(x, self.modulations(self.time_embed(timesteps) + condition))
 
     def modulations(self, y: Tensor) -> list[Modulations]:
@@ -102,7 +105,7 @@ class MARHead(nn.Module):
         return [each.modulations(y) for each in (*self.res_blocks, self.final_layer)]
 
     def at(self, x: Tensor, modulations: Sequence[Modulations]) -> Tensor:
-        """[..., N, 2 d] of points x [N, d], each under modulations [..., N, W]."""
+        """[..., N, outputs] of points x [N, d], each under modulations [..., N, W]."""
         h = self.input_proj.forward(x.to(modulations[-1][0].dtype))
         for block, modulated in zip((*self.res_blocks, self.final_layer), modulations, strict=True):
             h = block.forward(h, *modulated)
@@ -137,19 +140,13 @@ class _Ready(States):
     modulation_cache: _ModulationCache = field(kw_only=True)
 
 
-class DiffusionHead:
-    """A head's network over a schedule: the distribution of each transition."""
+class TransitionHead:
+    """A network and the times of transitions, whose embeddings and modulations are computed once for many tokens."""
 
-    def __init__(self, network: MARHead, steps: int) -> None:
-        self.network, self._schedule = network, denoising(steps)
-        device = network.input_proj.weight.device
-        table = self._schedule
-        # The clean token is substituted into the mean; the share goes from -1, the least variance, to 1.
-        of_point = table.of_point + table.of_clean * table.alpha_bar.rsqrt()
-        middle, reach = (table.log_most + table.log_least) / 4, (table.log_most - table.log_least) / 4
-        columns = (of_point, -table.of_clean * table.from_noise, middle, reach)
-        self._columns = torch.stack(columns, 1).float().to(device)  # [T, 4]
-        self._timesteps = table.timesteps.to(device)
+    def __init__(self, network: MARHead, timesteps: Tensor) -> None:
+        """`timesteps` [T]: what the network is given of each transition, index 0 first."""
+        self.network = network
+        self._timesteps = timesteps.to(network.input_proj.weight.device)
 
     @cached_property
     def _times(self) -> Tensor:
@@ -170,7 +167,36 @@ class DiffusionHead:
 
     @property
     def steps(self) -> int:
-        return len(self._schedule)
+        return len(self._timesteps)
+
+    @torch.inference_mode()
+    def ready(self, states: States) -> States:
+        modulation_cache = _ModulationCache(self.network, self._times, _conditioning(states))
+        return _Ready(states.cond, states.uncond, states.scale, modulation_cache=modulation_cache)
+
+    def outputs(self, x: Tensor, index: int | Tensor, states: States) -> Tensor:
+        """[N, outputs] float32 of the network, or [2, N, outputs] with guidance: with and without the condition."""
+        return self.network.at(x, self._modulations(index, states)).float()
+
+    def _modulations(self, index: int | Tensor, states: States) -> Sequence[Modulations]:
+        if isinstance(states, _Ready) and isinstance(index, int):
+            return states.modulation_cache.at(index)
+        return self.network.modulations(self._times[index] + _conditioning(states))
+
+
+class DiffusionHead(TransitionHead):
+    """A head's network over a schedule: the distribution of each transition."""
+
+    stochastic = True
+
+    def __init__(self, network: MARHead, steps: int) -> None:
+        self._schedule = table = denoising(steps)
+        super().__init__(network, table.timesteps)
+        # The clean token is substituted into the mean; the share goes from -1, the least variance, to 1.
+        of_point = table.of_point + table.of_clean * table.alpha_bar.rsqrt()
+        middle, reach = (table.log_most + table.log_least) / 4, (table.log_most - table.log_least) / 4
+        columns = (of_point, -table.of_clean * table.from_noise, middle, reach)
+        self._columns = torch.stack(columns, 1).float().to(self._timesteps.device)  # [T, 4]
 
     @property
     def schedule(self) -> Denoising:
@@ -185,11 +211,6 @@ class DiffusionHead:
         return self if steps == self.steps else DiffusionHead(self.network, steps)
 
     @torch.inference_mode()
-    def ready(self, states: States) -> States:
-        modulation_cache = _ModulationCache(self.network, self._times, _conditioning(states))
-        return _Ready(states.cond, states.uncond, states.scale, modulation_cache=modulation_cache)
-
-    @torch.inference_mode()
     def distribution(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
         noise, share = self._predict(x, index, states)
         # One factor for all tokens, or one for each.
@@ -198,18 +219,13 @@ class DiffusionHead:
 
     def _predict(self, x: Tensor, index: int | Tensor, states: States) -> tuple[Tensor, Tensor]:
         """The guided noise, and the share of the variance with the condition; [N, d] float32 each."""
-        modulations = self._modulations(index, states)
+        outputs = self.outputs(x, index, states)
         if states.uncond is None or states.scale is None:
-            noise, share = self.network.at(x, modulations).float().chunk(2, -1)
+            noise, share = outputs.chunk(2, -1)
             return noise, share
-        cond, uncond = self.network.at(x, modulations).float()
+        cond, uncond = outputs
         (noise, share), plain = cond.chunk(2, -1), uncond[:, : self.size]
         return plain + states.scale[:, None] * (noise - plain), share
-
-    def _modulations(self, index: int | Tensor, states: States) -> Sequence[Modulations]:
-        if isinstance(states, _Ready) and isinstance(index, int):
-            return states.modulation_cache.at(index)
-        return self.network.modulations(self._times[index] + _conditioning(states))
 
 
 def _conditioning(states: States) -> Tensor:

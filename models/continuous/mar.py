@@ -135,10 +135,15 @@ class MARBackbone(nn.Module):
 class Reader:
     """The backbone for decoding: its states have passed the head's first layer already."""
 
-    causal = False
+    causal = next_token = False
+    fed = None
 
     def __init__(self, network: MARBackbone, head: MARHead) -> None:
         self.network, self.head = network, head
+
+    def start(self, conditions: Any, *, size: Any, guided: bool) -> Reader:
+        """Itself: all of its states change with every token."""
+        return self
 
     @property
     def tokens(self) -> int:

@@ -11,7 +11,7 @@ from .base import FAMILIES, Config, FamilySpec, Unsupported, architecture, regis
 
 __all__ = ["FAMILIES", "FamilySpec", "Unsupported", "architecture", "match", "register"]
 
-_OTHER = ("mar", "var")  # no FamilySpec: no language models; load.py calls them, and they import torch
+_OTHER = ("mar", "nextstep", "var")  # not registered: load.py calls them, and they import torch
 
 for _name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
     if _name not in _OTHER:

@@ -15,6 +15,7 @@ from .sources import MAR_FILE, local, read_json
 # Image models that run through transformers, by model_type: "module:function". Before weights are read the function is
 # called with the `Source`; it returns one that makes the `Parts` to run and the `CodeImaging` of the model.
 IMAGE_MODELS = {"janus": "pardec.models.images.janus:prepare"}
+NEXTSTEP = ("nextstep", "stepx_llama")  # model_type of NextStep-1, and of the code that it is run by
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ def kind(name: str, config: dict[str, Any], folder: Path | None = None) -> Kind:
     """The kind of the model `name` with this config.json, in `folder`."""
     if config.get("model_type") == "mar":
         return Kind(name, "continuous", "class", classes=_whole(config, "class_num"))
+    if config.get("model_type") in NEXTSTEP:
+        return Kind(name, "continuous", "text")
     if config.get("model_type") == "var":
         return Kind(name, "scales", "class", classes=_whole(config, "num_classes"))
     if config.get("model_type") in IMAGE_MODELS:

@@ -53,6 +53,8 @@ def load_weights(model: LanguageModel | ContinuousModel | ScaleModel, weights: W
     file = None if isinstance(weights, Mapping) else _source(weights)
     published = _of_state(weights) if isinstance(weights, Mapping) else _of_files(file)
     if isinstance(model, ContinuousModel):
+        if model.family != "mar":
+            raise ModelError(f"the weights of {model.name} cannot be replaced in place", "load the new ones")
         write = _mar(model, published, file)
     elif isinstance(model, ScaleModel):
         write = _var(model, published, file)

@@ -103,11 +103,14 @@ class TimedBackbone:
     """The backbone of a model with continuous tokens, timed."""
 
     def __init__(self, backbone: Backbone, clock: Clock) -> None:
-        self._backbone = backbone
+        self._backbone, self._clock = backbone, clock
         self._states = clock.wrap(backbone.states, "backbone")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backbone, name)
+
+    def start(self, *args: Any, **options: Any) -> TimedBackbone:
+        return TimedBackbone(self._clock.wrap(self._backbone.start, "backbone")(*args, **options), self._clock)
 
     def states(self, *args: Any, **options: Any) -> States:
         return cast("States", self._states(*args, **options))

@@ -1,4 +1,4 @@
-"""Requests for images of classes by models without a prompt: what vectors and token maps have in common."""
+"""Requests for images by models that are no language models: what vectors and token maps have in common."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ImageModel = ContinuousModel | ScaleModel  # models that are no language models
 
 @dataclass(frozen=True, slots=True)
 class ClassCall:
-    """The input of a loop over images of classes, and the seed of each row.
+    """The input of a loop over images, and the seed of each row.
 
     It has the interface of `pardec.requests.text.Call`.
     """
@@ -47,7 +47,7 @@ class ClassCall:
 
     def take(self, rows: Sequence[int]) -> ClassCall:
         """The same request with these rows only; each keeps its seed, so it gives the same image."""
-        call = replace(self, request=replace(self.request, labels=tuple(self.request.labels[row] for row in rows)))
+        call = replace(self, request=self.request.take(rows))
         seeds = tuple(self.seeds[row] for row in rows)
         return call.seeded(seeds) if isinstance(self.request.source, Keyed) else replace(call, seeds=seeds)
 
@@ -58,7 +58,7 @@ class ClassCall:
     @property
     def kind(self) -> tuple[Any, ...]:
         """Requests of one kind and one sampler can share a batch."""
-        return tuple(tuple(value) if isinstance(value, list) else value for value in self.settings.values())
+        return tuple(self.settings.values())
 
     @property
     def lengths(self) -> list[int]:
@@ -91,19 +91,23 @@ class ClassCall:
         return list(self.request.labels)
 
 
-def class_rows(model: ImageModel, imaging: Imaging, prompt: Any, settings: Settings) -> tuple[int, ...]:
-    """The class of each row, of images of `imaging`. Raises SpecError for arguments that have no meaning for them."""
-    for name in FOREIGN:
-        if getattr(settings, name) is not None:
-            raise SpecError(f"{name} is for text and {model.name} draws images", hint=f"leave {name} out")
-    refuse_sequences(model.name, settings)
+def check_arguments(name: str, imaging: Imaging, settings: Settings) -> None:
+    """Raises SpecError for arguments without a meaning for the model called `name`, which draws by `imaging`."""
+    for foreign in FOREIGN:
+        if getattr(settings, foreign) is not None:
+            raise SpecError(f"{foreign} is for text and {name} draws images", hint=f"leave {foreign} out")
+    refuse_sequences(name, settings)
     count = imaging.layout.tokens
     if settings.max_new_tokens not in (MAX_NEW_TOKENS, count) or settings.block_align != "prompt":
-        name = "block_align" if settings.block_align != "prompt" else "max_new_tokens"
+        wrong = "block_align" if settings.block_align != "prompt" else "max_new_tokens"
         raise SpecError(
-            f"an image of {model.name} has {count} tokens, {name}={getattr(settings, name)} was asked for",
-            hint=f"leave {name} out",
+            f"an image of {name} has {count} tokens, {wrong}={getattr(settings, wrong)} was asked for",
+            hint=f"leave {wrong} out",
         )
+
+
+def class_rows(model: ImageModel, prompt: Any, settings: Settings) -> tuple[int, ...]:
+    """The class of each row. Raises SpecError for a caption, and for a class that the model does not have."""
     refuse_negative(model.name, settings)
-    classes = labels(model.name, imaging.classes, prompt, settings, least=NO_CLASS)
+    classes = labels(model.name, model.imaging.classes, prompt, settings, least=NO_CLASS)
     return tuple(repeat_each(classes, settings.num_images))

@@ -12,13 +12,14 @@ from pardec.samplers.continuous.contracts import ContinuousSampler, ImageRequest
 from pardec.samplers.rng import Keyed
 
 from . import draft_models
-from .class_images import ClassCall, class_rows
-from .images import imaging_for, size_of
-from .settings import Settings
+from .class_images import ClassCall, check_arguments, class_rows
+from .images import captions, imaging_for, size_of
+from .settings import Settings, repeat_each
 from .text import seeds_of
 
 if TYPE_CHECKING:
     from pardec.models.continuous.contracts import ContinuousModel
+    from pardec.models.images.contracts import Condition
 
 _OF_IDS = ("top_k", "top_p", "min_p", "cfg_interval", "allowed", "logprobs", "logprob_ids")
 
@@ -35,35 +36,59 @@ class VectorCall(ClassCall):
         return [], self.tokens
 
     @property
+    def kind(self) -> tuple[Any, ...]:
+        """Requests of one kind and one sampler can share a batch."""
+        return self.request.temperature, self.request.cfg, self.request.size
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The arguments as resolved, as JSON can hold them."""
         values: dict[str, Any] = {"temperature": self.request.temperature, "cfg": self.request.cfg}
         return values if self.request.size is None else {**values, "size": list(self.request.size)}
 
+    @property
+    def shown(self) -> list[str | int | None]:
+        """The class of each row, or its caption."""
+        return list(self.request.labels) or [condition.text for condition in self.request.conditions]
+
 
 def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCall:
-    """Reads the classes and resolves every argument for this model.
+    """Reads the classes or captions and resolves every argument for this model.
 
     Raises:
         SpecError: an argument that cannot work.
         ModelError: a sampler that cannot run on the model.
     """
-    sampler = registry.resolve(settings.sampler, "continuous")
+    own = model.imaging.defaults.get("sampler") if model.backbone.next_token else None  # the family's cannot run there
+    sampler = registry.resolve(settings.sampler or own, "continuous")
+    imaging = imaging_for(model.imaging, settings)
+    check_arguments(model.name, imaging, settings)
     for name in _OF_IDS:
         if getattr(settings, name) is not None:
             raise SpecError(f"{name} is for tokens with ids; {model.name} has continuous tokens", f"leave {name} out")
-    imaging = imaging_for(model.imaging, settings)
-    rows = class_rows(model, imaging, prompt, settings)
     sampler.method.check_model(model)
     model.head.respaced(sampler.method.head_steps or model.head.steps)
-    seeds = seeds_of(settings, len(rows))
+    classes, conditions = _conditions(model, prompt, settings)
+    seeds = seeds_of(settings, len(classes or conditions))
     request = ImageRequest(
-        labels=rows,
+        labels=classes,
+        conditions=conditions,
         source=settings.source or Keyed(seeds),
         temperature=float(settings.temperature),
         cfg=None if settings.cfg in (None, 1) else float(settings.cfg),  # 1 is no guidance
         size=size_of(settings),
         draft_model=draft_models.for_vectors(sampler, model),
     )
-    tokens, version = imaging.layout.tokens, model.weights_version
-    return VectorCall(sampler, request, tokens, seeds, settings.callback, version, imaging)
+    tokens = imaging.layout.tokens
+    return VectorCall(sampler, request, tokens, seeds, settings.callback, model.weights_version, imaging)
+
+
+def _conditions(
+    model: ContinuousModel, prompt: Any, settings: Settings
+) -> tuple[tuple[int, ...], tuple[Condition, ...]]:
+    """The classes, or the captions, of all rows."""
+    if model.imaging.kind == "class":
+        return class_rows(model, prompt, settings), ()
+    if settings.prompt_embeds is not None:
+        raise SpecError(f"{model.name} reads captions itself", hint="pass a prompt in place of prompt_embeds")
+    return (), tuple(repeat_each(captions(model, prompt, settings), settings.num_images))

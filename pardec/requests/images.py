@@ -164,7 +164,7 @@ def image_inputs(model: LanguageModel, imaging: CodeImaging, prompt: Any, settin
         refuse_negative(model.name, settings)
         prompts = [Condition(label=label) for label in labels(model.name, imaging.classes, prompt, settings)]
     else:
-        prompts = _with_negative(_captions(model, prompt, settings), settings)
+        prompts = captions(model, prompt, settings)
     prefix = imaging.prefix(prompts)
     each = repeat_each(range(len(prompts)), settings.num_images)
     rows = [Row(torch.full((length,), -1), torch.full((count,), -1)) for length in prefix.lengths]
@@ -235,7 +235,16 @@ def labels(name: str, classes: int, prompt: Any, settings: Settings, *, least: i
     return labels
 
 
-def _captions(model: LanguageModel, prompt: Any, settings: Settings) -> list[Condition]:
+def captions(model: LanguageModel | ContinuousModel, prompt: Any, settings: Settings) -> list[Condition]:
+    """The captions requested of a model, or features of them, each with its negative prompt.
+
+    Raises:
+        SpecError: there is none, or what is no caption; a negative prompt without guidance.
+    """
+    return _with_negative(_captions(model, prompt, settings), settings)
+
+
+def _captions(model: LanguageModel | ContinuousModel, prompt: Any, settings: Settings) -> list[Condition]:
     if settings.label is not None:
         raise SpecError(f"{model.name} draws captions and has no classes", hint="pass a prompt in place of label")
     if prompt is not None and settings.prompt_embeds is not None:

@@ -11,7 +11,7 @@ from pardec.samplers.rng import Keyed
 from pardec.samplers.scales.contracts import ScaleRequest, ScaleSampler
 
 from . import draft_models
-from .class_images import ClassCall, class_rows
+from .class_images import ClassCall, check_arguments, class_rows
 from .images import imaging_for
 from .settings import Settings
 from .text import seeds_of
@@ -43,13 +43,14 @@ def prepare(model: ScaleModel, prompt: Any, settings: Settings) -> ScaleCall:
         ModelError: a sampler that cannot run on the model, or a model without an image tokenizer.
     """
     sampler = registry.resolve(settings.sampler, "scales")
+    imaging = imaging_for(model.imaging, settings)
+    check_arguments(model.name, imaging, settings)
     for name in _ONE_BY_ONE:
         if getattr(settings, name) is not None:
             raise SpecError(
                 f"{name} is for tokens that come one by one; {model.name} draws whole token maps", f"leave {name} out"
             )
-    imaging = imaging_for(model.imaging, settings)
-    rows = class_rows(model, imaging, prompt, settings)
+    rows = class_rows(model, prompt, settings)
     vocab = model.quantizer.vocab
     if settings.top_k is not None and settings.top_k > vocab:
         raise SpecError(
@@ -66,5 +67,5 @@ def prepare(model: ScaleModel, prompt: Any, settings: Settings) -> ScaleCall:
         cfg=float(settings.cfg) if settings.cfg else None,  # 0 is no guidance
         refiner=draft_models.for_scales(sampler, model),
     )
-    tokens, version = imaging.layout.tokens, model.weights_version
-    return ScaleCall(sampler, request, tokens, seeds, settings.callback, version, imaging)
+    tokens = imaging.layout.tokens
+    return ScaleCall(sampler, request, tokens, seeds, settings.callback, model.weights_version, imaging)

@@ -259,8 +259,8 @@ class VectorBatch(WholeBatch):
     waits = "images with continuous tokens are generated a whole batch at a time"
 
     def _merged(self, rows: Sequence[QueuedRow]) -> Any:
-        labels = tuple(label for row in rows for label in cast("Any", row.call).request.labels)
-        return replace(cast("Any", rows[0].call).request, labels=labels)
+        first, *others = (cast("Any", row.call).request for row in rows)
+        return first.join(others)
 
 
 class MapBatch(VectorBatch):

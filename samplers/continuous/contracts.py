@@ -8,7 +8,7 @@ Letters: n live rows, S tokens of an image, d numbers of a token, T transitions 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.continuous.contracts import ContinuousModel, Head, States
+from pardec.models.continuous.contracts import Backbone, ContinuousModel, Head, States
 
 from ..spec import Spec
 from ..stopwatch import Stopwatch
@@ -33,6 +33,15 @@ class ContinuousContext:
     request: ImageRequest
     images: ImageState
     watch: Stopwatch
+    backbones: dict[int, Backbone] = field(default_factory=dict)  # the request's own, by the identity of the model's
+
+    def backbone(self, model: ContinuousModel) -> Backbone:
+        """A model's backbone for this request, with the caches that it fills."""
+        own, request = self.backbones.get(id(model.backbone)), self.request
+        if own is None:
+            own = model.backbone.start(request.conditions, size=request.size, guided=request.cfg is not None)
+            self.backbones[id(model.backbone)] = own
+        return own
 
     def states(
         self,
@@ -52,7 +61,7 @@ class ContinuousContext:
         images, model = self.images, model or self.model
         images.models[model.name] = model
         with self.watch(name):
-            states = model.backbone.states(
+            states = self.backbone(model).states(
                 images.latents if latents is None else latents,
                 known,
                 images.labels if labels is None else labels,

@@ -61,6 +61,7 @@ class ContinuousLoop:
         self.commit_score = np.zeros((count, tokens), dtype=np.float32)
         self.row_events: dict[int, RowFinished] = {}
         self.contexts: list[list[int]] = [[] for _ in range(count)]
+        self.fed: list[list[Fed]] = [[] for _ in range(count)]
         self.drafted: list[list[int]] = [[] for _ in range(count)]
         self.accepted: list[list[int]] = [[] for _ in range(count)]
         self.draft_forwards = np.zeros(count, dtype=np.int64)
@@ -83,11 +84,13 @@ class ContinuousLoop:
         contexts = np.ones(count, dtype=np.int64) if result.contexts is None else result.contexts
         drafted = np.zeros(count, dtype=np.int64) if result.drafted is None else result.drafted
         accepted = np.zeros(count, dtype=np.int64) if result.accepted is None else result.accepted
+        cached = self.context.backbone(self.context.model).fed
         for at, row in enumerate(rows.tolist()):
             earlier = int(calls[at]) - 1
             self.contexts[row] += [1] * earlier + [int(contexts[at]) - earlier]
             self.drafted[row] += [0] * earlier + [int(drafted[at])]
             self.accepted[row] += [0] * earlier + [int(accepted[at])]
+            self.fed[row] += [range(self.images.tokens) if cached is None else range(*cached.spans[at])] * (earlier + 1)
         self.draft_forwards[rows] += result.draft_forwards
         if result.deviation is not None:
             if self.deviation is None:
@@ -143,24 +146,28 @@ class ContinuousLoop:
         count, tokens = self.commit_step.shape
         copies = 1 if self.request.cfg is None else 2
         blank = np.zeros((count, tokens), dtype=np.int64)
-        fed: tuple[tuple[Fed, ...], ...] = tuple(tuple(range(tokens) for _ in calls) for calls in self.contexts)
         trace = Trace(
             blank,
             self.commit_step,
             self.commit_score,
             np.full(count, tokens),
-            fed,
+            tuple(map(tuple, self.fed)),
             drafted=tuple(map(tuple, self.drafted)),
             accepted=tuple(map(tuple, self.accepted)),
         )
         ends = [self.row_events[row] for row in range(count)]
         rows = tuple(sum(calls) * copies for calls in self.contexts)
+        cached = self.context.backbone(self.context.model).fed
+        tokens_fed = tuple(number * tokens for number in rows)
+        if cached is not None:
+            spans = (copies * sum(map(len, each)) for each in self.fed)
+            tokens_fed = tuple(int(image + prompt) for image, prompt in zip(spans, cached.prompts, strict=True))
         return Finished(
             tokens=blank,
             reasons=tuple(end.reason for end in ends),
             nfe=tuple(end.nfe for end in ends),
             forward_rows=rows,
-            tokens_fed=tuple(number * tokens for number in rows),
+            tokens_fed=tokens_fed,
             trace=trace,
             draft_forwards=tuple(self.draft_forwards.tolist()),
             deviation=() if self.deviation is None else tuple(self.deviation.tolist()),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,29 +19,51 @@ from ..host_transfer import to_host
 from ..masked.canvas import NEVER
 from ..rng import Source
 
+if TYPE_CHECKING:
+    from pardec.models.images.contracts import Condition
+
 
 @dataclass(frozen=True)
 class ImageRequest:
     """What one call of the loop samples. Checked by the caller."""
 
-    labels: tuple[int, ...]  # the class of each row
+    labels: tuple[int, ...]  # the class of each row; () with `conditions`
     source: Source
     temperature: float = 1.0  # every transition's deviation is multiplied by it; the first point's is not
     cfg: float | None = None  # noise_u + cfg * (noise_c - noise_u); None is off
     size: tuple[int, int] | None = None  # height and width in pixels; None is the model's own
     draft_model: ContinuousModel | None = None  # the checkpoint that drafts, where the method needs one
+    conditions: tuple[Condition, ...] = ()  # what each row shows, for a model of captions
+
+    def take(self, rows: Sequence[int]) -> ImageRequest:
+        """The same request with these rows only; `source` is not theirs yet."""
+        labels, conditions = (tuple(part[row] for row in rows) if part else () for part in self._rows)
+        return replace(self, labels=labels, conditions=conditions)
+
+    def join(self, others: Iterable[ImageRequest]) -> ImageRequest:
+        """This request with the rows of others of its kind behind its own; the same of `source`."""
+        parts = zip(self._rows, *(other._rows for other in others), strict=True)
+        labels, conditions = (tuple(chain.from_iterable(part)) for part in parts)
+        return replace(self, labels=labels, conditions=conditions)
+
+    @property
+    def _rows(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return self.labels, self.conditions
 
 
 class ImageState:
     """The images of a request. Only `commit` writes their tokens."""
 
     def __init__(self, model: ContinuousModel, request: ImageRequest) -> None:
-        rows, tokens, device = len(request.labels), model.backbone.tokens, model.device
+        labels, device = request.labels or range(len(request.conditions)), model.device
+        rows, tokens = len(labels), model.backbone.tokens
+        if request.size is not None:
+            tokens = model.imaging.resized(*request.size).layout.tokens
         self.source, self.device = request.source, device
         self.models = {model.name: model}  # all whose states were computed
         self.checksum = torch.zeros((), device=device)  # sum of all states and tokens: finite as long as they are
         self.rows = np.arange(rows)  # [n] each live row's number in the request
-        self.labels = torch.tensor(request.labels, device=device)  # [n]
+        self.labels = torch.tensor(labels, device=device)  # [n] classes, or indices into the request's conditions
         self.latents = torch.zeros(rows, tokens, model.head.size, device=device)  # [n, S, d] float32
         self.rank = self._ranks(model.backbone.causal)  # [n, S] int64: when each token comes, 0 first
         self.visits = torch.zeros_like(self.rank)  # [n, S] int64: how often a token was drafted and dropped again

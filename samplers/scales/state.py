@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,6 +29,14 @@ class ScaleRequest:
     top_p: float | None = None
     cfg: float | None = None  # t at the last scale: (1 + t) l_c - t l_u with t = cfg s / (S - 1); None is off
     refiner: ScaleModel | None = None  # the model that samples some of the scales, where the method needs one
+
+    def take(self, rows: Sequence[int]) -> ScaleRequest:
+        """The same request with these rows only; `source` is not theirs yet."""
+        return replace(self, labels=tuple(self.labels[row] for row in rows))
+
+    def join(self, others: Iterable[ScaleRequest]) -> ScaleRequest:
+        """This request with the rows of others of its kind behind its own; the same of `source`."""
+        return replace(self, labels=self.labels + tuple(label for other in others for label in other.labels))
 
     def guided(self, row: int) -> bool:
         """Whether a row has an unconditioned half; without a class it would be the row itself."""

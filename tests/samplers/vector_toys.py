@@ -34,6 +34,7 @@ class ToyHead:
     spread: float = -0.6  # log deviation at index 0; it grows with the index
     growth: float = 0.05
     lean: float = 0.0  # how much the deviation depends on the state
+    stochastic: bool = True
 
     @property
     def signal(self) -> Tensor:
@@ -67,6 +68,11 @@ class ToyBackbone:
     curved: bool = False
     placed: float = 0.0
     causal: bool = False
+    next_token: bool = False
+    fed: None = None
+
+    def start(self, conditions: Any, **more: Any) -> ToyBackbone:
+        return self
 
     def states(
         self, latents: Tensor, known: Tensor, labels: Tensor, wanted: Tensor, scale: Tensor | None = None

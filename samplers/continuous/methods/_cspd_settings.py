@@ -21,7 +21,7 @@ class CSpDSettings(LookaheadMethod):
     draft: Annotated[ModelName | None, "of the drafting checkpoint: embedded name, folder or hub id"] = None
     k: Annotated[int, "steps that the draft takes before the target tests them"] = 8
     mode: Annotated[Literal["reference", "exact"], "as published, or keeping the target's distribution"] = "reference"
-    steps: Annotated[int, "of the schedule, at most one a token"] = 64
+    steps: Annotated[int, "of the schedule, at most one a token; models that predict one by one take all"] = 64
     guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
     last: Annotated[Last | None, "the token, at a path's end: map, x1 or noise; none: map, or x1 with mode=exact"] = (
         None

@@ -55,9 +55,9 @@ class GroupMethod(Policy):
         return RoundResult()
 
     def schedule(self, context: ContinuousContext) -> Unmasking:
-        """The schedule of the model's images."""
+        """The schedule of the model's images: one token a step where it predicts them one by one."""
         tokens = context.images.tokens
-        return unmasking(tokens, min(self.steps, tokens))
+        return unmasking(tokens, tokens if context.model.backbone.next_token else min(self.steps, tokens))
 
     def scale(self, context: ContinuousContext, step: np.ndarray) -> Tensor | None:
         """[n] float32: the guidance of rows at these steps; None without guidance."""

@@ -51,6 +51,12 @@ class CSpD(CSpDSettings):
                 "cspd: draft is not given: the checkpoint that drafts",
                 hint="write cspd:draft=... with an embedded name, a folder or a hub id; it needs the target's tokens",
             )
+        if model.backbone.next_token and self.mode != "exact":
+            raise SpecError(
+                f"cspd: mode={self.mode} tests drafts without those before them, and {model.name} needs all of these",
+                hint="use mode=exact",
+            )
+        _check_densities(model)
 
     def start(self, context: ContinuousContext) -> Drafter:
         if context.request.temperature <= 0:
@@ -60,6 +66,7 @@ class CSpD(CSpDSettings):
             )
         if context.request.draft_model is None:
             raise ModelError("cspd: the request has no draft model", "load it and hand it in as its draft_model")
+        _check_densities(context.request.draft_model)
         return Drafter(context.request.draft_model, context)
 
     def round(self, context: ContinuousContext, state: Drafter) -> RoundResult:
@@ -73,3 +80,11 @@ class CSpD(CSpDSettings):
         """Steps that the target takes alone; the authors' code includes the one at the border."""
         share = len(self.schedule(context)) * self.prefill
         return math.floor(share) + 1 if self.mode == "reference" else math.ceil(share)
+
+
+def _check_densities(model: ContinuousModel) -> None:
+    if not model.head.stochastic:
+        raise SpecError(
+            f"cspd tests densities, and the head of {model.name} has none: its steps add no noise",
+            hint="load the checkpoint with noise of its flow, or use sequential or seeded_jacobi",
+        )

@@ -14,6 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from pardec.models.continuous.contracts import ContinuousModel
+from pardec.models.errors import SpecError
+
 from ...ops.denoising_paths import Last
 from ...ops.unmasking import Guidance
 from ...registry import register
@@ -29,3 +32,10 @@ class MAR(GroupMethod):
     guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
     last: Annotated[Last, "the token, at a path's end: map, x1 or noise"] = "map"
     head: Annotated[int | None, "transitions of the head; none takes the model's"] = None
+
+    def check_model(self, model: ContinuousModel) -> None:
+        if model.backbone.next_token:
+            raise SpecError(
+                f"mar samples several tokens a step, and {model.name} predicts each from all before it",
+                hint="use sequential; seeded_jacobi and cspd:mode=exact take fewer forwards",
+            )

@@ -43,7 +43,7 @@ class Iterate:
 class SeededJacobi(LookaheadMethod):
     window: Annotated[int, "groups that are sampled at once"] = 8
     tol: Annotated[float, "largest change of a value in a settled token, in units of the tokens"] = 1e-3
-    steps: Annotated[int, "of the schedule, at most one a token"] = 64
+    steps: Annotated[int, "of the schedule, at most one a token; models that predict one by one take all"] = 64
     guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
     last: Annotated[Last, "the token, at a path's end: map, x1 or noise"] = "map"
     head: Annotated[int | None, "transitions of the head; none takes the model's"] = None

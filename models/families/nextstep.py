@@ -1,0 +1,273 @@
+"""NextStep-1: images of a caption, as vectors in raster order, from a Llama-like decoder and a flow-matching head.
+
+NextStep-1: Toward Autoregressive Image Generation with Continuous Tokens at Scale, https://arxiv.org/abs/2508.10711
+
+Folders hold config.json (model_type "nextstep"), sharded weights, a tokenizer, and the autoencoder in `vae`, unless
+`vae_name_or_path` or the caller names another. What the published pipeline takes as arguments is read from
+generation_config.json under the same names: `num_sampling_steps`, `timesteps_shift`, `use_norm`; and `flow_noise`, the
+share of its noise that the head's steps add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from .. import finite
+from ..continuous.contracts import ContinuousModel, read_sizes
+from ..continuous.diffusion_head import MARHead
+from ..continuous.flow_head import FlowHead
+from ..continuous.nextstep import Grid, NextStepReader, Projectors, Prompts, normalised
+from ..errors import ArgumentError, ModelError
+from ..images.contracts import Condition, ImageLayout
+from ..images.latent_vae import LatentVAE, find_vae
+from ..images.weight_files import check_names
+from ..kernels import layout
+from ..loading import assemble
+from ..loading.kinds import NEXTSTEP
+from ..loading.sources import Source, read_json
+from ..loading.tokenizers import load_tokenizer
+from ..loading.weights import Published, count_parts, read, unwrapped
+from .base import Config, FamilySpec, require
+from .llama_like import HARMLESS, NAMES, shape
+
+STEPS = 30  # of the flow in the newest published script; earlier ones take 20 to 50
+DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "cfg": 7.5, "sampler": "sequential:guidance=constant,last=noise"}
+AREA = "<|image_area|>"  # the token before an image's rows and columns
+_PIXELS = 8  # of a latent along one side, where no autoencoder says otherwise
+_HEAD = "image_head.net."
+_BARE = "model."  # of the names of other Llama-like checkpoints
+# The head of text is not used, and positions of images are those of a switch that must be off.
+_UNUSED = (r"lm_head\.weight", r"gen_pos_embed", r"before_lm_head\..*")
+
+
+def _decoder(config: Config) -> Any:
+    require(config, {"use_gen_pos_embed": (False, None), "attention_use_qk_norm": (False, None)})
+    own = {**config, "attention_bias": False, "tie_word_embeddings": True}
+    out = config.get("o_attention_bias")
+    return replace(
+        shape(own, "llama", qkv_bias=bool(config.get("attention_bias", True))),
+        out_bias=bool(config.get("attention_bias", False) if out is None else out),
+    )
+
+
+SPEC = FamilySpec(
+    name="nextstep",
+    summary="NextStep-1",
+    matches=lambda config: config.get("model_type") in NEXTSTEP,
+    decoder=_decoder,
+    names={
+        ours: theirs.removeprefix(_BARE)
+        if isinstance(theirs, str)
+        else tuple(name.removeprefix(_BARE) for name in theirs)
+        for ours, theirs in NAMES.items()
+    },
+    attention="causal",
+    shift=1,
+    harmless=(*HARMLESS, *_UNUSED),
+)
+
+
+def sizes(config: Config) -> tuple[int, int, int]:
+    """Channels of a latent, latents along a side of a token, and along a side of an image. Raises ModelError."""
+    if "num_channels" in config and "latent_channels" not in config:  # the names of the code that trains it
+        channels, patch, side = read_sizes(config, "num_channels", "patch_size", "image_size")
+    else:
+        channels, patch, side = read_sizes(config, "latent_channels", "latent_patch_size", "latent_size")
+    if side % patch:
+        raise ModelError(f"an image of {side} latents a side is not divided by tokens of {patch}")
+    return channels, patch, side
+
+
+def networks(config: Config) -> tuple[Projectors, MARHead]:
+    """The projectors and the head that a configuration describes, with random weights. Raises ModelError."""
+    require(config, {"fm_head_mlp_ratio": (1, 1.0)})
+    width, dim, depth = read_sizes(config, "hidden_size", "fm_head_dim", "fm_head_layers")
+    channels, patch, _ = sizes(config)
+    size = channels * patch**2
+    return Projectors(size, width), MARHead(size=size, condition=width, width=dim, depth=depth, outputs=size)
+
+
+class NextStepImaging:
+    """The image interface of one checkpoint: tokens of several latents, and the autoencoder that decodes these."""
+
+    kind: Literal["text"] = "text"
+    classes = 0
+
+    def __init__(
+        self, config: Config, vae: LatentVAE | None, *, name: str, defaults: Mapping[str, Any], normalise: bool = False
+    ) -> None:
+        """`vae` is loaded on first use; with `normalise` tokens are layer-normed before they are decoded."""
+        self.name, self.vae, self.normalise = name, vae, normalise
+        self.defaults = {**DEFAULTS, **defaults}
+        self.channels, self.patch, side = sizes(config)
+        if vae is not None and vae.channels != self.channels:
+            raise ModelError(
+                f"the autoencoder in {vae.folder} has {vae.channels} channels, and latents of {name} {self.channels}",
+                "name the autoencoder that the model was trained with",
+            )
+        self.layout = ImageLayout(side // self.patch, side // self.patch)
+
+    @property
+    def can_decode(self) -> bool:
+        return self.vae is not None
+
+    @property
+    def downsample(self) -> int:
+        return self.patch * (_PIXELS if self.vae is None else self.vae.downsample)
+
+    @property
+    def sizes(self) -> str | None:
+        return f"multiples of {self.downsample} pixels"
+
+    def resized(self, height: int, width: int) -> NextStepImaging:
+        side = self.downsample
+        if height % side or width % side or min(height, width) < 1:
+            near = tuple(max(round(pixels / side), 1) * side for pixels in (height, width))
+            raise ArgumentError(
+                f"size is {height} by {width} pixels, and {self.name} draws {self.sizes}", f"for example size={near}"
+            )
+        other = copy(self)
+        other.layout = ImageLayout(height // side, width // side)
+        return other
+
+    @torch.inference_mode()
+    def decode(self, tokens: Tensor) -> Tensor:
+        if self.vae is None:
+            raise ModelError(
+                f"{self.name} has no autoencoder, so its tokens cannot be decoded",
+                'load it with decoder="stepfun-ai/NextStep-1-f8ch16-Tokenizer", or a folder with its files',
+            )
+        tokens = normalised(tokens) if self.normalise else tokens
+        latents = rearrange(tokens, "b h w (c p q) -> b c (h p) (w q)", p=self.patch, q=self.patch)
+        return finite.pixels(self.name, self.vae.decode(latents), self.vae.network)
+
+
+class CaptionPrompts:
+    """The ids of a prompt: a caption, the grid of tokens in words, and the token that begins an image."""
+
+    def __init__(self, tokenizer: Any, begin: int, name: str) -> None:
+        self.tokenizer, self.begin, self.name = tokenizer, begin, name
+
+    def __call__(self, condition: Condition, grid: Grid) -> tuple[list[int], list[int]]:
+        """Of the condition, and of its negative prompt, which is empty by default. Raises ArgumentError."""
+        if condition.text is None:
+            what = "features of a caption" if condition.features is not None else "a label"
+            raise ArgumentError(f"{self.name} reads captions, and a row has {what}", "pass a prompt")
+        return self.prompt(condition.text, grid), self.prompt(condition.negative or "", grid)
+
+    def prompt(self, caption: str, grid: Grid) -> list[int]:
+        """The ids of one prompt, as published: where the tokenizer has a first token, the grid's words lose theirs."""
+        area = self._ids(f"{AREA}{grid[0]}*{grid[1]}")[int(self.tokenizer.bos_token is not None) :]
+        return [*self._ids(caption), *area, self.begin]
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text)["input_ids"])
+
+
+def load_nextstep(
+    source: Source,
+    config: Config,
+    published: dict[str, Published],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    decoder: str | None,
+    choice: str,
+) -> ContinuousModel:
+    """Builds the model. Raises ModelError for missing, surplus or misshapen tensors, and without a tokenizer."""
+    settings = read_json(source.folder / "generation_config.json")
+    vae = _vae(source.folder, config, decoder, device)  # a missing one is reported before weights are read
+    normalise = bool(settings.get("use_norm", False))
+    own = {name: settings[name] for name in (*DEFAULTS,) if settings.get(name) is not None}
+    imaging = NextStepImaging(config, vae, name=source.name, defaults=own, normalise=normalise)
+    tokenizer, begin = load_tokenizer(source.tokenizer), config.get("boi")
+    if tokenizer is None:
+        raise ModelError(f"{source.name} has no tokenizer, which reads captions", "its folder needs tokenizer.json")
+    if not isinstance(begin, int):
+        raise ModelError(f"config.json of {source.name} names no token that begins an image", "it has boi, an id")
+    with torch.device("meta"):
+        projectors, network = networks(config)
+    stack = assemble.empty(SPEC.decoder(config))
+    parts = _parts(projectors, network)
+    published = unwrapped(published, {**parts, **assemble.targets(SPEC, stack)})
+    _check_depth(source.name, config, published)
+    theirs = {name: entry for name, entry in published.items() if not name.startswith("image_")}
+    expected = assemble.targets(SPEC, stack, theirs)
+    used = assemble.check(SPEC, expected, theirs, stack.config.tied)
+    images = {name: entry for name, entry in published.items() if name.startswith("image_")}
+    shapes = {name: tuple(part.get_parameter(inner).shape) for name, (part, inner) in parts.items()}
+    check_names(source.name, images, shapes)
+    assemble.fill(
+        SPEC, stack, expected, used, dtype=dtype, device_of=lambda name: device, memory=assemble.matmul_memory
+    )
+
+    def load(name: str, tensor: Tensor) -> None:
+        part, inner = parts[name]
+        linear = isinstance(part.get_submodule(inner.rpartition(".")[0]), nn.Linear)
+        weight = (layout.empty if linear else torch.empty)(tensor.shape, dtype=dtype, device=device)
+        layout.fill(weight, tensor)
+        part.load_state_dict({inner: weight}, strict=False, assign=True)
+
+    read(images, load)
+    for part in (projectors, network):
+        part.eval().requires_grad_(False)
+    head = FlowHead(
+        network,
+        int(settings.get("num_sampling_steps", STEPS)),
+        noise=float(settings.get("flow_noise", 1.0)),
+        shift=float(settings.get("timesteps_shift", 1.0)),
+    )
+    prompts = Prompts(
+        CaptionPrompts(tokenizer, begin, source.name),
+        lambda size: (imaging if size is None else imaging.resized(*size)).layout.grid,
+        config.get("max_position_embeddings"),
+    )
+    weights = [*stack.parameters(), *projectors.parameters(), *network.parameters()]
+    return ContinuousModel(
+        backbone=NextStepReader(stack, projectors, network, prompts, normalise=normalise),
+        head=head,
+        imaging=imaging,
+        config=config,
+        name=source.name,
+        path=source.folder,
+        family="nextstep",
+        device=device,
+        dtype=dtype,
+        parameters=sum(weight.numel() for weight in weights),
+        choice=choice,
+    )
+
+
+def _parts(projectors: Projectors, network: MARHead) -> dict[str, tuple[nn.Module, str]]:
+    """Where each tensor of the image's parts goes, by its published name."""
+    parts: dict[str, tuple[nn.Module, str]] = {name: (projectors, name) for name in projectors.state_dict()}
+    return parts | {_HEAD + name: (network, name) for name in network.state_dict()}
+
+
+def _check_depth(name: str, config: Config, published: Mapping[str, Published]) -> None:
+    """Raises ModelError where the tensors have more or fewer layers than the config states."""
+    for key, stem in (("num_hidden_layers", "layers"), ("fm_head_layers", _HEAD + "res_blocks")):
+        count = count_parts(published, stem)
+        if count != config.get(key):
+            raise ModelError(
+                f"{name}: {key} is stated as {config.get(key)}, and the tensors have {count}",
+                "check that config.json and the weights belong together",
+            )
+
+
+def _vae(folder: Path, config: Config, decoder: str | None, device: torch.device) -> LatentVAE | None:
+    """The autoencoder that the caller names, the one in `vae`, or the folder that the config names, if it is there."""
+    if decoder is not None:
+        return find_vae(decoder, device)
+    named = config.get("vae_name_or_path")
+    candidates = [folder / "vae"] + ([folder / named] if isinstance(named, str) and named else [])
+    beside = next((path for path in candidates if (path / "config.json").is_file()), None)
+    return None if beside is None else LatentVAE(beside, device)

@@ -1,0 +1,124 @@
+"""The autoencoders of Flux and NextStep-1, from latents to pixels: diffusers' AutoencoderKL without its encoder.
+
+    pixels = decode(latents / scaling_factor + shift_factor)
+
+A folder holds config.json with the weights, as diffusers writes them (diffusion_pytorch_model.safetensors) or as
+NextStep-1's authors do (checkpoint.pt, with latent diffusion's names and no convolution behind the latents).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ModelError, one_line
+from ..loading.sources import read_json
+from .kl_names import from_published, ignored, published
+from .weight_files import check_names, read_tensors
+
+FILES = ("diffusion_pytorch_model.safetensors", "checkpoint.pt", "checkpoint.safetensors")
+_ENCODER = ("encoder.", "quant_conv.")
+
+
+@dataclass(eq=False)
+class LatentVAE:
+    """The autoencoder in a folder; its weights are read on first use."""
+
+    folder: Path
+    device: torch.device
+    _network: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raises ModelError for a folder without a config or weights, or a config that describes no autoencoder."""
+        config = read_json(self.folder / "config.json", required=True)
+        files = [self.folder / name for name in FILES if (self.folder / name).is_file()]
+        if not files:
+            raise ModelError(f"{self.folder} holds no weights of an autoencoder", f"it needs {' or '.join(FILES[:2])}")
+        self.file, self._plain = files[0], files[0].name != FILES[0]
+        try:
+            self._arguments = _plain(config) if self._plain else _diffusers(config)
+            self.scale = float(config.get("scaling_factor") or 1.0)
+            self.shift = float(config.get("shift_factor") or 0.0)
+            self.channels = int(self._arguments["latent_channels"])
+            self.downsample = int(2 ** (len(self._arguments["block_out_channels"]) - 1))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(f"{self.folder}: config.json describes no autoencoder: {one_line(error)}") from error
+        if not (math.isfinite(self.scale) and self.scale > 0 and math.isfinite(self.shift)):
+            raise ModelError(f"{self.folder}: scaling_factor must be above 0, got {self.scale}")
+
+    @property
+    def network(self) -> nn.Module:
+        """diffusers' network, in float32. Raises ModelError for tensors that are missing, unknown or misshapen."""
+        if self._network is None:
+            from diffusers import AutoencoderKL  # slow to import
+
+            with torch.device("meta"):
+                network: Any = AutoencoderKL(**self._arguments)
+            network.encoder = network.quant_conv = None
+            expected = network.state_dict()
+            levels = len(self._arguments["block_out_channels"])
+            names = {name: published(name, levels) if self._plain else name for name in expected}
+            tensors = {
+                name: value
+                for name, value in read_tensors(self.file).items()
+                if not name.startswith(_ENCODER) and not (self._plain and ignored(name))
+            }
+            shapes = {theirs: tuple(expected[ours].shape) for ours, theirs in names.items()}
+            if self._plain:  # attention is by convolutions of one pixel there
+                tensors = {name: from_published(name, value) for name, value in tensors.items()}
+            check_names(self.file, tensors, shapes)
+            loaded = {ours: tensors[theirs].to(self.device, torch.float32) for ours, theirs in names.items()}
+            network.load_state_dict(loaded, assign=True)
+            self._network = network.eval().requires_grad_(False)
+        module: nn.Module = self._network
+        return module
+
+    @torch.inference_mode()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Latents [B, d, h, w], as the model has them, to float32 pixels [B, 3, H, W] in [-1, 1], or a little past."""
+        network: Any = self.network
+        inner = latents.float().to(self.device) / self.scale + self.shift
+        pixels: Tensor = network.decode(inner).sample
+        return pixels
+
+
+def find_vae(source: str, device: torch.device) -> LatentVAE:
+    """The autoencoder in a folder, or in a repository of the hub. Raises ModelError where there is none."""
+    from ..loading.sources import locate
+
+    return LatentVAE(locate(source).folder, device)
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    """diffusers' arguments by those of latent diffusion, whose defaults are NextStep-1's."""
+    ch, multiples = int(config.get("ch", 128)), [int(each) for each in config.get("ch_mult", (1, 2, 4, 4))]
+    levels = len(multiples)
+    return {
+        "down_block_types": ("DownEncoderBlock2D",) * levels,
+        "up_block_types": ("UpDecoderBlock2D",) * levels,
+        "block_out_channels": tuple(ch * each for each in multiples),
+        "layers_per_block": int(config.get("num_res_blocks", 2)),
+        "latent_channels": int(config.get("z_channels", 16)),
+        "use_quant_conv": False,
+        "use_post_quant_conv": False,
+    }
+
+
+def _diffusers(config: dict[str, Any]) -> dict[str, Any]:
+    blocks = tuple(int(each) for each in config["block_out_channels"])
+    return {
+        "down_block_types": ("DownEncoderBlock2D",) * len(blocks),
+        "up_block_types": ("UpDecoderBlock2D",) * len(blocks),
+        "block_out_channels": blocks,
+        "layers_per_block": int(config.get("layers_per_block", 1)),
+        "latent_channels": int(config["latent_channels"]),
+        "norm_num_groups": int(config.get("norm_num_groups", 32)),
+        "mid_block_add_attention": bool(config.get("mid_block_add_attention", True)),
+        "use_quant_conv": False,
+        "use_post_quant_conv": bool(config.get("use_post_quant_conv", True)),
+    }

@@ -1,0 +1,180 @@
+"""Folders of NextStep-1 as published: what loads, what is refused and how, and the autoencoder in both layouts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import pardec
+from pardec.models.errors import ArgumentError, ModelError
+from pardec.models.load import load_any, load_continuous
+from pardec.models.loading.kinds import kind_of
+from pardec.models.recognition import describe
+from tests.models import nextstep_files as files
+from tests.reference import naive_nextstep as naive
+
+
+def test_every_tensor_of_a_published_folder_is_loaded(tmp_path: Path) -> None:
+    model = load_continuous(files.write(tmp_path / "model"))
+    published = files.tensors()
+    stack = model.backbone.decoder  # type: ignore[attr-defined]
+    named = dict(stack.named_parameters())
+    assert torch.equal(named["embed.weight"], published["embed_tokens.weight"])
+    assert torch.equal(named["layers.1.down_weight"], published["layers.1.mlp.down_proj.weight"])
+    qkv = torch.cat([published[f"layers.0.self_attn.{part}_proj.bias"] for part in "qkv"])
+    assert torch.equal(named["layers.0.qkv_bias"], qkv)
+    for name, weight in model.head.named_parameters():  # type: ignore[attr-defined]
+        assert torch.equal(weight, published[f"image_head.net.{name}"])
+    assert model.family == "nextstep"
+    unused = ("lm_head.weight", "gen_pos_embed")  # of text, and of a switch that is off
+    assert model.parameters == sum(value.numel() for name, value in published.items() if name not in unused)
+    assert model.head.steps == 5
+    assert model.backbone.tokens == 9
+    assert (model.imaging.kind, model.imaging.classes, model.imaging.layout.grid) == ("text", 0, (3, 3))
+
+
+def test_what_is_known_before_loading(tmp_path: Path) -> None:
+    folder = files.write(tmp_path / "model")
+    kind = kind_of(folder)
+    assert kind is not None
+    assert (kind.family, kind.draws) == ("continuous", "text")
+    assert describe(folder)["family"] == "nextstep"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "stepx_llama", "attention_bias": None},
+        {"latent_size": None, "image_size": 6, "patch_size": 2, "num_channels": 4},
+        {"o_attention_bias": None, "attention_bias": None},
+    ],
+)
+def test_other_spellings_of_the_config_load(tmp_path: Path, config: dict[str, Any]) -> None:
+    folder = files.write(tmp_path / "model")
+    own = json.loads((folder / "config.json").read_text()) | config
+    if "image_size" in config:
+        own = {name: value for name, value in own.items() if not name.startswith("latent_")}
+    (folder / "config.json").write_text(json.dumps({name: value for name, value in own.items() if value is not None}))
+    assert load_continuous(folder).backbone.tokens == 9
+
+
+def test_output_biases_are_read_where_the_config_has_them(tmp_path: Path) -> None:
+    folder = files.write(tmp_path / "model", config={"o_attention_bias": True})
+    with pytest.raises(ModelError, match="2 missing: layers.0.self_attn.o_proj.bias"):
+        load_continuous(folder)
+    biases = {f"layers.{layer}.self_attn.o_proj.bias": torch.randn(32) for layer in range(2)}
+    files.change(folder, lambda own: own.update(biases))
+    named = dict(load_continuous(folder).backbone.decoder.named_parameters())  # type: ignore[attr-defined]
+    assert torch.equal(named["layers.1.out_bias"], biases["layers.1.self_attn.o_proj.bias"])
+
+
+def _drop(name: str) -> Any:
+    return lambda own: own.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (_drop("layers.1.mlp.up_proj.weight"), "1 missing: layers.1.mlp.up_proj.weight"),
+        (_drop("image_out_projector.bias"), "1 of .* tensors are missing: image_out_projector.bias"),
+        (
+            _drop("image_head.net.res_blocks.0.in_ln.bias"),
+            "tensors are missing: image_head.net.res_blocks.0.in_ln.bias",
+        ),
+        (lambda own: own.setdefault("image_head.net.more", torch.ones(1)), "belong to no part .*image_head.net.more"),
+        (lambda own: own.setdefault("more.weight", torch.ones(1)), "1 not known: more.weight"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(tmp_path: Path, edit: Any, message: str) -> None:
+    folder = files.write(tmp_path / "model")
+    files.change(folder, edit)
+    with pytest.raises(ModelError, match=message):
+        load_continuous(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"num_hidden_layers": 3}, "num_hidden_layers is stated as 3, and the tensors have 2"),
+        ({"num_hidden_layers": 1}, "num_hidden_layers is stated as 1, and the tensors have 2"),
+        ({"fm_head_layers": 4}, "fm_head_layers is stated as 4, and the tensors have 2"),
+        ({"fm_head_dim": 16}, "has shape .* expected"),
+        ({"fm_head_mlp_ratio": 2.0}, "fm_head_mlp_ratio=2.0 is not supported"),
+        ({"use_gen_pos_embed": True}, "use_gen_pos_embed=True is not supported"),
+        ({"attention_use_qk_norm": True}, "attention_use_qk_norm=True is not supported"),
+        ({"latent_size": 7}, "7 latents a side is not divided by tokens of 2"),
+        ({"latent_channels": None}, "latent_channels=None"),
+        ({"boi": None}, "names no token that begins an image"),
+        ({"latent_channels": 3}, "has 4 channels, and latents of model 3"),
+    ],
+)
+def test_configs_that_cannot_be_run_are_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_continuous(files.write(tmp_path / "model", config=config))
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="has no tokenizer, which reads captions"):
+        load_continuous(files.write(tmp_path / "model", tokenizer=False))
+
+
+def test_arguments_without_a_meaning_are_refused(tmp_path: Path) -> None:
+    folder = files.write(tmp_path / "model")
+    with pytest.raises(ArgumentError, match="mask_id=3 was given, and model is no language model"):
+        load_any(folder, mask_id=3)
+    model = load_continuous(folder)
+    with pytest.raises(ArgumentError, match="8 by 9 pixels, and model draws multiples of 4 pixels"):
+        model.imaging.resized(8, 9)
+
+
+def _tokens() -> Tensor:
+    return torch.randn(1, 2, 3, 16, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("normalise", [False, True])
+def test_pixels_are_those_of_diffusers_autoencoder(tmp_path: Path, plain: bool, normalise: bool) -> None:
+    folder = files.write(tmp_path / "model", vae=False, settings={"use_norm": normalise})
+    library = files.write_vae(tmp_path / "vae", plain=plain)
+    model = load_continuous(folder, decoder=tmp_path / "vae")
+    assert model.imaging.downsample == 4
+    tokens = _tokens()
+    pixels = model.imaging.resized(8, 12).decode(tokens)
+    flat = tokens[0].flatten(0, 1)
+    if normalise:
+        flat = torch.nn.functional.layer_norm(flat, (16,), eps=1e-6)
+    latents = naive.unpatched(flat, (2, 3), files.PATCH)
+    with torch.no_grad():
+        expected = library.decode(latents / files.VAE["scaling_factor"] + files.VAE["shift_factor"]).sample
+    torch.testing.assert_close(pixels, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_autoencoders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    folder = files.write(tmp_path / "model", vae=False)
+    with pytest.raises(ModelError, match="has no autoencoder, so its tokens cannot be decoded"):
+        load_continuous(folder).imaging.decode(_tokens())
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="holds no weights of an autoencoder"):
+        load_continuous(folder, decoder=tmp_path / "empty")
+    files.write_vae(tmp_path / "vae")
+    stored = torch.load(tmp_path / "vae" / "checkpoint.pt")
+    stored.pop("decoder.conv_out.bias")
+    torch.save(stored, tmp_path / "vae" / "checkpoint.pt")
+    with pytest.raises(ModelError, match=r"tensors are missing: decoder\.conv_out\.bias"):
+        load_continuous(folder, decoder=tmp_path / "vae").imaging.decode(_tokens())
+    (tmp_path / "vae" / "config.json").write_text(json.dumps({**files.VAE, "scaling_factor": -1}))
+    with pytest.raises(ModelError, match="scaling_factor must be above 0"):
+        load_continuous(folder, decoder=tmp_path / "vae")
+
+
+def test_weights_are_not_replaced_in_place(tmp_path: Path) -> None:
+    folder = files.write(tmp_path / "model")
+    model = pardec.load(str(folder))
+    with pytest.raises(ModelError, match="the weights of model cannot be replaced in place"):
+        model.load_weights(folder)
