@@ -245,7 +245,7 @@ def _identical(row: Mapping[str, Any]) -> str:
 
 
 def _seconds(row: Mapping[str, Any]) -> str:
-    """Seconds per problem; in brackets those in backbone and head, the drafter's too, or in the models of token maps."""
+    """Seconds per problem; in brackets those in backbone and head, or in a model of token maps and its refiner."""
     if row["seconds"] is None:
         return ""
     if row["transformer_seconds"] is not None or row["refiner_seconds"] is not None:
