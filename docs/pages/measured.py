@@ -14,7 +14,7 @@ _COMPARED = {
     "masked": "tiny-dream --task arithmetic",
     "ar": "tiny-llama --task arithmetic",
     "continuous": "tiny-mar --task classes",
-    "scales": "MODEL --task classes",
+    "scales": "tiny-var --task classes",
 }
 # What rows that name no other method of its stage use.
 _DEFAULT = {"confidence": "samplers", "none": "samplers", "greedy": "speculation", "chain": "speculation"}

@@ -175,7 +175,7 @@ class ScaleModel:
 
 
 def check_pair(refiner: ScaleModel, target: ScaleModel) -> None:
-    """Raises ModelError unless the two have the same token maps, codes and classes."""
+    """Raises ModelError unless the two have the same token maps, codes, vectors of codes and classes."""
     for what, ours, theirs in (
         ("sides of the token maps", target.scales.sides, refiner.scales.sides),
         ("codes", target.quantizer.vocab, refiner.quantizer.vocab),
@@ -187,3 +187,16 @@ def check_pair(refiner: ScaleModel, target: ScaleModel) -> None:
                 f"{refiner.name} cannot go on where {target.name} stops: its {what} are {theirs}, not {ours}",
                 "name a model of the same image tokenizer and classes",
             )
+    if not torch.allclose(_probe(target), _probe(refiner).to(target.device), rtol=1e-3, atol=1e-3):
+        raise ModelError(
+            f"{refiner.name} cannot go on where {target.name} stops: its image tokenizer has other vectors",
+            "load both with one image tokenizer",
+        )
+
+
+def _probe(model: ScaleModel) -> Tensor:
+    """What a few codes of scale 0 add to the running sum."""
+    quantizer = model.quantizer
+    codes = torch.arange(min(8, quantizer.vocab), device=model.device)[:, None].expand(-1, model.scales.sizes[0])
+    with torch.inference_mode():
+        return quantizer.add(quantizer.start(len(codes)), codes, 0).float()

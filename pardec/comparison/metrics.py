@@ -178,7 +178,6 @@ DRAFTING: dict[str, Callable[[Rows], float | None]] = {
     "acceptance_length": lambda rows: _mean([gained for _, _, gained in rounds(rows)]),
     "draft_depth": lambda rows: _mean([drafted for drafted, _, _ in rounds(rows)]),
     "draft_forwards": mean("draft_forwards"),
-    "weighted_forwards": weighted_forwards,
     "deviation": mean("deviation"),
     "deviation_per_token": lambda rows: ratio("deviation", "generated")(drafting(rows)),
     "padding": padding,
@@ -227,6 +226,7 @@ IMAGE_FIGURES: dict[str, Callable[[Rows], float | None]] = {
     "draft_head_seconds": part("draft head"),
     "transformer_seconds": part("transformer"),
     "refiner_seconds": part("refiner"),
+    "weighted_forwards": weighted_forwards,
 }
 
 

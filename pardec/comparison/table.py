@@ -245,9 +245,12 @@ def _identical(row: Mapping[str, Any]) -> str:
 
 
 def _seconds(row: Mapping[str, Any]) -> str:
-    """Seconds per problem; in brackets those in backbone and head, including the drafter's."""
+    """Seconds per problem; in brackets those in backbone and head, or in a model of token maps and its refiner."""
     if row["seconds"] is None:
         return ""
+    if row["transformer_seconds"] is not None or row["refiner_seconds"] is not None:
+        model, refiner = (row[f"{name}_seconds"] or 0.0 for name in ("transformer", "refiner"))
+        return f"{row['seconds']:.3f} ({model:.3f} + {refiner:.3f})"
     backbone, head = (
         sum(row[f"{model}{module}_seconds"] or 0.0 for model in ("", "draft_")) for module in ("backbone", "head")
     )
@@ -256,6 +259,10 @@ def _seconds(row: Mapping[str, Any]) -> str:
 
 def _draft_forwards(row: Mapping[str, Any]) -> str:
     return f"{row['draft_forwards']:.1f}" if row["draft_forwards"] else ""
+
+
+def _weighted_forwards(row: Mapping[str, Any]) -> str:
+    return _number(row, "weighted_forwards", ".2f") if row["draft_forwards"] else ""
 
 
 def _deviation(row: Mapping[str, Any]) -> str:
@@ -286,7 +293,7 @@ _SHORT = (
     _Short("forwards", "nfe", lambda row: _number(row, "nfe", ".1f")),
     # Next to the forwards, since fewer forwards are not always faster.
     _Short("tokens/s", "tokens_per_second", _rate),
-    _Short("seconds", "seconds", _seconds, "; in brackets those in backbone and head"),
+    _Short("seconds", "seconds", _seconds, "; in brackets those in backbone and head, or in the model and its refiner"),
     _Short("speed-up", "speed_up", lambda row: _number(row, "speed_up", ".2f")),
     _Short("forwards to end", "nfe_to_end", lambda row: _number(row, "nfe_to_end", ".1f")),
     _Short("tokens per forward", "tokens_per_forward", lambda row: _number(row, "tokens_per_forward", ".2f")),
@@ -295,6 +302,7 @@ _SHORT = (
     _Short("draft depth", "draft_depth", lambda row: _number(row, "draft_depth", ".2f")),
     _Short("accepted", "acceptance_rate", lambda row: _share(row, "acceptance_rate")),
     _Short("drafter's forwards", "draft_forwards", _draft_forwards),
+    _Short("weighted forwards", "weighted_forwards", _weighted_forwards),
     _Short("positions per token", "fed_per_token", lambda row: _number(row, "fed_per_token", ".1f")),
     _Short("padding", "padding", lambda row: _share(row, "padding")),
     _Short("simulated speed-up", "simulated_speed_up", lambda row: _number(row, "simulated_speed_up", ".2f")),

@@ -146,7 +146,7 @@ class Worker:
             "finish": result.finish[0],
             "generated": result.generated[0],
             "nfe": result.nfe[0],
-            "nfe_to_end": max(steps, default=-1) + 1,
+            "nfe_to_end": max(steps, default=-1) + 1 if result.sides is None else result.nfe[0],
             "tokens_fed": result.tokens_fed[0],
             "score": score,
             "lenient": lenient,

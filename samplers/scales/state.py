@@ -88,7 +88,7 @@ class MapState:
 
         `highest` [] is `finite.highest` of the logits that they were drawn from. Raises ModelError unless it is finite.
         """
-        host = to_host({"score": score.float().contiguous(), "highest": highest.double()})
+        host = to_host({"score": score.float().contiguous(), "highest": highest.float()})
         if not np.isfinite(host["highest"]):
             raise self._failure()
         at = self.positions(self.scale, self.scale)

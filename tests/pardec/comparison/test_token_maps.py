@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def test_the_figures_count_both_models(table: pardec.Table) -> None:
         "fastvar:layer=1": 4,
     }
     one = rows["code:refiner=small,steps=1"]
+    assert one["nfe_to_end"] == 1
     assert (one["nfe"], one["draft_forwards"], one["cost_ratio"]) == (1, 3, pytest.approx(1 / 3))
     assert one["refiner_seconds"] > 0
     assert rows["sequential"]["transformer_seconds"] > 0
@@ -59,6 +61,12 @@ def test_the_report_shows_maps(table: pardec.Table) -> None:
     assert "its token maps, coarse to fine" in report
     assert "Weighted forwards" in report
     assert "3 forwards and 1 of the refiner" in report
+
+
+def test_the_table_names_both_models_seconds_and_their_weighted_forwards(table: pardec.Table) -> None:
+    shown = table.to_markdown()
+    assert re.search(r"\| weighted forwards +\|", shown)
+    assert re.search(r"\| \d\.\d{3} \(\d\.\d{3} \+ \d\.\d{3}\) +\|", shown)
 
 
 def test_vectors_have_no_weighted_forwards() -> None:

@@ -97,6 +97,13 @@ def test_models_of_other_maps_are_refused(refiner: ScaleModel, message: str) -> 
         generate(toy(), "code:refiner=x,steps=2", refiner=refiner)
 
 
+def test_another_image_tokenizer_of_the_same_size_is_refused() -> None:
+    refiner = small()
+    refiner.quantizer.codebook += 1  # type: ignore[attr-defined]
+    with pytest.raises(ModelError, match="its image tokenizer has other vectors"):
+        generate(toy(), "code:refiner=x,steps=2", refiner=refiner)
+
+
 def test_a_request_without_the_refiner_is_refused() -> None:
     with pytest.raises(ModelError, match="the request has no refiner"):
         generate(toy(), "code:refiner=x")
