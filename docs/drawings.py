@@ -123,7 +123,11 @@ def stages() -> None:
         ("vectors", "which vectors are\ndrawn, and how"),
         ("head", "a denoising\npath each"),
     ]
-    maps = [("forward", "the\ntransformer"), ("maps", "every code\nof a map"), ("sum", "what the next\nmap is read from")]
+    maps = [
+        ("forward", "the\ntransformer"),
+        ("maps", "every code\nof a map"),
+        ("sum", "what the next\nmap is read from"),
+    ]
     parts = [text(8, 18, "Masked diffusion models: one step", size=13)]
     parts += _chain(28, masked, forward="forward")
     parts += [text(8, 128, "Autoregressive models: one round", size=13), *_chain(138, drafted, forward="forward")]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from pardec.models.images.contracts import OneSize
 from pardec.models.scales.contracts import ScaleModel, Scales, TokenReduction
 from pardec.models.scales.layout import ScaleLayout
 
@@ -35,7 +36,7 @@ class Quantizer:
 
 
 @dataclass
-class Imaging:
+class Imaging(OneSize):
     """Pixels from the running sum of the codes that are known, `downsample` by `downsample` for each vector."""
 
     quantizer: Quantizer
@@ -44,6 +45,7 @@ class Imaging:
     kind: Literal["class"] = "class"
     can_decode: bool = True
     downsample: int = 2
+    name: str = "toy"
 
     @property
     def layout(self) -> ScaleLayout:
