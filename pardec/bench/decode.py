@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 import pardec
+from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.cuda_graphs.runner import GraphRunner, native
 from pardec.models.errors import ModelError, PardecError
 from pardec.models.model import LanguageModel
