@@ -9,6 +9,7 @@ from .canvas_layer import CanvasLayer, Conditioning, canvas_of
 from .decoder_config import AttentionConfig
 from .decoder_config import DecoderConfig as DecoderConfig
 from .errors import CacheError, ModelError
+from .head_norm_layer import BehindNormLayer, HeadNormLayer
 from .hidden import Hidden
 from .kernels.attention_parts import pattern_parts
 from .kernels.attention_pattern import attention_pattern
@@ -219,6 +220,8 @@ class Decoder(nn.Module):
 def _layer_class(config: DecoderConfig, index: int) -> type[DecoderLayer]:
     if config.canvas:
         return CanvasLayer
+    if config.head_norms:
+        return BehindNormLayer if config.post_norms else HeadNormLayer
     return SparseLayer if config.is_sparse(index) else DecoderLayer
 
 

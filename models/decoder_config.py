@@ -93,6 +93,7 @@ class DecoderConfig:
     logit_cap: float | None = None  # logits the same
     post_norms: bool = False  # RMSNorm of what attention and MLP give, before it is added
     values_from_keys: bool = False  # a value is its key, before norm and rotation
+    head_norms: bool = False  # Chameleon's layers: LayerNorm of each head's query and key; `post_norms` alone beside it
     canvas: bool = False  # DiffusionGemma's layers: text and canvas have scales of their own, MLP and experts are added
     each: tuple[AttentionConfig, ...] = ()  # the attention of each layer, where they differ
 

@@ -20,7 +20,7 @@ from pardec.samplers.spec import parse
 
 SAMPLERS = ("sequential", "sjd:window=8", "sjd:window=32", "lookup")
 OF_VECTORS = ("sequential", "mar:steps=64", "mar:steps=16", "mar:steps=16,head=25")
-OF_MAPS = ("sequential", "fastvar:layer=1", "fastvar:keep=0.3,layer=1")
+OF_MAPS = ("sequential", "fastvar", "fastvar:keep=0.3")
 BY_FAMILY = {"continuous": OF_VECTORS, "scales": OF_MAPS}
 CAPTION = "a small red circle left of a large blue square on grey"
 

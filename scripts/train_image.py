@@ -6,6 +6,9 @@
     python scripts/train_image.py --model tiny-kl --minutes 32 --batch 8
     python scripts/train_image.py --model tiny-mar --minutes 180 --batch 64
     python scripts/train_image.py --model tiny-mar-draft --minutes 15 --batch 64
+    python scripts/train_image.py --model tiny-var-vq --minutes 19 --batch 12 --lr 1e-3
+    python scripts/train_image.py --model tiny-var --minutes 72 --batch 32 --lr 3e-3 --compile
+    python scripts/train_image.py --model tiny-var-draft --minutes 14 --batch 32 --lr 3e-3 --compile
 
 The state lies in runs/<model>/ and a run that finds one goes on from it; --fresh starts over. The weights exported
 are a moving average over steps, rounded to 16 bit, and they are what the card's figures were measured with.
@@ -22,23 +25,30 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from image_training import export_mar  # noqa: E402
+from image_training import export_mar, export_var, multiscale  # noqa: E402
 from image_training.autoencoder import AutoencoderRun  # noqa: E402
 from image_training.drawer import DrawerRun  # noqa: E402
 from image_training.drawn import drawn_right  # noqa: E402
 from image_training.export import SUMMARY  # noqa: E402
 from image_training.export_drawer import with_figures, write_card  # noqa: E402
 from image_training.mar import MARRun  # noqa: E402
+from image_training.multiscale_run import MultiScaleRun  # noqa: E402
 from image_training.options import Options  # noqa: E402
 from image_training.painted import painted_right  # noqa: E402
 from image_training.run import Training  # noqa: E402
 from image_training.tokenizer import TokenizerRun  # noqa: E402
+from image_training.var import TOKENIZER, VARRun, measured  # noqa: E402
 from text_training.loop import read_card  # noqa: E402
 from until_done import until_done  # noqa: E402
+
+from pardec.models.loading.catalog import EMBEDDED  # noqa: E402
 
 RUNS: dict[str, type[Training]] = {
     "tiny-vq": TokenizerRun,
     "tiny-kl": AutoencoderRun,
+    "tiny-var-vq": MultiScaleRun,
+    "tiny-var": VARRun,
+    "tiny-var-draft": VARRun,
     "tiny-mar": MARRun,
     "tiny-mar-draft": MARRun,
     "tiny-llamagen": DrawerRun,
@@ -72,6 +82,7 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--chunks", type=int, default=40, help="of 2048 images, that a model of images learns from")
     parser.add_argument("--corpus", type=Path, help="folder of these, where other runs made them already")
     parser.add_argument("--autoencoder", type=Path, help="folder of tiny-kl, where it is not yet embedded")
+    parser.add_argument("--tokenizer", type=Path, help="folder of tiny-var-vq with its encoder (default: of its run)")
     parser.add_argument("--init", type=Path, help="exported model of images to start from")
     parser.add_argument("--teacher", type=Path, help="exported model of images whose laws are learned too")
     parser.add_argument("--shape", default="", help="changed sizes, e.g. codebook_size=512,ch_mult=1-2-2")
@@ -88,7 +99,11 @@ def main(argv: list[str] | None = None) -> None:
     given = options(argv)
     if given.measure:
         card = read_card(given.out)
-        if RUNS[given.model] is MARRun:
+        if RUNS[given.model] is VARRun:
+            vq = multiscale.loaded(given.tokenizer or EMBEDDED / TOKENIZER)
+            result = measured(given.model, export_var.loaded(given.out), vq, given.pictures, export_var.DEFAULTS)
+            export_var.write_card(given.out, export_var.with_figures(card, result))
+        elif RUNS[given.model] is MARRun:
             found = painted_right(given.out, given.pictures, autoencoder=given.autoencoder)
             export_mar.write_card(given.out, export_mar.with_figures(card, found))
         else:

@@ -23,6 +23,7 @@ import fresh
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+VAR = ROOT / "tests" / "golden" / "code_var" / "checkpoint" / "drafter_3.pth"
 WRITTEN = ("benchmarks/pages", "reference/cli", "reference/generated", "reference/methods")
 PAGES = [
     page
@@ -196,11 +197,13 @@ def test_the_example_of_every_method_is_a_valid_spec() -> None:
         sys.path.remove(str(DOCS))
     # Of block-causal models, of windows, of random canvases, and of draft modules; none of these is embedded.
     elsewhere = {"block", "causal", "subblock", "window", "selfcondition", "denoise", "renoise"}
-    elsewhere |= {"falcon", "longspec", "transfer"}
-    models = {"masked": "tiny-dream", "ar": "tiny-llama", "continuous": "tiny-mar"}
+    elsewhere |= {"falcon", "longspec", "transfer", "code"}
+    models = {"masked": "tiny-dream", "ar": "tiny-llama", "continuous": "tiny-mar", "scales": str(VAR)}
     loaded = {family: pardec.load(name, device="cpu") for family, name in models.items()}
     for card in pardec.list_samplers():
-        asked: dict[str, Any] = {"label": [0]} if card.family == "continuous" else {"prompt": "Tom has 8 cups."}
+        asked: dict[str, Any] = (
+            {"label": [0]} if card.family in ("continuous", "scales") else {"prompt": "Tom has 8 cups."}
+        )
         if card.name in elsewhere:
             assert registry.resolve(example(card), card.family).spec
         else:

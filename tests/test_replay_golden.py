@@ -15,6 +15,7 @@ GOLDEN = ROOT / "tests" / "golden"
 # Early stops of Fast-dLLM, where what follows an end token is overwritten; SDAR blocks that begin in the prompt, whose
 # tokens the authors' code commits again; ends and tails of the LLaDA2 pipeline (DECLARED of the script says why).
 DECLARED = {"fastdllm_dual": 1, "fastdllm_none": 1, "fastdllm_prefix": 1, "diffusers_llada2": 2}
+DECLARED |= {"sjd_window_init": 4}  # start tokens copied from the left, where the authors copy the last known one
 DECLARED |= {"sdar_low_confidence_dynamic": 2, "sdar_low_confidence_static": 1}
 
 

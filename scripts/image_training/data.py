@@ -7,6 +7,7 @@ import random
 import numpy as np
 from numpy.typing import NDArray
 
+from pardec.images.classes import NAMES, scene
 from pardec.images.drawing import draw
 from pardec.images.scenes import Scene, parse, sample
 
@@ -23,3 +24,9 @@ def batch(seed: int, step: int, count: int) -> tuple[list[Scene], NDArray[np.uin
 def fresh(captions: list[str], seed: int = 7) -> NDArray[np.uint8]:
     """One picture of each caption that no training step can have seen, [B, S, S, 3]."""
     return draw([parse(caption) for caption in captions], [FRESH + seed * 1_000_003 + i for i in range(len(captions))])
+
+
+def of_classes(rng: random.Random, count: int) -> tuple[list[int], NDArray[np.uint8]]:
+    """`count` classes, drawn evenly, and a picture [S, S, 3] of each."""
+    labels = [rng.randrange(len(NAMES)) for _ in range(count)]
+    return labels, draw([scene(label, rng) for label in labels], [rng.randrange(FRESH) for _ in labels])

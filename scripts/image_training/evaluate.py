@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from image_training.data import fresh
+from image_training.data import FRESH, fresh
+from pardec.images.classes import NAMES, scene
+from pardec.images.drawing import draw
 from pardec.images.reading import read
 from pardec.images.scenes import Scene, captions, parse
 from pardec.models.images.kl import KL
@@ -70,6 +73,13 @@ def _asked(count: int) -> tuple[list[Scene], NDArray[np.uint8]]:
     held = captions("heldout", min(count, 500), SEED)
     wanted = [held[i % len(held)] for i in range(count)]
     return [parse(caption).canonical() for caption in wanted], fresh(wanted, SEED)
+
+
+def fresh_of_classes(count: int) -> tuple[list[int], NDArray[np.uint8]]:
+    """Classes in turn, and a picture of each that no training step can have seen."""
+    rng, labels = random.Random(SEED), [row % len(NAMES) for row in range(count)]
+    seeds = [FRESH + SEED * 1_000_003 + row for row in range(count)]
+    return labels, draw([scene(label, rng) for label in labels], seeds)
 
 
 def _right(pictures: NDArray[np.uint8], scenes: list[Scene]) -> float:

@@ -18,6 +18,9 @@ __all__ = ["SUMMARY", "export", "export_kl", "rounded"]
 SUMMARY = {
     "tiny-vq": "An image tokenizer for pardec's own images of coloured shapes, in LlamaGen's VQ format.",
     "tiny-kl": "A KL autoencoder for pardec's own images of coloured shapes, in latent diffusion's format.",
+    "tiny-var-vq": "A tokenizer of several scales for pardec's own images of one coloured shape, in VAR's format.",
+    "tiny-var": "Draws pardec's own images of one coloured shape from its class, scale by scale, in VAR's format.",
+    "tiny-var-draft": "A small image model that draws the late scales for tiny-var, in VAR's format.",
     "tiny-mar": "Draws pardec's own images of one coloured shape from its class, in MAR's format.",
     "tiny-mar-draft": "A small image model that drafts for tiny-mar, in MAR's format.",
     "tiny-llamagen": "Draws pardec's own images of coloured shapes from captions, in LlamaGen's format.",

@@ -9,10 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from image_training import data
 from image_training.corpus import CHUNK, TOGETHER, Chunks
-from image_training.data import FRESH
-from pardec.images.classes import NAMES, scene
-from pardec.images.drawing import draw
 from pardec.models.images.kl import KL, Latents
 from pardec.models.images.vq import to_pixels
 
@@ -40,8 +38,7 @@ class LatentCorpus(Chunks):
     @torch.inference_mode()
     def _made(self, number: int) -> dict[str, Tensor]:
         rng = random.Random(f"classes/{self.seed}/{number}")
-        labels = [rng.randrange(len(NAMES)) for _ in range(self.size)]
-        pictures = draw([scene(label, rng) for label in labels], [rng.randrange(FRESH) for _ in labels])
+        labels, pictures = data.of_classes(rng, self.size)
         found = []
         device = next(self.kl.parameters()).device
         for start in range(0, len(pictures), TOGETHER):

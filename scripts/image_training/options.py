@@ -31,3 +31,4 @@ class Options:
     measure: bool = False
     compile: bool = False
     autoencoder: Path | None = None
+    tokenizer: Path | None = None

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import pardec
-from image_training.data import FRESH
+from image_training.evaluate import fresh_of_classes
 from image_training.export_mar import DEFAULTS
 from pardec.comparison.metrics import wilson
-from pardec.images.classes import NAMES, scene, score
+from pardec.images.classes import NAMES, score
 from pardec.images.distance import distance
-from pardec.images.drawing import draw
 
 SEED = 7
 STEPS = 18  # forwards of a picture
@@ -45,8 +43,7 @@ def painted_right(
     scores = score(pictures, labels)
     right = float(np.mean([one.right for one in scores]))
     low, high = wilson(right, count)
-    rng = random.Random(SEED)
-    true = draw([scene(label, rng) for label in labels], [FRESH + SEED * 1_000_003 + row for row in range(count)])
+    true = fresh_of_classes(count)[1]
     return {
         "pictures": count,
         "settings": f"{steps} steps, temperature {temperature:g}, cfg {cfg:g}",

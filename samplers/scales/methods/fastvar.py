@@ -1,4 +1,4 @@
-"""At the last scales only tokens that stand out go through the later layers; the others take over a coarser map's part.
+"""At the last scales the layers compute only tokens that stand out; the others take what these add to a coarser map.
 
 FastVAR: Linear Visual Autoregressive Modeling via Cached Token Pruning, https://arxiv.org/abs/2503.23367
 
@@ -8,7 +8,7 @@ FastVAR: Linear Visual Autoregressive Modeling via Cached Token Pruning, https:/
 The share that is kept shrinks by the same factor from scale to scale: 0.5, then 0.25, as published for HART.
 
 Deviates from the authors' code, which chooses tokens anew before the MLP of a layer and keeps what attention and MLP
-add apart: here a layer is one step. Theirs names scales by their sides and starts at the first layer.
+add apart: here a layer is one step. Theirs names scales by their sides.
 Exact: no; `keep=1` is `sequential`.
 """
 
@@ -72,7 +72,7 @@ class FastVAR(MapMethod):
         0.5
     )
     scales: Annotated[int, "how many of the last scales are pruned"] = 2
-    layer: Annotated[int, "the first layer that prunes"] = 3
+    layer: Annotated[int, "the first layer that prunes"] = 0
     temperatures: Annotated[
         str | None, "of each scale, in units of the request's: 1.1x7/1 is 1.1 at the first seven, then 1"
     ] = None

@@ -1,0 +1,124 @@
+"""Chameleon's image tokenizer: the decoder of a VQGAN, from the file of its authors.
+
+Taming Transformers for High-Resolution Image Synthesis, https://arxiv.org/abs/2012.09841
+
+Published files are called vqgan.ckpt and hold an encoder and a loss as well, which are left alone. Tensors are named as
+those of latent diffusion's autoencoders are; the decoder is diffusers'. Letters: B images, h and w rows and columns.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from ..errors import ModelError
+from ..loading.weights import count_parts
+from .kl_names import from_published, published
+from .level_shape import GROUPS, LevelShape, multiples
+from .weight_files import check_names, find_file, read_tensors
+
+PATTERNS = ("vqgan*.ckpt", "vqgan*.safetensors", "vqgan*.pt", "vqgan*.pth")
+_WHAT = "VQGAN"
+_PREFIX = "model.vqmodel."  # of a checkpoint that holds one beside its transformer
+_USED = re.compile(r"(decoder|post_quant_conv|quantize\.embedding)\.")
+
+
+@dataclass(frozen=True)
+class VQGANShape(LevelShape):
+    """Sizes of the decoder, read off its tensors."""
+
+    codes: int = 8192
+    size: int = 256  # numbers of a code's vector
+    z_channels: int = 256
+    ch: int = 128
+    ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)
+    num_res_blocks: int = 2
+
+    def __post_init__(self) -> None:
+        self.check(_WHAT, "codes", "size", "z_channels", "num_res_blocks")
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor]) -> VQGANShape:
+        """Raises ModelError for the tensors of another model, or of an encoder alone."""
+        needed = ("quantize.embedding.weight", "decoder.conv_out.weight", "post_quant_conv.weight")
+        absent = [name for name in needed if name not in tensors or tensors[name].ndim < 2]
+        if absent:
+            hint = "transformers' folders hold the encoder alone; the authors' file is called vqgan.ckpt"
+            raise ModelError(f"not the weights of a {_WHAT} with a decoder: there is no {absent[0]}", hint)
+        ch = tensors[needed[1]].shape[1]
+        return VQGANShape(
+            codes=tensors[needed[0]].shape[0],
+            size=tensors[needed[0]].shape[1],
+            z_channels=tensors[needed[2]].shape[0],
+            ch=ch,
+            ch_mult=multiples(tensors, "decoder.up", "block.0.conv1.weight", ch, _WHAT),
+            num_res_blocks=count_parts(tensors, "decoder.up.0.block") - 1,
+        )
+
+
+class VQGAN(nn.Module):
+    """Codes to pixels."""
+
+    def __init__(self, shape: VQGANShape) -> None:
+        super().__init__()
+        from diffusers.models.autoencoders.vae import Decoder  # slow to import
+
+        self.shape = shape
+        self.decoder: Any = Decoder(
+            in_channels=shape.z_channels,
+            up_block_types=("UpDecoderBlock2D",) * len(shape.widths),
+            block_out_channels=shape.widths,
+            layers_per_block=shape.num_res_blocks,
+            norm_num_groups=GROUPS,
+        )
+        self.post_quant_conv = nn.Conv2d(shape.size, shape.z_channels, 1)
+        self.codebook = nn.Embedding(shape.codes, shape.size)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Pixels [B, 3, H, W] in [-1, 1], float32, of codes [B, h, w]. Raises ModelError for codes that are none."""
+        low, high = (int(value) for value in codes.aminmax())
+        if low < 0 or high >= self.shape.codes:
+            raise ModelError(f"code {low if low < 0 else high} lies outside the codebook of {self.shape.codes}")
+        vectors = rearrange(F.embedding(codes, self.codebook.weight), "b h w c -> b c h w")
+        pixels: Tensor = self.decoder(self.post_quant_conv(vectors))
+        return pixels.clamp(-1, 1).float()
+
+
+def load_vqgan(source: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> VQGAN:
+    """The decoder in a file, or in a folder that holds one `vqgan*` file; float32, ready for inference.
+
+    Raises ModelError: the file is damaged or holds something else, in one line.
+    """
+    file = find_vqgan(os.fspath(source))
+    tensors = {name.removeprefix(_PREFIX): value for name, value in read_tensors(file).items()}
+    try:
+        shape = VQGANShape.of(tensors)
+        with torch.device("meta"):
+            model = VQGAN(shape)
+    except ModelError as error:
+        raise ModelError(f"{file}: {error}", error.hint) from error
+    names = {name: _published(name, len(shape.widths)) for name in model.state_dict()}
+    used = {name: from_published(name, value) for name, value in tensors.items() if _USED.match(name)}
+    used = {name: value for name, value in used.items() if not re.match(r"decoder\.up\.\d+\.attn\.", name)}
+    check_names(file, used, {names[name]: tuple(value.shape) for name, value in model.state_dict().items()})
+    state = {name: used[theirs].to(device, torch.float32) for name, theirs in names.items()}
+    model.load_state_dict(state, assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def find_vqgan(source: str) -> Path:
+    """The file of a folder that holds one, or the file itself. Raises ModelError."""
+    return find_file(source, "vqgan", _WHAT, PATTERNS)
+
+
+def _published(name: str, levels: int) -> str:
+    return "quantize.embedding.weight" if name == "codebook.weight" else published(name, levels)

@@ -1,0 +1,106 @@
+"""Write the trained models of several scales in VAR's published layout, with cards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from text_training.export import items, opening, write_pages
+from torch import Tensor
+
+from image_training.multiscale import MultiScaleVQ, published
+from image_training.scale_network import ScaleNetwork
+from pardec.models.images.weight_files import arguments_file, write_tensors
+
+DEFAULTS = {"cfg": 3.0, "top_k": 128, "top_p": 0.9, "temperature": 1.0}  # the model's generation defaults
+
+
+def export_tokenizer(folder: Path, model: MultiScaleVQ, card: dict[str, Any], *, encoder: bool = True) -> None:
+    """Write the folder of a tokenizer, each file replaced whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "vae.safetensors"
+    state = published(model.state_dict(), model.sizes, encoder=encoder)
+    card = {**card, "parameters": sum(value.numel() for value in state.values()), "encoder": encoder}
+    write_tensors(file, {name: value.bfloat16() for name, value in state.items()})
+    arguments_file(file).write_text(json.dumps(model.sizes.args(), indent=1) + "\n", encoding="utf-8")
+    write_pages(folder, card, _tokenizer_page(card))
+
+
+def _tokenizer_page(card: dict[str, Any]) -> str:
+    measured = card["reconstruction"]
+    lines = opening(card, "pardec image tiny-var --class 3 -o class.png")
+    if not card["encoder"]:
+        lines += ["These files decode; the encoder is left out, as drawing images needs none.", ""]
+    lines += ["Reconstructions of fresh images of classes, measured with these weights.", ""]
+    lines += [
+        "| images | right | from the first scales alone | mean error (of 255) | codes used | entropy of a code |",
+        "|---|---|---|---|---|---|",
+    ]
+    early = ", ".join(f"{value:.1%}" for value in measured["right_by_scale"][:-1])
+    lines += [
+        f"| {measured['pictures']} | {measured['right']:.1%} | {early} | {measured['error']} "
+        f"| {measured['codes_used']} | {measured['code_entropy_nats']} nats |"
+    ]
+    lines += ["", "## Recipe", "", *items(card["recipe"]), "", "## Curve", ""]
+    lines += ["| seconds | step | loss | right | mean error |", "|---|---|---|---|---|"]
+    for point in card["curve"]:
+        shown = f"{point['seconds']:.0f} | {point['step']} | {point['loss']:.3f} | {point['right']:.1%}"
+        lines.append(f"| {shown} | {point['error']} |")
+    return "\n".join(lines)
+
+
+def export(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], card: dict[str, Any]) -> None:
+    """Write the folder of a model; `weights` of the whole network, rounded to 16 bit already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tensors(folder / "model.safetensors", {name: value.bfloat16() for name, value in weights.items()})
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    (folder / "generation_config.json").write_text(json.dumps(DEFAULTS, indent=1) + "\n", encoding="utf-8")
+    write_pages(folder, card, _page(card))
+
+
+def loaded(folder: Path) -> ScaleNetwork:
+    """An exported model, without gradients."""
+    model = ScaleNetwork(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    model.load_state_dict({name: value.float() for name, value in load_file(folder / "model.safetensors").items()})
+    return model.eval().requires_grad_(False)
+
+
+def with_figures(card: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """The card with what was measured on its images."""
+    counted = {"classes": result["pictures"]}
+    accuracy = {"sequential": {"problems": counted, "classes": result["right"], "classes_nfe": result["forwards"]}}
+    return {**card, "classes": result, "accuracy": accuracy}
+
+
+def write_card(folder: Path, card: dict[str, Any]) -> None:
+    """Writes a card and its page anew."""
+    write_pages(folder, card, _page(card))
+
+
+def _page(card: dict[str, Any]) -> str:
+    measured, name = card["classes"], card["name"]
+    draft = f" -s code:draft={name}" if name.endswith("-draft") else ""
+    large = name.removesuffix("-draft")
+    lines = opening(card, f"pardec image {large}{draft} --class 3 -o class.png")
+    lines += [f"Images of classes drawn evenly ({measured['settings']}), measured with these weights.", ""]
+    lines += [
+        "| scales drawn | images | right | one object | shape | colour | size | FID (own features) |",
+        "|---|---|---|---|---|---|---|---|",
+        _row("all", measured),
+    ]
+    if "late" in measured:
+        lines.append(_row(f"from {measured['late']['from']} (from 0), {large} those before", measured["late"]))
+    lines += ["", "## Recipe", "", *items(card["recipe"]), "", "## Curve", ""]
+    lines += ["| seconds | step | loss | right |", "|---|---|---|---|"]
+    for point in card["curve"]:
+        shown = (f"{point['seconds']:.0f}", point["step"], f"{point['loss']:.3f}", f"{point['right']:.1%}")
+        lines.append(f"| {' | '.join(map(str, shown))} |")
+    return "\n".join(lines)
+
+
+def _row(what: str, measured: dict[str, Any]) -> str:
+    shares = " | ".join(f"{measured[of]:.1%}" for of in ("count", "shape", "colour", "size"))
+    right = f"{measured['right']:.1%} ({measured['right_from']:.1%} to {measured['right_to']:.1%})"
+    return f"| {what} | {measured['pictures']} | {right} | {shares} | {measured['distance']} |"

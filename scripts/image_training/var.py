@@ -1,0 +1,164 @@
+"""How a model of codes of several scales is trained: codes replaced, loss, evaluation, card.
+
+Visual Autoregressive Modeling: Scalable Image Generation via Next-Scale Prediction, https://arxiv.org/abs/2404.02905
+Infinity: Scaling Bitwise AutoRegressive Modeling for High-Resolution Image Synthesis, https://arxiv.org/abs/2412.04431
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from image_training.export import SUMMARY, rounded
+from image_training.export_var import DEFAULTS, export, loaded, with_figures
+from image_training.features import NEAR, Batch, FeatureCorpus, walk
+from image_training.multiscale import MultiScaleVQ
+from image_training.multiscale import loaded as loaded_tokenizer
+from image_training.multiscale_run import WHOLE
+from image_training.options import Options
+from image_training.run import AVERAGE, Descent, device_of, muon_and_adamw
+from image_training.scale_network import ScaleNetwork
+from image_training.scale_sampling import right_of
+from pardec.images.classes import NAMES
+from pardec.models.loading.catalog import EMBEDDED
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKENIZER = "tiny-var-vq"
+SHAPES: dict[str, dict[str, int]] = {
+    "tiny-var": {"embed_dim": 192, "depth": 5, "num_heads": 6},
+    "tiny-var-draft": {"embed_dim": 80, "depth": 3, "num_heads": 4},
+}
+DROPPED = 0.1  # share of the classes that are dropped
+REPLACED = 0.3  # share of an image's codes that others replace, at most: a share is drawn evenly for each image
+TAUGHT = 0.9  # share of the loss, with a teacher: most of the cross entropy of codes is chance, which it averages out
+TAUGHT_FROM = 0.4  # share of the run before which a teacher is not asked: a step then takes half the time
+LATE = 3  # scale from which on the codes that a draft model learns count in full ...
+EARLY = 0.1  # ... and what those of the scales before it count
+LARGE = EMBEDDED / "tiny-var"  # what draws the first scales for a draft model
+
+
+class VARRun(Descent):
+    """Trains a model of classes; with a teacher, towards its distributions as well."""
+
+    def __init__(self, options: Options) -> None:
+        device = device_of(options)
+        self.vq = loaded_tokenizer(options.tokenizer or ROOT / "runs" / TOKENIZER / WHOLE).to(device)
+        sizes = self.vq.sizes
+        self.config: dict[str, Any] = {
+            "model_type": "var",
+            **SHAPES[options.model],
+            **options.shape,
+            "shared_aln": False,
+            "attn_l2_norm": True,
+            "num_classes": len(NAMES),
+            "patch_nums": list(sizes.patch_nums),
+            "norm_eps": 1e-6,
+            "mlp_ratio": 4.0,
+            "vocab_size": sizes.vocab_size,
+            "z_channels": sizes.z_channels,
+            "image_tokenizer": TOKENIZER,
+        }
+        self.taught_by: nn.Module | None = loaded(options.teacher).to(device) if options.teacher else None
+        model = ScaleNetwork(self.config)
+        with torch.no_grad():
+            model.initialise()
+        if options.init:
+            model.load_state_dict(loaded(options.init).state_dict())
+        model = model.to(device)
+        super().__init__(options, model)
+        self.optimizers = muon_and_adamw(model, options.lr, within="blocks")
+        self.forward: nn.Module = model
+        if options.compile:
+            self.forward = torch.compile(model, dynamic=False)
+            self.taught_by = self.taught_by and torch.compile(self.taught_by, dynamic=False)
+        weight = torch.ones(len(model.level))
+        if self.name.endswith("-draft"):
+            weight[: model.starts[min(LATE, len(sizes.patch_nums) - 1)]] = EARLY
+        self.weight = (weight / weight.mean()).to(device)  # [L], 1 on average
+        corpus = options.corpus or options.state / "corpus"
+        self.corpus = FeatureCorpus(corpus, self.vq, seed=options.seed, chunks=options.chunks)
+        self.restore()
+
+    def passing(self) -> AbstractContextManager[Any]:
+        return sdpa_kernel(SDPBackend.MATH)  # compiled, half the time of what is chosen for a CPU
+
+    def loss_of(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What is minimised, and of it the cross entropy of the codes, in nats."""
+        rng, rows = self.noise(), len(batch.labels)
+        share = REPLACED * torch.rand(rows, generator=rng)
+        codes, maps = walk(self.vq.quantize, batch.features.to(self.device), share, rng)
+        dropped = torch.rand(rows, generator=rng) < DROPPED
+        labels = torch.where(dropped, len(NAMES), batch.labels).to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            logits = self.forward(labels, maps)
+        logits = logits.float()
+        each = F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="none").view(codes.shape)
+        loss = (self.weight * each).mean()
+        if self.taught_by is not None and self.progress() >= TAUGHT_FROM:
+            with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
+                better = self.taught_by(labels, maps).float().softmax(-1)
+            towards = F.cross_entropy(logits.flatten(0, 1), better.flatten(0, 1), reduction="none").view(codes.shape)
+            loss = (1 - TAUGHT) * loss + TAUGHT * (self.weight * towards).mean()
+        return loss, each.detach().mean()
+
+    # -- what comes out ----------------------------------------------------------------------------------------
+
+    def evaluate(self, final: bool) -> dict[str, Any]:
+        weights = {key: value.float() for key, value in rounded(self.average).items()}
+        model = ScaleNetwork(self.config)
+        model.load_state_dict(weights)
+        count = self.o.pictures if final else max(1, self.o.pictures // 3)
+        result = measured(self.name, model.eval(), self.vq, count, DEFAULTS)
+        self.curve.append({**self.point(), "right": result["right"]})
+        export(self.o.out, self.config, weights, self.card(result))
+        return result
+
+    def card(self, result: dict[str, Any]) -> dict[str, Any]:
+        recipe = {
+            "script": "scripts/train_image.py",
+            "started from": "random weights" if self.o.init is None else "the run before",
+            "data": f"{self.o.chunks * self.corpus.size} images of one object, positions and backgrounds drawn evenly, "
+            f"as {TOKENIZER} features",
+            "images per step": self.o.batch,
+            "steps": self.step,
+            "images seen": self.step * self.o.batch,
+            "classes": f"{DROPPED:.0%} are dropped, for classifier-free guidance",
+            "replaced": f"up to {REPLACED:.0%} of an image's codes, by one of the {NEAR} nearest; the codes of later "
+            "scales are those of the residual that is left then",
+            "loss": "cross entropy of all codes in one block-causal forward"
+            + (f"; those before scale {LATE} (from 0) count {EARLY:g}" if self.name.endswith("-draft") else "")
+            + (
+                ""
+                if self.o.teacher is None
+                else f"; in the last {1 - TAUGHT_FROM:.0%} of the run, {TAUGHT:.0%} of it against a larger model's "
+                "distributions"
+            ),
+            "optimizer": f"Muon for the blocks, AdamW for the rest, peak learning rate {self.o.lr:g}, linear decay",
+            "seconds": round(self.seconds),
+            "device": self.device.type,
+            "precision": "float32 weights, bfloat16 matmuls",
+            "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
+            "seed": self.o.seed,
+        }
+        size = sum(value.numel() for value in self.model.parameters())
+        head = {"name": self.name, "summary": SUMMARY[self.name], "parameters": size, "recipe": recipe}
+        return with_figures({**head, "curve": self.curve}, result)
+
+
+def measured(
+    name: str, model: ScaleNetwork, vq: MultiScaleVQ, count: int, settings: dict[str, Any], *, large: Path = LARGE
+) -> dict[str, Any]:
+    """Shares of right images; of a draft model also where the large one, if it is there, draws the first scales."""
+    scales = len(vq.sizes.patch_nums)
+    result = right_of([model] * scales, vq, count, settings)
+    if name.endswith("-draft") and large.exists():
+        early = min(LATE, scales - 1)
+        together = right_of([loaded(large)] * early + [model] * (scales - early), vq, count, settings)
+        result |= {"late": {"from": early, **together}}
+    return result

@@ -1,0 +1,246 @@
+"""Chameleon and Lumina-mGPT draw what transformers' logits say, in any batch and size, and only codes are sampled."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pardec
+from pardec.models.errors import ArgumentError, ModelError
+from pardec.models.images.chameleon import ChameleonImaging
+from pardec.models.images.chameleon_words import ROW_END
+from pardec.models.images.vqgan import load_vqgan
+from pardec.models.loading.kinds import kind_of
+from pardec.models.recognition import describe
+from tests.models.chameleon_files import (
+    CODE_IDS,
+    CODES,
+    VOCABULARY,
+    change_tensors,
+    logits,
+    vqgan,
+    write,
+    write_vqgan,
+)
+from tests.samplers.ar_toys import floor, g_test, spread, variation
+
+CAPTIONS = ("a red cat", "the dog under a tree", "it")
+KINDS = ("chameleon", "chameleon-large", "lumina")
+
+
+class Both:
+    """A checkpoint loaded by pardec and by transformers."""
+
+    def __init__(self, folder: Path, kind: str, **options: Any) -> None:
+        self.kind = kind
+        self.library = write(folder, lumina=kind == "lumina", behind=kind == "chameleon-large", **options)
+        self.model = pardec.load(folder, device="cpu")
+
+    @property
+    def imaging(self) -> ChameleonImaging:
+        imaging = self.model.imaging
+        assert isinstance(imaging, ChameleonImaging)
+        return imaging
+
+    def allowed(self, rows: int, columns: int) -> list[list[int]]:
+        """The ids that may stand at each position of an image, written without the layout."""
+        ends = [[VOCABULARY[ROW_END]]] if self.kind == "lumina" else []
+        return ([CODE_IDS] * columns + ends) * rows + [[VOCABULARY["<eoss>"]]]
+
+    def prompts(self, caption: str) -> tuple[list[int], list[int]]:
+        """With the caption and without, written without the image interface; Lumina's of 32 by 32 pixels."""
+        word = {"<unk>": VOCABULARY["<unk>"]}
+        ids = [VOCABULARY.get(each, word["<unk>"]) for each in caption.split()]
+        start, turn = VOCABULARY["<racm3:break>"], VOCABULARY["<reserved08706>"]
+        if self.kind != "lumina":
+            return [1, *ids, turn, start], [1, start]
+        named = ["Generate", "an", "image", "of", "32x32", "according", "to", "the", "following", "prompt:"]
+        grid = VOCABULARY["<reserved08801>"]
+        text = [VOCABULARY.get(each, word["<unk>"]) for each in named]
+        return [1, *text, *ids, turn, start, grid, grid], [start, grid, grid]
+
+    def loop(self, caption: str, cfg: float) -> list[int]:
+        """Greedy, one image alone, token by token."""
+        cond, uncond = (torch.tensor([ids]) for ids in self.prompts(caption))
+        image: list[int] = []
+        for options in self.allowed(2, 2):
+            more = torch.tensor([image], dtype=torch.int64)
+            scores = [logits(self.library, torch.cat((ids, more), 1))[0, -1] for ids in (cond, uncond)]
+            guided = scores[1] + cfg * (scores[0] - scores[1])
+            image.append(options[int(guided[options].argmax())])
+        return image
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
+    return Both(tmp_path_factory.mktemp("chameleon") / request.param, request.param)
+
+
+def test_logits_are_those_of_transformers(both: Both) -> None:
+    ids = torch.randint(0, len(VOCABULARY), (3, 40), generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(both.model.logits(ids), logits(both.library, ids), atol=1e-4)
+
+
+@pytest.mark.parametrize("cfg", [1.0, 3.0])
+@pytest.mark.parametrize("sampler", ["sequential", "jacobi:window=3", "sjd:window=3", "lookup", "recycling"])
+def test_greedy_images_are_those_of_transformers_logits(both: Both, sampler: str, cfg: float) -> None:
+    expected = [both.loop(caption, cfg) for caption in CAPTIONS]
+    assert len({tuple(tokens) for tokens in expected}) > 1
+    result = both.model.generate(list(CAPTIONS), cfg=cfg, sampler=sampler)
+    assert result.tokens == expected
+    for caption, tokens in zip(CAPTIONS, expected, strict=True):
+        assert both.model.generate(caption, cfg=cfg, sampler=sampler).tokens == [tokens]
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    ["sequential", "jacobi:window=4", "sjd:window=4", "sjd:window=4+gsd", "sjd:window=4+lantern:k=3", "zipar"],
+)
+def test_every_sampler_keeps_to_the_grammar(both: Both, sampler: str) -> None:
+    result = both.model.generate(list(CAPTIONS), cfg=2.0, temperature=1.0, sampler=sampler)
+    sets, forced = both.allowed(2, 2), 3 if both.kind == "lumina" else 1
+    for row, tokens in enumerate(result.tokens):
+        assert all(token in options for token, options in zip(tokens, sets, strict=True))
+        assert sum(result.trace.forced[row]) == forced
+        assert sum(result.trace.gained[row]) == 4
+        assert sum(result.trace.accepted[row]) <= min(sum(result.trace.drafted[row]), 4)
+    assert result.images is not None
+    assert [image.size for image in result.images] == [(32, 32)] * 3
+
+
+def test_codes_are_decoded_in_the_order_of_the_vocabulary(both: Both) -> None:
+    result = both.model.generate(CAPTIONS[0], cfg=2.0)
+    tokens = [token for token in result.tokens[0] if token in CODE_IDS]
+    codes = torch.tensor([CODE_IDS.index(token) for token in tokens]).view(1, 2, 2)
+    from pardec.models.images.vq import to_images
+
+    assert result.images is not None
+    assert (np.asarray(result.images[0]) == to_images(vqgan().decode(codes))[0]).all()
+
+
+def test_sizes_are_lumina_s_alone(both: Both) -> None:
+    if both.kind != "lumina":
+        with pytest.raises(ArgumentError, match="draws images of 32 by 32"):
+            both.model.generate("it", size=(32, 64))
+        return
+    result = both.model.generate("it", size=(32, 64), cfg=2.0, temperature=1.0, sampler="sjd:window=5")
+    assert len(result.tokens[0]) == 2 * (4 + 1) + 1
+    assert result.images is not None
+    assert result.images[0].size == (64, 32)
+    prompt = both.imaging.resized(64, 32)
+    start, high, wide = (VOCABULARY[name] for name in ("<racm3:break>", "<reserved08802>", "<reserved08801>"))
+    assert prompt.unconditional() == [start, high, wide]
+    for size, match in (((40, 32), "multiples of 32 pixels"), ((32, 32 * 5), "up to 128")):
+        with pytest.raises(ArgumentError, match=match):
+            both.model.generate("it", size=size)
+
+
+def test_a_negative_prompt_takes_the_place_of_no_caption(both: Both) -> None:
+    away = both.model.generate("it", cfg=3.0, negative_prompt="a red cat")
+    same = both.model.generate("it", cfg=3.0, negative_prompt="it")
+    assert same.tokens == both.model.generate("it", cfg=1.0).tokens
+    assert away.tokens != same.tokens
+
+
+@pytest.mark.parametrize("kind", ["chameleon", "lumina"])
+def test_the_joint_law_of_sjd_is_that_of_transformers_logits(tmp_path: Path, kind: str) -> None:
+    """2x2 cells of three codes: all 81 images, their probabilities by transformers' logits of both prompts."""
+    small, cfg, top_k, count, batch = Both(tmp_path / kind, kind, sharp=0.2), 2.0, 2, 1200, 600
+    sets = small.allowed(2, 2)
+    cells = [at for at, options in enumerate(sets) if len(options) > 1]
+    few, images = CODE_IDS[:3], np.array(list(product(range(3), repeat=4)))
+    image = torch.tensor([[options[0] for options in sets]]).repeat(len(images), 1)
+    image[:, cells] = torch.tensor(few)[torch.from_numpy(images)]
+    halves = []
+    for ids in small.prompts("it"):
+        whole = torch.cat((torch.tensor([ids]).repeat(len(images), 1), image), 1)
+        halves.append(logits(small.library, whole)[:, len(ids) - 1 : -1])
+    guided = halves[1] + cfg * (halves[0] - halves[1])
+    law = np.ones(len(images))
+    for at, cell in enumerate(cells):
+        scores = guided[:, cell, few].double()
+        scores = scores.masked_fill(scores < scores.topk(top_k).values[:, -1:], -torch.inf)
+        law *= scores.softmax(-1).numpy()[np.arange(len(images)), images[:, at]]
+    assert abs(law.sum() - 1) < 1e-6
+    seen = np.zeros(81, dtype=np.int64)
+    for start in range(0, count, batch):
+        result = small.model.generate(
+            ["it"] * batch, cfg=cfg, top_k=top_k, temperature=1.0, sampler="sjd:window=4",
+            seed=list(range(start, start + batch)), allowed=dict.fromkeys(cells, few),
+        )  # fmt: skip
+        found = np.array([[few.index(row[cell]) for cell in cells] for row in result.tokens])
+        seen += np.bincount((found * 3 ** np.arange(4)[::-1]).sum(1), minlength=81)
+    assert g_test(seen, law) < 4
+    assert variation(seen, law) < floor(law, count) + 4 * spread(law, count)
+
+
+def test_what_is_known_before_loading(tmp_path: Path) -> None:
+    write(tmp_path / "anole")
+    known = kind_of(tmp_path / "anole")
+    assert known is not None
+    assert (known.family, known.draws) == ("ar", "text")
+    assert str(describe(tmp_path / "anole")["family"]).startswith("chameleon")
+
+
+def test_the_authors_defaults(both: Both) -> None:
+    from pardec.requests.images import with_defaults
+
+    own = {"temperature": 1.0, "top_k": 2000, "cfg": 3.0}
+    theirs = {"temperature": 0.7, "top_p": 0.9, "cfg": 3.0}
+    assert with_defaults(both.imaging, {}) == (own if both.kind == "lumina" else theirs)
+
+
+def test_what_cannot_be_loaded_is_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path / "a")
+    change_tensors(tmp_path / "a", lambda name: None if name.endswith("0.self_attn.q_norm.bias") else name)
+    with pytest.raises(ModelError, match="q_norm.bias"):
+        pardec.load(tmp_path / "a")
+    write(tmp_path / "b")
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    for changes, match in (
+        ({"num_hidden_layers": 3}, "layers.2"),
+        ({"vocabulary_map": {"<s>": 1}}, "vocabulary of b has no <racm3:break>"),
+        ({"vocabulary_map": {**VOCABULARY, "IMGIMGJZ": 50}}, "7 codes of images, up to 9"),
+        ({"image_seq_length": 5}, "5 codes an image"),
+        ({"vocabulary_map": {**VOCABULARY, "<eoss>": 3}}, "other ids than its vocabulary_map"),
+    ):
+        (tmp_path / "b" / "config.json").write_text(json.dumps({**config, **changes}))
+        with pytest.raises(ModelError, match=match):
+            pardec.load(tmp_path / "b")
+
+
+def test_image_tokenizers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a")
+    write_vqgan(tmp_path / "vqgan_other.ckpt", **{"quantize.embedding.weight": torch.zeros(CODES + 1, 4)})
+    model = pardec.load(tmp_path / "a", decoder=tmp_path / "vqgan_other.ckpt")
+    with pytest.raises(ModelError, match=f"has {CODES + 1} codes, and a {CODES}"):
+        model.generate("it")
+    with pytest.raises(ModelError, match="no VQGAN"):
+        pardec.load(tmp_path / "a", decoder=tmp_path / "absent.ckpt")
+    with pytest.raises(ModelError, match="not the weights of a VQGAN with a decoder"):
+        load_vqgan(tmp_path / "a" / "model.safetensors")
+    (tmp_path / "a" / "vqgan.ckpt").unlink()
+    alone = pardec.load(tmp_path / "a")
+    assert alone.imaging is not None
+    assert not alone.imaging.can_decode
+    assert alone.generate("it", cfg=2.0).images is None
+
+
+def test_a_row_of_text_has_no_place(both: Both) -> None:
+    for asked, match in (({"label": 3}, "draws captions"), ({"prompt": " "}, "empty|no caption")):
+        with pytest.raises(pardec.SpecError, match=match):
+            both.model.generate(**asked)
+
+
+def test_the_command_draws_into_a_file(both: Both, cli: Any, tmp_path: Path) -> None:
+    assert both.model.path is not None
+    out = tmp_path / "out.png"
+    code, _, err = cli("image", both.model.path, "-p", "a red cat", "-s", "sjd", "-o", out, "--quiet")
+    assert (code, err) == (0, "")
+    assert out.exists()
