@@ -20,7 +20,6 @@ from torch import Tensor
 from .. import finite
 from ..errors import ModelError
 from ..images.contracts import OneSize
-from ..images.contracts import OneSize
 from ..images.weight_files import check_names
 from ..kernels import layout
 from ..loading.sources import Source, read_json
