@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 import pardec
+from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.cuda_graphs.runner import GraphRunner, native
 from pardec.models.errors import ModelError, PardecError
 from pardec.models.model import LanguageModel
@@ -63,7 +64,7 @@ def bench(
     """A row for each spec, batch, context and length, yielded once measured; times in seconds, memory in bytes.
 
     Args:
-        specs: samplers; those of `DEFAULTS` where there are none.
+        specs: samplers; those of `DEFAULTS` where there are none, `sequential` for vectors one by one.
         contexts: tokens before the first new one; 0 is a question, or one token where there is no tokenizer.
         new: tokens to fill; contexts and new are ignored for images, whose number of tokens is fixed.
         prompts: in place of contexts: the rows of a batch are the first ones of these, from the start again where they
@@ -86,8 +87,11 @@ def bench(
         )
     images = model.imaging is not None
     measured = rates(network.device, network.dtype, _weight_bytes(model))
+    defaults = DEFAULTS[model.family]
+    if isinstance(network, ContinuousModel) and network.backbone.next_token:
+        defaults = ("sequential",)
     lengths = [(0, 0)] if images else list(product((0,) if prompts else contexts, new))
-    for spec, (context, count), batch in product(specs or DEFAULTS[model.family], lengths, batches):
+    for spec, (context, count), batch in product(specs or defaults, lengths, batches):
         call = prepare(model, spec, batch, context, count, block_length, prompts, **distribution or {})
         others = Rivals()
         if beside and isinstance(call, Call) and isinstance(network, LanguageModel):

@@ -185,6 +185,16 @@ def test_what_was_fed_is_counted_by_the_token(model: pardec.Model) -> None:
     assert result.tokens_fed == [prompts[0] + sum(map(len, result.trace.fed[0]))]
 
 
+def test_the_pipeline_draws_captions_at_a_size(folder: Path, model: pardec.Model) -> None:
+    pipe = pardec.ImagePipeline.from_pretrained(str(folder))
+    pipe.set_progress_bar_config(disable=True)
+    out = pipe("a red house", guidance_scale=2.0, height=8, width=16, generator=torch.Generator().manual_seed(4))
+    assert [image.size for image in out.images] == [(16, 8)]
+    assert pipe.result.shown == ["a red house"]
+    again = model.generate("a red house", cfg=2.0, size=(8, 16), seed=pipe.result.seeds)
+    assert np.array_equal(np.asarray(out.images[0]), np.asarray(again.images[0]))
+
+
 def test_captions_of_a_queue_share_batches(model: pardec.Model) -> None:
     rows = list(model.serve_batch([*CAPTIONS, "three"], batch_size=2, sampler=f"sequential:{PUBLISHED}", cfg=2.0))
     assert len(rows) == 3
