@@ -2,8 +2,9 @@
 
 CreditDecoding https://arxiv.org/abs/2510.06133, LocalLeap https://arxiv.org/abs/2510.07081, entropy bound
 https://arxiv.org/abs/2505.24857, KLASS https://arxiv.org/abs/2511.05664, hierarchical decoding
-https://arxiv.org/abs/2510.08666. Every rule answers which of the open positions of a block are committed, from the
-block's probabilities; a decoder around them keeps blocks and calls `new_block`.
+https://arxiv.org/abs/2510.08666, PC-Sampler https://arxiv.org/abs/2508.13021. Every rule answers which of the open
+positions of a block are committed, from the block's probabilities; a decoder around them keeps blocks and calls
+`new_block`.
 """
 
 from __future__ import annotations
@@ -109,6 +110,30 @@ class Klass:
         return still or surest(distributions)[: max(count, 1)]
 
 
+class PC:
+    """The published score; as many as the block's schedule owes at this step, of `quotas(count)`."""
+
+    begin = 0  # the first position of the block, set by the decoder
+
+    def __init__(
+        self, frequencies: np.ndarray, decay: float, cap: float, quotas: Callable[[int], list[int]] | None = None
+    ) -> None:
+        self.frequencies, self.decay, self.cap = frequencies, decay, cap
+        self.quotas = quotas or (lambda count: [1] * count)
+
+    def new_block(self, count: int) -> None:
+        self.owed = self.quotas(count)
+
+    def __call__(self, distributions: Distributions) -> list[int]:
+        def score(p: int) -> float:
+            token, probability = int(distributions[p].argmax()), float(distributions[p].max())
+            return math.exp(-self.decay * (p - self.begin)) * min(
+                self.cap, -probability * math.log(self.frequencies[token])
+            )
+
+        return sorted(distributions, key=lambda p: (-score(p), p))[: self.owed.pop(0)]
+
+
 class Credit:
     """The published order of operations, with the whole matrix; afterwards the rule it is put before."""
 
@@ -169,6 +194,8 @@ def decode(
         inside = sorted(p for p in open_ if (p - origin) // block_length == block)
         if block != number:
             number = block
+            if hasattr(rule, "begin"):
+                rule.begin = origin + block * block_length
             if hasattr(rule, "new_block"):
                 rule.new_block(len(inside))
         logits = logits_of(model, tokens, given, cfg)
