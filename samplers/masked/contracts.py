@@ -272,7 +272,7 @@ class Select(Stateful):
 
 
 class Widen(Stateful):
-    """Adds to what select chose: [B, W] bool in and out."""
+    """Adds to what select chose, or takes from it: [B, W] bool in and out. Several apply in the order of the spec."""
 
     def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: Any) -> Tensor:
         raise NotImplementedError

@@ -1,7 +1,7 @@
 """Revising methods written down from their papers' rules: one row, plain loops, no cache, every step from scratch.
 
 WINO (https://arxiv.org/abs/2507.18578), ReMDM's late remasking (https://arxiv.org/abs/2503.00307), token editing
-(https://arxiv.org/abs/2602.08676). Drafts by a confidence threshold.
+(https://arxiv.org/abs/2602.08676), all with a confidence threshold; Saber (https://arxiv.org/abs/2510.18165).
 """
 
 from __future__ import annotations
@@ -117,4 +117,32 @@ def edit(model: Any, canvas: list[int], prompt: int, size: int, mask: int, tau: 
             nfe, looks = nfe + 1, looks + 1
             if not edits:
                 break
+    return tokens, when, nfe
+
+
+def saber(model: Any, canvas: list[int], prompt: int, size: int, mask: int, least: int, reference: bool) -> Any:
+    tokens, when, nfe = list(canvas), {}, 0
+    score: dict[int, float] = {}  # of every position that was ever committed, by the last time
+    for lo in range(prompt, len(tokens), size):
+        block = range(lo, min(lo + size, len(tokens)))
+        before = dict.fromkeys(block, 0.0)
+        while mask in tokens[block.start : block.stop]:
+            distribution = distributions(model, tokens, mask)
+            opened = [p for p in block if tokens[p] == mask]
+            ranked = sorted(opened, key=lambda p: (-distribution[p].max(), p))
+            mean = sum(score.values()) / len(score) if score else np.inf
+            chosen = [p for p in opened if distribution[p].max() > mean]
+            chosen = chosen if len(chosen) >= least else ranked[:least]
+            now = {p: distribution[p].max() for p in block}
+            if not reference:
+                now |= {p: distribution[p][tokens[p]] for p in block if p in when}
+            for p in chosen:
+                tokens[p], when[p], score[p] = int(distribution[p].argmax()), nfe, distribution[p].max()
+            if mask in tokens[block.start : block.stop]:
+                count = min(max(least // 2, -(-len(chosen) // 8)), len(chosen) - 1)
+                ours = sorted((p for p in block if p in when), key=lambda p: (now[p] - before[p], p))
+                for p in ours[:count]:
+                    tokens[p] = mask
+                    del when[p]
+            before, nfe = now, nfe + 1
     return tokens, when, nfe

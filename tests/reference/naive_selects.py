@@ -2,9 +2,9 @@
 
 CreditDecoding https://arxiv.org/abs/2510.06133, LocalLeap https://arxiv.org/abs/2510.07081, entropy bound
 https://arxiv.org/abs/2505.24857, KLASS https://arxiv.org/abs/2511.05664, hierarchical decoding
-https://arxiv.org/abs/2510.08666, PC-Sampler https://arxiv.org/abs/2508.13021. Every rule answers which of the open
-positions of a block are committed, from the block's probabilities; a decoder around them keeps blocks and calls
-`new_block`.
+https://arxiv.org/abs/2510.08666, PC-Sampler https://arxiv.org/abs/2508.13021, DUS https://arxiv.org/abs/2506.19037.
+Every rule answers which of the open positions of a block are committed, from the block's probabilities; a decoder
+around them keeps blocks and calls `new_block`.
 """
 
 from __future__ import annotations
@@ -108,6 +108,59 @@ class Klass:
         ]
         count = self.owed[self.step] if self.step < len(self.owed) else 1
         return still or surest(distributions)[: max(count, 1)]
+
+
+def dilated(width: int, base: int) -> list[set[int]]:
+    """Offsets in a block, round by round; a small last round joins the one before."""
+    levels: list[set[int]] = []
+    stride = width // base
+    while stride >= 1:
+        new = {at for at in range(width) if at % stride == 0}.difference(*levels)
+        levels += [new] if new else []
+        stride //= base
+    rest = set(range(width)).difference(*levels)
+    levels += [rest] if rest else []
+    if len(levels) > 1 and len(levels[-1]) < len(levels[-2]):
+        last = levels.pop()
+        levels[-1] |= last
+    return levels
+
+
+class DUS:
+    """The rounds of a block; unsure positions wait, at most for the last one."""
+
+    begin = 0  # the first position of the block, set by the decoder
+
+    def __init__(self, width: int, base: int, skip: float) -> None:
+        self.levels, self.skip = dilated(width, base), skip
+
+    def new_block(self, count: int) -> None:
+        self.at = -1
+
+    def __call__(self, distributions: Distributions) -> list[int]:
+        self.at = min(self.at + 1, len(self.levels) - 1)
+        due: list[int] = []
+        while not due:
+            reached = set[int]().union(*self.levels[: self.at + 1])
+            due = [p for p in distributions if p - self.begin in reached]
+            self.at += not due
+        last = self.at == len(self.levels) - 1
+        return [p for p in due if last or distributions[p].max() >= self.skip] or surest(distributions)[:1]
+
+
+def spacing(
+    base: Callable[[Distributions], list[int]], width: int, gap: int | None, by: int = 2
+) -> Callable[[Distributions], list[int]]:
+    def rule(distributions: Distributions) -> list[int]:
+        least = max(2, len(distributions) * (width // by) // width) if gap is None else gap
+        chosen: list[int] = []
+        wanted = base(distributions)
+        for p in surest(distributions):
+            if p in wanted and all(abs(p - q) >= least for q in chosen):
+                chosen.append(p)
+        return chosen
+
+    return rule
 
 
 class PC:
