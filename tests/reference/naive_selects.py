@@ -35,6 +35,67 @@ def threshold(tau: float) -> Callable[[Distributions], list[int]]:
     )
 
 
+class Relaxing:
+    """A threshold that falls with the share of the block that is committed."""
+
+    begin, end = 0, 0  # the block, set by the decoder
+
+    def __init__(self, tau: float, relax: float) -> None:
+        self.tau, self.relax = tau, relax
+
+    def __call__(self, distributions: Distributions) -> list[int]:
+        full = 1 - len(distributions) / (self.end - self.begin)
+        return threshold(self.tau * (1 - self.relax * full))(distributions)
+
+
+def bound(tau: float, least: float, f: float) -> Callable[[Distributions], list[int]]:
+    def rule(distributions: Distributions) -> list[int]:
+        ranked = surest(distributions)
+        chosen = []
+        for rank, p in enumerate(ranked):
+            sure = distributions[p].max()
+            if sure >= tau or (sure >= least and sure >= 1 - f / (rank + 2)):
+                chosen.append(p)
+        return chosen or ranked[:1]
+
+    return rule
+
+
+def cumulative(tau: float) -> Callable[[Distributions], list[int]]:
+    def rule(distributions: Distributions) -> list[int]:
+        chosen: list[int] = []
+        product = 1.0
+        for p in surest(distributions):
+            product *= distributions[p].max()
+            if product < tau and chosen:
+                break
+            chosen.append(p)
+        return chosen
+
+    return rule
+
+
+class EntropyFloor:
+    """Low entropies, or as many of the lowest as a schedule asks for; `steps` are the block's."""
+
+    def __init__(self, tau: float, steps: int, *, cosine: bool) -> None:
+        self.tau, self.steps, self.cosine = tau, steps, cosine
+
+    def new_block(self, count: int) -> None:
+        self.at = -1
+
+    def __call__(self, distributions: Distributions) -> list[int]:
+        self.at = min(self.at + 1, self.steps - 1)
+        share = 1 / (self.steps - self.at)
+        if self.cosine:
+            before, after = (math.cos(math.pi / 2 * at / self.steps) for at in (self.at, self.at + 1))
+            share = (before - after) / before
+        entropy = {p: entropy_of(distribution) for p, distribution in distributions.items()}
+        low = [p for p in distributions if entropy[p] <= self.tau]
+        count = max(1, int(share * len(distributions) + 0.5))
+        return low if len(low) >= count else sorted(distributions, key=lambda p: (entropy[p], p))[:count]
+
+
 def localleap(
     base: Callable[[Distributions], list[int]], tau: float, relaxed: float, radius: int
 ) -> Callable[[Distributions], Any]:
@@ -249,6 +310,7 @@ def decode(
             number = block
             if hasattr(rule, "begin"):
                 rule.begin = origin + block * block_length
+                rule.end = min(rule.begin + block_length, len(tokens))
             if hasattr(rule, "new_block"):
                 rule.new_block(len(inside))
         logits = logits_of(model, tokens, given, cfg)
