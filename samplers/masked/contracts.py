@@ -196,7 +196,7 @@ class Cache(Stateful):
 
 
 class Inputs(Stateful):
-    """Adds vectors to the inputs of the active block's open positions."""
+    """Adds vectors to the inputs of the active block."""
 
     after_logits: ClassVar[bool] = False  # observes what the logits stages have made of a forward's distribution
 

@@ -1,11 +1,13 @@
 """Revising methods written down from their papers' rules: one row, plain loops, no cache, every step from scratch.
 
 WINO (https://arxiv.org/abs/2507.18578), ReMDM's late remasking (https://arxiv.org/abs/2503.00307), token editing
-(https://arxiv.org/abs/2602.08676), all with a confidence threshold; Saber (https://arxiv.org/abs/2510.18165).
+(https://arxiv.org/abs/2602.08676), all with a confidence threshold; Saber (https://arxiv.org/abs/2510.18165),
+DMax (https://arxiv.org/abs/2604.08302).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -145,4 +147,48 @@ def saber(model: Any, canvas: list[int], prompt: int, size: int, mask: int, leas
                     tokens[p] = mask
                     del when[p]
             before, nfe = now, nfe + 1
+    return tokens, when, nfe
+
+
+def predicted(model: Any, tokens: list[int], soft: dict[int, torch.Tensor], mask: int) -> np.ndarray:
+    """[L, V] probabilities; the input rows [E] in `soft` replace their positions' embeddings."""
+    first = model.decoder.embedding[0]  # what is fed where `soft` has the input, and taken away again
+    ids = torch.tensor([[0 if p in soft else token for p, token in enumerate(tokens)]])
+    rows = torch.stack([soft[p].float() - first if p in soft else 0 * first for p in range(len(tokens))])
+    plan = replace(Plan.full(ids, model.visible()), soft=rows[None])
+    return _shifted(model.forward(plan).logits()[0], model.decoding_config.shift, mask)
+
+
+def mixture(token: torch.Tensor, mask: torch.Tensor, share: float) -> torch.Tensor:
+    """DMax's input: both embeddings by the token's probability, as long as both are by it."""
+    both = share * token + (1 - share) * mask
+    return both / both.norm() * (share * token.norm() + (1 - share) * mask.norm())
+
+
+def dmax(model: Any, canvas: list[int], prompt: int, size: int, mask: int, tau: float, sure: float, post: int) -> Any:
+    tokens, when, nfe = list(canvas), {}, 0
+    table = model.decoder.embedding.double()
+
+    for lo in range(prompt, len(tokens), size):
+        block, soft, extra = range(lo, min(lo + size, len(tokens))), dict[int, torch.Tensor](), 0
+        while True:
+            distribution = predicted(model, tokens, soft, mask)
+            best = {p: (int(distribution[p].argmax()), float(distribution[p].max())) for p in block}
+            opened = [p for p in block if tokens[p] == mask]
+            run: list[int] = []
+            for p in opened:
+                if best[p][1] < tau:
+                    break
+                run.append(p)
+            changed = [p for p in block if p in when and tokens[p] != best[p][0]]
+            for p in [*(run or opened[:1]), *changed]:
+                tokens[p], when[p] = best[p][0], nfe
+            nfe += 1
+            known = [p for p in block if p in when]
+            soft = {p: mixture(table[tokens[p]], table[mask], best[p][1]) for p in known}
+            if mask in tokens[block.start : block.stop]:
+                continue
+            extra += not opened
+            if all(best[p][1] >= sure for p in known) or (not opened and not changed) or extra == post:
+                break
     return tokens, when, nfe
