@@ -8,7 +8,7 @@ Letters: n live rows, S tokens of an image, d numbers of a token, T transitions 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -33,6 +33,15 @@ class ContinuousContext:
     request: ImageRequest
     images: ImageState
     watch: Stopwatch
+    _heads: dict[int, Head] = field(default_factory=dict)
+
+    def head_of(self, steps: int) -> Head:
+        """The model's head over so many transitions."""
+        if steps == self.head.steps:
+            return self.head
+        if steps not in self._heads:
+            self._heads[steps] = self.model.head.respaced(steps)
+        return self._heads[steps]
 
     def states(
         self,

@@ -4,9 +4,14 @@ Autoregressive Image Generation without Vector Quantization, https://arxiv.org/a
 
     left after step k of K: S cos(pi/2 (k+1)/K);  each token of a step: its own denoising path, from z of what is known
 
+With `head_to` the head takes fewer transitions from step to step, as the image fills (DiSA: Diffusion Step Annealing
+in Autoregressive Image Generation, https://arxiv.org/abs/2505.20297, with `head=50,head_to=5`):
+
+    transitions at step k = 0 .. K-1: head_to + floor((K-1-k) / (K-1) (head - head_to))
+
 Deviates from the authors' code: `last` chooses which end of a path is the token; theirs is "map".
 Exact: distribution: the baseline of the family. Other methods are exact with respect to `mar` with the same `steps`,
-`last` and `guidance`.
+`last`, `guidance`, `head` and `head_to`.
 """
 
 from __future__ import annotations
@@ -29,3 +34,4 @@ class MAR(GroupMethod):
     guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
     last: Annotated[Last, "the token, at a path's end: map, x1 or noise"] = "map"
     head: Annotated[int | None, "transitions of the head; none takes the model's"] = None
+    head_to: Annotated[int | None, "transitions at the last step, evenly down to them; none: the same at each"] = None
