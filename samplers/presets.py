@@ -238,6 +238,12 @@ PRESETS = (
         "LLaDA2.1 in speed mode, as SGLang reads it: drafts at 0.5, edits every change (diffusers edits nothing at 0)",
     ),
     Preset(
+        "dmax",
+        "interpolate+contiguous:tau=0.5+edit:tau=0.0,post=32,sure=0.9+eos@block",
+        "arXiv:2604.08302",
+        "DMax: drafts from the left at 0.5, edits every change, feeds tokens by how sure it is of them",
+    ),
+    Preset(
         "sdar-dynamic",
         "quota:tau=0.85,steps=4+eos@block",
         "arXiv:2510.06303",

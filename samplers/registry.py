@@ -107,7 +107,7 @@ def resolve(
     A sampler that is resolved already is returned as it is.
 
     >>> str(resolve("threshold@dual").spec)
-    'confidence:of=raw+threshold:tau=0.9,fall=0.0@dual:refresh=0,reference=false'
+    'confidence:of=raw+threshold:tau=0.9,fall=0.0,relax=0.0@dual:refresh=0,reference=false'
 
     Args:
         family: of the model; None derives it from the names ("masked" where several have them, as `sequential`).

@@ -63,7 +63,7 @@ CONTRACTS = {
     "logits": ("how the distributions change", ("logits",), "a `Distribution` over [B, W, V]"),
     "propose": ("a candidate and a score for each position", ("propose",), "a `Proposal`: tokens and scores [B, W]"),
     "select": ("which candidates are committed", ("select",), "[B, W] bool, or a `Choice` with tokens of its own"),
-    "widen": ("which further candidates are committed", ("widen",), "[B, W] bool"),
+    "widen": ("which further candidates are committed, or fewer", ("widen",), "[B, W] bool"),
     "revise": ("which committed tokens are masked again or overwritten", ("revise",), "a `Revision`"),
     "finish": ("which rows are done, or committed at once (`fill`)", ("done",), "[B] bool on the host"),
     "cache": ("which positions a forward computes", ("query",), "a `QuerySpec`: a span of each row, or a mask"),

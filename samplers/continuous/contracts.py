@@ -34,6 +34,7 @@ class ContinuousContext:
     images: ImageState
     watch: Stopwatch
     backbones: dict[int, Backbone] = field(default_factory=dict)  # the request's own, by the identity of the model's
+    _heads: dict[int, Head] = field(default_factory=dict)
 
     def backbone(self, model: ContinuousModel) -> Backbone:
         """A model's backbone for this request, with the caches that it fills."""
@@ -42,6 +43,14 @@ class ContinuousContext:
             own = model.backbone.start(request.conditions, size=request.size, guided=request.cfg is not None)
             self.backbones[id(model.backbone)] = own
         return own
+
+    def head_of(self, steps: int) -> Head:
+        """The model's head over so many transitions."""
+        if steps == self.head.steps:
+            return self.head
+        if steps not in self._heads:
+            self._heads[steps] = self.model.head.respaced(steps)
+        return self._heads[steps]
 
     def states(
         self,

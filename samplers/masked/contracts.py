@@ -163,7 +163,7 @@ class Cache(Stateful):
 
 
 class Inputs(Stateful):
-    """Adds vectors to the inputs of the active block's open positions."""
+    """Adds vectors to the inputs of the active block."""
 
     after_logits: ClassVar[bool] = False  # observes what the logits stages have made of a forward's distribution
 
@@ -244,7 +244,7 @@ class Select(Stateful):
 
 
 class Widen(Stateful):
-    """Adds to what select chose: [B, W] bool in and out."""
+    """Adds to what select chose, or takes from it: [B, W] bool in and out. Several apply in the order of the spec."""
 
     def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: Any) -> Tensor:
         raise NotImplementedError

@@ -27,6 +27,31 @@ def coupled_sample(
     return torch.where(stays, old, sample(torch.where(has_old[:, None], rest, p), u))
 
 
+def reuse(
+    p: Tensor, old: Tensor, q: Tensor, point: Tensor, has_old: Tensor, least: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Which old tokens [N] keep their position because p[old] > `least`, and the distributions that follow from that.
+
+    Arguments as for `coupled_sample`. Whether a token stays depends on the token itself: of all that stand at a
+    position, those that stay and those that x ~ p replaces,
+
+        q' = q [p > least] + (1 - sum q [p > least]) p
+
+    is the distribution, and q [p <= least], normalized, that of the old tokens that do not stay.
+
+    Returns:
+        [N] bool, which stay; [N, V] the distribution of those that do not; [N, V] q', which is p where `old` is a
+        `point` mass that does not stay, and without an old token.
+    """
+    high = p > least
+    stays = has_old & high.gather(-1, old[:, None])[:, 0]
+    share = torch.where(high, q, 0)
+    left = (1 - share.sum(-1, keepdim=True)).clamp(min=0)
+    rest = torch.where(high, 0, q) / left.clamp(min=torch.finfo(q.dtype).tiny)
+    mixed = (has_old & ~point)[:, None]
+    return stays, torch.where(mixed, rest, q), torch.where(mixed, share + left * p, p)
+
+
 def gumbel_sample(p: Tensor, u: Tensor) -> Tensor:
     """argmax(log p + G) for p [..., V], with Gumbel noise from uniforms `u` [..., V]; [...] int64.
 

@@ -1,7 +1,8 @@
-"""How many tokens of an image each step samples, and how strongly it is guided: MAR's cosine schedule.
+"""How many tokens of an image each step samples, how strongly it is guided, and how many transitions its head takes.
 
 left_k = max(1, min(left_(k-1) - 1, floor(S cos(pi/2 (k+1)/K)))),  all the rest at the last step
 guidance "linear": 1 + (cfg - 1) (S - left_k) / S;  "constant": cfg
+transitions: last + floor((K-1-k) / (K-1) (first - last))
 """
 
 from __future__ import annotations
@@ -37,6 +38,16 @@ class Unmasking:
             return np.full(len(self), float(cfg))
         scale: np.ndarray = 1 + (cfg - 1) * (self.tokens - self.left) / self.tokens
         return scale
+
+    def transitions(self, first: int, last: int) -> np.ndarray:
+        """[K] int64: the transitions of the head at each step, from `first` evenly down to `last`.
+
+        >>> unmasking(16, 4).transitions(50, 5)
+        array([50, 35, 20,  5])
+        """
+        steps = np.arange(len(self))[::-1]
+        each: np.ndarray = last + steps * (first - last) // max(len(self) - 1, 1)
+        return each if len(self) > 1 else np.array([first])
 
 
 @lru_cache(maxsize=32)

@@ -241,7 +241,10 @@ def test_the_pipeline_draws_vectors(pipe: pardec.ImagePipeline) -> None:
 def test_inference_steps_are_mar_s(pipe: pardec.ImagePipeline) -> None:
     pipe(class_labels=1, num_inference_steps=7, generator=seeded(0), output_type="latent")
     assert pipe.result is not None
-    assert (pipe.result.spec, pipe.result.nfe) == ("mar:steps=7,guidance=linear,last=map,head=none", [7])
+    assert (pipe.result.spec, pipe.result.nfe) == (
+        "mar:steps=7,guidance=linear,last=map,head=none,head_to=none,order=random",
+        [7],
+    )
     with pytest.raises(SpecError, match="num_inference_steps=7 is for mar, and a sampler is given as well"):
         pipe(class_labels=1, num_inference_steps=7, sampler=STEPS)
     codes = pardec.ImagePipeline("tiny-llamagen")

@@ -1,11 +1,13 @@
 """Revising methods written down from their papers' rules: one row, plain loops, no cache, every step from scratch.
 
 WINO (https://arxiv.org/abs/2507.18578), ReMDM's late remasking (https://arxiv.org/abs/2503.00307), token editing
-(https://arxiv.org/abs/2602.08676). Drafts by a confidence threshold.
+(https://arxiv.org/abs/2602.08676), all with a confidence threshold; Saber (https://arxiv.org/abs/2510.18165),
+DMax (https://arxiv.org/abs/2604.08302).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -116,5 +118,77 @@ def edit(model: Any, canvas: list[int], prompt: int, size: int, mask: int, tau: 
                 tokens[p], when[p] = token, nfe
             nfe, looks = nfe + 1, looks + 1
             if not edits:
+                break
+    return tokens, when, nfe
+
+
+def saber(model: Any, canvas: list[int], prompt: int, size: int, mask: int, least: int, reference: bool) -> Any:
+    tokens, when, nfe = list(canvas), {}, 0
+    score: dict[int, float] = {}  # of every position that was ever committed, by the last time
+    for lo in range(prompt, len(tokens), size):
+        block = range(lo, min(lo + size, len(tokens)))
+        before = dict.fromkeys(block, 0.0)
+        while mask in tokens[block.start : block.stop]:
+            distribution = distributions(model, tokens, mask)
+            opened = [p for p in block if tokens[p] == mask]
+            ranked = sorted(opened, key=lambda p: (-distribution[p].max(), p))
+            mean = sum(score.values()) / len(score) if score else np.inf
+            chosen = [p for p in opened if distribution[p].max() > mean]
+            chosen = chosen if len(chosen) >= least else ranked[:least]
+            now = {p: distribution[p].max() for p in block}
+            if not reference:
+                now |= {p: distribution[p][tokens[p]] for p in block if p in when}
+            for p in chosen:
+                tokens[p], when[p], score[p] = int(distribution[p].argmax()), nfe, distribution[p].max()
+            if mask in tokens[block.start : block.stop]:
+                count = min(max(least // 2, -(-len(chosen) // 8)), len(chosen) - 1)
+                ours = sorted((p for p in block if p in when), key=lambda p: (now[p] - before[p], p))
+                for p in ours[:count]:
+                    tokens[p] = mask
+                    del when[p]
+            before, nfe = now, nfe + 1
+    return tokens, when, nfe
+
+
+def predicted(model: Any, tokens: list[int], soft: dict[int, torch.Tensor], mask: int) -> np.ndarray:
+    """[L, V] probabilities; the input rows [E] in `soft` replace their positions' embeddings."""
+    first = model.decoder.embedding[0]  # what is fed where `soft` has the input, and taken away again
+    ids = torch.tensor([[0 if p in soft else token for p, token in enumerate(tokens)]])
+    rows = torch.stack([soft[p].float() - first if p in soft else 0 * first for p in range(len(tokens))])
+    plan = replace(Plan.full(ids, model.visible()), soft=rows[None])
+    return _shifted(model.forward(plan).logits()[0], model.decoding_config.shift, mask)
+
+
+def mixture(token: torch.Tensor, mask: torch.Tensor, share: float) -> torch.Tensor:
+    """DMax's input: both embeddings by the token's probability, as long as both are by it."""
+    both = share * token + (1 - share) * mask
+    return both / both.norm() * (share * token.norm() + (1 - share) * mask.norm())
+
+
+def dmax(model: Any, canvas: list[int], prompt: int, size: int, mask: int, tau: float, sure: float, post: int) -> Any:
+    tokens, when, nfe = list(canvas), {}, 0
+    table = model.decoder.embedding.double()
+
+    for lo in range(prompt, len(tokens), size):
+        block, soft, extra = range(lo, min(lo + size, len(tokens))), dict[int, torch.Tensor](), 0
+        while True:
+            distribution = predicted(model, tokens, soft, mask)
+            best = {p: (int(distribution[p].argmax()), float(distribution[p].max())) for p in block}
+            opened = [p for p in block if tokens[p] == mask]
+            run: list[int] = []
+            for p in opened:
+                if best[p][1] < tau:
+                    break
+                run.append(p)
+            changed = [p for p in block if p in when and tokens[p] != best[p][0]]
+            for p in [*(run or opened[:1]), *changed]:
+                tokens[p], when[p] = best[p][0], nfe
+            nfe += 1
+            known = [p for p in block if p in when]
+            soft = {p: mixture(table[tokens[p]], table[mask], best[p][1]) for p in known}
+            if mask in tokens[block.start : block.stop]:
+                continue
+            extra += not opened
+            if all(best[p][1] >= sure for p in known) or (not opened and not changed) or extra == post:
                 break
     return tokens, when, nfe

@@ -2,8 +2,9 @@
 
 CreditDecoding https://arxiv.org/abs/2510.06133, LocalLeap https://arxiv.org/abs/2510.07081, entropy bound
 https://arxiv.org/abs/2505.24857, KLASS https://arxiv.org/abs/2511.05664, hierarchical decoding
-https://arxiv.org/abs/2510.08666. Every rule answers which of the open positions of a block are committed, from the
-block's probabilities; a decoder around them keeps blocks and calls `new_block`.
+https://arxiv.org/abs/2510.08666, PC-Sampler https://arxiv.org/abs/2508.13021, DUS https://arxiv.org/abs/2506.19037.
+Every rule answers which of the open positions of a block are committed, from the block's probabilities; a decoder
+around them keeps blocks and calls `new_block`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,67 @@ def threshold(tau: float) -> Callable[[Distributions], list[int]]:
     return lambda distributions: (
         [p for p in distributions if distributions[p].max() >= tau] or surest(distributions)[:1]
     )
+
+
+class Relaxing:
+    """A threshold that falls with the share of the block that is committed."""
+
+    begin, end = 0, 0  # the block, set by the decoder
+
+    def __init__(self, tau: float, relax: float) -> None:
+        self.tau, self.relax = tau, relax
+
+    def __call__(self, distributions: Distributions) -> list[int]:
+        full = 1 - len(distributions) / (self.end - self.begin)
+        return threshold(self.tau * (1 - self.relax * full))(distributions)
+
+
+def bound(tau: float, least: float, f: float) -> Callable[[Distributions], list[int]]:
+    def rule(distributions: Distributions) -> list[int]:
+        ranked = surest(distributions)
+        chosen = []
+        for rank, p in enumerate(ranked):
+            sure = distributions[p].max()
+            if sure >= tau or (sure >= least and sure >= 1 - f / (rank + 2)):
+                chosen.append(p)
+        return chosen or ranked[:1]
+
+    return rule
+
+
+def cumulative(tau: float) -> Callable[[Distributions], list[int]]:
+    def rule(distributions: Distributions) -> list[int]:
+        chosen: list[int] = []
+        product = 1.0
+        for p in surest(distributions):
+            product *= distributions[p].max()
+            if product < tau and chosen:
+                break
+            chosen.append(p)
+        return chosen
+
+    return rule
+
+
+class EntropyFloor:
+    """Low entropies, or as many of the lowest as a schedule asks for; `steps` are the block's."""
+
+    def __init__(self, tau: float, steps: int, *, cosine: bool) -> None:
+        self.tau, self.steps, self.cosine = tau, steps, cosine
+
+    def new_block(self, count: int) -> None:
+        self.at = -1
+
+    def __call__(self, distributions: Distributions) -> list[int]:
+        self.at = min(self.at + 1, self.steps - 1)
+        share = 1 / (self.steps - self.at)
+        if self.cosine:
+            before, after = (math.cos(math.pi / 2 * at / self.steps) for at in (self.at, self.at + 1))
+            share = (before - after) / before
+        entropy = {p: entropy_of(distribution) for p, distribution in distributions.items()}
+        low = [p for p in distributions if entropy[p] <= self.tau]
+        count = max(1, int(share * len(distributions) + 0.5))
+        return low if len(low) >= count else sorted(distributions, key=lambda p: (entropy[p], p))[:count]
 
 
 def localleap(
@@ -109,6 +171,83 @@ class Klass:
         return still or surest(distributions)[: max(count, 1)]
 
 
+def dilated(width: int, base: int) -> list[set[int]]:
+    """Offsets in a block, round by round; a small last round joins the one before."""
+    levels: list[set[int]] = []
+    stride = width // base
+    while stride >= 1:
+        new = {at for at in range(width) if at % stride == 0}.difference(*levels)
+        levels += [new] if new else []
+        stride //= base
+    rest = set(range(width)).difference(*levels)
+    levels += [rest] if rest else []
+    if len(levels) > 1 and len(levels[-1]) < len(levels[-2]):
+        last = levels.pop()
+        levels[-1] |= last
+    return levels
+
+
+class DUS:
+    """The rounds of a block; unsure positions wait, at most for the last one."""
+
+    begin = 0  # the first position of the block, set by the decoder
+
+    def __init__(self, width: int, base: int, skip: float) -> None:
+        self.levels, self.skip = dilated(width, base), skip
+
+    def new_block(self, count: int) -> None:
+        self.at = -1
+
+    def __call__(self, distributions: Distributions) -> list[int]:
+        self.at = min(self.at + 1, len(self.levels) - 1)
+        due: list[int] = []
+        while not due:
+            reached = set[int]().union(*self.levels[: self.at + 1])
+            due = [p for p in distributions if p - self.begin in reached]
+            self.at += not due
+        last = self.at == len(self.levels) - 1
+        return [p for p in due if last or distributions[p].max() >= self.skip] or surest(distributions)[:1]
+
+
+def spacing(
+    base: Callable[[Distributions], list[int]], width: int, gap: int | None, by: int = 2
+) -> Callable[[Distributions], list[int]]:
+    def rule(distributions: Distributions) -> list[int]:
+        least = max(2, len(distributions) * (width // by) // width) if gap is None else gap
+        chosen: list[int] = []
+        wanted = base(distributions)
+        for p in surest(distributions):
+            if p in wanted and all(abs(p - q) >= least for q in chosen):
+                chosen.append(p)
+        return chosen
+
+    return rule
+
+
+class PC:
+    """The published score; as many as the block's schedule owes at this step, of `quotas(count)`."""
+
+    begin = 0  # the first position of the block, set by the decoder
+
+    def __init__(
+        self, frequencies: np.ndarray, decay: float, cap: float, quotas: Callable[[int], list[int]] | None = None
+    ) -> None:
+        self.frequencies, self.decay, self.cap = frequencies, decay, cap
+        self.quotas = quotas or (lambda count: [1] * count)
+
+    def new_block(self, count: int) -> None:
+        self.owed = self.quotas(count)
+
+    def __call__(self, distributions: Distributions) -> list[int]:
+        def score(p: int) -> float:
+            token, probability = int(distributions[p].argmax()), float(distributions[p].max())
+            return math.exp(-self.decay * (p - self.begin)) * min(
+                self.cap, -probability * math.log(self.frequencies[token])
+            )
+
+        return sorted(distributions, key=lambda p: (-score(p), p))[: self.owed.pop(0)]
+
+
 class Credit:
     """The published order of operations, with the whole matrix; afterwards the rule it is put before."""
 
@@ -169,6 +308,9 @@ def decode(
         inside = sorted(p for p in open_ if (p - origin) // block_length == block)
         if block != number:
             number = block
+            if hasattr(rule, "begin"):
+                rule.begin = origin + block * block_length
+                rule.end = min(rule.begin + block_length, len(tokens))
             if hasattr(rule, "new_block"):
                 rule.new_block(len(inside))
         logits = logits_of(model, tokens, given, cfg)

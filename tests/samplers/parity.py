@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+from pardec.models.load import load
 from pardec.models.model import LanguageModel
 from pardec.samplers.events import Finished
 from tests.reference import naive_selects as naive
-from tests.samplers.toys import BLOCK, FAMILIES, MASK, prompts, request, run, toy
+from tests.samplers.toys import BLOCK, FAMILIES, prompts, request, run, toy
 
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 LENGTHS, NEW = (5, 1, 8), (9, 14, 3)  # ragged prompts, and blocks that do not divide what is generated
 
 
@@ -29,6 +33,19 @@ def agree(
     ]
 
 
+@cache
+def recorded(name: str) -> LanguageModel:
+    """The checkpoint of a recorded set, in float32."""
+    return load(GOLDEN / name / "checkpoint", device="cpu", dtype="float32")
+
+
+def agree_recorded(name: str, spec: str, make: Callable[[], Any], **options: Any) -> Finished:
+    """Both decode the same ragged canvases with the checkpoint of a recorded set."""
+    return compare(
+        recorded(name), spec, make, prompts((5, 2, 9), vocab=100), (20, 16, 9), **{"block_length": 8, **options}
+    )
+
+
 def compare(
     model: LanguageModel,
     spec: str,
@@ -39,7 +56,9 @@ def compare(
 ) -> Finished:
     options.setdefault("absolute", model.decoding_config.attention == "block-causal")
     options.setdefault("block_length", BLOCK)
-    canvases = [row + [MASK] * count for row, count in zip(given, new, strict=True)]
+    mask = model.decoding_config.mask_id
+    assert mask is not None
+    canvases = [row + [mask] * count for row, count in zip(given, new, strict=True)]
     got = run(model, spec, request(canvases, [len(row) for row in given], **options))
     for row, canvas in enumerate(canvases):
         tokens, when, nfe = naive.decode(model, canvas, len(given[row]), make(), **options)
@@ -49,4 +68,4 @@ def compare(
     return got
 
 
-__all__ = ["FAMILIES", "agree", "compare"]
+__all__ = ["FAMILIES", "agree", "agree_recorded", "compare", "recorded"]

@@ -69,19 +69,19 @@ def test_cards_stand_by_stage_and_name() -> None:
 @pytest.mark.parametrize(
     ("spec", "full"),
     [
-        (None, "confidence:of=raw+threshold:tau=0.9,fall=0.0+eos:reference=false@none"),
+        (None, "confidence:of=raw+threshold:tau=0.9,fall=0.0,relax=0.0+eos:reference=false@none"),
         ("sequential", "confidence:of=raw+sequential@none"),
-        ("eos", "confidence:of=raw+threshold:tau=0.9,fall=0.0+eos:reference=false@none"),
-        ("margin", "margin:of=raw+threshold:tau=0.9,fall=0.0@none"),
-        ("entropy_threshold", "entropy:of=raw+entropy_threshold:tau=0.45@none"),
-        ("confidence+entropy_threshold", "confidence:of=raw+entropy_threshold:tau=0.45@none"),
+        ("eos", "confidence:of=raw+threshold:tau=0.9,fall=0.0,relax=0.0+eos:reference=false@none"),
+        ("margin", "margin:of=raw+threshold:tau=0.9,fall=0.0,relax=0.0@none"),
+        ("entropy_threshold", "entropy:of=raw+entropy_threshold:tau=0.45,floor=none,steps=16@none"),
+        ("confidence+entropy_threshold", "confidence:of=raw+entropy_threshold:tau=0.45,floor=none,steps=16@none"),
         (
             "fixed:steps=none@dual:refresh=8",
             "confidence:of=raw+fixed:steps=none,order=confidence,reference=false@dual:refresh=8,reference=false",
         ),
-        ("eos+threshold+margin", "margin:of=raw+threshold:tau=0.9,fall=0.0+eos:reference=false@none"),
+        ("eos+threshold+margin", "margin:of=raw+threshold:tau=0.9,fall=0.0,relax=0.0+eos:reference=false@none"),
         ("factor:f=1e20,reference=TRUE", 'confidence:of=raw+factor:f="1e+20",reference=true@none'),
-        ("preset:fast-dllm", "confidence:of=raw+threshold:tau=0.9,fall=0.0@dual:refresh=0,reference=false"),
+        ("preset:fast-dllm", "confidence:of=raw+threshold:tau=0.9,fall=0.0,relax=0.0@dual:refresh=0,reference=false"),
     ],
 )
 def test_what_a_spec_leaves_open_takes_the_defaults(spec: str | None, full: str) -> None:

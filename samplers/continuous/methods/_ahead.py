@@ -22,6 +22,7 @@ class Group:
     stop: np.ndarray  # [n] int64: and after it
     wanted: Tensor  # [n, S] bool
     scale: Tensor | None  # [n] float32: its guidance; None where there is none
+    step: np.ndarray  # [n] int64: of the schedule; the last where it is empty
 
 
 class LookaheadMethod(GroupMethod):
@@ -35,8 +36,8 @@ class LookaheadMethod(GroupMethod):
         while len(groups) < count and (step < last).any():
             after = np.minimum(step + 1, last)
             start, stop = schedule.bounds[step], schedule.bounds[after]
-            scale = self.scale(context, np.minimum(step, last - 1))
-            groups.append(Group(start, stop, images.between(start, stop), scale))
+            at = np.minimum(step, last - 1)
+            groups.append(Group(start, stop, images.between(start, stop), self.scale(context, at), at))
             step = after
         return groups
 

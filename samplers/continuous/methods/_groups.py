@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.continuous.contracts import ContinuousModel
+from pardec.models.continuous.contracts import ContinuousModel, States
 from pardec.models.errors import SpecError
 
 from ...ops.denoising_paths import Last, denoise, width
@@ -24,12 +25,18 @@ class GroupMethod(Policy):
     guidance: Guidance
     last: Last | None  # a spec may leave it open; then `__post_init__` sets it
     head: int | None
+    head_to: int | None = None  # transitions at the last step of the schedule; None: `head` throughout
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise SpecError(f"steps must be at least 1, got {self.steps}")
         if self.head is not None and self.head < 2:
             raise SpecError(f"head must be at least 2, got {self.head}", hint="none takes the model's own")
+        if self.head_to is not None and not 2 <= self.head_to <= (self.head or self.head_to):
+            raise SpecError(
+                f"head_to must lie between 2 and head={self.head}, got {self.head_to}",
+                hint="transitions become fewer from step to step",
+            )
 
     @property
     def last_kind(self) -> Last:
@@ -45,7 +52,12 @@ class GroupMethod(Policy):
         return None
 
     def check_model(self, model: ContinuousModel) -> None:
-        """Works with every model."""
+        """Raises SpecError for a model whose head has fewer transitions than the last step is to take."""
+        if self.head is None and self.head_to is not None and self.head_to > model.head.steps:
+            raise SpecError(
+                f"head_to={self.head_to} is more than the {model.head.steps} transitions of {model.name}",
+                hint="name head as well, or a smaller head_to",
+            )
 
     def start(self, context: ContinuousContext) -> Any:
         return None
@@ -74,6 +86,19 @@ class GroupMethod(Policy):
         step = schedule.step(images.count)
         return images.between(images.count, schedule.bounds[step + 1]), self.scale(context, step)
 
+    def sample_tokens(self, context: ContinuousContext, states: States, wanted: Tensor, step: np.ndarray) -> Tensor:
+        """[N, d]: the tokens that `wanted` [n, S] marks, row after row, each of them at `step` [N] of the schedule."""
+        noise = context.images.noise(wanted, "token", width(context.head))
+        sample = partial(denoise, temperature=context.request.temperature, last=self.last_kind)
+        if self.head_to is None:
+            return sample(context.head, states, noise)
+        transitions = self.schedule(context).transitions(context.head.steps, self.head_to)[step]
+        tokens = noise.new_empty(len(noise), context.head.size)
+        for count in np.unique(transitions).tolist():  # rows at one step, and groups of a window, share a head
+            which, head = torch.from_numpy(transitions == count).to(noise.device), context.head_of(count)
+            tokens[which] = sample(head, states.take(which), noise[which, : width(head)])
+        return tokens
+
     def sample_group(self, context: ContinuousContext) -> None:
         """Samples and commits the next group of every row with the target alone."""
         images = context.images
@@ -81,6 +106,6 @@ class GroupMethod(Policy):
         states = context.states(images.known(), wanted, scale)
         images.add_forward()
         with context.watch("head"):
-            noise = images.noise(wanted, "token", width(context.head))
-            tokens = denoise(context.head, states, noise, temperature=context.request.temperature, last=self.last_kind)
+            step = self.schedule(context).step(images.count).repeat(wanted.sum(1).cpu().numpy())
+            tokens = self.sample_tokens(context, states, wanted, step)
         images.commit(wanted, tokens)

@@ -8,8 +8,8 @@ The fixed point is the image that `mar` samples with this noise. A group is comm
 by no more than `tol` in the last round; the first group of a window always is.
 
 Deviates from the paper, which solves equations without noise. Tokens that were never sampled are not attended to.
-Exact: no, but as near to `mar` with the same steps, last, guidance and head as `tol` makes it; `tol=0` gives its
-images.
+Exact: no, but as near to `mar` with the same steps, last, guidance, head and head_to as `tol` makes it; `tol=0` gives
+its images.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...ops.denoising_paths import Last, denoise, width
+from ...ops.denoising_paths import Last
 from ...ops.unmasking import Guidance
 from ...registry import register
 from ..contracts import ContinuousContext, RoundResult
@@ -47,6 +48,7 @@ class SeededJacobi(LookaheadMethod):
     guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
     last: Annotated[Last, "the token, at a path's end: map, x1 or noise"] = "map"
     head: Annotated[int | None, "transitions of the head; none takes the model's"] = None
+    head_to: Annotated[int | None, "transitions at the last step, evenly down to them; none: the same at each"] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,8 +72,9 @@ class SeededJacobi(LookaheadMethod):
         images.add_forward()
         wanted = number < len(groups)
         with context.watch("head"):
-            noise = images.noise(wanted, "token", width(context.head))
-            tokens = denoise(context.head, states, noise, temperature=context.request.temperature, last=self.last)
+            steps = torch.from_numpy(np.stack([group.step for group in groups])).to(number.device)
+            step = steps.gather(0, number.clamp(max=len(groups) - 1).T).T[wanted].cpu().numpy()
+            tokens = self.sample_tokens(context, states, wanted, step)
             change = torch.full_like(latents[..., 0], math.inf)
             change[wanted] = (tokens - latents[wanted]).abs().amax(1)
             settled = (change <= self.tol) & state.sampled

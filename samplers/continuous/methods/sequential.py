@@ -24,3 +24,4 @@ class Sequential(GroupMethod):
     guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
     last: Annotated[Last, "the token, at a path's end: map, x1 or noise"] = "map"
     head: Annotated[int | None, "transitions of the head; none takes the model's"] = None
+    head_to: Annotated[int | None, "transitions at the last step, evenly down to them; none: the same at each"] = None

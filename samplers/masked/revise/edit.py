@@ -6,7 +6,9 @@ LLaDA2.1: Speeding Up Text Diffusion via Token Editing, https://arxiv.org/abs/26
 
 at every step, beside the select's commits. A complete block gets up to `post` more forwards, until one changes nothing;
 with `steps`, none where filling it took that many, as in diffusers. `of=filtered` takes the token that was drawn, where
-it differs, by its probability after temperature and filters, as the published loop does when it samples.
+it differs, by its probability after temperature and filters, as the published loop does when it samples. With `sure`, a
+complete block whose tokens all have that much probability gets no more forwards, as in DMax
+(https://arxiv.org/abs/2604.08302), whose edits are `tau=0`.
 
 The penalty that some engines subtract from the previous token's logit is not applied.
 Exact: no; `tau=1` edits nothing.
@@ -42,9 +44,12 @@ class Edit(Revise):
         None
     )
     of: Annotated[Literal["raw", "filtered"], "the argmax of the model's distribution, or the token drawn"] = "raw"
+    sure: Annotated[float | None, "a complete block with this probability at every token ends; none: it does not"] = (
+        None
+    )
 
     def __post_init__(self) -> None:
-        self.require("tau", least=0, most=1)
+        self.require("tau", "sure", least=0, most=1)
         self.require("post", least=0)
         self.require("steps", least=1)
 
@@ -61,12 +66,17 @@ class Edit(Revise):
             ids, probability = proposal.tokens, proposal.evidence.filtered.probability(proposal.tokens)
         changes = canvas.committed & (ids != canvas.tokens.gather(1, canvas.window)) & (probability > self.tau)
         # Counts on the host, which decides whether the next block is entered.
-        new, changed = torch.stack([chosen.sum(1), changes.sum(1)]).cpu().numpy()
+        unsure = torch.zeros_like(changes)
+        if self.sure is not None:
+            unsure = (canvas.committed | chosen) & (probability < self.sure)
+        new, changed, doubts = torch.stack([chosen.sum(1), changes.sum(1), unsure.sum(1)]).cpu().numpy()
         again = canvas.stays
         state.forwards = np.where(again, state.forwards + 1, 0)
         state.begun = np.where(canvas.entered, canvas.step, state.begun)
         complete = canvas.left == new
         hold = complete & (state.forwards < self.post) & (~again | (changed > 0))
+        if self.sure is not None:
+            hold &= doubts > 0
         if self.steps is not None:
             hold &= again | (canvas.step + 1 - state.begun < self.steps)
         return Revision(rewrite=Writing(changes, ids, probability), hold=hold)

@@ -4,20 +4,39 @@ dParallel: Learnable Parallel Decoding for dLLMs, https://arxiv.org/abs/2509.264
 
     commit = {i : H_i <= tau}, or the best-scored position if there is none (by default the least entropy)
 
+With `floor`, where fewer are below tau, the best-scored ones that a schedule asks for, as a CPU engine of LLaDA has it
+("entropy exit", https://github.com/iafiscal1212/diffuse-cpp; tau 1.5, 16 steps, no blocks): of n open positions
+max(1, round(n c_t)) at step t = 0, 1, ... of s,
+
+    linear: c_t = 1 / (s - t)        cosine: c_t = 1 - cos(pi (t + 1) / 2s) / cos(pi t / 2s)
+
+`steps` is for the whole canvas and is shared out over its blocks, at least one each.
 Exact: no.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
 
+from ...ops.rank import top
+from ...ops.schedule import BlockClock
 from ...registry import register
 from ..contracts import Canvas, Proposal, Select
+
+
+@dataclass
+class State:
+    """The schedule of each row's active block."""
+
+    clock: BlockClock
+    least: np.ndarray  # [B] committed at the coming step, at the least
 
 
 @register("entropy_threshold", stage="select", paper="arXiv:2509.26488", checked="golden/llada reference")
@@ -28,10 +47,32 @@ class EntropyThreshold(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.05, 0.1, 0.2, 0.45, 0.7, 1.0)}
 
     tau: Annotated[float, "most entropy, nats"] = 0.45
+    floor: Annotated[Literal["linear", "cosine"] | None, "the schedule of the fewest positions; none: one a step"] = (
+        None
+    )
+    steps: Annotated[int, "of that schedule, for the whole canvas"] = 16
 
     def __post_init__(self) -> None:
         if not self.tau >= 0:
             raise SpecError(f"entropy_threshold: tau is an entropy in nats and at least 0, got {self.tau}")
+        self.require("steps", least=1)
 
-    def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
-        return (proposal.evidence.distribution.confidence.entropy <= self.tau) & proposal.eligible
+    def start(self, canvas: Canvas) -> State:
+        return State(BlockClock.of(canvas), np.ones(len(canvas), np.int64))
+
+    def tick(self, canvas: Canvas, state: State) -> np.ndarray:
+        if self.floor is not None:
+            state.clock.enter(canvas, self.steps, canvas.step)
+            steps, at = state.clock.steps, np.minimum(canvas.step - state.clock.start, state.clock.steps - 1)
+            share = 1 / (steps - at)
+            if self.floor == "cosine":
+                share = 1 - np.cos(np.pi / 2 * (at + 1) / steps) / np.cos(np.pi / 2 * at / steps)
+            state.least = np.maximum(np.floor(share * canvas.left + 0.5).astype(np.int64), 1)
+        return np.zeros_like(canvas.step)
+
+    def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
+        low = (proposal.evidence.distribution.confidence.entropy <= self.tau) & proposal.eligible
+        if self.floor is None:
+            return low  # in a row where none is low the loop adds the best
+        least = torch.from_numpy(state.least).to(low.device)[:, None]
+        return torch.where(low.sum(1, keepdim=True) >= least, low, top(proposal.score, least) & proposal.eligible)

@@ -6,7 +6,9 @@ https://arxiv.org/abs/2505.22618
     commit = {i : score_i >= tau}, or the best position if there is none
 
 With `fall`, the threshold starts at 1 and falls by that much a forward until it reaches tau, as dInfer does beside its
-iteration smoothing (https://arxiv.org/abs/2510.08666).
+iteration smoothing (https://arxiv.org/abs/2510.08666). With `relax` it falls as the block fills, as in Streaming-dLLM
+(https://arxiv.org/abs/2601.17917): tau (1 - relax (1 - r)) where r is the share of the block's positions that are open.
+Its authors count the masks that a pruned canvas still has behind the block too.
 Fast-dLLM's extra forward on a block that is complete already is left out.
 Exact: no; tau = 1 leaves only the tokens that the model is certain of.
 """
@@ -41,16 +43,24 @@ class Threshold(Select):
 
     tau: Annotated[float, "least score, a probability (minus an entropy in nats with the entropy proposer)"] = 0.9
     fall: Annotated[float, "the threshold is max(tau, 1 - fall * forwards made); 0 is tau throughout"] = 0.0
+    relax: Annotated[float, "the share of the threshold that is gone when its block is full; 0.3 and 0.4 are usual"] = (
+        0.0
+    )
 
     def __post_init__(self) -> None:
         self.require("tau", most=1)
         self.require("fall", least=0, most=1, hint="fall=0.02 is dInfer's")
+        self.require("relax", least=0, most=1)
 
     def check(self, sampler: MaskedSampler) -> None:
         if self.tau < 0 and all(part.name != "entropy" for part in sampler.spec.parts):
             raise SpecError(
                 f"threshold: tau must lie in [0, 1], got {self.tau}",
                 hint="a negative tau is minus an entropy in nats and goes with 'entropy+threshold'",
+            )
+        if self.tau < 0 < self.relax:
+            raise SpecError(
+                f"threshold: relax={self.relax} would raise a negative tau={self.tau}", hint="leave one of them out"
             )
 
     @property
@@ -59,7 +69,8 @@ class Threshold(Select):
 
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         # In a row where no position passes the loop adds the surest.
-        if not self.fall:
+        if not self.fall and not self.relax:
             return proposal.score >= self.tau
-        least = np.maximum(self.tau, 1 - self.fall * canvas.nfe).astype(np.float32)
-        return proposal.score >= torch.from_numpy(least).to(proposal.score.device)[:, None]
+        least = np.maximum(self.tau, 1 - self.fall * canvas.nfe) if self.fall else np.full(len(canvas), self.tau)
+        least = least * (1 - self.relax * (1 - canvas.left / (canvas.hi - canvas.lo)))
+        return proposal.score >= torch.from_numpy(least.astype(np.float32)).to(proposal.score.device)[:, None]

@@ -3,6 +3,7 @@
 Accelerating Auto-regressive Text-to-Image Generation with Training-free Speculative Jacobi Decoding,
 https://arxiv.org/abs/2410.01699
 MC-SJD: Maximal Coupling Speculative Jacobi Decoding, https://arxiv.org/abs/2510.24211 (refresh=coupled, gumbel)
+SJD++: Improved Speculative Jacobi Decoding, https://arxiv.org/abs/2512.07503 (reuse)
 
     x_i ~ q_i = p(. | text, x'_1 .. x'_(i-1)),  x' the tokens of the round before;  accepted iff u q_i(x_i) < p_i(x_i)
     behind the first rejection every x_i is sampled again from p_i, its q_i in the next round
@@ -10,6 +11,10 @@ MC-SJD: Maximal Coupling Speculative Jacobi Decoding, https://arxiv.org/abs/2510
 The distribution behind node i predicts the position of node i + 1: the new sample is coupled with that node's token and
 q. Fresh tokens of an image are copied from the left, in a window of 32, while text has random ones in a window of 16:
 the longer window pays off if neighbours are similar and samples are coupled.
+
+With `reuse` a token behind the rejection stays where p_i gives it more than that. Which do depends on the tokens, so
+that all are labelled with the mixture q' = q [p > reuse] + (1 - sum q [p > reuse]) p; with their own q, as SJD++ labels
+those that stay, samples do not follow the target.
 
 Deviates from the papers: each row advances by its own accepted tokens, and fresh tokens count as point masses, since
 only `random` ones were sampled; with `uniform` these are tested against the uniform distribution, which matters only
@@ -31,7 +36,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...ops.inverse_cdf import sample
-from ...ops.redraw import coupled_sample, gumbel_sample
+from ...ops.redraw import coupled_sample, gumbel_sample, reuse
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from ._window import Init, fresh, refuse_narrow, refuse_without_image, slice_from
@@ -65,12 +70,16 @@ class Sjd(Drafter):
     uniform: Annotated[bool, "with init=random: fresh guesses are tested as samples of the uniform distribution"] = (
         False
     )
+    reuse: Annotated[float | None, "a guess to which the new round gives more probability than this stays"] = None
 
     def __post_init__(self) -> None:
         if self.window is not None:
             refuse_narrow("sjd", self.window)
         if self.uniform and self.init not in (None, "random"):
             raise SpecError(f"sjd: guesses by init={self.init} are not sampled uniformly", hint="leave uniform out")
+        self.require("reuse", least=0, most=1)
+        if self.reuse is not None and self.refresh == "gumbel":
+            raise SpecError("sjd: reuse samples afresh, and gumbel has fixed noise", hint="write refresh=coupled")
 
     def width(self, model: LanguageModel) -> int:
         refuse_without_image("sjd", self.init, model)
@@ -94,7 +103,7 @@ class Sjd(Drafter):
         counts = np.minimum(room, self.width(context.model) - 1)
         most = int(counts.max(initial=0))
         known = np.minimum(state.known, most)
-        redrawn, distribution = self._redraw(context, uniforms, state)[:, :most], state.distribution[:, :most]
+        redrawn, distribution, stays = (each[:, :most] for each in self._redraw(context, uniforms, state))
         missing = most - redrawn.shape[1]
         tokens = fresh(self.opening(context.model), pad(redrawn, (0, missing)), known, context, uniforms)
         if not known.any() and not self.uniform:
@@ -102,23 +111,30 @@ class Sjd(Drafter):
         new = torch.arange(-1, most, device=tokens.device) >= torch.from_numpy(known).to(tokens.device)[:, None]
         q = pad(distribution, (0, 0, 1, missing))
         if self.uniform:
-            q = q.masked_fill(new[..., None], 1 / q.shape[-1])
-        return Draft.chain(context.text, tokens, counts, q=q, point=None if self.uniform else new)
+            return Draft.chain(context.text, tokens, counts, q=q.masked_fill(new[..., None], 1 / q.shape[-1]))
+        return Draft.chain(context.text, tokens, counts, q=q, point=new | pad(stays, (1, missing)))
 
-    def _redraw(self, context: DecodeContext, uniforms: Uniforms, state: WindowState) -> Tensor:
-        """[B, K]: a sample of each distribution; unused without one."""
-        p = state.distribution
+    def _redraw(self, context: DecodeContext, uniforms: Uniforms, state: WindowState) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, K] a token of each position with a distribution, [B, K, V] what it is from, [B, K] bool: a point mass."""
+        p, point = state.distribution, torch.zeros_like(state.point)
         offset = torch.arange(p.shape[1], device=p.device)
         positions = offset + torch.from_numpy(context.text.length).to(p.device)[:, None]
         if self.refresh == "gumbel":  # noise of a position, used for nothing else
-            return gumbel_sample(p, uniforms.noise(positions, "refresh", p.shape[-1], fixed=True))
+            return gumbel_sample(p, uniforms.noise(positions, "refresh", p.shape[-1], fixed=True)), p, point
         # Fresh uniforms each round: reusing them would bias a sample that is coupled with the one before.
         u, keep = uniforms.noise(positions, "refresh", 2).unbind(-1)
-        if self.refresh == "independent":
-            return sample(p, u)
+        if self.refresh == "independent" and self.reuse is None:
+            return sample(p, u), p, point
         has_old = offset < torch.from_numpy(state.known - 1).to(p.device)[:, None]
-        each = (p, state.old, state.q, state.point, has_old, keep, u)
-        return coupled_sample(*(values.flatten(0, 1) for values in each)).view_as(state.old)
+        each = (p, state.old, state.q, state.point, has_old)
+        new, old, q, mass, has = (values.flatten(0, 1) for values in each)
+        if self.reuse is None:
+            return coupled_sample(new, old, q, mass, has, keep.flatten(), u.flatten()).view_as(state.old), p, point
+        stays, q, label = reuse(new, old, q, mass, has, self.reuse)
+        has = has & (self.refresh == "coupled")
+        redrawn = coupled_sample(new, old, q, mass, has, keep.flatten(), u.flatten())
+        tokens = torch.where(stays, old, redrawn)
+        return tokens.view_as(state.old), label.view_as(p), (stays & mass).view_as(state.point)
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: WindowState) -> None:
         draft, gained = outcome.draft, outcome.gained

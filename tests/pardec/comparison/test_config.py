@@ -50,7 +50,9 @@ def test_every_kind_of_file_asks_for_the_same_and_the_command_line_wins(cli: Cli
     assert made["seeds"] == [0, 1]
     assert made["rows"] == {"of_samplers": 8, "of_references": 0, "finished": 0, "to_do": 8}
     assert [one["sampler"] for one in made["samplers"]] == ["threshold+eos", "sequential"]
-    assert made["samplers"][0]["spec"] == "confidence:of=raw+threshold:tau=0.9,fall=0.0+eos:reference=false@none"
+    assert (
+        made["samplers"][0]["spec"] == "confidence:of=raw+threshold:tau=0.9,fall=0.0,relax=0.0+eos:reference=false@none"
+    )
     assert made["samplers"][0]["arguments"]["max_new_tokens"] == 8
     other = json.loads(cli("compare", "tiny-llada", "--config", file, "-s", "fixed", "--dry-run", "--json")[1])
     assert (other["model"], [one["sampler"] for one in other["samplers"]]) == ("tiny-llada", ["fixed"])
@@ -132,7 +134,7 @@ def test_a_dry_run_says_it_all_to_a_reader_and_writes_nothing(cli: Cli, tmp_path
     code, out, _ = cli(*arguments, "--dry-run", "--out", tmp_path / "run")
     assert code == 0
     assert "task: lists, 3 problems" in out
-    assert "threshold:tau=0.9,fall=0.0@dual:refresh=0,reference=false" in out
+    assert "threshold:tau=0.9,fall=0.0,relax=0.0@dual:refresh=0,reference=false" in out
     assert "max_new_tokens 256, block_length 32" in out
     assert "reference: oracle@dual" in out
     assert "rows: 9 to do, 0 finished; 3 of samplers, 6 of references" in out

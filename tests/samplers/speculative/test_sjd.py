@@ -62,16 +62,18 @@ class Scripted:
             for node in range(1, WINDOW):
                 for before in range(V):
                     rows = draft.tokens[:, node - 1] == before
+                    if draft.point is not None:
+                        rows &= ~draft.point[:, node]
                     q = draft.q[rows, node].double()
                     seen = torch.nn.functional.one_hot(draft.tokens[rows, node], V)
                     found += ((seen - q).sum(0).abs() / (q * (1 - q)).sum(0).sqrt().clamp(min=1)).tolist()
         return max(found)
 
 
-def scripted(mode: str, init: str = "random") -> Scripted:
+def scripted(mode: str, init: str = "random", reuse: float | None = None) -> Scripted:
     dice = np.random.RandomState(5)
     distributions = torch.from_numpy(dice.dirichlet([0.7] * V, (ROUNDS, WINDOW + ROUNDS + 2, V))).float()
-    drafter = Sjd(window=WINDOW, refresh=mode, init=init)  # type: ignore[arg-type]
+    drafter = Sjd(window=WINDOW, refresh=mode, init=init, reuse=reuse)  # type: ignore[arg-type]
     text = Sequences([torch.tensor([1])] * ROWS, [100] * ROWS, pad_id=0)
     given, free = SimpleNamespace(conditions=()), AllowedRows(None, 1, torch.device("cpu"))
     context: Any = SimpleNamespace(text=text, model=SimpleNamespace(vocab_size=V), request=given, allowed=free)

@@ -1,0 +1,58 @@
+"""Leaves out candidates that stand too near to a surer one of the same step, whichever select chose them.
+
+Plan for Speed: Dilated Scheduling for Masked Diffusion Language Models (DUS), https://arxiv.org/abs/2506.19037
+("dilated spacing")
+
+    of what was chosen, from the highest score on: keep i if |i - j| >= gap for every j that was kept
+    gap = max(2, floor(floor(B / base) m / B)) with m open positions in a block of B
+
+What is left out is a candidate again at the next step. `gap=2` is the veto of some engines: no neighbours in one step.
+Of equal scores the lowest position comes first.
+Exact: no.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...ops.rank import descending
+from ...registry import register
+from ..contracts import Canvas, Proposal, Widen
+
+
+@register("spacing", stage="widen", paper="arXiv:2506.19037", checked="reference")
+@dataclass(frozen=True)
+class Spacing(Widen):
+    gap: Annotated[int | None, "least distance of two positions of a step; none: it shrinks as the block fills"] = None
+    base: Annotated[int, "the first distance is this part of the block, where gap is none"] = 2
+
+    def __post_init__(self) -> None:
+        self.require("gap", least=1)
+        self.require("base", least=2)
+
+    @property
+    def exact(self) -> str:
+        return "greedy" if self.gap == 1 else "relaxed"
+
+    def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
+        if self.gap == 1:
+            return chosen
+        width = canvas.block_length
+        gap = np.full_like(canvas.left, self.gap or 2)
+        if self.gap is None:
+            gap = np.maximum(2, canvas.left * (width // self.base) // width)
+        each, column = torch.from_numpy(gap).to(chosen.device)[:, None, None], torch.arange(width, device=chosen.device)
+        near = (column[:, None] - column).abs() < each  # [B, W, W]
+        rank = descending(proposal.score)[1]
+        ahead = near & (rank[:, None, :] < rank[:, :, None])  # [B, W, W]: the surer ones in reach of each position
+        left, spaced = chosen & proposal.eligible, torch.zeros_like(chosen)
+        for _ in range(-(-width // int(gap.min()))):  # as many as there can be at that distance
+            leads = left & ~(ahead & left[:, None, :]).any(2)
+            spaced = spaced | leads
+            left = left & ~(near & leads[:, None, :]).any(2)
+        return spaced

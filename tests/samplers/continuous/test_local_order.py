@@ -1,0 +1,102 @@
+"""`mar:order=local`: groups that are far apart and near to what is known, by hand and against a plain version."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pardec
+from pardec.models.continuous.contracts import ContinuousModel
+from pardec.models.errors import SpecError
+from pardec.models.load import load_continuous
+from pardec.samplers.ops.locality import local_order
+from pardec.samplers.ops.unmasking import unmasking
+from tests.samplers.continuous.test_continuous import generate
+from tests.samplers.vector_toys import ToyBackbone, ToyHead, toy
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "mar" / "checkpoint"
+
+
+@pytest.fixture(scope="module")
+def model() -> ContinuousModel:
+    return load_continuous(GOLDEN, device="cpu")
+
+
+def naive(rows: int, columns: int, sizes: list[int], keys: np.ndarray) -> list[list[int]]:
+    """The groups, with distances computed one by one."""
+
+    def distance(one: int, two: int) -> float:
+        return math.dist(divmod(one, columns), divmod(two, columns))
+
+    every, known, groups = range(rows * columns), set[int](), []
+    for size in sizes:
+        proximity = {
+            at: sum(1 / distance(at, other) for other in known if 0 < distance(at, other) < 1.5)
+            for at in every
+            if at not in known
+        }
+        group: list[int] = []
+        for at in sorted(proximity, key=lambda at: (-round(proximity[at], 6), keys[at])):
+            if len(group) < size and proximity[at] > 1 - 1e-6 and all(distance(at, other) > 1.5 for other in group):
+                group.append(at)
+        while len(group) < size:
+            left = [at for at in proximity if at not in group]
+            gap = {at: min((distance(at, other) for other in group), default=proximity[at]) for at in left}
+            group.append(min(left, key=lambda at: (-round(gap[at], 6), keys[at])))
+        groups.append(group)
+        known |= set(group)
+    return groups
+
+
+def test_three_by_three_by_hand() -> None:
+    """The lowest key first; its farthest cell; then the two cells between them that are no neighbours; the rest."""
+    keys = np.array([0.1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
+    rank = local_order(3, 3, np.array([0, 1, 2, 4, 9]), keys)
+    # 0 is known: 1 and 3 touch it, 3 has the lower key. Then 0 and 3 are known: 1 and 4 have 1 + .71, 4 the lower key
+    # of the two; of those that are no neighbours of 4 there are none left, and 8, 2 and 6 are 1.41 away: 8 by its key.
+    assert rank.argsort().tolist()[:4] == [0, 3, 4, 8]
+
+
+@pytest.mark.parametrize(("rows", "columns", "steps"), [(4, 4, 5), (6, 6, 16), (5, 7, 8), (8, 8, 12)])
+def test_groups_are_those_of_a_plain_version(rows: int, columns: int, steps: int) -> None:
+    for seed in range(3):
+        keys, bounds = np.random.RandomState(seed).rand(rows * columns), unmasking(rows * columns, steps).bounds
+        order = local_order(rows, columns, bounds, keys).argsort().tolist()
+        got = [order[start:stop] for start, stop in pairwise(bounds)]
+        assert got == naive(rows, columns, np.diff(bounds).tolist(), keys)
+
+
+def test_images_are_sampled_in_that_order_and_a_row_alone_is_the_row_in_a_batch(model: ContinuousModel) -> None:
+    spec = "mar:steps=5,order=local"
+    together = generate(model, spec, labels=(3, 1, 4), seeds=(5, 6, 7), cfg=2.5)
+    sizes = np.diff(unmasking(16, 5).bounds).tolist()
+    for row, (label, seed) in enumerate(((3, 5), (1, 6), (4, 7))):
+        alone = generate(model, spec, labels=(label,), seeds=(seed,), cfg=2.5)
+        assert (together.trace.commit_step[row] == alone.trace.commit_step[0]).all()
+        np.testing.assert_allclose(together.latents[row], alone.latents[0], atol=1e-5 * np.abs(alone.latents).max())  # type: ignore[index,arg-type]
+        assert np.bincount(alone.trace.commit_step[0]).tolist() == sizes
+    assert len({tuple(steps) for steps in together.trace.commit_step.tolist()}) == 3
+
+
+def test_a_causal_model_has_its_own_order() -> None:
+    causal = toy("causal", ToyHead(2, 3), ToyBackbone(4, 2, causal=True))
+    with pytest.raises(SpecError, match="causal samples in raster order"):
+        generate(causal, "mar:order=local")
+
+
+@pytest.mark.seeds("arXiv:2507.01957")
+def test_tokens_of_a_step_are_farther_apart_than_in_a_random_order_and_classes_stay_readable() -> None:
+    model, task = pardec.load("tiny-mar", device="cpu", dtype="float32"), pardec.task("classes")
+    problems, right, near = task.problems(n=8), {}, {}
+    for order in ("random", "local"):
+        spec = f"mar:steps=12,head=50,order={order}"
+        result = model.generate(label=[one.label for one in problems], sampler=spec, cfg=2.0, seed=0)
+        right[order] = sum(task.score(one, image) for one, image in zip(problems, result.images, strict=True))
+        when = result.trace.commit_step.reshape(8, 6, 6)
+        near[order] = int((when[:, 1:] == when[:, :-1]).sum() + (when[:, :, 1:] == when[:, :, :-1]).sum())
+    assert near["local"] < near["random"] / 2
+    assert right["local"] >= right["random"] - 1

@@ -1,0 +1,100 @@
+"""DMax: runs from the left, soft inputs and full edits, together against a plain version that feeds embeddings."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.samplers.registry import resolve
+from tests.reference import naive_revise as naive
+from tests.samplers import toys
+from tests.samplers.masked.test_revise import agree
+from tests.samplers.masked.test_selects import LAWS, MASK
+from tests.samplers.parity import recorded
+from tests.samplers.toys import fill, prompts, request, run, same, table, toy
+
+SPEC = "interpolate+contiguous:tau={}+edit:tau=0,post={},sure={}"
+LENGTHS, NEW = (3, 6, 1), (10, 12, 7)
+
+
+def test_a_run_from_the_left_by_hand() -> None:
+    """.95 .60 .91 .30 .99 .85 .901 .45"""
+    steps = {
+        0.5: [0, 0, 0, 1, 2, 2, 2, 3],  # .95 .60 .91 | .30 alone | .99 .85 .901 | .45 alone
+        0.4: [0, 0, 0, 1, 2, 2, 2, 2],
+        0.9: list(range(8)),
+        1: list(range(8)),
+        0: [0] * 8,
+    }
+    for tau, expected in steps.items():
+        got = run(table(LAWS), f"contiguous:tau={tau}", request([[MASK] * 8], [0], block_length=8))
+        assert got.trace.commit_step[0].tolist() == expected
+    row = [0, MASK, 1, MASK, MASK, 2, 0, MASK]  # what is given does not end a run: .60 | .30 | .99 | .45
+    got = run(table(LAWS), "contiguous:tau=0.5", request([row], [0], block_length=8))
+    assert got.trace.commit_step[0].tolist() == [-1, 0, -1, 1, 2, -1, -1, 3]
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize(("size", "tau", "sure"), [(4, 0.3, 0.9), (8, 0.2, 0.5), (6, 0.2, 0.99)])
+def test_all_three_follow_the_paper(family: str, size: int, tau: float, sure: float) -> None:
+    changed, post = 0, 3  # a random model rewrites all at every step: rounding has few steps to grow in
+    for seed in range(4):
+        model, given = toy(family, seed=seed, sharp=1.2), prompts(LENGTHS, seed=seed)
+        got = fill(model, SPEC.format(tau, post, sure), given, NEW, block_length=size)
+        for row, (prompt, new) in enumerate(zip(given, NEW, strict=True)):
+            canvas = [*prompt, *[toys.MASK] * new]
+            agree(got, row, *naive.dmax(model, canvas, len(prompt), size, toys.MASK, tau, sure, post))
+        hard = fill(model, SPEC.format(tau, post, sure).replace("interpolate+", ""), given, NEW, block_length=size)
+        changed += int((hard.tokens != got.tokens).sum()) + int(hard.nfe != got.nfe)
+    assert changed, "soft inputs changed nothing: the test shows nothing"
+
+
+@pytest.mark.parametrize("name", ["llada", "dream"])
+def test_all_three_follow_the_paper_on_recorded_checkpoints(name: str) -> None:
+    model, given, new = recorded(name), prompts((5, 2, 9), vocab=100), (20, 16, 9)
+    mask = model.decoding_config.mask_id
+    got = fill(model, SPEC.format(0.1, 3, 0.9), given, new, block_length=8)
+    for row, (prompt, count) in enumerate(zip(given, new, strict=True)):
+        agree(got, row, *naive.dmax(model, [*prompt, *[mask] * count], len(prompt), 8, mask, 0.1, 0.9, 3))
+
+
+def test_without_a_revise_stage_a_token_keeps_the_probability_that_it_was_committed_with() -> None:
+    """One token a forward: the inputs are those of naive mixtures from each token's own step."""
+    model, (prompt,) = toy("llada", sharp=1.2), prompts((4,))
+    got = fill(model, "interpolate+sequential", [prompt], 6, block_length=6)
+    embeddings, tokens, soft = model.decoder.embedding.double(), [*prompt, *[toys.MASK] * 6], {}
+    for step in range(6):
+        distribution = naive.predicted(model, tokens, soft, toys.MASK)
+        at = max((p for p in range(4, 10) if p not in soft), key=lambda p: (distribution[p].max(), -p))
+        tokens[at], share = int(distribution[at].argmax()), float(distribution[at].max())
+        soft[at] = naive.mixture(embeddings[tokens[at]], embeddings[toys.MASK], share)
+        assert got.trace.commit_step[0, at] == step
+    assert got.tokens[0].tolist() == tokens
+
+
+def test_a_row_alone_is_the_row_in_a_batch() -> None:
+    for family, cache, distribution in (
+        ("llada", "none", {"temperature": 0.8}),
+        ("dream", "dual", {}),
+        ("llada", "prefix", {"cfg": 1.5}),
+        ("sdar", "block", {}),
+    ):
+        model, given = toy(family, sharp=1.2), prompts(LENGTHS)
+        spec = f"{SPEC.format(0.4, 8, 0.9)}@{cache}"
+        whole = fill(model, spec, given, NEW, **distribution)
+        for row, (prompt, new) in enumerate(zip(given, NEW, strict=True)):
+            assert same(fill(model, spec, [prompt], new, seeds=[100 + row], **distribution), 0, whole, row)
+
+
+def test_what_is_sure_everywhere_ends_at_once_and_bad_values_are_refused() -> None:
+    distributions = torch.zeros(4, 7)
+    distributions[:, 0], distributions[:, 1] = 0.95, 0.05
+    asked = request([[MASK] * 4], [0], block_length=4)
+    assert run(table(distributions), "contiguous+edit:tau=0", asked).nfe == (2,)  # one more, which changes nothing
+    assert run(table(distributions), "contiguous+edit:tau=0,sure=0.9", asked).nfe == (1,)
+    assert run(table(distributions), "contiguous+edit:tau=0,sure=0.96", asked).nfe == (2,)
+    for spec, says in (("contiguous:tau=2", "tau must lie in"), ("threshold+edit:sure=2", "sure must lie in")):
+        with pytest.raises(SpecError, match=says):
+            resolve(spec)
+    assert resolve("preset:dmax").revising

@@ -1,0 +1,92 @@
+"""`saber` and the select it brings: the rule of the paper, by hand and against a plain version."""
+
+from __future__ import annotations
+
+import pytest
+
+from pardec.models.errors import SpecError
+from pardec.samplers.registry import resolve
+from tests.reference import naive_revise as naive
+from tests.samplers import toys
+from tests.samplers.answers import answered
+from tests.samplers.masked.test_revise import LENGTHS, NEW, agree
+from tests.samplers.masked.test_selects import LAWS, MASK
+from tests.samplers.parity import recorded
+from tests.samplers.toys import fill, prompts, request, run, same, table, toy
+
+
+def test_a_select_above_the_mean_by_hand() -> None:
+    """.95 .60 .91 .30 .99 .85 .901 .45: the best two; mean .97, none above: two more; then .938; then ...
+
+    Two a step in the order of the scores, since every mean is above what is left.
+    """
+    asked = request([[MASK] * 8], [0], block_length=8)
+    assert run(table(LAWS), "above_mean", asked).trace.commit_step[0].tolist() == [0, 2, 1, 3, 0, 2, 1, 3]
+    assert run(table(LAWS), "above_mean:least=3", asked).trace.commit_step[0].tolist() == [0, 1, 0, 2, 0, 1, 1, 2]
+    halves = run(table(LAWS), "above_mean", request([[MASK] * 8], [0], block_length=4))
+    # .95 .91 and then .60 .30: mean .69; of the second block .99 .85 .901 are above it; then .45 alone.
+    assert halves.trace.commit_step[0].tolist() == [0, 1, 0, 1, 2, 2, 2, 3]
+
+
+def test_what_is_taken_back_by_hand() -> None:
+    """Probabilities that do not move: of a block's first two the less sure is taken back, then one whose rise is 0."""
+    got = run(table(LAWS), "saber", request([[MASK] * 8], [0], block_length=8))
+    # Step 0 commits 4 and 0 and takes 0, of the smaller rise from nothing, back. From then on every rise is 0, and the
+    # lowest position of all that are committed goes: 0 and 2 are committed, and 0 is taken back; and so on.
+    steps, tokens = got.trace.commit_step[0].tolist(), got.tokens[0].tolist()
+    assert steps[4] == 0
+    assert got.nfe == (max(steps) + 1,) == (7,)
+    assert tokens == LAWS.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize(("least", "size"), [(2, 4), (2, 8), (3, 16), (1, 8)])
+def test_it_follows_its_paper(family: str, least: int, size: int, reference: bool) -> None:
+    reopened = 0
+    for seed in range(3):
+        model, given = toy(family, seed=seed, sharp=1.2), prompts(LENGTHS, seed=seed)
+        spec = f"saber:least={least},reference={str(reference).lower()}"
+        got = fill(model, spec, given, NEW, block_length=size)
+        for row, (prompt, new) in enumerate(zip(given, NEW, strict=True)):
+            canvas = [*prompt, *[toys.MASK] * new]
+            agree(got, row, *naive.saber(model, canvas, len(prompt), size, toys.MASK, least, reference))
+        plain = fill(model, f"above_mean:least={least}", given, NEW, block_length=size)
+        reopened += sum(got.nfe) - sum(plain.nfe)
+    assert reopened > 0 or least == 1, "nothing was ever taken back: the test shows nothing"
+
+
+@pytest.mark.parametrize("name", ["llada", "dream"])
+@pytest.mark.parametrize("reference", [False, True])
+def test_it_follows_its_paper_on_recorded_checkpoints(name: str, reference: bool) -> None:
+    model, given = recorded(name), prompts((5, 2, 9), vocab=100)
+    mask = model.decoding_config.mask_id
+    got = fill(model, f"saber:reference={str(reference).lower()}", given, (20, 16, 9), block_length=16)
+    for row, (prompt, new) in enumerate(zip(given, (20, 16, 9), strict=True)):
+        agree(got, row, *naive.saber(model, [*prompt, *[mask] * new], len(prompt), 16, mask, 2, reference))
+
+
+def test_it_is_resolved_with_its_select_and_refuses_what_cannot_be() -> None:
+    assert str(resolve("saber:least=4").spec) == (
+        "confidence:of=raw+above_mean:least=4+saber:least=4,reference=false@none"
+    )
+    for spec in ("saber:least=0", "above_mean:least=0"):
+        with pytest.raises(SpecError, match="least must be at least 1, got 0"):
+            resolve(spec)
+
+
+def test_a_row_alone_is_the_row_in_a_batch_with_rows_of_other_lengths() -> None:
+    model, given = toy("dream", sharp=1.2), prompts(LENGTHS)
+    whole = fill(model, "saber", given, NEW, block_length=8, temperature=0.8)
+    for row, (prompt, new) in enumerate(zip(given, NEW, strict=True)):
+        alone = fill(model, "saber", [prompt], new, block_length=8, temperature=0.8, seeds=[100 + row])
+        assert same(alone, 0, whole, row)
+
+
+@pytest.mark.seeds("arXiv:2510.18165")
+def test_steps_commit_more_than_one_token_and_answers_stay_right() -> None:
+    """Probabilities near 1 leave little above their mean: the gain in forwards is small on such a model."""
+    for task in ("arithmetic", "records"):
+        right, result = answered("tiny-dream", task, "saber", 6)
+        assert right >= 5
+        assert all(nfe < 32 for nfe in result.nfe)
