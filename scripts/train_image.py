@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from image_training import export_mar, export_var, multiscale  # noqa: E402
+from image_training import export_mar, export_var  # noqa: E402
 from image_training.autoencoder import AutoencoderRun  # noqa: E402
 from image_training.drawer import DrawerRun  # noqa: E402
 from image_training.drawn import drawn_right  # noqa: E402
@@ -37,11 +37,9 @@ from image_training.options import Options  # noqa: E402
 from image_training.painted import painted_right  # noqa: E402
 from image_training.run import Training  # noqa: E402
 from image_training.tokenizer import TokenizerRun  # noqa: E402
-from image_training.var import TOKENIZER, VARRun, measured  # noqa: E402
+from image_training.var import VARRun, measured  # noqa: E402
 from text_training.loop import read_card  # noqa: E402
 from until_done import until_done  # noqa: E402
-
-from pardec.models.loading.catalog import EMBEDDED  # noqa: E402
 
 RUNS: dict[str, type[Training]] = {
     "tiny-vq": TokenizerRun,
@@ -100,11 +98,10 @@ def main(argv: list[str] | None = None) -> None:
     if given.measure:
         card = read_card(given.out)
         if RUNS[given.model] is VARRun:
-            vq = multiscale.loaded(given.tokenizer or EMBEDDED / TOKENIZER)
-            result = measured(given.model, export_var.loaded(given.out), vq, given.pictures, export_var.DEFAULTS)
+            result = measured(given.model, given.out, given.pictures, decoder=given.tokenizer)
             export_var.write_card(given.out, export_var.with_figures(card, result))
         elif RUNS[given.model] is MARRun:
-            found = painted_right(given.out, given.pictures, autoencoder=given.autoencoder)
+            found = painted_right(given.out, given.pictures, decoder=given.autoencoder)
             export_mar.write_card(given.out, export_mar.with_figures(card, found))
         else:
             write_card(given.out, with_figures(card, drawn_right(given.out, given.pictures)))

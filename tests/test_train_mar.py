@@ -46,7 +46,7 @@ def autoencoder(folder: Path, steps: int, state: str = "state") -> AutoencoderRu
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("image_training.autoencoder.MEASURED", 4)
     monkeypatch.setattr(corpora.LatentCorpus.__init__, "__kwdefaults__", {"size": 8})
-    monkeypatch.setitem(painted.painted_right.__kwdefaults__, "steps", 2)
+    monkeypatch.setitem(painted.painted_right.__kwdefaults__, "sampler", "mar:steps=2")
 
 
 def test_an_autoencoder_is_exported_as_it_was_trained(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_classes_are_painted_in_turn_and_scored(folder: Path, monkeypatch: pytes
 
     monkeypatch.setattr(painted, "score", perfect)
     monkeypatch.setattr(painted, "TOGETHER", 2)
-    found = painted.painted_right(folder / "tiny-mar", 4, autoencoder=folder / "kl")
+    found = painted.painted_right(folder / "tiny-mar", 4, decoder=folder / "kl")
     assert asked == [[0, 1, 2, 3]]
     assert (found["right"], found["size"], found["colour"], found["forwards"]) == (0.75, 0.75, 1, 2)
-    assert found["settings"] == "2 steps, temperature 1, cfg 3"
+    assert found["settings"] == "mar:steps=2, temperature 1, cfg 3"

@@ -15,21 +15,23 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+from image_training import export_var, multiscale_run, run, var  # noqa: E402
 from image_training import features as corpora  # noqa: E402
-from image_training import multiscale as tokenizers  # noqa: E402
-from image_training import multiscale_run, run, scale_sampling, var  # noqa: E402
 from image_training.export_var import loaded  # noqa: E402
-from image_training.multiscale import MultiScaleVQ, Quantizer, Sizes  # noqa: E402
-from image_training.scale_network import ScaleNetwork  # noqa: E402
+from image_training.multiscale import features, quantize  # noqa: E402
+from image_training.multiscale import tokenizer as untrained  # noqa: E402
 from train_image import options  # noqa: E402
 
+import pardec  # noqa: E402
 from pardec.models.images.kl import KL  # noqa: E402
 from pardec.models.images.kl_files import load_kl, save_kl  # noqa: E402
 from pardec.models.images.kl_shape import KLShape  # noqa: E402
+from pardec.models.scales.contracts import Scales  # noqa: E402
+from pardec.models.scales.shape import TokenizerShape  # noqa: E402
+from pardec.models.scales.tokenizer_files import load_tokenizer  # noqa: E402
 
 torch.set_num_threads(1)
-SIZES = Sizes(vocab_size=24, z_channels=4, ch_mult=(1, 1, 1, 1), patch_nums=(1, 2, 6))
-OPEN = {"cfg": 0.0, "top_k": 0, "top_p": 0.0, "temperature": 1.0}
+SIZES = {"vocab_size": 24, "z_channels": 4, "ch_mult": (1, 1, 1, 1), "patch_nums": (1, 2, 6)}
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +39,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiscale_run, "GATHER", 2)
     monkeypatch.setattr(multiscale_run, "ROUNDS", 2)
     monkeypatch.setattr(corpora.FeatureCorpus.__init__, "__kwdefaults__", {"size": 8})
+    monkeypatch.setitem(export_var.DEFAULTS, "top_k", 24)
 
 
 @pytest.fixture
@@ -72,9 +75,9 @@ def test_a_tokenizer_starts_as_the_autoencoder(folder: Path) -> None:
     pixels = tokenizer(folder, 2).images(0)
     latents = kl.encode(pixels).mean
     with torch.no_grad():
-        features = start.features(pixels)
-        torch.testing.assert_close(features.permute(0, 2, 3, 1), latents, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(start.pixels(features), kl.decode(latents), atol=1e-4, rtol=1e-4)
+        goal = features(start, pixels)
+        torch.testing.assert_close(goal.permute(0, 2, 3, 1), latents, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(start.pixels(goal), kl.decode(latents).clamp(-1, 1), atol=1e-4, rtol=1e-4)
 
 
 def test_a_tokenizer_is_exported_under_the_published_names(folder: Path) -> None:
@@ -87,13 +90,14 @@ def test_a_tokenizer_is_exported_under_the_published_names(folder: Path) -> None
     assert tensors["encoder.down.3.attn.0.qkv.weight"].shape == (96, 32, 1, 1)
     assert tensors["decoder.up.3.attn.1.proj_out.weight"].shape == (32, 32, 1, 1)
     assert tensors["decoder.mid.attn_1.norm.weight"].shape == (32,)
-    args = json.loads((folder / "vq" / "vae.args.json").read_text())
-    assert args == SIZES.args()
-    back = tokenizers.loaded(folder / "vq-state" / "whole").state_dict()
+    back = load_tokenizer(folder / "vq-state" / "whole")
+    assert (back.shape, back.scales) == (training.model.shape, Scales((1, 2, 6)))
+    assert back.shape == TokenizerShape(24, 4, 32, (1, 1, 1, 1), 1)
+    state = back.state_dict()
     for name, value in training.average.items():
-        assert torch.equal(back[name], value.bfloat16().float()), name
+        assert torch.equal(state[name], value.bfloat16().float()), name
     card = json.loads((folder / "vq" / "card.json").read_text())
-    assert card["reconstruction"] == multiscale_run.reconstruction(tokenizers.loaded(folder / "vq-state" / "whole"), 3)
+    assert card["reconstruction"] == multiscale_run.reconstruction(back, 3)
     assert card["reconstruction"]["originals_right"] == 1
     assert len(card["reconstruction"]["right_by_scale"]) == 3
 
@@ -106,8 +110,8 @@ def test_what_ships_decodes_the_same_without_the_encoder(folder: Path) -> None:
     assert card["parameters"] == sum(value.numel() for value in tensors.values())
     assert "the encoder is left out" in (folder / "vq" / "README.md").read_text()
     codes = torch.randint(24, (2, 41), generator=torch.Generator().manual_seed(0))
-    whole = tokenizers.loaded(folder / "vq-state" / "whole")
-    assert torch.equal(tokenizers.loaded(folder / "vq").decode(codes), whole.decode(codes))
+    whole = load_tokenizer(folder / "vq-state" / "whole")
+    assert torch.equal(load_tokenizer(folder / "vq").decode(codes), whole.decode(codes))
 
 
 def test_a_tokenizer_goes_on_where_it_was_stopped(folder: Path) -> None:
@@ -128,23 +132,13 @@ def test_a_tokenizer_goes_on_where_it_was_stopped(folder: Path) -> None:
 
 def test_codes_add_up_to_what_the_last_sum_is() -> None:
     torch.manual_seed(0)
-    vq = MultiScaleVQ(SIZES)
-    features = torch.randn(3, 4, 6, 6)
-    codes, sums, _ = vq.quantize(features)
-    assert [part.shape[1] for part in codes] == [1, 4, 36]
-    torch.testing.assert_close(vq.total(torch.cat(codes, 1)), sums[-1])
-    # A naive first scale: the code nearest to the mean, its vector through phi everywhere.
-    mean = features.mean((2, 3))
-    nearest = torch.cdist(mean, vq.quantize.embedding.weight).argmin(1)
-    assert torch.equal(codes[0][:, 0], nearest)
-    flat = vq.quantize.embedding(nearest)[:, :, None, None].expand(-1, -1, 6, 6)
-    phi = vq.quantize.phis[0]
-    torch.testing.assert_close(sums[0], 0.5 * flat + 0.5 * F.conv2d(flat, phi.weight, phi.bias, padding=1))
-
-
-def test_scales_share_convolutions_by_the_nearest_tick() -> None:
-    assert Quantizer(Sizes()).phi_of == [0, 0, 1, 2, 3, 3]
-    assert Quantizer(Sizes(share_quant_resi=1)).phi_of == [0] * 6
+    vq = untrained(SIZES)
+    pixels = torch.rand(3, 3, 48, 48) * 2 - 1
+    with torch.no_grad():
+        codes, sums, _ = quantize(vq, features(vq, pixels))
+        assert [part.shape[1] for part in codes] == [1, 4, 36]
+        assert torch.equal(torch.cat(codes, 1), vq.encode(pixels))
+        torch.testing.assert_close(vq.decode(torch.cat(codes, 1)), vq.pixels(sums[-1]), atol=1e-4, rtol=1e-4)
 
 
 def test_codes_that_are_not_used_are_restarted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,10 +147,10 @@ def test_codes_that_are_not_used_are_restarted(folder: Path, monkeypatch: pytest
     training.advance()
     training.count[5] = 0.0
     with torch.no_grad():
-        training.model.quantize.embedding.weight[5] = 1e3
+        training.model.codebook.weight[5] = 1e3
     training.advance()
     assert training.revived >= 1
-    assert training.model.quantize.embedding.weight[5].abs().max() < 1e3
+    assert training.model.codebook.weight[5].abs().max() < 1e3
 
 
 # -- the model -------------------------------------------------------------------------------------------------
@@ -204,18 +198,18 @@ def test_a_model_goes_on_where_it_was_stopped(folder: Path) -> None:
 
 def test_later_codes_are_those_of_what_replaced_ones_leave() -> None:
     torch.manual_seed(0)
-    quantizer = Quantizer(SIZES)
-    features, rng = torch.randn(3, 4, 6, 6), torch.Generator().manual_seed(1)
-    codes, maps = corpora.walk(quantizer, features, torch.zeros(3), rng)
-    plain, sums, _ = quantizer(features)
+    vq = untrained(SIZES)
+    goal, rng = torch.randn(3, 4, 6, 6), torch.Generator().manual_seed(1)
+    codes, maps = corpora.walk(vq, goal, torch.zeros(3), rng)
+    plain, sums, _ = quantize(vq, goal)
     assert torch.equal(codes, torch.cat(plain, 1))
     torch.testing.assert_close(maps[:, :4], F.adaptive_avg_pool2d(sums[0], 2).flatten(2).mT)
     torch.testing.assert_close(maps[:, 4:], sums[1].flatten(2).mT)
-    codes, maps = corpora.walk(quantizer, features, torch.ones(3), rng)
+    codes, maps = corpora.walk(vq, goal, torch.ones(3), rng)
     assert torch.equal(codes[:, :1], plain[0])
     # The second sum is read off what the last scale sees; its codes are the nearest to what it leaves.
-    left = features.flatten(2).mT - maps[:, 4:]
-    assert torch.equal(codes[:, 5:], torch.cdist(left, quantizer.embedding.weight).argmin(-1))
+    left = goal.flatten(2).mT - maps[:, 4:]
+    assert torch.equal(codes[:, 5:], torch.cdist(left, vq.codebook.weight).argmin(-1))
     assert not torch.equal(codes[:, 5:], plain[2])
 
 
@@ -231,6 +225,22 @@ def test_no_scale_sees_a_later_one_and_a_shorter_forward_is_the_same(folder: Pat
         assert torch.equal(network(labels, other)[:, :5], full[:, :5])
         other[:, 39] += 1  # codes of one scale see each other
         assert not torch.equal(network(labels, other)[:, 5], full[:, 5])
+
+
+def test_what_is_exported_predicts_as_it_was_trained(folder: Path) -> None:
+    training = trainer(folder, 2)
+    training.train()
+    model = pardec.load(folder / "tiny-var", device="cpu", decoder=str(folder / "vq")).network
+    network = loaded(folder / "tiny-var")
+    torch.manual_seed(1)
+    maps, labels, starts = torch.randn(2, 40, 4), torch.tensor([3, 36]), model.scales.starts
+    with torch.no_grad():
+        wanted = network(labels, maps)
+        cache = model.transformer.new_cache(2)
+        for scale in range(3):
+            own = maps[:, max(starts[scale] - 1, 0) : starts[scale + 1] - 1]
+            seen = model.transformer(labels, own, cache, first=scale, last=scale)
+            torch.testing.assert_close(seen, wanted[:, starts[scale] : starts[scale + 1]], atol=1e-5, rtol=1e-5)
 
 
 def test_a_draft_model_counts_late_scales(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,52 +261,16 @@ def test_a_model_learns_one_batch_by_heart(folder: Path, monkeypatch: pytest.Mon
     assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:3])
 
 
-def test_samples_follow_the_distribution_of_each_scale(folder: Path) -> None:
-    training = trainer(folder, 2)
-    network, vq = training.model.eval(), training.vq
-    with torch.no_grad():
-        network.head.weight.normal_()
-    rows = 4000
-    labels = torch.full((rows,), 5)
-    codes = scale_sampling.sample([network] * 3, vq, labels, torch.Generator().manual_seed(0), **OPEN)
-    assert codes.shape == (rows, 41)
-    with torch.no_grad():
-        first = network(labels[:1], torch.zeros(1, 0, 4))[0, 0].softmax(-1)
-    seen = torch.bincount(codes[:, 0], minlength=24) / rows
-    assert float((seen - first).abs().sum() / 2) < 0.05
-    other = ScaleNetwork(training.config)
-    with torch.no_grad():
-        other.initialise()
-        other.head.bias[7] = 100.0  # draws nothing else
-    codes = scale_sampling.sample([network, network, other], vq, labels[:3], torch.Generator().manual_seed(0), **OPEN)
-    assert (codes[:, 5:] == 7).all()
-    assert not (codes[:, :5] == 7).all()
-
-
 def test_a_draft_model_is_measured_behind_the_large_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer(folder, 1).train()
+    monkeypatch.setattr(var, "LATE", 2)
+    monkeypatch.setattr(var, "TOKENIZER", str(folder / "vq"))
     draft = trainer(folder, 1, "draft", model="tiny-var-draft")
     monkeypatch.setitem(var.measured.__kwdefaults__, "large", folder / "tiny-var")
-    asked: list[list[bool]] = []
-    plain = var.right_of
-
-    def record(networks: list[ScaleNetwork], *args: object, **more: object) -> dict[str, object]:
-        asked.append([network is networks[-1] for network in networks])
-        return plain(networks, *args, **more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(var, "right_of", record)
     draft.train()
-    assert asked == [[True, True, True], [False, False, True]]
     card = json.loads((folder / "tiny-var-draft" / "card.json").read_text())
-    assert card["classes"]["late"]["from"] == 2
+    assert (card["classes"]["forwards"], card["classes"]["late"]["forwards"]) == (3, 2)
     page = (folder / "tiny-var-draft" / "README.md").read_text()
-    assert "| from 2 (from 0), tiny-var those before | 2 |" in page
-    assert "-s code:draft=tiny-var-draft" in page
-
-
-def test_filters_keep_the_likely_codes() -> None:
-    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
-    assert scale_sampling.kept(logits, 2, 0.0).isfinite().tolist() == [[True, True, False, False]]
-    assert scale_sampling.kept(logits, 0, 0.65).isfinite().tolist() == [[True, True, False, False]]
-    assert scale_sampling.kept(logits, 0, 0.01).isfinite().tolist() == [[True, False, False, False]]
-    assert torch.equal(scale_sampling.kept(logits, 0, 0.0), logits)
+    assert "| tiny-var-draft: sequential, cfg 3, top_k 24" in page
+    assert "| tiny-var: code:refiner=tiny-var-draft,steps=2, cfg 3, top_k 24" in page
+    assert "-s code:refiner=tiny-var-draft,steps=3" in page

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from text_training.export import items, opening, write_pages
 from torch import Tensor
 
-from image_training.multiscale import MultiScaleVQ, published
 from image_training.scale_network import ScaleNetwork
-from pardec.models.images.weight_files import arguments_file, write_tensors
+from pardec.models.images.weight_files import write_tensors
+from pardec.models.scales.tokenizer import MultiScaleVQ
+from pardec.models.scales.tokenizer_files import save_tokenizer
 
 DEFAULTS = {"cfg": 3.0, "top_k": 128, "top_p": 0.9, "temperature": 1.0}  # the model's generation defaults
 
@@ -20,11 +23,12 @@ DEFAULTS = {"cfg": 3.0, "top_k": 128, "top_p": 0.9, "temperature": 1.0}  # the m
 def export_tokenizer(folder: Path, model: MultiScaleVQ, card: dict[str, Any], *, encoder: bool = True) -> None:
     """Write the folder of a tokenizer, each file replaced whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "vae.safetensors"
-    state = published(model.state_dict(), model.sizes, encoder=encoder)
-    card = {**card, "parameters": sum(value.numel() for value in state.values()), "encoder": encoder}
-    write_tensors(file, {name: value.bfloat16() for name, value in state.items()})
-    arguments_file(file).write_text(json.dumps(model.sizes.args(), indent=1) + "\n", encoding="utf-8")
+    if not encoder:
+        whole, model = model, MultiScaleVQ(replace(model.shape, encoder=False), model.scales)
+        state = whole.state_dict()
+        model.load_state_dict({name: state[name] for name in model.state_dict()})
+    save_tokenizer(model, folder / "vae.safetensors", dtype=torch.bfloat16)
+    card = {**card, "parameters": sum(value.numel() for value in model.parameters()), "encoder": encoder}
     write_pages(folder, card, _tokenizer_page(card))
 
 
@@ -69,8 +73,10 @@ def loaded(folder: Path) -> ScaleNetwork:
 
 def with_figures(card: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """The card with what was measured on its images."""
-    counted = {"classes": result["pictures"]}
-    accuracy = {"sequential": {"problems": counted, "classes": result["right"], "classes_nfe": result["forwards"]}}
+    accuracy = {}
+    if result:
+        counted = {"classes": result["pictures"]}
+        accuracy = {"sequential": {"problems": counted, "classes": result["right"], "classes_nfe": result["forwards"]}}
     return {**card, "classes": result, "accuracy": accuracy}
 
 
@@ -81,17 +87,15 @@ def write_card(folder: Path, card: dict[str, Any]) -> None:
 
 def _page(card: dict[str, Any]) -> str:
     measured, name = card["classes"], card["name"]
-    draft = f" -s code:draft={name}" if name.endswith("-draft") else ""
+    draft = f" -s code:refiner={name},steps=3" if name.endswith("-draft") else ""
     large = name.removesuffix("-draft")
     lines = opening(card, f"pardec image {large}{draft} --class 3 -o class.png")
-    lines += [f"Images of classes drawn evenly ({measured['settings']}), measured with these weights.", ""]
-    lines += [
-        "| scales drawn | images | right | one object | shape | colour | size | FID (own features) |",
-        "|---|---|---|---|---|---|---|---|",
-        _row("all", measured),
-    ]
-    if "late" in measured:
-        lines.append(_row(f"from {measured['late']['from']} (from 0), {large} those before", measured["late"]))
+    if measured:
+        lines += ["Images of classes drawn evenly, measured with these weights.", ""]
+        lines += ["| sampler | images | right | one object | shape | colour | size | FID (own features) |"]
+        lines += ["|---|---|---|---|---|---|---|---|", _row(name, measured)]
+        if "late" in measured:
+            lines.append(_row(large, measured["late"]))
     lines += ["", "## Recipe", "", *items(card["recipe"]), "", "## Curve", ""]
     lines += ["| seconds | step | loss | right |", "|---|---|---|---|"]
     for point in card["curve"]:
@@ -100,7 +104,8 @@ def _page(card: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _row(what: str, measured: dict[str, Any]) -> str:
+def _row(model: str, measured: dict[str, Any]) -> str:
     shares = " | ".join(f"{measured[of]:.1%}" for of in ("count", "shape", "colour", "size"))
     right = f"{measured['right']:.1%} ({measured['right_from']:.1%} to {measured['right_to']:.1%})"
-    return f"| {what} | {measured['pictures']} | {right} | {shares} | {measured['distance']} |"
+    how = f"{model}: {measured['settings']}"
+    return f"| {how} | {measured['pictures']} | {right} | {shares} | {measured['distance']} |"

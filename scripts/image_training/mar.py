@@ -141,7 +141,7 @@ class MARRun(Descent):
         weights = {key: value.float() for key, value in rounded(self.average).items()}
         export(self.o.out, self.config, weights, self.card({}))
         count = self.o.pictures if final else max(1, self.o.pictures // 4)
-        found = painted_right(self.o.out, count, autoencoder=self.o.autoencoder)
+        found = painted_right(self.o.out, count, decoder=self.o.autoencoder)
         self.curve.append({**self.point(), "right": found["right"]})
         export(self.o.out, self.config, weights, self.card(found))
         return found

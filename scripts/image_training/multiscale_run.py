@@ -8,23 +8,23 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor
 
 from image_training import data
 from image_training.evaluate import fresh_of_classes
 from image_training.export import SUMMARY, rounded
 from image_training.export_var import export_tokenizer
-from image_training.multiscale import MultiScaleVQ, Sizes
+from image_training.multiscale import features, quantize, start_from, tokenizer
 from image_training.options import Options
 from image_training.run import AVERAGE, Training, device_of
 from pardec.images.classes import score
 from pardec.models.images.kl_files import load_kl
 from pardec.models.images.vq import to_images, to_pixels
+from pardec.models.scales.tokenizer import MultiScaleVQ
 
 AUTOENCODER = "tiny-kl"  # whose network this one starts from
 GATHER = 16  # batches that the first codebook is made of
-ROUNDS = 12  # of k-means, twice
+ROUNDS = 12  # of k-means, each time
 CODES, COMMIT = 1.0, 0.25  # weights of the distances of sums to features, and of features to sums
 SQUARED = 4.0  # weight of the squared error beside the absolute one: edges and colours count more than texture
 CUT = 0.3  # share of the images that are decoded from some of their scales: coarse ones then say what matters most
@@ -41,12 +41,12 @@ class MultiScaleRun(Training):
 
     def __init__(self, options: Options) -> None:
         device = device_of(options)
-        model = MultiScaleVQ(Sizes(**options.shape))  # type: ignore[arg-type]
-        model.start_from(load_kl(options.autoencoder or AUTOENCODER))
+        model = tokenizer(options.shape)
+        start_from(model, load_kl(options.autoencoder or AUTOENCODER))
         super().__init__(options, model.to(device))
         self.model: MultiScaleVQ
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.01)
-        self.count = torch.ones(model.sizes.vocab_size)
+        self.count = torch.ones(model.vocab)
         self.revived = 0
         self.restore()
 
@@ -60,22 +60,18 @@ class MultiScaleRun(Training):
 
     def features(self, pixels: Tensor) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16):
-            features = self.model.features(pixels)
-        return features.float()
+            return features(self.model, pixels).float()
 
     @torch.no_grad()
     def first_codebook(self) -> None:
-        """Put the codebook where pooled residuals gather; twice, as residuals follow from a codebook."""
-        quantizer, weight = self.model.quantize, self.model.quantize.embedding.weight
-        for phi in quantizer.phis:  # they start as the identity
-            torch.nn.init.dirac_(phi.weight)
-            torch.nn.init.zeros_(phi.bias)
-        features = torch.cat([self.features(self.images(self.step + i)) for i in range(GATHER)])
-        pools = [quantizer.pooled(features, scale) for scale in range(len(quantizer.sides))]
+        """Put the codebook where pooled residuals gather; three times, as residuals follow from a codebook."""
+        weight = self.model.codebook.weight
+        goal = torch.cat([self.features(self.images(self.step + i)) for i in range(GATHER)])
+        pools = [self.model.map_of(goal, scale) for scale in range(len(self.model.scales))]
         for _ in range(3):
-            points = torch.cat([rearrange(pool, "b c h w -> (b h w) c") for pool in pools])
+            points = torch.cat([pool.flatten(0, 1) for pool in pools])
             weight.copy_(kmeans(points, len(weight), self.noise()))
-            pools = quantizer(features)[2]
+            pools = quantize(self.model, goal)[2]
         self.average.update({key: value.clone() for key, value in self.model.state_dict().items()})
 
     def take(self) -> Tensor:
@@ -84,18 +80,17 @@ class MultiScaleRun(Training):
         for group in self.optimizer.param_groups:
             group["lr"] = self.o.lr * self.rate()
         pixels, rng = self.images(self.step), self.noise()
-        features = self.features(pixels)
-        codes, sums, pools = self.model.quantize(features)
-        goal = features.detach()
-        apart = torch.stack(
-            [CODES * F.mse_loss(one, goal) + COMMIT * F.mse_loss(features, one.detach()) for one in sums]
-        )
+        seen = self.features(pixels)
+        codes, sums, pools = quantize(self.model, seen)
+        goal = seen.detach()
+        apart = torch.stack([CODES * F.mse_loss(one, goal) + COMMIT * F.mse_loss(seen, one.detach()) for one in sums])
         scales = len(sums)
         cut = torch.randint(scales - 1, (len(pixels),), generator=rng)
         cut = torch.where(torch.rand(len(pixels), generator=rng) < CUT, cut, scales - 1)
         chosen = torch.stack(sums)[cut, torch.arange(len(pixels))]
         with torch.autocast(self.device.type, torch.bfloat16):
-            images = self.model.pixels(chosen + features - goal)  # the encoder learns straight through
+            # The encoder learns straight through.
+            images = self.model.decoder(self.model.post_quant_conv(chosen + seen - goal)).float()
         error = images - pixels
         reconstruction = error.abs().mean() + SQUARED * error.square().mean()
         (reconstruction + apart.mean()).backward()
@@ -116,16 +111,16 @@ class MultiScaleRun(Training):
         dead = self.count < DEAD
         number = int(dead.sum())
         if number:
-            points = torch.cat([rearrange(pool, "b c h w -> (b h w) c") for pool in pools])
+            points = torch.cat([pool.flatten(0, 1) for pool in pools])
             rows = torch.randint(len(points), (number,), generator=rng)
-            self.model.quantize.embedding.weight[dead] = points[rows]
+            self.model.codebook.weight[dead] = points[rows]
             self.count[dead] = 1.0
             self.revived += number
 
     # -- what comes out ----------------------------------------------------------------------------------------
 
     def evaluate(self, final: bool) -> dict[str, Any]:
-        model = MultiScaleVQ(self.model.sizes)
+        model = MultiScaleVQ(self.model.shape, self.model.scales)
         model.load_state_dict({key: value.float() for key, value in rounded(self.average).items()})
         model.eval().requires_grad_(False)
         result = reconstruction(model, self.o.pictures if final else max(1, self.o.pictures // 4))
@@ -175,11 +170,11 @@ def kmeans(points: Tensor, count: int, rng: torch.Generator) -> Tensor:
 def reconstruction(model: MultiScaleVQ, count: int) -> dict[str, Any]:
     """How often reconstructions of fresh images of classes show their class; from the first scales alone too."""
     labels, pictures = fresh_of_classes(count)
-    scales = len(model.sizes.patch_nums)
-    used = np.zeros(model.sizes.vocab_size, np.int64)
+    scales = len(model.scales)
+    used = np.zeros(model.vocab, np.int64)
     back: list[list[np.ndarray]] = [[] for _ in range(scales)]
     for start in range(0, count, TOGETHER):
-        codes, sums, _ = model.quantize(model.features(to_pixels(pictures[start : start + TOGETHER])))
+        codes, sums, _ = quantize(model, features(model, to_pixels(pictures[start : start + TOGETHER])))
         used += np.bincount(torch.cat(codes, 1).flatten().numpy(), minlength=len(used))
         for images, total in zip(back, sums, strict=True):
             images.append(to_images(model.pixels(total)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pardec.images.classes import NAMES, score
 from pardec.images.distance import distance
 
 SEED = 7
-STEPS = 18  # forwards of a picture
+STEPS = 18  # forwards of a picture of vectors
 TOGETHER = 36  # images at a time
 _FIELDS = ("count", "shape", "colour", "size")
 
@@ -24,19 +25,18 @@ def painted_right(
     folder: Path,
     count: int,
     *,
-    autoencoder: Path | None = None,
-    steps: int = STEPS,
-    cfg: float = DEFAULTS["cfg"],
-    temperature: float = DEFAULTS["temperature"],
+    decoder: Path | None = None,
+    sampler: str = f"mar:steps={STEPS}",
+    settings: Mapping[str, float] = DEFAULTS,
 ) -> dict[str, Any]:
-    """Shares of `count` images that show their class."""
-    model = pardec.load(folder, device="cpu", decoder=None if autoencoder is None else str(autoencoder))
+    """Shares of `count` images that show their class; `settings` are arguments of `generate`."""
+    model = pardec.load(folder, device="cpu", decoder=None if decoder is None else str(decoder))
     labels = [row % len(NAMES) for row in range(count)]
     made, forwards = [], 0
     for start in range(0, count, TOGETHER):
         some = labels[start : start + TOGETHER]
         seeds = [SEED * 1_000_003 + row for row in range(start, start + len(some))]
-        result = model.generate(label=some, sampler=f"mar:steps={steps}", cfg=cfg, temperature=temperature, seed=seeds)
+        result = model.generate(label=some, sampler=sampler, seed=seeds, **settings)
         forwards += sum(result.nfe)
         made += [np.asarray(picture) for picture in result.images or ()]
     pictures = np.stack(made)
@@ -46,7 +46,7 @@ def painted_right(
     true = fresh_of_classes(count)[1]
     return {
         "pictures": count,
-        "settings": f"{steps} steps, temperature {temperature:g}, cfg {cfg:g}",
+        "settings": ", ".join((sampler, *(f"{key} {value:g}" for key, value in settings.items()))),
         "forwards": forwards / count,
         "right": right,
         "right_from": low,

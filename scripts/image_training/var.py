@@ -18,15 +18,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from image_training.export import SUMMARY, rounded
 from image_training.export_var import DEFAULTS, export, loaded, with_figures
 from image_training.features import NEAR, Batch, FeatureCorpus, walk
-from image_training.multiscale import MultiScaleVQ
-from image_training.multiscale import loaded as loaded_tokenizer
 from image_training.multiscale_run import WHOLE
 from image_training.options import Options
+from image_training.painted import painted_right
 from image_training.run import AVERAGE, Descent, device_of, muon_and_adamw
 from image_training.scale_network import ScaleNetwork
-from image_training.scale_sampling import right_of
 from pardec.images.classes import NAMES
 from pardec.models.loading.catalog import EMBEDDED
+from pardec.models.scales.tokenizer_files import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = "tiny-var-vq"
@@ -48,8 +47,9 @@ class VARRun(Descent):
 
     def __init__(self, options: Options) -> None:
         device = device_of(options)
-        self.vq = loaded_tokenizer(options.tokenizer or ROOT / "runs" / TOKENIZER / WHOLE).to(device)
-        sizes = self.vq.sizes
+        self.tokenizer = options.tokenizer or ROOT / "runs" / TOKENIZER / WHOLE
+        self.vq = load_tokenizer(self.tokenizer, device=device)
+        sides = self.vq.scales.sides
         self.config: dict[str, Any] = {
             "model_type": "var",
             **SHAPES[options.model],
@@ -57,11 +57,11 @@ class VARRun(Descent):
             "shared_aln": False,
             "attn_l2_norm": True,
             "num_classes": len(NAMES),
-            "patch_nums": list(sizes.patch_nums),
+            "patch_nums": list(sides),
             "norm_eps": 1e-6,
             "mlp_ratio": 4.0,
-            "vocab_size": sizes.vocab_size,
-            "z_channels": sizes.z_channels,
+            "vocab_size": self.vq.vocab,
+            "z_channels": self.vq.channels,
             "image_tokenizer": TOKENIZER,
         }
         self.taught_by: nn.Module | None = loaded(options.teacher).to(device) if options.teacher else None
@@ -79,7 +79,7 @@ class VARRun(Descent):
             self.taught_by = self.taught_by and torch.compile(self.taught_by, dynamic=False)
         weight = torch.ones(len(model.level))
         if self.name.endswith("-draft"):
-            weight[: model.starts[min(LATE, len(sizes.patch_nums) - 1)]] = EARLY
+            weight[: model.starts[min(LATE, len(sides) - 1)]] = EARLY
         self.weight = (weight / weight.mean()).to(device)  # [L], 1 on average
         corpus = options.corpus or options.state / "corpus"
         self.corpus = FeatureCorpus(corpus, self.vq, seed=options.seed, chunks=options.chunks)
@@ -92,7 +92,7 @@ class VARRun(Descent):
         """What is minimised, and of it the cross entropy of the codes, in nats."""
         rng, rows = self.noise(), len(batch.labels)
         share = REPLACED * torch.rand(rows, generator=rng)
-        codes, maps = walk(self.vq.quantize, batch.features.to(self.device), share, rng)
+        codes, maps = walk(self.vq, batch.features.to(self.device), share, rng)
         dropped = torch.rand(rows, generator=rng) < DROPPED
         labels = torch.where(dropped, len(NAMES), batch.labels).to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16):
@@ -111,10 +111,9 @@ class VARRun(Descent):
 
     def evaluate(self, final: bool) -> dict[str, Any]:
         weights = {key: value.float() for key, value in rounded(self.average).items()}
-        model = ScaleNetwork(self.config)
-        model.load_state_dict(weights)
+        export(self.o.out, self.config, weights, self.card({}))
         count = self.o.pictures if final else max(1, self.o.pictures // 3)
-        result = measured(self.name, model.eval(), self.vq, count, DEFAULTS)
+        result = measured(self.name, self.o.out, count, decoder=self.tokenizer)
         self.curve.append({**self.point(), "right": result["right"]})
         export(self.o.out, self.config, weights, self.card(result))
         return result
@@ -151,14 +150,11 @@ class VARRun(Descent):
         return with_figures({**head, "curve": self.curve}, result)
 
 
-def measured(
-    name: str, model: ScaleNetwork, vq: MultiScaleVQ, count: int, settings: dict[str, Any], *, large: Path = LARGE
-) -> dict[str, Any]:
-    """Shares of right images; of a draft model also where the large one, if it is there, draws the first scales."""
-    scales = len(vq.sizes.patch_nums)
-    result = right_of([model] * scales, vq, count, settings)
+def measured(name: str, folder: Path, count: int, *, decoder: Path | None, large: Path = LARGE) -> dict[str, Any]:
+    """Shares of right images; of a draft model also where the large one, if it is there, samples the first scales."""
+    result = painted_right(folder, count, decoder=decoder, sampler="sequential", settings=DEFAULTS)
     if name.endswith("-draft") and large.exists():
-        early = min(LATE, scales - 1)
-        together = right_of([loaded(large)] * early + [model] * (scales - early), vq, count, settings)
-        result |= {"late": {"from": early, **together}}
+        sampler = f"code:refiner={folder},steps={LATE}"
+        together = painted_right(large, count, decoder=decoder, sampler=sampler, settings=DEFAULTS)
+        result |= {"late": {**together, "settings": together["settings"].replace(str(folder), name)}}
     return result
