@@ -131,7 +131,7 @@ def reader(parts: ImagingParts) -> tuple[Any, Callable[[], Tensor]]:
 def grid(parts: ImagingParts, tokens: int) -> int:
     """Codes along a side: of `num_vq_tokens` in the config, or `tokens`. Raises ModelError for what is no square."""
     count = parts.config.get("num_vq_tokens") or tokens
-    side = round(float(count) ** 0.5)
+    side: int = round(float(count) ** 0.5)
     if side * side != count:
         raise ModelError(f"{parts.source.name} has images of {count} codes, which fill no square")
     return side
