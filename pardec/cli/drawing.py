@@ -43,25 +43,25 @@ class Drawing:
         self.tested = self.accepted = 0  # drafted vectors
         self.refined = 0  # forwards of the model that samples the last token maps
 
-    def draw(self, batch_size: int, *, quiet: bool) -> None:
-        """Decodes all rows, with a preview on stderr."""
+    def draw(self, batch_size: int, *, quiet: bool, watch: bool = False) -> None:
+        """Decodes all rows, with a preview on stderr, of every step if they are to be watched."""
         rows = list(range(len(self.call.seeds)))
-        with self._preview(quiet) as watch:
+        with self._preview(quiet, each_step=watch) as show:
             for start in range(0, len(rows), batch_size):
                 part = self.call.take(rows[start : start + batch_size])
                 started = time.perf_counter()
                 for event in self.model.run(part, steps=not quiet):
-                    watch(event)
+                    show(event)
                     if isinstance(event, Finished):
                         self._store(self.model.result(part, event, time.perf_counter() - started))
 
     @contextmanager
-    def _preview(self, quiet: bool) -> Iterator[Callable[[Event], None]]:
+    def _preview(self, quiet: bool, *, each_step: bool) -> Iterator[Callable[[Event], None]]:
         imaging = self.call.imaging
         if quiet or imaging is None:
             yield lambda event: None
             return
-        with Preview(imaging, len(self.call.seeds), sys.stderr) as preview:
+        with Preview(imaging, len(self.call.seeds), sys.stderr, each_step=each_step) as preview:
             yield preview
 
     def _store(self, result: Result) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ def image(
     scale: o.Scale = 1,
     size: o.Size = None,
     json_: Json = False,
+    watch: o.Watch = False,
     quiet: o.Quiet = False,
     sampler: o.Sampler = None,
     sampling: o.ImageSampling,
@@ -56,9 +58,15 @@ def image(
     pardec image MODEL -p "a large blue square in the middle on white" --scale 8 -o large.png
 
     pardec image MODEL --prompts captions.jsonl --each pictures --json
+
+    pardec image MODEL -p "a small green triangle at the top on white" --watch
     """
-    if output is None and each is None and save is None:
-        raise SpecError("no output is named", hint="-o out.png for all images, --each DIR for single files")
+    if watch:
+        _check_watch(quiet)
+    elif output is None and each is None and save is None:
+        raise SpecError(
+            "no output is named", hint="-o out.png for all images, --each DIR for single files, --watch for none"
+        )
     if output is not None and output.suffix.lower() != ".png":
         raise SpecError(f"images are PNG files, got -o {output}", hint="name a file that ends in .png")
     output_paths.check_file(output)
@@ -104,7 +112,7 @@ def image(
     recorded = {"name": model, **{k: v for k, v in load_arguments.items() if k in _RECORDED and v}}
     run = Drawing(loaded, call, each, recorded, scale)
     try:
-        run.draw(batch_size, quiet=quiet)
+        run.draw(batch_size, quiet=quiet, watch=watch)
     except KeyboardInterrupt:
         folder = "" if each is None else f", in {each}"
         say(f"interrupted: {len(run.images)} of {total} images are finished{folder}")
@@ -119,6 +127,15 @@ def image(
         files = {"grid": output, "each": run.files or None, "result": save}
         dump(run.document(layout, {name: value for name, value in files.items() if value is not None}))
     say(run.summary(), quiet=quiet)
+
+
+def _check_watch(quiet: bool) -> None:
+    """Raises SpecError where no image would be seen."""
+    from ..views.preview import check_watchable
+
+    check_watchable(sys.stderr)
+    if quiet:
+        raise SpecError("--watch and --quiet cannot be combined", hint="leave one of them out")
 
 
 def _read_labels(prompt: list[str] | None, prompts: Path | None, classes: list[int] | None) -> list[Any]:

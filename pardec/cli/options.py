@@ -100,6 +100,7 @@ OutputImage = Annotated[Path | None, _option(IO, "FILE.png for all images, side 
 Each = Annotated[Path | None, _option(IO, "A folder with one file for each image.", metavar="DIR")]
 SavePath = Annotated[Path | None, _option(IO, "Save the run for pardec view.", metavar="RESULT")]
 Scale = Annotated[int, _option(IO, "Enlarge: each pixel becomes N by N pixels.", metavar="N", min=1, max=64)]
+Watch = Annotated[bool, _option(IO, "Show the images after every step; needs no output.", "--watch")]
 Size = Annotated[str | None, _option(IO, "Draw at this size, of those that the model has.", metavar="HxW")]
 NegativePrompt = Annotated[str | None, _option(SHAPE, "A caption that guidance moves away from.")]
 Grid = Annotated[str | None, _option(IO, "Layout of FILE.png, by default square.", metavar="ROWSxCOLUMNS")]

@@ -14,6 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from pardec.models.errors import SpecError
 from pardec.samplers.events import Event, Finished, RowFinished, Started, Step
 
 from ..images.pngs import sheet, squarest
@@ -46,9 +47,10 @@ class Preview:
         *,
         environment: Mapping[str, str] = os.environ,
         every: float = LOG_INTERVAL_S,
+        each_step: bool = False,
     ) -> None:
-        """`count` is the number of images of all the requests."""
-        self.imaging, self.stream, self.every = imaging, stream, every
+        """`count`: images of all the requests; `each_step`: draw after every step, whatever that costs."""
+        self.imaging, self.stream, self.every, self.each_step = imaging, stream, every, each_step
         self.console = Console(file=stream, highlight=False)
         self.mode = _mode(self.console, environment, drawable=imaging.can_decode)
         self.live = Live(console=self.console, auto_refresh=False) if self.mode == "blocks" else None
@@ -99,7 +101,7 @@ class Preview:
         ready = now - self.rendered_at >= max(MIN_INTERVAL_S, REST_FACTOR * self.cost) and rows > self.rows_rendered
         if self.mode == "line":
             self._write(f"\r\x1b[K{self.progress()}")
-        elif final or ready:
+        elif final or ready or self.each_step:
             self._draw(self._sheet())
             self.rows_rendered = rows
             self.rendered_at = time.monotonic()
@@ -135,6 +137,20 @@ class Preview:
     def _write(self, text: str) -> None:
         self.stream.write(text)
         self.stream.flush()
+
+
+def check_watchable(stream: TextIO, environment: Mapping[str, str] = os.environ) -> None:
+    """Raises SpecError, with the reason, where a preview on `stream` would show no image."""
+    console = Console(file=stream, highlight=False)
+    mode = _mode(console, environment, drawable=True)
+    if mode in ("log", "line"):
+        if mode == "log":
+            reason, hint = "stderr is no terminal", "run it in a terminal, or leave --watch out and name an output"
+        elif console.is_dumb_terminal:
+            reason, hint = "this terminal cannot move its cursor", "set TERM to what the terminal is"
+        else:
+            reason, hint = "this terminal shows too few colours", "use one with 256 colours or more, and unset NO_COLOR"
+        raise SpecError(f"an image cannot be watched: {reason}", hint=hint)
 
 
 def _mode(console: Console, environment: Mapping[str, str], *, drawable: bool) -> Mode:

@@ -26,7 +26,7 @@ from pardec.views import image_view
 from pardec.views.blocks import half_blocks, protocol, shrink_to_fit
 from pardec.views.html import fragment, page
 from pardec.views.order_image import gif, png
-from pardec.views.preview import Preview
+from pardec.views.preview import Preview, check_watchable
 from pardec.views.unfinished import BLANK, Codes, blank_unknown, unfinished
 from tests.pardec.painters import CLASSES, CODES, DEFAULTS, SIDE, painter
 
@@ -147,6 +147,7 @@ def test_a_grid_is_filled_and_blank_behind_the_last_picture(cli: Cli, classes: P
 
 REFUSED: list[tuple[str, list[str], int, str, str]] = [
     ("no place", ["--class", "1"], 2, "no output is named", "-o out.png"),
+    ("no terminal", ["--class", "1", "--watch"], 2, "stderr is no terminal", "leave --watch out"),
     ("nothing to draw", ["-o", "OUT"], 2, "no caption or class", "--class N"),
     ("an empty caption", ["-p", " ", "-o", "OUT"], 2, "caption 0 is empty", "describe the image"),
     ("both kinds", ["-p", "a", "--class", "1", "-o", "OUT"], 2, "captions and classes", "--class"),
@@ -441,6 +442,35 @@ def test_a_terminal_is_drawn_on_in_half_blocks(model: pardec.Model, monkeypatch:
     colours.print(half_blocks(made.images[0]), end="")
     assert whole.getvalue().strip() in text  # at the end, all of it
     assert ";".join(map(str, BLANK)) not in whole.getvalue()
+
+
+def test_every_step_can_be_drawn(model: pardec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    decoded: list[int] = []
+    monkeypatch.setattr("pardec.views.preview.unfinished", lambda *given: decoded.append(1) or unfinished(*given))
+    watched(model, Terminal(), {}, (1,), each_step=True)
+    assert len(decoded) == model.generate(label=1, temperature=1.0, sampler="sjd").nfe[0] + 1  # and the end
+
+
+@pytest.mark.parametrize(
+    ("stream", "variables", "reason"),
+    [
+        (io.StringIO(), {}, "no terminal"),
+        (Terminal(), {"TERM": "dumb"}, "cannot move its cursor"),
+        (Terminal(), {"NO_COLOR": "1"}, "too few colours"),
+    ],
+)
+def test_where_nothing_can_be_watched_the_reason_is_named(
+    stream: io.StringIO, variables: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"TERM": "xterm-256color", **variables}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SpecError, match=reason):
+        check_watchable(stream, {})
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ def test_one_model_at_both_ends_is_plain_sampling(steps: int, cfg: float | None)
     np.testing.assert_allclose(shared.trace.commit_score, whole.trace.commit_score, rtol=1e-4)
 
 
+@pytest.mark.seeds("arXiv:2411.17787")
 def test_the_first_scales_are_the_large_model_s_and_the_refiner_enters_once() -> None:
     large, refiner = toy(), small()
     end = generate(large, "code:refiner=x,steps=2", cfg=2.0, refiner=refiner)
