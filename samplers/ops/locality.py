@@ -20,11 +20,11 @@ def local_order(rows: int, columns: int, bounds: np.ndarray, keys: np.ndarray) -
         keys: [rows * columns] random values; of tokens that are equal otherwise the lowest comes first, and the very
             first token is that of the lowest of all.
     """
-    cells = np.stack(np.divmod(np.arange(rows * columns), columns), 1).astype(np.float64)
-    distance = np.hypot(*(cells[:, None] - cells).transpose(2, 0, 1))
+    grid = np.stack(np.divmod(np.arange(rows * columns), columns), 1).astype(np.float64)
+    distance = np.hypot(*(grid[:, None] - grid).transpose(2, 0, 1))
     near = (distance > 0) & (distance < 2)  # the eight neighbours: the next ones in a row are 2 away
     pull = np.where(near, 1 / np.where(near, distance, 1), 0)
-    known, order = np.zeros(len(cells), dtype=bool), list[int]()
+    known, order = np.zeros(len(grid), dtype=bool), list[int]()
     for size in np.diff(bounds).tolist():
         proximity = pull @ known
         group: list[int] = []
@@ -43,6 +43,6 @@ def local_order(rows: int, columns: int, bounds: np.ndarray, keys: np.ndarray) -
             free[token] = False
         known[group] = True
         order += group
-    rank = np.empty(len(cells), dtype=np.int64)
-    rank[order] = np.arange(len(cells))
+    rank = np.empty(len(grid), dtype=np.int64)
+    rank[order] = np.arange(len(grid))
     return rank
