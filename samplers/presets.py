@@ -210,6 +210,28 @@ PRESETS = (
         "dKV-Cache-Prefill on Dream: the prompt is queried once, everything else always",
         _canvas(256, 256),
     ),
+    # Pictures. The published guidance (1 + s) c - s u is cfg = 1 + s.
+    Preset(
+        "dimoo",
+        "maskgit:steps=64,noise=1.0,anneal=none",
+        "arXiv:2510.06308",
+        "Lumina-DiMOO: pictures in 64 steps of the cosine schedule",
+        {"temperature": 1.0, "cfg": 5.0},
+    ),
+    Preset(
+        "dimoo-cache",
+        "maskgit:steps=64,noise=1.0,anneal=none@mlcache:reuse=0.9,refresh=5",
+        "arXiv:2510.06308",
+        "Lumina-DiMOO with its max-logit cache: a tenth of the positions between refreshes",
+        {"temperature": 1.0, "cfg": 5.0},
+    ),
+    Preset(
+        "mmada",
+        "maskgit:steps=15,noise=1.0,anneal=product",
+        "arXiv:2505.15809",
+        "MMaDA: pictures in 15 steps of the cosine schedule, with noise that fades",
+        {"temperature": 1.0, "cfg": 4.5},
+    ),
     # Block-causal families lay their own blocks.
     Preset("sdar", "threshold:tau=0.9+eos@block", "arXiv:2510.06303", "SDAR: confidence threshold in its own blocks"),
     Preset(

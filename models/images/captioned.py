@@ -9,6 +9,7 @@ A family says what its template is, where its codes are, and which decoder turns
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isqrt
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -131,7 +132,7 @@ def reader(parts: ImagingParts) -> tuple[Any, Callable[[], Tensor]]:
 def grid(parts: ImagingParts, tokens: int) -> int:
     """Codes along a side: of `num_vq_tokens` in the config, or `tokens`. Raises ModelError for what is no square."""
     count = parts.config.get("num_vq_tokens") or tokens
-    side: int = round(float(count) ** 0.5)
+    side = isqrt(int(count))
     if side * side != count:
         raise ModelError(f"{parts.source.name} has images of {count} codes, which fill no square")
     return side

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ModelError, one_line
+from ..loading.sources import read_json
 from .captioned import CaptionedImaging, codes, grid, reader
 from .contracts import ImageLayout, ImagingParts
 
@@ -25,7 +26,7 @@ NEWLINE, IMAGE, IMAGE_END, ANSWER, ANSWER_END, CODES = 126084, 126349, 126350, 1
 FOLDER = "vqvae"  # where the VQ model lies in the checkpoint's folder
 _INSTRUCTION = "Generate an image according to the text prompt."
 _NOTHING = "<uncondition>"
-_CELL = 16  # pixels
+_PIXELS = 16  # pixels
 _TOKENS = 64 * 64  # of the authors' pictures of 1024 by 1024 pixels
 # (1 + s) c - s u of the published loop with s = 4.
 DEFAULTS = {"temperature": 1.0, "cfg": 5.0, "sampler": "maskgit:steps=64,noise=1.0,anneal=none"}
@@ -42,21 +43,21 @@ class DiMOOImaging(CaptionedImaging):
 
     @property
     def sizes(self) -> str:
-        return f"multiples of {self.cell}"
+        return f"multiples of {self.token_pixels}"
 
     @property
-    def cell(self) -> int:
+    def token_pixels(self) -> int:
         """Pixels per code along one side: those of the published image tokenizer where there is none to tell."""
-        return self.downsample if self.can_decode else _CELL
+        return self.downsample if self.can_decode else _PIXELS
 
     def resized(self, height: int, width: int) -> DiMOOImaging:
-        if min(height, width) < self.cell or height % self.cell or width % self.cell:
+        if min(height, width) < self.token_pixels or height % self.token_pixels or width % self.token_pixels:
             raise ArgumentError(
-                f"size is {height} by {width} pixels, and {self.name} draws cells of {self.cell} by {self.cell}",
+                f"size is {height} by {width} pixels, and {self.name} draws tokens of {self.token_pixels} by {self.token_pixels}",
                 f"choose {self.sizes}",
             )
         other = copy(self)
-        other.layout = replace(self.layout, rows=height // self.cell, columns=width // self.cell)
+        other.layout = replace(self.layout, rows=height // self.token_pixels, columns=width // self.token_pixels)
         return other
 
 
@@ -115,7 +116,7 @@ def _folder(parts: ImagingParts) -> Path | None:
     """The folder of the VQ model: the one that the caller names, or a part of it, or the one beside the weights."""
     named = Path(parts.decoder or parts.source.folder).expanduser()
     for folder in (named / FOLDER, named) if parts.decoder else (named / FOLDER,):
-        if (folder / "config.json").is_file():
+        if read_json(folder / "config.json").get("_class_name") == "VQModel":
             return folder
     if parts.decoder:
         raise ModelError(f"{named} holds no VQ model", f"name the folder with its config.json, or one with {FOLDER}/")

@@ -1,0 +1,222 @@
+"""Lumina-DiMOO and MMaDA: recognised, loaded from published folders, and refused by name where a part is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import pardec
+from pardec.models.errors import ArgumentError, ModelError
+from pardec.models.families import match
+from pardec.models.images.dimoo import NEWLINE
+from pardec.models.images.magvit import MAGVIT, MAGVITShape, load_magvit
+from pardec.models.load import load
+from pardec.models.loading.kinds import kind_of
+from tests.models.captioned_folders import CODES, CONFIGS, FIRST, SIDE, folder, magvit_tensors, tensors, vq
+
+BOTH = pytest.mark.parametrize("family", CONFIGS)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    root = tmp_path_factory.mktemp("captioned")
+    return lambda family: root / family if (root / family).is_dir() else folder(root / family, family)
+
+
+@BOTH
+def test_the_config_tells_the_family(family: str) -> None:
+    spec = match(CONFIGS[family])
+    assert spec is not None
+    assert spec.name == family
+    plain = {name: value for name, value in CONFIGS[family].items() if name != "architectures"} | {
+        "model_type": "llada", "architectures": ["LLaDAModelLM"],
+    }  # fmt: skip
+    other = match(plain)
+    assert other is not None
+    assert other.name == "llada"
+
+
+@BOTH
+def test_it_draws_and_writes(family: str, path: Callable[[str], Path]) -> None:
+    kind = kind_of(path(family))
+    assert kind is not None
+    assert (kind.family, kind.draws, kind.writes) == ("masked", "text", True)
+    model = pardec.load(path(family), device="cpu")
+    done = model.generate(
+        ["a cat", "two dogs in a row"], sampler="maskgit:steps=3,noise=1", temperature=1.0, cfg=2.0, seed=3
+    )
+    assert done.images is not None
+    assert [image.size for image in done.images] == [(2 * SIDE, 2 * SIDE)] * 2
+    assert done.generated == [SIDE**2] * 2
+    assert done.nfe == [3, 3]
+    assert done.grid == (SIDE, SIDE)
+    writer = pardec.load(path(family), device="cpu", images=False)
+    assert writer.imaging is None
+    assert writer.generate("a cat", max_new_tokens=4, stop_ids=[]).generated == [4]
+
+
+@BOTH
+def test_shards_are_the_same_model(family: str, path: Callable[[str], Path], tmp_path: Path) -> None:
+    whole, parts = load(path(family)), load(folder(tmp_path / family, family, sharded=True))
+    one, other = (dict(each.decoder.named_parameters()) for each in (whole, parts))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@BOTH
+@pytest.mark.parametrize("damage", ["missing", "surplus", "depth"])
+def test_other_tensors_are_refused_by_name(family: str, damage: str, tmp_path: Path) -> None:
+    root, own = folder(tmp_path / family, family), tensors(family)
+    name = "model.transformer.blocks.1.q_proj.weight"
+    if damage == "missing":
+        del own[name]
+    elif damage == "surplus":
+        own["model.transformer.blocks.1.extra"] = torch.zeros(2)
+    else:
+        own = {key: value for key, value in own.items() if ".blocks.1." not in key}
+    save_file(own, root / "model.safetensors")
+    with pytest.raises(ModelError, match=r"blocks\.1\."):
+        load(root)
+
+
+@BOTH
+def test_without_an_image_tokenizer_codes_are_drawn_and_not_decoded(family: str, tmp_path: Path) -> None:
+    model = pardec.load(folder(tmp_path / family, family, decoder=False), device="cpu")
+    assert model.generate("a cat", sampler="maskgit:steps=2").images is None
+    assert model.imaging is not None
+    with pytest.raises(ModelError, match="has no image tokenizer"):
+        model.imaging.decode(torch.zeros(1, SIDE, SIDE, dtype=torch.int64))
+
+
+def test_an_image_tokenizer_may_lie_elsewhere(tmp_path: Path) -> None:
+    vq().save_pretrained(tmp_path / "other" / "vqvae")
+    torch.save(magvit_tensors(), tmp_path / "magvit.bin")
+    for family, decoder in (("lumina_dimoo", tmp_path / "other"), ("mmada", tmp_path / "magvit.bin")):
+        model = load(folder(tmp_path / family, family, decoder=False), decoder=decoder)
+        assert model.imaging is not None
+        assert model.imaging.downsample == 2
+    with pytest.raises(ModelError, match="holds no VQ model"):
+        load(tmp_path / "lumina_dimoo", decoder=tmp_path / "mmada")
+
+
+@BOTH
+def test_a_folder_without_a_tokenizer_is_refused(family: str, tmp_path: Path) -> None:
+    root = folder(tmp_path / family, family)
+    for file in root.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ModelError, match="has no tokenizer, and reads captions with one"):
+        load(root)
+
+
+def test_a_codebook_of_another_size_is_refused(tmp_path: Path) -> None:
+    root = folder(tmp_path / "mmada", "mmada")
+    config = CONFIGS["mmada"] | {"codebook_size": 8}
+    (root / "config.json").write_text(json.dumps(config))
+    imaging = load(root).imaging
+    assert imaging is not None
+    with pytest.raises(ModelError, match=r"has 8 codes, its image tokenizer 16"):
+        _ = imaging.downsample
+    (root / "config.json").write_text(json.dumps(config | {"codebook_size": 2**20}))
+    with pytest.raises(ModelError, match="codes begin at"):
+        load(root)
+
+
+def test_the_layouts(path: Callable[[str], Path]) -> None:
+    dimoo, mmada = (load(path(family)).imaging for family in CONFIGS)
+    assert dimoo is not None
+    assert mmada is not None
+    forced = dimoo.layout.forced().tolist()
+    assert forced == [*([-1] * SIDE + [NEWLINE]) * SIDE, 126350, 126355]
+    assert dimoo.layout.ids is not None
+    assert dimoo.layout.ids.tolist() == list(range(FIRST, FIRST + CODES))
+    assert mmada.layout.forced().tolist() == [-1] * SIDE**2 + [126085]
+    assert mmada.layout.ids is not None
+    assert int(mmada.layout.ids[0]) == len(mmada.tokenizer)  # type: ignore[attr-defined]
+
+
+def test_the_prompts(path: Callable[[str], Path]) -> None:
+    dimoo, mmada = (load(path(family)).imaging for family in CONFIGS)
+    words = dimoo.tokenizer  # type: ignore[union-attr]
+    text = "<system>Generate an image according to the text prompt.</system><user>{}</user>"
+    for caption, shown in (("a cat", "a cat"), (None, "<uncondition>")):
+        expected = words(text.format(shown))["input_ids"]
+        assert dimoo.ids(caption) == [*expected, 126354, 126349]  # type: ignore[union-attr]
+    begin, end = words.bos_token_id, words.eos_token_id
+    assert mmada.ids(None) == [126088, begin, end, 126084]  # type: ignore[union-attr]
+    cat = words("a cat")["input_ids"]
+    assert cat[0] == begin
+    assert mmada.ids("a cat") == [126088, *cat, end, 126084]  # type: ignore[union-attr]
+    long = mmada.ids("cat " * 600)  # type: ignore[union-attr]
+    assert len(long) == 514
+    assert long[-2:] == [end, 126084]
+
+
+def test_sizes(path: Callable[[str], Path]) -> None:
+    model = pardec.load(path("lumina_dimoo"), device="cpu")
+    done = model.generate("a cat", sampler="maskgit:steps=2", size=(4, 8))
+    assert done.images is not None
+    assert done.images[0].size == (8, 4)
+    assert done.grid == (2, 4)
+    with pytest.raises(ArgumentError, match="5 by 8 pixels"):
+        model.generate("a cat", size=(5, 8))
+    with pytest.raises(ArgumentError, match="draws images of 6 by 6"):
+        pardec.load(path("mmada"), device="cpu").generate("a cat", size=(4, 8))
+
+
+def test_interval_guidance_is_refused(path: Callable[[str], Path]) -> None:
+    with pytest.raises(pardec.SpecError, match="fills an image in any order"):
+        pardec.load(path("mmada"), device="cpu").generate("a cat", cfg=2.0, cfg_interval=3)
+
+
+def test_magvit_is_the_decoder_of_diffusers_under_other_names() -> None:
+    from diffusers.models.autoencoders.vae import Decoder
+
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = MAGVIT(MAGVITShape(4, (32, 64), (2, 2))).eval()
+    kinds = ("UpDecoderBlock2D",) * 2
+    oracle = Decoder(4, 3, up_block_types=kinds, block_out_channels=(32, 64), layers_per_block=1).eval()
+    words = {
+        "mid.block_1": "mid_block.resnets.0", "mid.block_2": "mid_block.resnets.1", "mid.attn_1": "mid_block.attentions.0",
+        ".norm.": ".group_norm.", ".q.": ".to_q.", ".k.": ".to_k.", ".v.": ".to_v.", ".proj_out.": ".to_out.0.",
+        "up.1.": "up_blocks.0.", "up.0.": "up_blocks.1.", ".block.": ".resnets.", ".upsample.": ".upsamplers.0.",
+        "nin_shortcut": "conv_shortcut", "norm_out": "conv_norm_out",
+    }  # fmt: skip
+    state = {}
+    for name, value in model.decoder.state_dict().items():
+        if name.startswith("post_quant_conv"):
+            continue
+        for ours, theirs in words.items():
+            name = name.replace(ours, theirs)
+        state[name] = value.squeeze() if "attentions" in name and name.endswith("weight") else value
+    oracle.load_state_dict(state)
+    codes = torch.randint(16, (2, 3, 5), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = oracle(model.decoder.post_quant_conv(model.vectors(codes)))
+        torch.testing.assert_close(model.decode(codes), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_magvit_decodes_bits(tmp_path: Path) -> None:
+    """Each code alone is what its bits are: against the decoder run on vectors written out."""
+    torch.save(magvit_tensors(), tmp_path / "magvit.bin")
+    model = load_magvit(tmp_path / "magvit.bin")
+    codes = torch.tensor([[[0, 5], [10, 15]]])
+    bits = torch.tensor([[-1, -1, -1, -1], [-1, 1, -1, 1], [1, -1, 1, -1], [1, 1, 1, 1]]).float()
+    expected = model.decoder(bits.T.reshape(1, 4, 2, 2))
+    torch.testing.assert_close(model.decode(codes), expected)
+    with pytest.raises(ModelError, match="code 16 lies outside"):
+        model.decode(codes + 1)
+    damaged = magvit_tensors()
+    del damaged["decoder.mid.attn_1.q.weight"]
+    torch.save(damaged, tmp_path / "magvit.bin")
+    with pytest.raises(ModelError, match=r"attn_1\.q"):
+        load_magvit(tmp_path / "magvit.bin")
+    save_file({"other": torch.zeros(1)}, tmp_path / "magvit.safetensors")
+    assert load_file(tmp_path / "magvit.safetensors")
+    with pytest.raises(ModelError, match="not the weights of a MAGVIT"):
+        load_magvit(tmp_path / "magvit.safetensors")
