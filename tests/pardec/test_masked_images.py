@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +27,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(path: Path) -> Iterator[pardec.Model]:
-    yield pardec.load(path, device="cpu")
+def model(path: Path) -> pardec.Model:
+    return pardec.load(path, device="cpu")
 
 
 def test_the_order_of_commits_is_what_views_show(model: pardec.Model) -> None:
@@ -76,7 +75,7 @@ def test_the_default_of_the_command_is_the_authors_setting(path: Path, tmp_path:
 
     record = read(out)
     assert record["spec"].startswith("confidence:of=raw+maskgit:steps=15,noise=1.0,anneal=product")
-    assert record["settings"]["cfg"] == 4.5
+    assert record["cfg"] == 4.5
 
 
 @pytest.mark.parametrize("cache", ["none", "mlcache:warmup=0", "dual"])
