@@ -43,7 +43,7 @@ class DiMOOImaging(CaptionedImaging):
 
     @property
     def sizes(self) -> str:
-        return f"multiples of {self.token_pixels}"
+        return f"multiples of {self.token_pixels} pixels"
 
     @property
     def token_pixels(self) -> int:
@@ -51,13 +51,14 @@ class DiMOOImaging(CaptionedImaging):
         return self.downsample if self.can_decode else _PIXELS
 
     def resized(self, height: int, width: int) -> DiMOOImaging:
-        if min(height, width) < self.token_pixels or height % self.token_pixels or width % self.token_pixels:
+        step = self.token_pixels
+        if min(height, width) < step or height % step or width % step:
             raise ArgumentError(
-                f"size is {height} by {width} pixels, and {self.name} draws tokens of {self.token_pixels} by {self.token_pixels}",
-                f"choose {self.sizes}",
+                f"size is {height} by {width} pixels, and {self.name} draws {self.sizes}",
+                f"for example size=({32 * step}, {64 * step})",
             )
         other = copy(self)
-        other.layout = replace(self.layout, rows=height // self.token_pixels, columns=width // self.token_pixels)
+        other.layout = replace(self.layout, rows=height // step, columns=width // step)
         return other
 
 

@@ -182,7 +182,8 @@ def test_magvit_is_the_decoder_of_diffusers_under_other_names() -> None:
     kinds = ("UpDecoderBlock2D",) * 2
     oracle = Decoder(4, 3, up_block_types=kinds, block_out_channels=(32, 64), layers_per_block=1).eval()
     words = {
-        "mid.block_1": "mid_block.resnets.0", "mid.block_2": "mid_block.resnets.1", "mid.attn_1": "mid_block.attentions.0",
+        "mid.block_1": "mid_block.resnets.0", "mid.block_2": "mid_block.resnets.1",
+        "mid.attn_1": "mid_block.attentions.0",
         ".norm.": ".group_norm.", ".q.": ".to_q.", ".k.": ".to_k.", ".v.": ".to_v.", ".proj_out.": ".to_out.0.",
         "up.1.": "up_blocks.0.", "up.0.": "up_blocks.1.", ".block.": ".resnets.", ".upsample.": ".upsamplers.0.",
         "nin_shortcut": "conv_shortcut", "norm_out": "conv_norm_out",
