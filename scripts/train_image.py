@@ -7,8 +7,9 @@
     python scripts/train_image.py --model tiny-mar --minutes 180 --batch 64
     python scripts/train_image.py --model tiny-mar-draft --minutes 15 --batch 64
     python scripts/train_image.py --model tiny-var-vq --minutes 19 --batch 12 --lr 1e-3
-    python scripts/train_image.py --model tiny-var --minutes 72 --batch 32 --lr 3e-3 --compile
-    python scripts/train_image.py --model tiny-var-draft --minutes 14 --batch 32 --lr 3e-3 --compile
+    python scripts/train_image.py --model tiny-var --minutes 50 --batch 32 --lr 3e-3 --chunks 20 --compile
+    python scripts/train_image.py --model tiny-var-draft --minutes 37 --batch 32 --lr 3e-3 --chunks 20 --compile \\
+        --teacher models/embedded/tiny-var
 
 The state lies in runs/<model>/ and a run that finds one goes on from it; --fresh starts over. The weights exported
 are a moving average over steps, rounded to 16 bit, and they are what the card's figures were measured with.

@@ -196,7 +196,7 @@ def test_the_example_of_every_method_is_a_valid_spec() -> None:
         sys.path.remove(str(DOCS))
     # Of block-causal models, of windows, of random canvases, and of draft modules; none of these is embedded.
     elsewhere = {"block", "causal", "subblock", "window", "selfcondition", "denoise", "renoise"}
-    elsewhere |= {"falcon", "longspec", "transfer", "code"}
+    elsewhere |= {"falcon", "longspec", "transfer"}
     models = {"masked": "tiny-dream", "ar": "tiny-llama", "continuous": "tiny-mar", "scales": "tiny-var"}
     loaded = {family: pardec.load(name, device="cpu") for family, name in models.items()}
     for card in pardec.list_samplers():

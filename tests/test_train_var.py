@@ -179,6 +179,7 @@ def test_a_model_is_exported_under_the_published_names_and_teaches_another(folde
     again = trainer(folder, 2, "again", "--init", str(taught))
     for name, value in loaded(taught).state_dict().items():
         assert torch.equal(again.model.state_dict()[name], value)
+    assert again.card({})["recipe"]["run before"] == card["recipe"]
 
 
 def test_a_model_goes_on_where_it_was_stopped(folder: Path) -> None:

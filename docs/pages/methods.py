@@ -72,7 +72,7 @@ _OWN = {
     "model": "model:name=tiny-llama-draft,k=5",
     "pearl": "pearl:name=tiny-llama-draft,k=5",
     "cspd": "cspd:draft=tiny-mar-draft",
-    "code": "code:refiner=var_d16.pth,steps=8",
+    "code": "code:refiner=tiny-var-draft,steps=3",
     "dkv_greedy": "random+fixed@dkv_greedy",
     **{card.kind: f"{card.kind}:name={card.name}" for card in list_drafters() if card.name.startswith("tiny-llama")},
     "auto": 'auto:model="eagle:name=tiny-llama-eagle"',

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from text_training.loop import read_card
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -36,7 +37,7 @@ SHAPES: dict[str, dict[str, int]] = {
 DROPPED = 0.1  # share of the classes that are dropped
 REPLACED = 0.3  # share of an image's codes that others replace, at most: a share is drawn evenly for each image
 TAUGHT = 0.9  # share of the loss, with a teacher: most of the cross entropy of codes is chance, which it averages out
-TAUGHT_FROM = 0.4  # share of the run before which a teacher is not asked: a step then takes half the time
+TAUGHT_FROM = 0.4  # share of a first run before which a teacher is not asked: a step then takes half the time
 LATE = 3  # scale from which on the codes that a draft model learns count in full ...
 EARLY = 0.1  # ... and what those of the scales before it count
 LARGE = EMBEDDED / "tiny-var"  # what draws the first scales for a draft model
@@ -64,6 +65,7 @@ class VARRun(Descent):
             "z_channels": self.vq.channels,
             "image_tokenizer": TOKENIZER,
         }
+        self.taught_from = TAUGHT_FROM if options.init is None else 0.0
         self.taught_by: nn.Module | None = loaded(options.teacher).to(device) if options.teacher else None
         model = ScaleNetwork(self.config)
         with torch.no_grad():
@@ -100,7 +102,7 @@ class VARRun(Descent):
         logits = logits.float()
         each = F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="none").view(codes.shape)
         loss = (self.weight * each).mean()
-        if self.taught_by is not None and self.progress() >= TAUGHT_FROM:
+        if self.taught_by is not None and self.progress() >= self.taught_from:
             with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
                 better = self.taught_by(labels, maps).float().softmax(-1)
             towards = F.cross_entropy(logits.flatten(0, 1), better.flatten(0, 1), reduction="none").view(codes.shape)
@@ -135,8 +137,8 @@ class VARRun(Descent):
             + (
                 ""
                 if self.o.teacher is None
-                else f"; in the last {1 - TAUGHT_FROM:.0%} of the run, {TAUGHT:.0%} of it against a larger model's "
-                "distributions"
+                else f"; in the last {1 - self.taught_from:.0%} of the run, {TAUGHT:.0%} of it against "
+                "a larger model's distributions"
             ),
             "optimizer": f"Muon for the blocks, AdamW for the rest, peak learning rate {self.o.lr:g}, linear decay",
             "seconds": round(self.seconds),
@@ -145,6 +147,8 @@ class VARRun(Descent):
             "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
             "seed": self.o.seed,
         }
+        if self.o.init is not None:
+            recipe["run before"] = read_card(self.o.init)["recipe"]
         size = sum(value.numel() for value in self.model.parameters())
         head = {"name": self.name, "summary": SUMMARY[self.name], "parameters": size, "recipe": recipe}
         return with_figures({**head, "curve": self.curve}, result)
