@@ -108,7 +108,6 @@ def load_vqgan(source: str | os.PathLike[str], *, device: torch.device | str = "
         raise ModelError(f"{file}: {error}", error.hint) from error
     names = {name: _published(name, len(shape.widths)) for name in model.state_dict()}
     used = {name: from_published(name, value) for name, value in tensors.items() if _USED.match(name)}
-    used = {name: value for name, value in used.items() if not re.match(r"decoder\.up\.\d+\.attn\.", name)}
     check_names(file, used, {names[name]: tuple(value.shape) for name, value in model.state_dict().items()})
     state = {name: used[theirs].to(device, torch.float32) for name, theirs in names.items()}
     model.load_state_dict(state, assign=True)

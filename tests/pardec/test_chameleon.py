@@ -100,7 +100,15 @@ def test_greedy_images_are_those_of_transformers_logits(both: Both, sampler: str
 
 @pytest.mark.parametrize(
     "sampler",
-    ["sequential", "jacobi:window=4", "sjd:window=4", "sjd:window=4+gsd", "sjd:window=4+lantern:k=3", "zipar"],
+    [
+        "sequential",
+        "jacobi:window=4",
+        "sjd:window=4",
+        "sjd:window=4+gsd",
+        "sjd:window=4+lantern:k=3",
+        "zipar",
+        "seeded_jacobi",
+    ],
 )
 def test_every_sampler_keeps_to_the_grammar(both: Both, sampler: str) -> None:
     result = both.model.generate(list(CAPTIONS), cfg=2.0, temperature=1.0, sampler=sampler)
