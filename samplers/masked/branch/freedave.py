@@ -12,7 +12,7 @@ position: the tokens are the same, greedy or sampled, with any cache whose K/V f
 `subset=true` goes to every later hypothesis whose tokens step(i) commits as well, as the paper does with a threshold,
 where a step may commit more than a draft: it skips states of the sampler, and is not exact.
 Deviates from the published code, which drafts for one row; `eager` drafts, beyond the block, are not built.
-Exact: the output of the sampler without it; no with `subset=true`.
+Exact: greedy: the output of the sampler without it, greedy or sampled; not with `subset=true`.
 """
 
 from __future__ import annotations
