@@ -57,11 +57,11 @@ class EntropyThreshold(Select):
             raise SpecError(f"entropy_threshold: tau is an entropy in nats and at least 0, got {self.tau}")
         self.require("steps", least=1)
 
-    def start(self, canvas: Canvas) -> State:
-        return State(BlockClock.of(canvas), np.ones(len(canvas), np.int64))
+    def start(self, canvas: Canvas) -> State | None:
+        return None if self.floor is None else State(BlockClock.of(canvas), np.ones(len(canvas), np.int64))
 
-    def tick(self, canvas: Canvas, state: State) -> np.ndarray:
-        if self.floor is not None:
+    def tick(self, canvas: Canvas, state: State | None) -> np.ndarray:
+        if state is not None:
             state.clock.enter(canvas, self.steps, canvas.step)
             steps, at = state.clock.steps, np.minimum(canvas.step - state.clock.start, state.clock.steps - 1)
             share = 1 / (steps - at)
@@ -70,9 +70,9 @@ class EntropyThreshold(Select):
             state.least = np.maximum(np.floor(share * canvas.left + 0.5).astype(np.int64), 1)
         return np.zeros_like(canvas.step)
 
-    def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
+    def select(self, proposal: Proposal, canvas: Canvas, state: State | None) -> Tensor:
         low = (proposal.evidence.distribution.confidence.entropy <= self.tau) & proposal.eligible
-        if self.floor is None:
+        if state is None:
             return low  # in a row where none is low the loop adds the best
         least = torch.from_numpy(state.least).to(low.device)[:, None]
         return torch.where(low.sum(1, keepdim=True) >= least, low, top(proposal.score, least) & proposal.eligible)
