@@ -69,9 +69,9 @@ def _frame(columns: Sequence[tuple[str, Sequence[Image.Image]]], step: int, scal
         image = images[at].resize((images[at].width * scale, images[at].height * scale), Image.Resampling.NEAREST)
         tile = Image.new("RGB", (image.width, image.height + 2 * LINE), "white")
         tile.paste(image, (0, LINE))
-        draw, done = ImageDraw.Draw(tile), ", done" if at == len(images) - 1 else ""
+        draw, ending = ImageDraw.Draw(tile), ", finished" if at == len(images) - 1 else ""
         draw.text((0, 2), truncate(title, font, image.width), fill="#24292f", font=font)
-        draw.text((0, LINE + image.height + 3), f"{at + 1} forwards{done}", fill="#57606a", font=font)
+        draw.text((0, LINE + image.height + 3), f"{at + 1} forwards{ending}", fill="#57606a", font=font)
         tiles.append(tile)
     sheet = pngs.sheet(tiles, (1, len(tiles)), gap=MARGIN, ground=(255, 255, 255))
     framed = Image.new("RGB", (sheet.width + 2 * MARGIN, sheet.height + 2 * MARGIN), "white")
