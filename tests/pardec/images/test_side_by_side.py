@@ -13,6 +13,7 @@ from PIL import Image
 import pardec
 from pardec.images.side_by_side import MOST, animation, unfolding
 from pardec.models.errors import SpecError
+from pardec.models.loading.catalog import embedded_names
 from pardec.samplers import registry
 
 ROOT = Path(__file__).parents[3]
@@ -63,6 +64,6 @@ def test_the_gallery_has_a_page_for_each_model(page: gallery.Page) -> None:
 
 
 def test_every_embedded_image_model_that_is_no_draft_has_a_page() -> None:
-    names = {name for name in pardec.embedded_names() if pardec.load(name).imaging is not None}
+    names = {name for name in embedded_names() if pardec.load(name).imaging is not None}
     assert {name for name in names if not name.endswith("-draft")} == {page.model for page in gallery.PAGES}
     assert (gallery.FOLDER / "index.md").read_text() == gallery.index()
