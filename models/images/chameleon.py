@@ -113,7 +113,7 @@ class ChameleonImaging(OneSize):
         table = self.embedding()
         cond, uncond = [], []
         for row, condition in enumerate(conditions):
-            cond.append(self._states(table, self.prompt(self._caption(row, condition))))
+            cond.append(self._states(table, self.prompt(condition.own_caption(self.name, row))))
             away = self.unconditional() if condition.negative is None else self.prompt(condition.negative)
             uncond.append(self._states(table, away))
         return Prefix(tuple(cond), tuple(uncond))
@@ -133,18 +133,6 @@ class ChameleonImaging(OneSize):
     def decode(self, codes: Tensor) -> Tensor:
         vqgan = self.vqgan
         return finite.pixels(self.name, vqgan.decode(codes.to(self._device)), vqgan)
-
-    def _caption(self, row: int, condition: Condition) -> str:
-        if condition.label is not None:
-            raise ModelError(f"row {row} has a label, and {self.name} takes captions", "pass a prompt in its place")
-        if condition.features is not None:
-            raise ModelError(
-                f"{self.name} embeds captions with its own text embedding, and row {row} gives features of one",
-                "pass a prompt in place of prompt_embeds",
-            )
-        if condition.text is None or not condition.text.strip():
-            raise ModelError(f"row {row} has no caption, and {self.name} takes captions", "pass a prompt")
-        return condition.text
 
 
 class LuminaImaging(ChameleonImaging):

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ModelError
 from ..loading.sources import Source
 from ..loading.weights import Published
 from .conditioned import Prefix
@@ -24,6 +24,19 @@ class Condition:
     negative: str | None = None  # with a caption: what guidance leads away from, in place of no condition
     features: Tensor | None = None  # [n, D] the text encoder's output for the caption, without padding
     positions: Tensor | None = None  # [n] int64: where `features` were in the padded output; None: at its end
+
+    def own_caption(self, model: str, row: int) -> str:
+        """The caption, for a model that reads text with its own embedding. Raises ModelError for anything else."""
+        if self.label is not None:
+            raise ModelError(f"row {row} has a label, and {model} takes captions", "pass a prompt in its place")
+        if self.features is not None:
+            raise ModelError(
+                f"{model} embeds captions with its own text embedding, and row {row} gives features of one",
+                "pass a prompt in place of prompt_embeds",
+            )
+        if self.text is None or not self.text.strip():
+            raise ModelError(f"row {row} has no caption, and {model} takes captions", "pass a prompt")
+        return self.text
 
 
 @dataclass(frozen=True, eq=False)

@@ -97,7 +97,7 @@ class Emu3Imaging:
         table = self.embedding()
         cond, uncond = [], []
         for row, condition in enumerate(conditions):
-            caption = self._caption(row, condition)
+            caption = condition.own_caption(self.name, row)
             cond.append(self._states(table, caption if caption.endswith(SUFFIX) else caption + SUFFIX))
             uncond.append(self._states(table, condition.negative or NEGATIVE))
         return Prefix(tuple(cond), tuple(uncond))
@@ -117,18 +117,6 @@ class Emu3Imaging:
                 'load it with decoder="BAAI/Emu3-VisionTokenizer", or a folder with its files',
             )
         return finite.pixels(self.name, self.vq.decode(codes), self.vq.network)
-
-    def _caption(self, row: int, condition: Condition) -> str:
-        if condition.label is not None:
-            raise ModelError(f"row {row} has a label, and {self.name} takes captions", "pass a prompt in its place")
-        if condition.features is not None:
-            raise ModelError(
-                f"{self.name} embeds captions with its own text embedding, and row {row} gives features of one",
-                "pass a prompt in place of prompt_embeds",
-            )
-        if condition.text is None or not condition.text.strip():
-            raise ModelError(f"row {row} has no caption, and {self.name} takes captions", "pass a prompt")
-        return condition.text
 
 
 def build(parts: ImagingParts) -> Emu3Imaging:

@@ -83,7 +83,7 @@ class JanusImaging(OneSize):
         table = self.model.get_input_embeddings()
         cond, uncond = [], []
         for row, condition in enumerate(conditions):
-            ids = self.ids(self._caption(row, condition)).to(table.weight.device)
+            ids = self.ids(condition.own_caption(self.name, row)).to(table.weight.device)
             special = torch.isin(ids, torch.tensor(self.special, device=ids.device))
             cond.append(table(ids))
             nothing = ids.where(special, self.pad)
@@ -107,18 +107,6 @@ class JanusImaging(OneSize):
         vq = self.model.model.vqmodel
         pixels: Tensor = vq.decode(codes.flatten(1).to(vq.quantize.embedding.weight.device))
         return finite.pixels(self.name, pixels.float(), vq)
-
-    def _caption(self, row: int, condition: Condition) -> str:
-        if condition.label is not None:
-            raise ModelError(f"row {row} has a label, and {self.name} takes captions", "pass a prompt in its place")
-        if condition.features is not None:
-            raise ModelError(
-                f"{self.name} embeds captions with its own text embedding, and row {row} gives features of one",
-                "pass a prompt in place of prompt_embeds",
-            )
-        if condition.text is None or not condition.text.strip():
-            raise ModelError(f"row {row} has no caption, and {self.name} takes captions", "pass a prompt")
-        return condition.text
 
 
 def prepare(source: Source) -> Callable[[Any], tuple[Parts, CodeImaging]]:
