@@ -8,8 +8,7 @@
     python scripts/train_image.py --model tiny-mar-draft --minutes 15 --batch 64
     python scripts/train_image.py --model tiny-var-vq --minutes 19 --batch 12 --lr 1e-3
     python scripts/train_image.py --model tiny-var --minutes 50 --batch 32 --lr 3e-3 --chunks 20 --compile
-    python scripts/train_image.py --model tiny-var-draft --minutes 37 --batch 32 --lr 3e-3 --chunks 20 --compile \\
-        --teacher models/embedded/tiny-var
+    python scripts/train_image.py --model tiny-var-draft --minutes 75 --batch 32 --lr 3e-3 --chunks 20 --compile
 
 The state lies in runs/<model>/ and a run that finds one goes on from it; --fresh starts over. The weights exported
 are a moving average over steps, rounded to 16 bit, and they are what the card's figures were measured with.
@@ -37,6 +36,7 @@ from image_training.multiscale_run import MultiScaleRun  # noqa: E402
 from image_training.options import Options  # noqa: E402
 from image_training.painted import painted_right  # noqa: E402
 from image_training.run import Training  # noqa: E402
+from image_training.scale_draft import ScaleDraftRun  # noqa: E402
 from image_training.tokenizer import TokenizerRun  # noqa: E402
 from image_training.var import VARRun, measured  # noqa: E402
 from text_training.loop import read_card  # noqa: E402
@@ -47,7 +47,7 @@ RUNS: dict[str, type[Training]] = {
     "tiny-kl": AutoencoderRun,
     "tiny-var-vq": MultiScaleRun,
     "tiny-var": VARRun,
-    "tiny-var-draft": VARRun,
+    "tiny-var-draft": ScaleDraftRun,
     "tiny-mar": MARRun,
     "tiny-mar-draft": MARRun,
     "tiny-llamagen": DrawerRun,
@@ -84,6 +84,7 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--tokenizer", type=Path, help="folder of tiny-var-vq with its encoder (default: of its run)")
     parser.add_argument("--init", type=Path, help="exported model of images to start from")
     parser.add_argument("--teacher", type=Path, help="exported model of images whose laws are learned too")
+    parser.add_argument("--refiner", type=Path, help="exported draft of scales whose own codes are learned on too")
     parser.add_argument("--shape", default="", help="changed sizes, e.g. codebook_size=512,ch_mult=1-2-2")
     given = parser.parse_args(argv)
     if not given.measure and (given.minutes is None) == (given.steps is None):
@@ -98,7 +99,7 @@ def main(argv: list[str] | None = None) -> None:
     given = options(argv)
     if given.measure:
         card = read_card(given.out)
-        if RUNS[given.model] is VARRun:
+        if issubclass(RUNS[given.model], VARRun):
             result = measured(given.model, given.out, given.pictures, decoder=given.tokenizer)
             export_var.write_card(given.out, export_var.with_figures(card, result))
         elif RUNS[given.model] is MARRun:

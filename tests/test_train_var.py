@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,12 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from image_training import export_var, multiscale_run, run, var  # noqa: E402
+from image_training import export_var, multiscale_run, run, scale_draft, var  # noqa: E402
 from image_training import features as corpora  # noqa: E402
 from image_training.export_var import loaded  # noqa: E402
 from image_training.multiscale import features, quantize  # noqa: E402
 from image_training.multiscale import tokenizer as untrained  # noqa: E402
-from train_image import options  # noqa: E402
+from train_image import RUNS, options  # noqa: E402
 
 import pardec  # noqa: E402
 from pardec.models.images.kl import KL  # noqa: E402
@@ -39,6 +40,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiscale_run, "GATHER", 2)
     monkeypatch.setattr(multiscale_run, "ROUNDS", 2)
     monkeypatch.setattr(corpora.FeatureCorpus.__init__, "__kwdefaults__", {"size": 8})
+    monkeypatch.setattr(scale_draft.TeacherCorpus.__init__, "__kwdefaults__", {"size": 8})
     monkeypatch.setitem(export_var.DEFAULTS, "top_k", 24)
 
 
@@ -57,14 +59,14 @@ def tokenizer(folder: Path, steps: int, state: str = "vq-state") -> multiscale_r
     return multiscale_run.MultiScaleRun(options(["--model", "tiny-var-vq", *size, *shape, *where]))
 
 
-def trainer(folder: Path, steps: int, state: str = "state", *more: str, model: str = "tiny-var") -> var.VARRun:
+def trainer(folder: Path, steps: int, state: str = "state", *more: str, model: str = "tiny-var") -> Any:
     whole = folder / "vq-state" / "whole"
     if not whole.exists():
         tokenizer(folder, 1).train()
     where = ["--out", str(folder / model), "--state", str(folder / state), "--corpus", str(folder / "corpus")]
     size = ["--steps", str(steps), "--batch", "4", "--pictures", "2", "--chunks", "2", "--device", "cpu"]
     shape = ["--shape", "embed_dim=16,depth=2,num_heads=2"]
-    return var.VARRun(options(["--model", model, "--tokenizer", str(whole), *size, *where, *shape, *more]))
+    return RUNS[model](options(["--model", model, "--tokenizer", str(whole), *size, *where, *shape, *more]))
 
 
 # -- the tokenizer ---------------------------------------------------------------------------------------------
@@ -156,7 +158,7 @@ def test_codes_that_are_not_used_are_restarted(folder: Path, monkeypatch: pytest
 # -- the model -------------------------------------------------------------------------------------------------
 
 
-def test_a_model_is_exported_under_the_published_names_and_teaches_another(folder: Path) -> None:
+def test_a_model_is_exported_under_the_published_names_and_goes_on(folder: Path) -> None:
     training = trainer(folder, 2)
     training.train()
     tensors = load_file(folder / "tiny-var" / "model.safetensors")
@@ -173,11 +175,8 @@ def test_a_model_is_exported_under_the_published_names_and_teaches_another(folde
     card = json.loads((folder / "tiny-var" / "card.json").read_text())
     assert card["classes"]["pictures"] == 2
     assert card["accuracy"]["sequential"]["classes"] == card["classes"]["right"]
-    taught = folder / "tiny-var"
-    pupil = trainer(folder, 2, "pupil", "--teacher", str(taught), model="tiny-var-draft")
-    assert pupil.advance() > 0
-    again = trainer(folder, 2, "again", "--init", str(taught))
-    for name, value in loaded(taught).state_dict().items():
+    again = trainer(folder, 2, "again", "--init", str(folder / "tiny-var"))
+    for name, value in loaded(folder / "tiny-var").state_dict().items():
         assert torch.equal(again.model.state_dict()[name], value)
     assert again.card({})["recipe"]["run before"] == card["recipe"]
 
@@ -244,12 +243,46 @@ def test_what_is_exported_predicts_as_it_was_trained(folder: Path) -> None:
             torch.testing.assert_close(seen, wanted[:, starts[scale] : starts[scale + 1]], atol=1e-5, rtol=1e-5)
 
 
+def draft(folder: Path, steps: int, *more: str) -> Any:
+    where = ["--teacher", str(folder / "tiny-var"), "--corpus", str(folder / "drawn")]
+    return trainer(folder, steps, "draft", *where, *more, model="tiny-var-draft")
+
+
 def test_a_draft_model_counts_late_scales(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(var, "LATE", 2)
-    weight = trainer(folder, 2, "draft", model="tiny-var-draft").weight
+    trainer(folder, 1).train()
+    monkeypatch.setattr(scale_draft, "LATE", 2)
+    weight = draft(folder, 2).weight
     assert float(weight.mean()) == pytest.approx(1)
-    assert weight[:5] / weight[5] == pytest.approx(torch.full((5,), var.EARLY))
-    assert torch.equal(trainer(folder, 2).weight, torch.ones(41))
+    assert weight[:5] / weight[5] == pytest.approx(torch.full((5,), scale_draft.EARLY))
+
+
+def test_a_draft_model_learns_what_the_large_one_and_itself_draw(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale_draft, "LATE", 2)
+    trainer(folder, 1).train()
+    large = folder / "tiny-var"
+    run_ = draft(folder, 2, "--refiner", str(large))
+    rows = [run_.corpus.chunk(number) for number in range(2)]
+    assert "in half of them" in run_.learned()["data"]
+    network = loaded(large)
+    for held in rows:
+        labels, codes = held["labels"].long(), held["codes"].long()
+        assert codes.shape == (8, 41)
+        assert 0 <= int(codes.min()) <= int(codes.max()) < 24
+        maps = scale_draft.inputs(run_.vq, codes)
+        for half, label in enumerate((labels, torch.full_like(labels, 36))):
+            wanted = network(label, maps)
+            torch.testing.assert_close(held["logits"][:, half].float(), wanted, atol=0.05, rtol=0.05)
+    # The codes are those of `sequential`: the same seeds give them again.
+    model = pardec.load(large, device="cpu", decoder=str(folder / "vq"))
+    settings = {**export_var.DEFAULTS, "top_k": 24}
+    seeds = [1_000_003 + row for row in range(8)]
+    result = model.generate(label=list(range(8)), sampler="sequential", seed=seeds, **settings)
+    assert np.array_equal(result.tokens, rows[0]["codes"].numpy())
+    # Against itself it has nothing to learn.
+    run_.forward = network
+    assert float(run_.loss_of(run_.corpus.batch(0, 4))[0]) < 1e-2
+    strong = run_.guided(torch.stack((torch.ones(1, 41, 24), torch.zeros(1, 41, 24)), 1))[0, 0, :, 0]
+    assert strong.tolist() == [1.0] + [2.5] * 4 + [4.0] * 36  # 1 + t of each scale, where t is 0, 1.5 and 3
 
 
 def test_a_model_learns_one_batch_by_heart(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,9 +299,8 @@ def test_a_draft_model_is_measured_behind_the_large_one(folder: Path, monkeypatc
     trainer(folder, 1).train()
     monkeypatch.setattr(var, "LATE", 2)
     monkeypatch.setattr(var, "TOKENIZER", str(folder / "vq"))
-    draft = trainer(folder, 1, "draft", model="tiny-var-draft")
     monkeypatch.setitem(var.measured.__kwdefaults__, "large", folder / "tiny-var")
-    draft.train()
+    draft(folder, 1).train()
     card = json.loads((folder / "tiny-var-draft" / "card.json").read_text())
     assert (card["classes"]["forwards"], card["classes"]["late"]["forwards"]) == (3, 2)
     page = (folder / "tiny-var-draft" / "README.md").read_text()

@@ -52,17 +52,30 @@ class ScaleCache(KVCache):
             device=like.device,
         )
         self.filled = [[0] * rows for _ in range(layers)]  # slots of each row that are valid
+        self.scales = [0] * rows  # scales of each row that were fed
         self.modulation: tuple[Tensor, list[Modulation]] | None = None  # labels, and what they make of every block
 
-    def append(self, layer: int, k: Tensor, v: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Stores k, v [R, n, H, D] behind what is there; K and V of these rows so far, [R, S, H, D].
+    def keep(self, rows: Tensor) -> None:
+        """Keep only these rows, in this order."""
+        super().keep(rows)
+        index = rows.tolist()
+        self.filled = [[filled[row] for row in index] for filled in self.filled]
+        self.scales, self.modulation = [self.scales[row] for row in index], None
 
-        Raises CacheError for rows that hold unequal numbers of tokens.
-        """
+    def advance(self, first: int, last: int, rows: list[int]) -> None:
+        """Notes that these rows are fed the scales `first` to `last`. Raises CacheError unless those come next."""
+        if wrong := {self.scales[row] for row in rows} - {first}:
+            raise CacheError(
+                f"scale {first} is fed to rows whose next scale is {', '.join(map(str, sorted(wrong)))}",
+                "feed the scales in order, all rows of a call at the same one",
+            )
+        for row in rows:
+            self.scales[row] = last + 1
+
+    def append(self, layer: int, k: Tensor, v: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Stores k, v [R, n, H, D] behind what is there; K and V of these rows so far, [R, S, H, D]."""
         each = range(self.batch) if rows is None else rows.tolist()
-        start, *others = {self.filled[layer][row] for row in each}
-        if others:
-            raise CacheError("rows of a forward have to be at the same scale")
+        start = self.filled[layer][each[0]] if each else 0
         stop = start + k.shape[1]
         for row in each:
             self.filled[layer][row] = stop
@@ -188,7 +201,7 @@ class VARTransformer(nn.Module):
         states = self.states(labels, maps, cache, first=first, last=last, rows=rows, reduction=reduction)
         states = states[:, -self.scales.sizes[last] :]
         if logits is not None:
-            which = logits.to(labels.device)
+            which = logits.nonzero()[:, 0].to(labels.device)
             states, labels = states[which], labels[which]
         return self.read(states, labels)
 
@@ -206,6 +219,8 @@ class VARTransformer(nn.Module):
         """[R, n, D]: the states of the scales `first` to `last` behind the last block. Raises CacheError."""
         if not isinstance(cache, ScaleCache):
             raise CacheError(f"token maps need a cache of `new_cache`, got {type(cache).__name__}")
+        which_rows = list(range(cache.batch)) if rows is None else rows.tolist()
+        cache.advance(first, last, which_rows)
         sizes, starts = self.scales.sizes[first : last + 1], self.scales.starts
         size, condition = sizes[-1], self.class_emb(labels)
         x: Tensor = self.word_embed(maps.to(self.pos_start.dtype))
@@ -213,7 +228,9 @@ class VARTransformer(nn.Module):
             x = torch.cat((condition[:, None] + self.pos_start, x), 1)
         at = slice(starts[first], starts[last + 1])
         levels = torch.repeat_interleave(
-            torch.arange(first, last + 1, device=x.device), torch.tensor(sizes, device=x.device)
+            torch.arange(first, last + 1, device=x.device),
+            torch.tensor(sizes, device=x.device),
+            output_size=sum(sizes),  # known here; to sum them would wait for the device
         )
         x = x + self.lvl_embed(levels) + self.pos_1LC[0, at]
         how_each = self._modulations(labels, cache, rows)
@@ -224,7 +241,10 @@ class VARTransformer(nn.Module):
                 chosen = x[:, -size:].gather(1, which[..., None].expand(-1, -1, x.shape[-1]))
                 x = torch.cat((x[:, :-size], chosen), 1)
                 visible = torch.cat((levels[:-size], levels[-which.shape[1] :]))
-            mask = self._mask(visible, cache.filled[layer][0 if rows is None else int(rows[0])])
+            mask = None  # all see all that is stored
+            if first < last:  # every token sees what is stored, its own scale and those before it
+                own = visible[:, None] >= visible
+                mask = torch.cat((own.new_ones(len(own), cache.filled[layer][which_rows[0]]), own), 1)
             x = block(x, how, cache, layer, rows, mask)
             if reduction is not None and which is not None:
                 earlier = whole.shape[1] - size
@@ -243,7 +263,7 @@ class VARTransformer(nn.Module):
     def _modulations(self, labels: Tensor, cache: ScaleCache, rows: Tensor | None) -> list[Modulation]:
         """Of every block; the same at every scale of a request."""
         known = cache.modulation
-        if rows is None and known is not None and torch.equal(known[0], labels):
+        if rows is None and known is not None and known[0] is labels:  # to compare values would wait for the device
             return known[1]
         condition = self.class_emb(labels)
         common = None if self.shared_ada_lin is None else self.shared_ada_lin(condition)
@@ -251,14 +271,6 @@ class VARTransformer(nn.Module):
         if rows is None:
             cache.modulation = labels, each
         return each
-
-    @staticmethod
-    def _mask(levels: Tensor, before: int) -> Tensor | None:
-        """[n, before + n] bool: every token sees all that is stored, its own scale and those before it; None: all."""
-        if bool((levels == levels[0]).all()):
-            return None
-        own = levels[:, None] >= levels
-        return torch.cat((own.new_ones(len(own), before), own), 1)
 
 
 def modulated(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:

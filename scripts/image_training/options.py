@@ -26,6 +26,7 @@ class Options:
     shape: dict[str, object]
     init: Path | None = None
     teacher: Path | None = None
+    refiner: Path | None = None
     corpus: Path | None = None
     chunks: int = 40
     measure: bool = False

@@ -16,9 +16,10 @@ from text_training.loop import read_card
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from image_training.corpus import Chunks
 from image_training.export import SUMMARY, rounded
 from image_training.export_var import DEFAULTS, export, loaded, with_figures
-from image_training.features import NEAR, Batch, FeatureCorpus, walk
+from image_training.features import NEAR, FeatureCorpus, walk
 from image_training.multiscale_run import WHOLE
 from image_training.options import Options
 from image_training.painted import painted_right
@@ -32,19 +33,16 @@ ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = "tiny-var-vq"
 SHAPES: dict[str, dict[str, int]] = {
     "tiny-var": {"embed_dim": 192, "depth": 5, "num_heads": 6},
-    "tiny-var-draft": {"embed_dim": 80, "depth": 3, "num_heads": 4},
+    "tiny-var-draft": {"embed_dim": 92, "depth": 4, "num_heads": 4},
 }
 DROPPED = 0.1  # share of the classes that are dropped
 REPLACED = 0.3  # share of an image's codes that others replace, at most: a share is drawn evenly for each image
-TAUGHT = 0.9  # share of the loss, with a teacher: most of the cross entropy of codes is chance, which it averages out
-TAUGHT_FROM = 0.4  # share of a first run before which a teacher is not asked: a step then takes half the time
-LATE = 3  # scale from which on the codes that a draft model learns count in full ...
-EARLY = 0.1  # ... and what those of the scales before it count
+LATE = 3  # scale from which on a draft model draws
 LARGE = EMBEDDED / "tiny-var"  # what draws the first scales for a draft model
 
 
 class VARRun(Descent):
-    """Trains a model of classes; with a teacher, towards its distributions as well."""
+    """Trains a model of classes."""
 
     def __init__(self, options: Options) -> None:
         device = device_of(options)
@@ -65,8 +63,6 @@ class VARRun(Descent):
             "z_channels": self.vq.channels,
             "image_tokenizer": TOKENIZER,
         }
-        self.taught_from = TAUGHT_FROM if options.init is None else 0.0
-        self.taught_by: nn.Module | None = loaded(options.teacher).to(device) if options.teacher else None
         model = ScaleNetwork(self.config)
         with torch.no_grad():
             model.initialise()
@@ -78,20 +74,18 @@ class VARRun(Descent):
         self.forward: nn.Module = model
         if options.compile:
             self.forward = torch.compile(model, dynamic=False)
-            self.taught_by = self.taught_by and torch.compile(self.taught_by, dynamic=False)
-        weight = torch.ones(len(model.level))
-        if self.name.endswith("-draft"):
-            weight[: model.starts[min(LATE, len(sides) - 1)]] = EARLY
-        self.weight = (weight / weight.mean()).to(device)  # [L], 1 on average
-        corpus = options.corpus or options.state / "corpus"
-        self.corpus = FeatureCorpus(corpus, self.vq, seed=options.seed, chunks=options.chunks)
+        self.corpus: Chunks = self.make_corpus(options.corpus or options.state / "corpus")
         self.restore()
+
+    def make_corpus(self, folder: Path) -> Chunks:
+        """What a step's batch is taken from."""
+        return FeatureCorpus(folder, self.vq, seed=self.o.seed, chunks=self.o.chunks)
 
     def passing(self) -> AbstractContextManager[Any]:
         return sdpa_kernel(SDPBackend.MATH)  # compiled, half the time of what is chosen for a CPU
 
-    def loss_of(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """What is minimised, and of it the cross entropy of the codes, in nats."""
+    def loss_of(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """The mean cross entropy of the codes, in nats: minimised, and logged."""
         rng, rows = self.noise(), len(batch.labels)
         share = REPLACED * torch.rand(rows, generator=rng)
         codes, maps = walk(self.vq, batch.features.to(self.device), share, rng)
@@ -99,15 +93,8 @@ class VARRun(Descent):
         labels = torch.where(dropped, len(NAMES), batch.labels).to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16):
             logits = self.forward(labels, maps)
-        logits = logits.float()
-        each = F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="none").view(codes.shape)
-        loss = (self.weight * each).mean()
-        if self.taught_by is not None and self.progress() >= self.taught_from:
-            with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
-                better = self.taught_by(labels, maps).float().softmax(-1)
-            towards = F.cross_entropy(logits.flatten(0, 1), better.flatten(0, 1), reduction="none").view(codes.shape)
-            loss = (1 - TAUGHT) * loss + TAUGHT * (self.weight * towards).mean()
-        return loss, each.detach().mean()
+        loss = F.cross_entropy(logits.float().flatten(0, 1), codes.flatten())
+        return loss, loss.detach()
 
     # -- what comes out ----------------------------------------------------------------------------------------
 
@@ -124,22 +111,10 @@ class VARRun(Descent):
         recipe = {
             "script": "scripts/train_image.py",
             "started from": "random weights" if self.o.init is None else "the run before",
-            "data": f"{self.o.chunks * self.corpus.size} images of one object, positions and backgrounds drawn evenly, "
-            f"as {TOKENIZER} features",
+            **self.learned(),
             "images per step": self.o.batch,
             "steps": self.step,
             "images seen": self.step * self.o.batch,
-            "classes": f"{DROPPED:.0%} are dropped, for classifier-free guidance",
-            "replaced": f"up to {REPLACED:.0%} of an image's codes, by one of the {NEAR} nearest; the codes of later "
-            "scales are those of the residual that is left then",
-            "loss": "cross entropy of all codes in one block-causal forward"
-            + (f"; those before scale {LATE} (from 0) count {EARLY:g}" if self.name.endswith("-draft") else "")
-            + (
-                ""
-                if self.o.teacher is None
-                else f"; in the last {1 - self.taught_from:.0%} of the run, {TAUGHT:.0%} of it against "
-                "a larger model's distributions"
-            ),
             "optimizer": f"Muon for the blocks, AdamW for the rest, peak learning rate {self.o.lr:g}, linear decay",
             "seconds": round(self.seconds),
             "device": self.device.type,
@@ -152,6 +127,17 @@ class VARRun(Descent):
         size = sum(value.numel() for value in self.model.parameters())
         head = {"name": self.name, "summary": SUMMARY[self.name], "parameters": size, "recipe": recipe}
         return with_figures({**head, "curve": self.curve}, result)
+
+    def learned(self) -> dict[str, Any]:
+        """What a card says of data and loss."""
+        return {
+            "data": f"{self.o.chunks * self.corpus.size} images of one object, positions and backgrounds drawn evenly, "
+            f"as {TOKENIZER} features",
+            "classes": f"{DROPPED:.0%} are dropped, for classifier-free guidance",
+            "replaced": f"up to {REPLACED:.0%} of an image's codes, by one of the {NEAR} nearest; the codes of later "
+            "scales are those of the residual that is left then",
+            "loss": "cross entropy of all codes in one block-causal forward",
+        }
 
 
 def measured(name: str, folder: Path, count: int, *, decoder: Path | None, large: Path = LARGE) -> dict[str, Any]:
