@@ -9,18 +9,14 @@ Letters: R rows, S tokens of an image, d numbers of a token, N requested tokens,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..errors import ModelError
-
-if TYPE_CHECKING:
-    from ..images.contracts import Condition, Imaging
+from ..images.contracts import Condition, ImageModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,28 +149,12 @@ class Backbone(Protocol):
     def parameters(self) -> Iterable[Tensor]: ...
 
 
-@dataclass(slots=True, eq=False)
-class ContinuousModel:
-    """A checkpoint ready to run. Made by `pardec.models.load.load`."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class ContinuousModel(ImageModel):
+    """A model of vectors: what gives states, and what gives tokens' distributions from them."""
 
     backbone: Backbone
     head: Head
-    imaging: Imaging
-    config: dict[str, Any]  # as published, or read off the tensors
-    name: str
-    path: Path | None
-    family: str
-    device: torch.device
-    dtype: torch.dtype
-    parameters: int  # how many the checkpoint has
-    choice: str = field(default="", repr=False)  # why this device and dtype
-    adapter: str | None = None  # the LoRA adapter that is merged into its weights
-    weights_version: int = field(default=0, init=False)  # how often its weights were replaced in place
-
-    def describe(self) -> str:
-        """Where and how the model runs, and why, in one line."""
-        known = f"{self.name}: {self.family}" + (f", {self.choice}" if self.choice else "")
-        return f"{known}, weights version {self.weights_version}" if self.weights_version else known
 
 
 def check_pair(draft: ContinuousModel, target: ContinuousModel) -> None:

@@ -63,35 +63,38 @@ def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -
     if sharp is not None:
         read_off["num_heads"] = sharp.shape[1]
     for name, value in read_off.items():
-        if name in config and float(config[name]) != float(value):
+        if name in config and config[name] != value:
             raise ModelError(f"{folder}: {name} is stated as {config[name]}, and the tensors have {value}")
     tokens, levels = published[MARK].shape[1], published["lvl_embed.weight"].shape[0]
-    sides = config.get("patch_nums", SIDES.get(tokens))
-    if sides is None:
+    stated = config.get("patch_nums", config.get("pn", SIDES.get(tokens)))
+    if stated is None:
         raise ModelError(
             f"{folder} has {levels} token maps of {tokens} tokens together, and does not say of which sides",
             f'write {{"patch_nums": [...]}} into {stem or ""}{"." if stem else ""}args.json beside the weights',
         )
-    sides = tuple(int(side) for side in sides)
-    if len(sides) != levels or sum(side * side for side in sides) != tokens:
+    try:
+        scales = Scales.read(stated)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}", error.hint) from error
+    if (len(scales), scales.tokens) != (levels, tokens):
         raise ModelError(
-            f"{folder}: token maps of sides {list(sides)} are {len(sides)} of "
-            f"{sum(side * side for side in sides)} tokens, and the tensors have {levels} of {tokens}"
+            f"{folder}: token maps of sides {list(scales.sides)} are {len(scales)} of "
+            f"{scales.tokens} tokens, and the tensors have {levels} of {tokens}"
         )
-    config.setdefault("num_heads", depth)
-    return {**config, "model_type": "var", **read_off, "patch_nums": list(sides)}
+    heads = config.setdefault("num_heads", depth)
+    if type(heads) is not int or heads < 1 or width % heads:
+        raise ModelError(f"{folder}: num_heads is {heads}, which does not divide the width of {width}")
+    return {**config, "model_type": "var", **read_off, "patch_nums": list(scales.sides)}
 
 
 def network(config: Config) -> VARTransformer:
-    """The module that a configuration describes, with random weights. Raises ModelError."""
-    width, heads = int(config["embed_dim"]), int(config["num_heads"])
-    if heads < 1 or width % heads:
-        raise ModelError(f"{heads} heads do not divide a width of {width}", "num_heads states how many there are")
+    """The module that a configuration of `describe` is of, with random weights."""
+    width = int(config["embed_dim"])
     return VARTransformer(
         Scales(tuple(config["patch_nums"])),
         width=width,
         depth=int(config["depth"]),
-        heads=heads,
+        heads=int(config["num_heads"]),
         classes=int(config["num_classes"]),
         vocab=int(config["vocab_size"]),
         channels=int(config["z_channels"]),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 import torch
@@ -206,3 +207,25 @@ class CodeImaging(Imaging, Protocol):
     def prefix(self, conditions: Sequence[Condition]) -> Prefix:
         """The input states with and without each condition. Raises ModelError for one that cannot be used."""
         ...
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ImageModel:
+    """A checkpoint that draws images and nothing else, ready to run: what all of its kind have. Made by `load_any`."""
+
+    imaging: Imaging
+    config: dict[str, Any]  # as published, or read off the tensors
+    name: str
+    path: Path | None
+    family: str
+    device: torch.device
+    dtype: torch.dtype
+    parameters: int  # how many the checkpoint has, without its image tokenizer
+    choice: str = field(default="", repr=False)  # why this device and dtype
+    adapter: str | None = None  # the LoRA adapter that is merged into its weights
+    weights_version: int = field(default=0, init=False)  # how often its weights were replaced in place
+
+    def describe(self) -> str:
+        """Where and how the model runs, and why, in one line."""
+        known = f"{self.name}: {self.family}" + (f", {self.choice}" if self.choice else "")
+        return f"{known}, weights version {self.weights_version}" if self.weights_version else known

@@ -8,18 +8,17 @@ Letters: R rows, S scales, n_s codes of scale s, L codes of all scales, V codes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import ModelError
+from ..images.contracts import ImageModel
 
 if TYPE_CHECKING:
-    from ..images.contracts import Imaging
     from ..kv_cache import KVCache
 
 
@@ -28,6 +27,23 @@ class Scales:
     """The sides of the token maps, coarse to fine."""
 
     sides: tuple[int, ...]
+
+    @staticmethod
+    def read(stated: object) -> Scales:
+        """The sides that a file states, as a list or, like the authors' argument `pn`, as 1_2_3. Raises ModelError."""
+        sides: object = stated
+        if isinstance(stated, str):
+            sides = [int(side) if side.isdecimal() else side for side in stated.split("_")]
+        if (
+            not isinstance(sides, list | tuple)
+            or not sides
+            or not all(type(side) is int and side > 0 for side in sides)
+        ):
+            raise ModelError(
+                f"the sides of the token maps are stated as {stated!r}",
+                'patch_nums is a list of whole numbers above 0, like {"patch_nums": [1, 2, 3, 4]}',
+            )
+        return Scales(tuple(sides))
 
     def __len__(self) -> int:
         return len(self.sides)
@@ -140,22 +156,11 @@ class ScaleTransformer(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class ScaleModel:
-    """A checkpoint ready to run. Made by `pardec.models.load.load_any`."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class ScaleModel(ImageModel):
+    """A model of token maps; its imaging decodes the codes of all scales, [B, L]."""
 
     transformer: ScaleTransformer
-    imaging: Imaging  # `decode` takes the codes of all scales, [B, L]
-    config: dict[str, Any]  # as published, or read off the tensors
-    name: str
-    path: Path | None
-    family: str
-    device: torch.device
-    dtype: torch.dtype
-    parameters: int  # how many the checkpoint has, without its image tokenizer
-    choice: str = field(default="", repr=False)  # why this device and dtype
-    adapter: str | None = None  # the LoRA adapter that is merged into its weights
-    weights_version: int = field(default=0, init=False)  # how often its weights were replaced in place
 
     @property
     def scales(self) -> Scales:
@@ -167,11 +172,6 @@ class ScaleModel:
         """Of its image tokenizer. Raises ModelError for a model without one."""
         quantizer: MultiScaleQuantizer = self.imaging.quantizer  # type: ignore[attr-defined]
         return quantizer
-
-    def describe(self) -> str:
-        """Where and how the model runs, and why, in one line."""
-        known = f"{self.name}: {self.family}" + (f", {self.choice}" if self.choice else "")
-        return f"{known}, weights version {self.weights_version}" if self.weights_version else known
 
 
 def check_pair(refiner: ScaleModel, target: ScaleModel) -> None:

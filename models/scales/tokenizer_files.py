@@ -63,14 +63,13 @@ def load_tokenizer(
     arguments = read_json(arguments_file(file))
     try:
         shape = TokenizerShape.of(tensors, arguments)
-        sides = arguments.get("patch_nums") if scales is None else scales.sides
-        if not sides:
+        if scales is None and "patch_nums" not in arguments:
             raise ModelError(
                 "nothing states the sides of its token maps",
                 f'write {{"patch_nums": [...]}} into {arguments_file(file).name}',
             )
         with torch.device("meta"):
-            model = MultiScaleVQ(shape, Scales(tuple(int(side) for side in sides)))
+            model = MultiScaleVQ(shape, scales or Scales.read(arguments["patch_nums"]))
     except ModelError as error:
         raise ModelError(f"{file}: {error}", error.hint) from error
     if not shape.encoder:

@@ -239,11 +239,18 @@ def test_what_cannot_be_loaded_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "e" / "var_d2.args.json").write_text(json.dumps({"patch_nums": [1, 2, 5]}))
     with pytest.raises(ModelError, match=r"sides \[1, 2, 5\] are 3 of 30 tokens, and the tensors have 4 of 30"):
         load_any(target, device="cpu")
+    for wrong in ("large", [1, "2", 3, 4], [0, 1, 2, 5], [1, 2, 3, 4.0], 4, []):
+        (tmp_path / "e" / "var_d2.args.json").write_text(json.dumps({"patch_nums": wrong}))
+        with pytest.raises(ModelError, match="sides of the token maps are stated as"):
+            load_any(target, device="cpu")
+    (tmp_path / "e" / "var_d2.args.json").write_text(json.dumps({"pn": "1_2_3_4"}))
+    assert load_scales(target, device="cpu").scales.sides == SIDES
+    (tmp_path / "e" / "var_d2.args.json").write_text(json.dumps({"pn": "1_2_3_4", "num_heads": "many"}))
+    with pytest.raises(ModelError, match="num_heads is stated as many"):
+        load_any(target, device="cpu")
     (tmp_path / "e" / "var_d2.args.json").unlink()
     with pytest.raises(ModelError, match="4 token maps of 30 tokens together, and does not say of which sides"):
         load_any(target, device="cpu")
-    with pytest.raises(ModelError, match="1 heads|heads do not divide"):
-        network({**CONFIG, "num_heads": 3})
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -261,6 +268,14 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     assert not alone.imaging.can_decode
     with pytest.raises(ModelError, match="has no image tokenizer"):
         _ = alone.quantizer
+
+
+@pytest.mark.parametrize("heads", [3, 0, "two", 2.0])
+def test_heads_that_do_not_divide_the_width_are_refused(tmp_path: Path, heads: object) -> None:
+    target = files(tmp_path, own=transformer(attn_l2_norm=False))  # no tensor tells how many there are
+    (tmp_path / "var_d2.args.json").write_text(json.dumps({"patch_nums": [1, 2, 3, 4], "num_heads": heads}))
+    with pytest.raises(ModelError, match="num_heads is .*, which does not divide the width of"):
+        load_any(target, device="cpu")
 
 
 @pytest.mark.parametrize("argument", [{"tp": True}, {"quantize": "int8"}, {"mask_id": 3}, {"block": 4}])
