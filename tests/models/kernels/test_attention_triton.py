@@ -40,8 +40,7 @@ def test_the_kernels_agree_with_their_definition_under_the_interpreter():
     ops = here.parents[2] / "samplers" / "ops"
     again = [here, here.with_name("test_kernels_triton.py")]
     again += [ops / f"test_{name}_triton.py" for name in ("confidence", "verdict", "neighbourhood")]
-    again += [f"{stack}::test_a_tree_draft_equals_its_branches_as_chains"]
-    again += [f"{stack}::test_a_row_alone_gives_what_it_gives_in_a_ragged_batch"]
+    again += [f"{stack}::test_a_row_alone_gives_what_it_gives_in_a_ragged_batch[block-causal]"]  # the others: on a GPU
     environment = os.environ | {"TRITON_INTERPRET": "1", "PARDEC_KERNELS": "triton", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, again)]
     done = subprocess.run(command, cwd=here.parents[3], env=environment, capture_output=True, text=True)
