@@ -1,10 +1,12 @@
 """Sweeps samplers and caches of masked models over their quality parameters, on held-out problems of embedded models.
 
     python benchmarks/samplers.py --run runs/samplers [--models tiny-dream ...] [--tasks chains grids ...]
+    python benchmarks/samplers.py --set hooks --run runs/hooks --out benchmarks/hooks.json
 
 Each model and task is one `pardec.compare(..., sweep=True)`, kept with its report in a folder of `--run`; the same
 command goes on with what is not finished. Every sampler stops at the end token and decodes in blocks of 32. What is
-measured replaces its section of `benchmarks/samplers.json`, from which `benchmarks/samplers.md` is written.
+measured replaces its section of `benchmarks/samplers.json`, from which `benchmarks/samplers.md` is written. The set
+`hooks` has the methods of the stages block, branch, query and attention, and others of their year.
 `--write` only writes the page.
 """
 
@@ -51,6 +53,14 @@ TASKS = {
     "arithmetic": Task(200, 64, CLAIMED),
     "parallel": Task(60, 32, ("factor", "entropy_bound", "klass", "credit", "wino", "@dual")),
 }
+HOOKS = (
+    "dsb", "adablock", "dcd", "slowfast", "multiblock", "freedave", "lopa", "dawn", "dapd", "dus", "bound",
+    "cumulative", "pc+fixed", "saber", "spacing+threshold", "dpad", "suffix", "@dual", "@spa", "@d2cache",
+)  # fmt: skip
+SETS = {
+    "samplers": TASKS,
+    "hooks": {task: Task(problems, 256, HOOKS) for task, problems in (("chains", 24), ("grids", 40), ("parallel", 12))},
+}
 
 
 def stopping(sampler: str) -> str:
@@ -80,8 +90,9 @@ def page(document: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--models", nargs="+", default=["tiny-dream", "tiny-llada"], help="names or folders")
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
-    parser.add_argument("-n", type=int, help="problems of each task (default: as listed in TASKS)")
+    parser.add_argument("--set", default="samplers", choices=SETS, help="which samplers, on which tasks")
+    parser.add_argument("--tasks", nargs="+", help="tasks of the set (default: all)")
+    parser.add_argument("-n", type=int, help="problems of each task (default: as listed here)")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--batch-size", type=int, default=50)
     parser.add_argument("--run", type=Path, help="folder that keeps the comparisons")
@@ -92,9 +103,12 @@ def main() -> None:
         parser.error("name a folder for the comparisons with --run")
     torch.set_num_threads(1)
     document: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {"sections": []}
+    tasks = SETS[options.set]
+    if unknown := set(options.tasks or ()) - set(tasks):
+        parser.error(f"the set {options.set} has no task {', '.join(sorted(unknown))}, but {', '.join(tasks)}")
     for model in options.models if not options.write else ():
-        for task in options.tasks:
-            setting = TASKS[task]
+        for task in options.tasks or tasks:
+            setting = tasks[task]
             has_filter = Path(model).name in filter_names()  # without one `learned` has nothing to decide by
             samplers = [sampler for sampler in setting.samplers if sampler != "learned" or has_filter]
             measured = curves.measure(
