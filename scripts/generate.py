@@ -55,6 +55,11 @@ CONTRACTS = {
         ("draft", "survivors"),
         "what a hypothesis adds, [N, W] bool; indices [n]",
     ),
+    "query": (
+        "which positions a row is asked with; the others are as if they were not there",
+        ("visible",),
+        "[B, L] bool on the host",
+    ),
     "inputs": (
         "what is added to the embeddings of open positions",
         ("soft", "observe"),

@@ -23,6 +23,7 @@ STAGES = {
     "cache": "which positions a forward computes",
     "block": "which open positions compete, where blocks are not those of a grid",
     "branch": "which hypotheses of a row are asked with it, and which one survives",
+    "query": "which positions a row is asked with; the others are as if they were not there",
     "inputs": "what is added to the input embeddings of open positions",
     "logits": "how the logits change",
     "propose": "a candidate token and a score for each position",
@@ -55,6 +56,7 @@ CHECKS = {
 _EXAMPLE = {
     "block": "{}+threshold:tau=0.9",
     "branch": "{}+sequential",
+    "query": "{}+threshold:tau=0.9",
     "cache": "threshold:tau=0.9@{}",
     "inputs": "{}+threshold:tau=0.9",
     "logits": "{}+threshold:tau=0.9",

@@ -119,6 +119,21 @@ class Branch(Stage):
         raise NotImplementedError
 
 
+class Query(Stateful):
+    """Which positions a row is asked with; the others are as if they were not there: neither queried nor attended to.
+
+    Positions keep their numbers, so that those that are left are rotated as ever. A row is asked in full, as far as it
+    is visible, whenever what is visible of it changes.
+    """
+
+    def visible(self, canvas: Canvas, request: Request, state: Any) -> np.ndarray:
+        """Before each forward: [B, L] bool on the host.
+
+        The loop itself adds everything up to the end of the active block, and what is not open.
+        """
+        raise NotImplementedError
+
+
 class Cache(Stateful):
     """Which positions a forward queries.
 
@@ -288,6 +303,7 @@ class Finish(Stage):
 BASES: Mapping[str, type[Stage]] = {
     "block": Block,
     "branch": Branch,
+    "query": Query,
     "inputs": Inputs,
     "logits": Logits,
     "propose": Propose,
@@ -315,6 +331,7 @@ class MaskedSampler:
     finish: tuple[Finish, ...]
     block: Block | None = None  # None: the blocks of a grid
     branch: Branch | None = None  # None: a row is asked as itself alone
+    query: Query | None = None  # None: a row is asked with all of its positions
 
     @property
     def revising(self) -> tuple[Revise, ...]:
@@ -324,8 +341,8 @@ class MaskedSampler:
     @property
     def stateful(self) -> tuple[Stateful, ...]:
         """The stages that are handed a state."""
-        block = () if self.block is None else (self.block,)
-        return (self.cache, *block, *self.inputs, *self.logits, self.select, *self.widen, *self.revise)
+        single = tuple(stage for stage in (self.block, self.query) if stage is not None)
+        return (self.cache, *single, *self.inputs, *self.logits, self.select, *self.widen, *self.revise)
 
     @property
     def stages(self) -> tuple[Stage, ...]:

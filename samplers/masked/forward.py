@@ -28,6 +28,7 @@ from .inputs_at import at_queries, noised
 from .joint import JointRows
 from .last_states import LastStates
 from .layout import Group, Layout, Queries
+from .visible import VisiblePositions
 
 # Computing only the wanted outputs pays if it saves at least this many values: of the last layer, and of the logits.
 _NARROW_GAIN = 2000
@@ -60,6 +61,7 @@ class MaskedForward:
         self.request = request
         self.counts: Tensor | None = None  # [B, V] how often each token occurs in a row, for penalties
         self.last_states = LastStates(model, canvas) if sampler.cache.reuses_predictions else None
+        self.visible = None if sampler.query is None else VisiblePositions(canvas)
         self.cache: KVCache | None = None
         if sampler.cache.stores or shadow or request.conditions:
             self.cache = model.new_cache(self.copies * len(canvas), int(canvas.total.max()) + self.shadow)
@@ -81,8 +83,9 @@ class MaskedForward:
 
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows, in the cache as well."""
-        if self.last_states is not None:
-            self.last_states.keep(rows)
+        for state in (self.last_states, self.visible):
+            if state is not None:
+                state.keep(rows)
         if self.given is not None:
             self.given = self.given[torch.from_numpy(rows).to(self.given.device)]
         self.allowed.keep(rows)
@@ -101,8 +104,9 @@ class MaskedForward:
             self.given = self.canvas.commit_step == GIVEN  # no forward has changed that
         self.allowed.put(where, other.allowed)
         self.joints.put(where, other.joints)
-        if self.last_states is not None:
-            self.last_states.put()
+        for state in (self.last_states, self.visible):
+            if state is not None:
+                state.put()
         if self.request.conditions and self.cache is not None and other.cache is not None:
             put_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
         elif self.cache is not None and other.cache is not None:
@@ -115,7 +119,7 @@ class MaskedForward:
 
         The first forward of a row is full, but for a prefix that it reuses. In a shifted family position p is predicted
         by the output of p - 1, so that the position before the block is queried too, as long as the block's first one
-        is open.
+        is open. Where a query stage leaves positions out, none of them is queried.
         """
         canvas = self.canvas
         new = canvas.nfe == 0
@@ -125,6 +129,13 @@ class MaskedForward:
         for index in np.flatnonzero(new).tolist():
             self.reuse.begin(index, canvas.tokens_host[index], int(canvas.lo[index] - shift[index]))
         first_start = self.reuse.length.copy()
+        order = np.arange(canvas.length)
+        if self.visible is not None:  # of a family that reuses no prefixes
+            if query.mask is None:
+                mask = (order >= query.start[:, None]) & (order < query.stop[:, None])
+            else:
+                mask = query.mask[:, : canvas.length].cpu().numpy()
+            return self._of_mask(self.visible.queried(mask, new), query, shift, self.visible)
         if new.all():
             return Queries(canvas.rows, first_start, canvas.end, shift)
         if query.mask is None:
@@ -136,15 +147,22 @@ class MaskedForward:
             return Queries(canvas.rows, start, stop, shift)
         mask = query.mask[:, : canvas.length].cpu().numpy().copy()
         if new.any():
-            order = np.arange(canvas.length)
             mask = np.where(new[:, None], (order >= first_start[:, None]) & (order < canvas.end[:, None]), mask)
+        return self._of_mask(mask, query, shift)
+
+    def _of_mask(
+        self, mask: np.ndarray, query: QuerySpec, shift: np.ndarray, visible: VisiblePositions | None = None
+    ) -> Queries:
+        """The queries of `mask` [B, L], to which it adds those that predict the wanted positions of the block."""
+        canvas = self.canvas
         if self.last_states is None:
             row, column = np.nonzero(self.wanted(query))
             mask[row, np.maximum(canvas.window_host[row, column] - shift[row], 0)] = True
         count = mask.sum(1)
         positions = np.argsort(~mask, axis=1, kind="stable")[:, : count.max()]
         positions = np.where(np.arange(count.max()) < count[:, None], positions, -1)
-        return Queries(canvas.rows, np.zeros_like(count), count, shift, positions)
+        queries = Queries(canvas.rows, np.zeros_like(count), count, shift, positions)
+        return queries if visible is None else replace(queries, slots=visible.slots, counts=visible.counts)
 
     def wanted(self, query: QuerySpec) -> np.ndarray:
         """[B, W] bool: the positions of the active block that are to be predicted."""
@@ -169,8 +187,8 @@ class MaskedForward:
             # The canvas after a short answer is full of end tokens, which must stay free.
             known = ~canvas.open & torch.from_numpy(canvas.inside).to(canvas.open.device)
             self.counts = token_counts(canvas.tokens, known, self.model.vocab_size, self.request.stop_ids)
-        key = b"".join(x.tobytes() for x in (queries.start, queries.stop, queries.shift, canvas.lo, canvas.hi))
-        if queries.positions is not None or key != self._key:
+        key = queries.key + b"".join(bounds.tobytes() for bounds in (canvas.lo, canvas.hi, canvas.end))
+        if key != self._key:
             self._groups, self._order = self.layout.plan_groups(queries)
             self._key = key
             forward = self.model.run if self.request.conditions else self.model.forward  # conditions are no tokens
@@ -201,6 +219,12 @@ class MaskedForward:
         early = np.arange(canvas.length + 1) - canvas.prompt[:, None] < self.request.min_new_tokens
         return torch.from_numpy(early).to(canvas.tokens.device)
 
+    def max_logits(self) -> np.ndarray:
+        """What `Canvas.max_logits` gives: infinite where nothing is to be queried."""
+        assert self.last_states is not None
+        highest = self.last_states.max_logits()
+        return highest if self.visible is None else np.where(self.visible.which, highest, np.inf)
+
     # --- predictions of the last forward, at any of its positions ---
 
     def has(self, positions: Tensor) -> Tensor:
@@ -209,7 +233,10 @@ class MaskedForward:
             hidden.has(self._doubled(self.model.rows(self._of(positions, group))))[: len(group.want)]
             for group, hidden in zip(self._groups, self._hidden, strict=True)
         ]
-        return torch.cat(each)[self._order] if self._order is not None else each[0]
+        has = torch.cat(each)[self._order] if self._order is not None else each[0]
+        if self.visible is None:
+            return has
+        return has & torch.from_numpy(self.visible.slots >= 0).to(has.device).gather(1, positions)
 
     def at(self, positions: Tensor) -> Distribution:
         """The distribution at `positions` [B, K]."""

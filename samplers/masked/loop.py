@@ -39,7 +39,7 @@ from .decision import Decision, at_least_one
 from .forward import MaskedForward
 from .layout import visible_open
 from .recorder import Before, TraceRecorder
-from .refusals import Read, demand_finite, mask_chosen, refuse_blocks, refuse_images
+from .refusals import Read, demand_finite, mask_chosen, refuse_blocks, refuse_images, refuse_queries
 from .writing import Revision, Writing
 
 
@@ -91,6 +91,7 @@ class MaskedLoop:
         demand_head(model)
         sampler = fit(sampler, model)
         refuse_blocks(sampler, model)
+        refuse_queries(sampler, model)
         if sampler.select.reference_sampler is not None:
             text = _reference_text(model, sampler.select.reference_sampler, sampler, request)
             request = replace(request, finished=text)
@@ -209,8 +210,11 @@ class MaskedLoop:
         canvas.skip(select.tick(canvas, self.state(select)))
         if cache.needs_commit_order:
             canvas.commit_order = select.commit_order(canvas, self.request, self.state(select))
+        if self.sampler.query is not None and self.forward.visible is not None:
+            visible = self.sampler.query.visible(canvas, self.request, self.state(self.sampler.query))
+            self.forward.visible.update(visible)
         if self.forward.last_states is not None:
-            canvas.max_logits = self.forward.last_states.max_logits
+            canvas.max_logits = self.forward.max_logits
         return cache.query(canvas, self.state(cache))
 
     def predict(self, query: QuerySpec) -> Evidence:

@@ -31,6 +31,12 @@ def refuse_images(sampler: MaskedSampler) -> None:
             f"{name_of(sampler.inputs[0])} adds to the inputs of masks, and an image's begin with its condition",
             "leave that stage out",
         )
+    if sampler.query is not None:
+        raise SpecError(
+            f"{name_of(sampler.query)} leaves out what comes after a block of text, and the cells of an image stand "
+            "on all of its sides",
+            "leave that stage out",
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +58,17 @@ def refuse_blocks(sampler: MaskedSampler, model: LanguageModel) -> None:
         raise SpecError(
             f"{name_of(block)} moves blocks, and {model.name} has {model.decoding_config.attention} attention, which "
             "fixes them",
+            "leave it out",
+        )
+
+
+def refuse_queries(sampler: MaskedSampler, model: LanguageModel) -> None:
+    """Raises SpecError where a query stage leaves out what the model does not see anyway."""
+    attention = model.decoding_config.attention
+    if sampler.query is not None and attention != "bidirectional":
+        raise SpecError(
+            f"{name_of(sampler.query)} leaves out masks behind the block, and {model.name} has {attention} attention, "
+            "which never sees them",
             "leave it out",
         )
 
