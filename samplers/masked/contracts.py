@@ -299,6 +299,15 @@ class Finish(Stage):
         """Before each commit: the rows whose open positions are all committed at once instead, [B] bool on the host."""
         raise NotImplementedError
 
+    @property
+    def cuts(self) -> bool:
+        """Whether it defines `cut`."""
+        return type(self).cut is not Finish.cut
+
+    def cut(self, predictions: Predictions, canvas: Canvas, request: Request) -> np.ndarray:
+        """In a step that enters a block, before its commit: where rows end from now on, behind their block; [B]."""
+        raise NotImplementedError
+
 
 BASES: Mapping[str, type[Stage]] = {
     "block": Block,

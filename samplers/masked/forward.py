@@ -47,7 +47,8 @@ class MaskedForward:
         self.copies = 1 if self.cfg is None else 2
         self.given = None if self.cfg is None else canvas.commit_step == GIVEN
         self.every = bool(sampler.revising)  # committed positions of the block are predicted too
-        self.whole = any(stage.fills for stage in sampler.finish)  # any query may be read afterwards
+        self.fills = any(stage.fills for stage in sampler.finish)
+        self.cuts = any(stage.cuts for stage in sampler.finish)
         shadow = any(stage.needs_shadow for stage in sampler.revising)
         if shadow and model.follows_canvas:
             raise SpecError(
@@ -71,7 +72,7 @@ class MaskedForward:
         self._key = b""
         self._groups: list[Group] = []
         self._order: Tensor | None = None
-        self._hidden: list[Hidden] = []  # the last forward's outputs, one a group; kept if `whole`
+        self._hidden: list[Hidden] = []  # the last forward's outputs, one a group; kept if it is `whole`
         self._raw: list[RowDistribution] = []  # what it predicts for the block, one a group; if the request records it
         self._runs: list[finite.Run] = []  # the last forward, one a group
         self.highest = torch.zeros((), device=canvas.tokens.device)  # summed over all logits so far: see `finite`
@@ -80,6 +81,11 @@ class MaskedForward:
     def sequences(self) -> int:
         """How many sequences a row is run as: 2 under guidance."""
         return self.copies * (1 if self.cache is None else self.cache.copies)
+
+    @property
+    def whole(self) -> bool:
+        """Whether any query of the present step's forward may be read after it."""
+        return self.fills or (self.cuts and bool(self.canvas.entered.any()))
 
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows, in the cache as well."""

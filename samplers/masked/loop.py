@@ -146,7 +146,10 @@ class MaskedLoop:
         if self.branching is not None:
             decision = self.branching.collapse(decision, proposal, evidence)
         window, new = canvas.window, canvas.nfe == 0
+        ends = self._ends() if self.forward.cuts and self.forward.whole else None
         demand_finite(self._commit(decision), self.distributions, self.forward)
+        if ends is not None:
+            canvas.cut(ends)
         if self.logprobs is not None:
             self._record(self.logprobs, decision, window)
         if new.any():
@@ -279,7 +282,7 @@ class MaskedLoop:
             must = torch.from_numpy(query.must).to(chosen.device)[:, None] & first.any(1, keepdim=True)
             chosen = torch.where(must, first, chosen)
         decision = Decision(Writing(chosen, choice.tokens, proposal.score), by, self._revision(chosen, proposal))
-        return (self._with_fill(decision, proposal) if self.forward.whole else decision), proposal
+        return (self._with_fill(decision, proposal) if self.forward.fills else decision), proposal
 
     def _consistent(self, decision: Decision) -> Decision:
         """The decision, without tokens that cannot stand beside others of their gap."""
@@ -306,6 +309,11 @@ class MaskedLoop:
         distribution = self.forward.at(columns)
         self.distributions.append(Read(None, distribution, columns, which.gather(1, columns)))
         return decision.filled(canvas, rows, which, columns, distribution)
+
+    def _ends(self) -> np.ndarray:
+        """[B] where rows end from now on."""
+        ends = (stage.cut(self.forward, self.canvas, self.request) for stage in self.sampler.finish if stage.cuts)
+        return reduce(np.minimum, ends)
 
     # --- rows that end ---
 

@@ -21,8 +21,8 @@ class VisiblePositions:
 
     def __init__(self, canvas: Canvas) -> None:
         self.canvas = canvas
-        self.slots = np.full(canvas.open_host.shape, -1)
-        self.moved = np.zeros(canvas.open_host.shape, dtype=bool)
+        self.slots: np.ndarray = np.full(canvas.open_host.shape, -1)
+        self.moved: np.ndarray = np.zeros(canvas.open_host.shape, dtype=bool)
 
     @property
     def which(self) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""Query policies: which positions a row is asked with, the others being as if they were not there, one method a file."""
+"""Query policies: which positions a row is asked with, as if there were no others, one method a file."""
