@@ -32,6 +32,7 @@ from .writing import Writing as Writing
 
 if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
+    from pardec.models.reuse_cache import LayerReuse
 
 
 class Stage(Policy):
@@ -168,6 +169,10 @@ class Cache(Stateful):
 
     def query(self, canvas: Canvas, state: Any) -> QuerySpec:
         raise NotImplementedError
+
+    def layer_reuse(self, layers: int) -> LayerReuse | None:
+        """How much each of so many layers computes of the rows that are `QuerySpec.similar`; None: there are none."""
+        return None
 
     def final(self, state: Any) -> np.ndarray | None:
         """[B] tokens from position 0 on that are final, and so are their K/V, after the forward that was last asked of.

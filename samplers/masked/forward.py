@@ -65,7 +65,9 @@ class MaskedForward:
         self.visible = None if sampler.query is None else VisiblePositions(canvas)
         self.cache: KVCache | None = None
         if sampler.cache.stores or shadow or request.conditions:
-            self.cache = model.new_cache(self.copies * len(canvas), int(canvas.total.max()) + self.shadow)
+            capacity = int(canvas.total.max()) + self.shadow
+            reuse = sampler.cache.layer_reuse(model.layers)
+            self.cache = model.new_cache(self.copies * len(canvas), capacity, reuse=reuse)
         tells = self.cfg is None and type(sampler.cache).final is not Cache.final
         self.reuse = PrefixReuse(model, self.cache if tells else None, len(canvas))
         self.layout = Layout(model, canvas, self.cache, self.copies, self.shadow)
@@ -168,7 +170,14 @@ class MaskedForward:
         positions = np.argsort(~mask, axis=1, kind="stable")[:, : count.max()]
         positions = np.where(np.arange(count.max()) < count[:, None], positions, -1)
         queries = Queries(canvas.rows, np.zeros_like(count), count, shift, positions)
-        return queries if visible is None else replace(queries, slots=visible.slots, counts=visible.counts)
+        if visible is not None:
+            queries = replace(queries, slots=visible.slots, counts=visible.counts)
+        if query.similar is not None:
+            similar = query.similar & (canvas.nfe > 0)
+            if visible is not None:  # what layers keep belongs to a slot
+                similar = similar & ~visible.moved.any(1)
+            queries = replace(queries, similar=similar)
+        return queries
 
     def wanted(self, query: QuerySpec) -> np.ndarray:
         """[B, W] bool: the positions of the active block that are to be predicted."""

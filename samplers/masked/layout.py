@@ -29,11 +29,12 @@ class Queries:
     positions: np.ndarray | None = None
     slots: np.ndarray | None = None  # [n, L + 1] the slot of each position of a row, -1 for none; None: its number
     counts: np.ndarray | None = None  # [n] slots of a row that are valid; None: up to its end
+    similar: np.ndarray | None = None  # [n] bool: rows whose layers compute a share of the queries
 
     @property
     def key(self) -> bytes:
         """The same for queries that are laid in the same way."""
-        parts = (self.start, self.stop, self.shift, self.positions, self.slots, self.counts)
+        parts = (self.start, self.stop, self.shift, self.positions, self.slots, self.counts, self.similar)
         return b"".join(b"" if part is None else part.tobytes() for part in parts)
 
     def of(self, at: int) -> range | tuple[int, ...]:
@@ -78,7 +79,7 @@ class Layout:
 
     def plan_groups(self, queries: Queries) -> tuple[list[Group], Tensor | None]:
         """One plan for each group of rows that query about as much, and each live row's index in the groups in turn."""
-        split = _split(queries.stop - queries.start)
+        split = _split(queries.stop - queries.start, queries.similar)
         groups = [self._group(rows, queries) for rows in split]
         if len(split) == 1:
             return groups, None
@@ -129,6 +130,7 @@ class Layout:
             rows=cache_rows,
             uniform=int(end[0]) if (end == end[0]).all() else None,
             span=None if self.shadow else span,
+            similar=None if queries.similar is None or not queries.similar[rows].any() else put(queries.similar[rows]),
         )
         if self.shadow:
             size = canvas.length + self.shadow
@@ -187,9 +189,14 @@ def visible_open(canvas: Canvas, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(which).to(device), torch.from_numpy(columns).to(device)
 
 
-def _split(width: np.ndarray) -> list[np.ndarray]:
-    """Rows in one group, or in two where the padding saved is worth a forward; [n] indices each."""
+def _split(width: np.ndarray, similar: np.ndarray | None = None) -> list[np.ndarray]:
+    """Rows in one group, or in two where the padding saved is worth a forward; [n] indices each.
+
+    Those that are `similar` [n] bool are apart from others, for which layers compute all queries.
+    """
     rows = np.arange(len(width))
+    if similar is not None and similar.any() and not similar.all():
+        return [rows[~similar], rows[similar]]
     if len(width) == 1 or width.min() == width.max():
         return [rows]
     order = np.argsort(-width, kind="stable")

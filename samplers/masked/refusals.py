@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from pardec.models import finite
+from pardec.models.cuda_graphs.runner import native
 from pardec.models.errors import ModelError, PardecError, SpecError
 
 from ..cards import name_of
 from ..ops.distribution import Distribution
 from .canvas import Canvas
-from .contracts import MaskedSampler, Stage
+from .contracts import Cache, MaskedSampler, Stage
 from .forward import MaskedForward
 from .writing import Writing
 
@@ -30,6 +31,12 @@ def refuse_images(sampler: MaskedSampler) -> None:
         raise SpecError(
             f"{name_of(sampler.inputs[0])} adds to the inputs of masks, and an image's begin with its condition",
             "leave that stage out",
+        )
+    if type(sampler.cache).layer_reuse is not Cache.layer_reuse:
+        raise SpecError(
+            f"{name_of(sampler.cache)} keeps what layers compute at each position, and an image's begin with its "
+            "condition",
+            "use another cache",
         )
     if sampler.query is not None:
         raise SpecError(
@@ -69,6 +76,13 @@ def refuse_queries(sampler: MaskedSampler, model: LanguageModel) -> None:
         raise SpecError(
             f"{name_of(sampler.query)} leaves out masks behind the block, and {model.name} has {attention} attention, "
             "which never sees them",
+            "leave it out",
+        )
+    stack = native(model.decoder)
+    if sampler.query is not None and stack is not None and stack.config.least_window is not None:
+        raise SpecError(
+            f"{name_of(sampler.query)} closes up the slots of what is left, and {model.name} has layers with sliding "
+            "windows, which count them",
             "leave it out",
         )
 
