@@ -52,19 +52,19 @@ class ReuseCache(KVCache):
 
     @property
     def nbytes(self) -> int:
-        return super().nbytes + sum(tensor.nbytes for store in self._kept() for tensor in store.values())
+        return super().nbytes + sum(tensor.nbytes for store in self._by_layer() for tensor in store.values())
 
     def keep(self, rows: Tensor) -> None:
         super().keep(rows)
         with torch.inference_mode(False), torch.no_grad():
-            for store in self._kept():
+            for store in self._by_layer():
                 for layer, tensor in store.items():
                     store[layer] = tensor[self._all(rows).to(tensor.device)]
 
     def grow(self, capacity: int) -> None:
         super().grow(capacity)
         with torch.inference_mode(False), torch.no_grad():
-            for store in self._kept():
+            for store in self._by_layer():
                 for layer, tensor in store.items():
                     store[layer] = F.pad(tensor, (0, 0, 0, self.capacity + 1 - tensor.shape[1]))
 
@@ -133,7 +133,7 @@ class ReuseCache(KVCache):
             known = _projections[layer] = key, principal(layer, self.reuse.rank, dtype)
         return known[1]
 
-    def _kept(self) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    def _by_layer(self) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         return self.projected, self.added
 
 

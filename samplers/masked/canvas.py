@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import CapacityError, SpecError
+from pardec.models.errors import CapacityError
 
 from ..host_transfer import to_host
-from .writing import Revision, Span, Writing
+from .writing import Revision, Span, Writing, refuse_masks
 
 GIVEN = -1  # commit_step of a token that the request gave
 NEVER = -2  # commit_step of a position that was never committed
@@ -103,11 +103,9 @@ class Canvas:
         self.rows = np.arange(len(rows))
         self.prompt, self.total, self.planned = np.array(prompts, dtype=np.int64), total, total
         self.origin = np.zeros_like(self.prompt) if absolute else self.prompt.copy()
-        self.block_causal, self.bounded, self.sliding = block_causal, bounded or block_causal, sliding
-        self.moving = moving
-        self.step = np.zeros(len(rows), dtype=np.int64)
-        self.entry_step = np.zeros(len(rows), dtype=np.int64)
-        self.nfe = np.zeros(len(rows), dtype=np.int64)
+        self.block_causal, self.bounded = block_causal, bounded or block_causal
+        self.sliding, self.moving = sliding, moving
+        self.step, self.entry_step, self.nfe = np.zeros((3, len(rows)), dtype=np.int64)
         self._clocks = np.zeros((len(rows), _CLOCKS), dtype=np.int64)
         self._forwards = 0
         self.entered = np.ones(len(rows), dtype=bool)
@@ -269,7 +267,7 @@ class Canvas:
         self.step = self.step + 1
         self.nfe = self.nfe + 1
         value = self._update(beside)
-        self._refuse_masks()
+        refuse_masks(self.tokens_host, self.open_host | self.given_host, self.mask_id, self.rows)
         return value
 
     def draft(self, chosen: Writing) -> None:
@@ -289,16 +287,6 @@ class Canvas:
             self.open_host[at] = False
         else:
             self._put(which & self.eligible, chosen.tokens, self._forward(), chosen.scores, stays=False)
-
-    def _refuse_masks(self) -> None:
-        """Raises SpecError where a mask that is neither given nor open was written as if it were a token."""
-        wrong = (self.tokens_host == self.mask_id) & ~self.open_host & ~self.given_host
-        if wrong.any():
-            row, position = (int(index[0]) for index in wrong.nonzero())
-            raise SpecError(
-                f"the mask token (id {self.mask_id}) was chosen for position {position} of row {self.rows[row]}",
-                "a stage that wants a position open again names it in Revision.reopen",
-            )
 
     def _forward(self) -> Tensor:
         """[B, 1] the present forward, as `commit_step` records it."""
@@ -340,8 +328,6 @@ class Canvas:
 
     def cut(self, total: np.ndarray) -> None:
         """Ends rows at `total` [B], behind their active blocks; open positions from there on become padding."""
-        if (total == self.total).all():
-            return
         behind = self.open_host & (np.arange(self.length + 1) >= total[:, None])
         self.total, self.to_fill = total, self.to_fill - behind.sum(1)
         self.hi, self.end = np.minimum(self.hi, total), np.minimum(self.end, total)

@@ -28,6 +28,7 @@ from .inputs_at import at_queries, noised
 from .joint import JointRows
 from .last_states import LastStates
 from .layout import Group, Layout, Queries
+from .selection import Selection
 from .visible import VisiblePositions
 
 # Computing only the wanted outputs pays if it saves at least this many values: of the last layer, and of the logits.
@@ -70,6 +71,8 @@ class MaskedForward:
             self.cache = model.new_cache(self.copies * len(canvas), capacity, reuse=reuse)
         tells = self.cfg is None and type(sampler.cache).final is not Cache.final
         self.reuse = PrefixReuse(model, self.cache if tells else None, len(canvas))
+        stored = self.last_states is not None
+        self.selection = Selection(canvas, self.reuse, self.visible, every=self.every, stored=stored)
         self.layout = Layout(model, canvas, self.cache, self.copies, self.shadow)
         self._key = b""
         self._groups: list[Group] = []
@@ -123,68 +126,12 @@ class MaskedForward:
         self._key = b""
 
     def queries(self, query: QuerySpec) -> Queries:
-        """The positions of `query`, and those whose outputs predict the wanted ones.
-
-        The first forward of a row is full, but for a prefix that it reuses. In a shifted family position p is predicted
-        by the output of p - 1, so that the position before the block is queried too, as long as the block's first one
-        is open. Where a query stage leaves positions out, none of them is queried.
-        """
-        canvas = self.canvas
-        new = canvas.nfe == 0
-        shift = np.full(len(canvas), canvas.shift)
-        if query.shifted is not None:
-            shift = np.where(query.shifted, 1, shift)
-        for index in np.flatnonzero(new).tolist():
-            self.reuse.begin(index, canvas.tokens_host[index], int(canvas.lo[index] - shift[index]))
-        first_start = self.reuse.length.copy()
-        order = np.arange(canvas.length)
-        if self.visible is not None:  # of a family that reuses no prefixes
-            if query.mask is None:
-                mask = (order >= query.start[:, None]) & (order < query.stop[:, None])
-            else:
-                mask = query.mask[:, : canvas.length].cpu().numpy()
-            return self._of_mask(self.visible.queried(mask, new), query, shift, self.visible)
-        if new.all():
-            return Queries(canvas.rows, first_start, canvas.end, shift)
-        if query.mask is None:
-            first = canvas.lo if self.every else canvas.first_open
-            start = np.minimum(query.start, np.maximum(first - shift, 0))
-            stop = np.maximum(query.stop, canvas.hi - shift)
-            if new.any():
-                start, stop = np.where(new, first_start, start), np.where(new, canvas.end, stop)
-            return Queries(canvas.rows, start, stop, shift)
-        mask = query.mask[:, : canvas.length].cpu().numpy().copy()
-        if new.any():
-            mask = np.where(new[:, None], (order >= first_start[:, None]) & (order < canvas.end[:, None]), mask)
-        return self._of_mask(mask, query, shift)
-
-    def _of_mask(
-        self, mask: np.ndarray, query: QuerySpec, shift: np.ndarray, visible: VisiblePositions | None = None
-    ) -> Queries:
-        """The queries of `mask` [B, L], to which it adds those that predict the wanted positions of the block."""
-        canvas = self.canvas
-        if self.last_states is None:
-            row, column = np.nonzero(self.wanted(query))
-            mask[row, np.maximum(canvas.window_host[row, column] - shift[row], 0)] = True
-        count = mask.sum(1)
-        positions = np.argsort(~mask, axis=1, kind="stable")[:, : count.max()]
-        positions = np.where(np.arange(count.max()) < count[:, None], positions, -1)
-        queries = Queries(canvas.rows, np.zeros_like(count), count, shift, positions)
-        if visible is not None:
-            queries = replace(queries, slots=visible.slots, counts=visible.counts)
-        if query.similar is not None:
-            similar = query.similar & (canvas.nfe > 0)
-            if visible is not None:  # what layers keep belongs to a slot
-                similar = similar & ~visible.moved.any(1)
-            queries = replace(queries, similar=similar)
-        return queries
+        """The positions of `query`, and those whose outputs predict the wanted ones."""
+        return self.selection.queries(query)
 
     def wanted(self, query: QuerySpec) -> np.ndarray:
         """[B, W] bool: the positions of the active block that are to be predicted."""
-        canvas = self.canvas
-        if self.every:
-            return canvas.active_host
-        return canvas.eligible_host if query.only is None else canvas.eligible_host & query.only.cpu().numpy()
+        return self.selection.wanted(query)
 
     def distribution(
         self, queries: Queries, wanted: np.ndarray, soft: Tensor | None = None

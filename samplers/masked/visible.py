@@ -44,9 +44,9 @@ class VisiblePositions:
         slots = np.where(visible, visible.cumsum(1) - 1, -1)
         self.moved, self.slots = visible & (slots != self.slots), slots
 
-    def queried(self, asked: np.ndarray, new: np.ndarray) -> np.ndarray:
-        """[B, L] bool: those of `asked` [B, L] that are visible, all that moved, and all of the rows `new` [B]."""
-        queried: np.ndarray = self.which & (asked | self.moved[:, :-1] | new[:, None])
+    def queried(self, mask: np.ndarray, new: np.ndarray) -> np.ndarray:
+        """[B, L] bool: those of `mask` [B, L] that are visible, all that moved, and all of the rows `new` [B]."""
+        queried: np.ndarray = self.which & (mask | self.moved[:, :-1] | new[:, None])
         return queried
 
     def keep(self, rows: np.ndarray) -> None:

@@ -94,8 +94,6 @@ class SingularProxyCache(Cache):
         return QuerySpec(start, canvas.end, mask, similar=~full & ~elapsed(canvas, self.response))
 
     def _filled(self, shift: int) -> SingularProxyCache:
-        given = (self.peak, self.first, self.last)
-        peak, first, last = (
-            own if value is None else value for value, own in zip(given, _PUBLISHED[shift], strict=True)
-        )
-        return self if (peak, first, last) == given else replace(self, peak=peak, first=first, last=last)
+        own = (self.peak, self.first, self.last)
+        values = [there if here is None else here for here, there in zip(own, _PUBLISHED[shift], strict=True)]
+        return replace(self, peak=values[0], first=values[1], last=values[2]) if None in own else self

@@ -71,6 +71,6 @@ class AdaptiveLength(Finish):
         first = np.where(ends_host, columns, canvas.length).min(1)
         size = canvas.block_length
         end = np.minimum(canvas.lo + ((first - canvas.lo) // size + 1) * size, canvas.total)
-        given = (~canvas.open_host & (order >= end[:, None]) & (order < canvas.total[:, None])).any(1)
-        total: np.ndarray = np.where(ends_host.any(1) & ~given, end, canvas.total)
+        template = (~canvas.open_host & (order >= end[:, None]) & (order < canvas.total[:, None])).any(1)
+        total: np.ndarray = np.where(ends_host.any(1) & ~template, end, canvas.total)
         return total

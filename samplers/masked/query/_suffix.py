@@ -13,7 +13,7 @@ from ..contracts import Canvas, Query, Request
 class State:
     """What was kept of each row when its block was entered."""
 
-    kept: np.ndarray  # [B, L] bool
+    suffix: np.ndarray  # [B, L] bool
     block: np.ndarray  # [B] where that block begins; -1 before the first
 
 
@@ -24,7 +24,7 @@ class SuffixQuery(Query):
     def start(self, canvas: Canvas) -> State:
         return State(np.zeros((len(canvas), canvas.length), dtype=bool), np.full(len(canvas), -1))
 
-    def kept(self, distance: np.ndarray, canvas: Canvas, request: Request) -> np.ndarray:
+    def survivors(self, distance: np.ndarray, canvas: Canvas, request: Request) -> np.ndarray:
         """[B, L] bool: the masks behind the block that stay.
 
         `distance` [B, L] counts from the first position behind it, which has 0; before that it is negative.
@@ -35,7 +35,7 @@ class SuffixQuery(Query):
         # Of hypotheses of a row, those that are a step further have entered the block as well.
         entered = canvas.entered if canvas.moving else canvas.lo != state.block
         if entered.any():
-            kept = self.kept(np.arange(canvas.length) - canvas.hi[:, None], canvas, request)
-            state.kept = np.where(entered[:, None], kept, state.kept)
+            survivors = self.survivors(np.arange(canvas.length) - canvas.hi[:, None], canvas, request)
+            state.suffix = np.where(entered[:, None], survivors, state.suffix)
             state.block = np.where(entered, canvas.lo, state.block)
-        return state.kept
+        return state.suffix

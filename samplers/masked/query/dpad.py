@@ -41,10 +41,10 @@ class SuffixDropout(SuffixQuery):
     def __post_init__(self) -> None:
         self.require("k", "scale", "window", least=0)
 
-    def kept(self, distance: np.ndarray, canvas: Canvas, request: Request) -> np.ndarray:
+    def survivors(self, distance: np.ndarray, canvas: Canvas, request: Request) -> np.ndarray:
         x = distance * (self.k / max(self.window, 1))
         probability = self.scale / math.sqrt(2 * math.pi) * np.exp(-x * x / 2)
         positions = torch.arange(canvas.length).expand(len(canvas), -1)
         uniform = request.source.uniform(canvas.rows, canvas.lo, positions, "suffix").numpy()
-        kept: np.ndarray = (distance >= 0) & (distance < self.window) & (uniform < probability)
-        return kept
+        survivors: np.ndarray = (distance >= 0) & (distance < self.window) & (uniform < probability)
+        return survivors

@@ -37,7 +37,7 @@ class SuffixWindow(SuffixQuery):
     def __post_init__(self) -> None:
         self.require("window", "tail", least=0)
 
-    def kept(self, distance: np.ndarray, canvas: Canvas, request: Request) -> np.ndarray:
+    def survivors(self, distance: np.ndarray, canvas: Canvas, request: Request) -> np.ndarray:
         last = np.arange(canvas.length) >= canvas.total[:, None] - self.tail
-        kept: np.ndarray = ((distance >= 0) & (distance < self.window)) | last
-        return kept
+        survivors: np.ndarray = ((distance >= 0) & (distance < self.window)) | last
+        return survivors
