@@ -62,6 +62,8 @@ class ReuseCache(KVCache):
                     store[layer] = tensor[self._all(rows).to(tensor.device)]
 
     def grow(self, capacity: int) -> None:
+        if capacity <= self.capacity:
+            return
         super().grow(capacity)
         with torch.inference_mode(False), torch.no_grad():
             for store in self._by_layer():
@@ -69,9 +71,9 @@ class ReuseCache(KVCache):
                     store[layer] = F.pad(tensor, (0, 0, 0, self.capacity + 1 - tensor.shape[1]))
 
     def put(self, rows: Tensor, other: KVCache) -> None:
-        """As of K and V; nothing else is read of a row before its first forward."""
+        """Of K and V alone: what layers keep is not read before a row's first forward has written it."""
+        self.grow(other.capacity)
         super().put(rows, other)
-        self.grow(self.capacity)
 
     def through(self, layer: DecoderLayer, h: Tensor, step: LayerPass, index: int) -> Tensor:
         """States h [B * Q, E] through the layer at `index`, which is not the first, of queries that are stored."""
