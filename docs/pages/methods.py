@@ -30,7 +30,7 @@ STAGES = {
     "select": "which candidates are committed",
     "widen": "which further candidates are committed",
     "revise": "what is taken back or overwritten",
-    "finish": "when a row is done, or all the rest is committed at once",
+    "finish": "when a row is done or ends sooner, or all the rest is committed at once",
     "draft": "where drafted tokens come from",
     "shape": "how a draft model's proposals form a tree",
     "length": "how many tokens are drafted each round",

@@ -289,7 +289,7 @@ class Revise(Stateful):
 
 
 class Finish(Stage):
-    """Ends rows early."""
+    """Ends rows early, fills them, or cuts them short."""
 
     def done(self, canvas: Canvas, request: Request) -> np.ndarray:
         """After each commit: the rows that end though positions are open, [B] bool on the host."""
