@@ -9,7 +9,8 @@ SPA-Cache: Singular Proxies for Adaptive Caching in Diffusion Language Models, h
     rho_l = ratio * last^(((l / N - peak) / (1 - peak))^2) from there on
 
 P has the largest singular directions of the layer's value projection, by their values. Of a token that is not computed
-K and V stay, and what the layer added to its state is added again. The shares at both ends of the stack, `first` and
+K and V stay, and what the layer added to its state is added again: a layer keeps its width and `rank` more values of
+each token than K and V. The shares at both ends of the stack, `first` and
 `last`, are of `ratio`; by default they and `peak` are the published ones, 0.12, 0.52 and 0.75 for LLaDA, and where rows
 are shifted, as Dream's are, 1/6, 5/6 and 0.5. What a trace calls queried, the first layer has computed.
 Deviates from the authors' code, which computes K and V of the whole answer in every layer at every step, and the prompt
