@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from torch import Tensor
 
+from pardec.models.cuda_graphs.runner import native
 from pardec.models.errors import SpecError
 
 from ..ops.distribution import Distribution
@@ -126,6 +127,23 @@ class Query(Stateful):
     Positions keep their numbers, so that those that are left are rotated as ever. A row is asked in full, as far as it
     is visible, whenever what is visible of it changes.
     """
+
+    def fit(self, model: LanguageModel) -> Self:
+        name, attention = self.registered[0], model.decoding_config.attention
+        if attention != "bidirectional":
+            raise SpecError(
+                f"{name} leaves out masks behind the block, and {model.name} has {attention} attention, which never "
+                "sees them",
+                "leave it out",
+            )
+        stack = native(model.decoder)
+        if stack is not None and stack.config.least_window is not None:
+            raise SpecError(
+                f"{name} closes up the slots of what is left, and {model.name} has layers with sliding windows, which "
+                "count them",
+                "leave it out",
+            )
+        return self
 
     def visible(self, canvas: Canvas, request: Request, state: Any) -> np.ndarray:
         """Before each forward: [B, L] bool on the host.

@@ -39,7 +39,7 @@ from .decision import Decision, at_least_one
 from .finishing import row_ends, with_fill
 from .forward import MaskedForward
 from .recorder import Before, TraceRecorder
-from .refusals import Read, demand_finite, mask_chosen, refuse_blocks, refuse_images, refuse_queries
+from .refusals import Read, demand_finite, mask_chosen, refuse_blocks, refuse_images
 from .writing import Revision, Writing
 
 
@@ -91,7 +91,6 @@ class MaskedLoop:
         demand_head(model)
         sampler = fit(sampler, model)
         refuse_blocks(sampler, model)
-        refuse_queries(sampler, model)
         if sampler.select.reference_sampler is not None:
             text = _reference_text(model, sampler.select.reference_sampler, sampler, request)
             request = replace(request, finished=text)

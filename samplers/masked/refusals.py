@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from pardec.models import finite
-from pardec.models.cuda_graphs.runner import native
 from pardec.models.errors import ModelError, PardecError, SpecError
 
 from ..cards import name_of
@@ -65,24 +64,6 @@ def refuse_blocks(sampler: MaskedSampler, model: LanguageModel) -> None:
         raise SpecError(
             f"{name_of(block)} moves blocks, and {model.name} has {model.decoding_config.attention} attention, which "
             "fixes them",
-            "leave it out",
-        )
-
-
-def refuse_queries(sampler: MaskedSampler, model: LanguageModel) -> None:
-    """Raises SpecError where a query stage leaves out what the model does not see anyway."""
-    attention = model.decoding_config.attention
-    if sampler.query is not None and attention != "bidirectional":
-        raise SpecError(
-            f"{name_of(sampler.query)} leaves out masks behind the block, and {model.name} has {attention} attention, "
-            "which never sees them",
-            "leave it out",
-        )
-    stack = native(model.decoder)
-    if sampler.query is not None and stack is not None and stack.config.least_window is not None:
-        raise SpecError(
-            f"{name_of(sampler.query)} closes up the slots of what is left, and {model.name} has layers with sliding "
-            "windows, which count them",
             "leave it out",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -243,6 +244,14 @@ def test_slots_are_those_of_what_is_left() -> None:
 def test_models_that_see_nothing_behind_the_block_refuse_it(name: str, family: str, cache: str) -> None:
     with pytest.raises(SpecError, match="which never sees them"):
         fill(toy(family), f"{name}+threshold@{cache}", prompts((3,)), 8)
+
+
+def test_sliding_windows_refuse_it() -> None:
+    """They count slots, which are closed up."""
+    model = toy()
+    model.decoder.config = replace(model.decoder.config, window=4)
+    with pytest.raises(SpecError, match="layers with sliding windows"):
+        fill(model, "suffix+threshold", prompts((3,)), 8)
 
 
 def test_two_of_them_are_refused_and_so_are_values_out_of_range() -> None:
