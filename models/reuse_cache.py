@@ -1,7 +1,7 @@
 """A cache by which layers compute the queries whose inputs have changed most, and keep what they made of the others.
 
     x  = the input of a layer's attention at a query;  c = cos(P x, P x'), x' the one of the forward before
-    of a row that is `similar`, the layer computes the round(share n) of its n queries with the least c, at least one;
+    of a row that is `similar`, the layer computes the floor(share n) of its n queries with the least c, at least one;
     at the others, its K and V and what it added to the states stay those that it computed last
 
 P has the directions of the largest singular values of the layer's value projection, times these: P x is as far from

@@ -14,7 +14,8 @@ each token than K and V. The shares at both ends of the stack, `first` and
 `last`, are of `ratio`; by default they and `peak` are the published ones, 0.12, 0.52 and 0.75 for LLaDA, and where rows
 are shifted, as Dream's are, 1/6, 5/6 and 0.5. What a trace calls queried, the first layer has computed.
 Deviates from the authors' code, which computes K and V of the whole answer in every layer at every step, and the prompt
-once more in the first layer, where it cannot have changed.
+once more in the first layer, where it cannot have changed; cosines are rounded to 2^-16, so that tokens that have not
+changed tie in any batch.
 Exact: no, but for `refresh=1`.
 """
 

@@ -8,9 +8,9 @@ DPad: Efficient Diffusion Language Models with Suffix Dropout, https://arxiv.org
 Drawn when a block is entered, by the row's seed, the block and the position. Every position keeps its number, and with
 it the angles of its keys. What is left out is neither queried nor attended to: a forward is shorter, with any cache.
 The paper's settings are k 4, scale 2, window 256 for GSM8K, and 3, 2.3, 512 for HumanEval.
-Deviates from the authors' code: d is 0 at the first position behind the block (the part of the code that draws was not
-at hand); tokens that were given behind the block stay; a row ends by `eos`, where it fills all blocks behind one that
-has an end token.
+Deviates from the authors' code: tokens that were given behind the block stay; a row ends by `eos`, where it fills all
+blocks behind one that has an end token. That d is 0 at the first position behind the block, and that each mask is drawn
+by itself, is pardec's reading of the rule: the part of the code that draws has not been compared.
 Exact: no.
 """
 
