@@ -19,6 +19,7 @@ from .kv_cache import KVCache
 from .layer import DecoderLayer, LayerPass
 from .layer_groups import group_of
 from .plan import Plan, plan_on
+from .reuse_cache import ReuseCache
 from .rope import GridRope, Rope
 from .sparse_layer import SparseLayer
 
@@ -111,7 +112,8 @@ class Decoder(nn.Module):
         h = self._enter(plan, chosen).flatten(0, 1)  # [B * Q, E]: one matmul costs less than one for each row
         taps: dict[int, Tensor] = {-1: h.view(*plan.tokens.shape, -1)} if -1 in plan.hidden else {}
         passes: dict[tuple[torch.device, AttentionConfig | None], LayerPass] = {}
-        narrowed = plan.narrow and self._narrows(plan)
+        reuse = cache if isinstance(cache, ReuseCache) else None
+        narrowed = plan.narrow and reuse is None and self._narrows(plan)
         queries: list[Tensor] = []
         entry: Tensor | None = None  # the input of a group of layers that run in parallel
         for index, layer in enumerate(self.layers):
@@ -134,7 +136,11 @@ class Decoder(nn.Module):
                 h = h + layer.changes(entry, step, index)
             else:
                 # Not layer(...): accelerate replaces forward itself, and a call costs more.
-                h = layer.forward(h, step, index, picked)
+                if reuse is None or index == 0:
+                    h = layer.forward(h, step, index, picked)
+                else:
+                    assert isinstance(layer, DecoderLayer)
+                    h = reuse.through(layer, h, step, index)
             if index in plan.hidden:
                 taps[index] = h.view(*plan.tokens.shape, -1)
         shape = plan.want.shape if narrowed else plan.tokens.shape

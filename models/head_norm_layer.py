@@ -46,8 +46,8 @@ class BehindNormLayer(HeadNormLayer):
         super().__init__(config)
         del self.attn_norm, self.mlp_norm
 
-    def _attention(self, h: Tensor, step: LayerPass, index: int, picked: Tensor | None) -> Tensor:
-        return self._attend(h, h, step, index, picked)
+    def inputs(self, h: Tensor, ops: Ops) -> Tensor:
+        return h
 
     def _mlp(self, h: Tensor, step: LayerPass) -> Tensor:
         assert self.post_mlp_norm is not None

@@ -86,8 +86,12 @@ class DecoderLayer(nn.Module):
         """[B * Q, E] what attention and MLP add to states h [B * Q, E], if both read h itself."""
         return (self._attention(h, step, index, None) - h) + (self._mlp(h, step) - h)
 
+    def inputs(self, h: Tensor, ops: Ops) -> Tensor:
+        """What attention reads of states h [B * Q, E]."""
+        return ops.norm(h, self.attn_norm, self.config.norm_eps)
+
     def _attention(self, h: Tensor, step: LayerPass, index: int, picked: Tensor | None) -> Tensor:
-        return self._attend(h, step.ops.norm(h, self.attn_norm, self.config.norm_eps), step, index, picked)
+        return self._attend(h, self.inputs(h, step.ops), step, index, picked)
 
     def _attend(self, h: Tensor, inputs: Tensor, step: LayerPass, index: int, picked: Tensor | None) -> Tensor:
         """h [B * Q, E], or its `picked` queries, plus attention among `inputs` [B * Q, I], which the norm gives."""

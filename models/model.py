@@ -21,6 +21,7 @@ from .kv_stores.contracts import Store
 from .loading.quantize import weight_bytes
 from .plan import Plan, Visible
 from .prefix_cache import PrefixCache
+from .reuse_cache import LayerReuse, ReuseCache
 from .stack import Stack
 
 if TYPE_CHECKING:
@@ -157,19 +158,28 @@ class LanguageModel:
         return mixed if self.embedding_scale == 1 else mixed * self.embedding_scale
 
     def new_cache(
-        self, batch: int, capacity: int, *, scratch: int = 0, shared: int = 0, store: Store | None = None
+        self,
+        batch: int,
+        capacity: int,
+        *,
+        scratch: int = 0,
+        shared: int = 0,
+        store: Store | None = None,
+        reuse: LayerReuse | None = None,
     ) -> KVCache:
         """An empty cache. Raises CapacityError past the length to which this checkpoint can be run faithfully.
 
         `scratch` more slots are for tree drafts, whose nodes take more slots than positions. The first `shared` slots
         are in memory once for all rows: CacheError says where they cannot be. With a `store` only the newest slots are
-        kept as they are, and none can be shared.
+        kept as they are, and none can be shared. With `reuse`, layers keep what they computed of a query as well.
         """
         if self.limit is not None and capacity > self.limit:
             raise CapacityError(
                 f"{self.name} is run up to {self.limit} positions and {capacity} are requested",
                 f"its attention or its positions change past that: keep prompt and generation within {self.limit}",
             )
+        if reuse is not None:
+            return self._reuse_cache(reuse, batch, capacity + scratch)
         if store is not None:
             return self._stored_cache(store, batch, capacity, scratch)
         if not shared:
@@ -178,6 +188,16 @@ class LanguageModel:
             raise CacheError(f"rows of {self.name} cannot share their first {shared} slots: {reason}", "share none")
         assert isinstance(self.decoder, Decoder), "others have a reason"
         return self.decoder.new_cache(batch, capacity + scratch, shared)
+
+    def _reuse_cache(self, reuse: LayerReuse, batch: int, capacity: int) -> KVCache:
+        if self.processes > 1:
+            raise ModelError(
+                f"processes share {self.name}, and each would compare queries by its own share of the values",
+                "use a cache that does not compare them",
+            )
+        # Of the native stack without graphs: how many queries a layer computes differs from layer to layer.
+        plain = (native(self.decoder) or self.decoder).new_cache(batch, capacity)
+        return ReuseCache(plain, reuse, width=self.width, version=self.weights_version)
 
     def _stored_cache(self, store: Store, batch: int, capacity: int, scratch: int) -> KVCache:
         stack = native(getattr(self.decoder, "base", self.decoder))

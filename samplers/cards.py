@@ -20,12 +20,12 @@ from .outline import Unreadable, annotation, explanation, outlines
 from .spec import Policy, format_value
 
 Family = Literal["masked", "ar", "continuous", "scales"]
-MASKED = ("block", "branch", "inputs", "logits", "propose", "select", "widen", "revise", "finish", "cache")
+MASKED = ("block", "branch", "query", "inputs", "logits", "propose", "select", "widen", "revise", "finish", "cache")
 AUTOREGRESSIVE = ("draft", "shape", "length", "logits", "accept", "cache", "texts")
 CONTINUOUS = ("vectors",)
 SCALES = ("maps",)
 SINGLE = frozenset(
-    {"block", "branch", "propose", "select", "cache", "draft", "shape", "length", "accept", "texts"}
+    {"block", "branch", "query", "propose", "select", "cache", "draft", "shape", "length", "accept", "texts"}
 )  # stages of one method at most
 STAGES = tuple(dict.fromkeys((*MASKED, *AUTOREGRESSIVE, *CONTINUOUS, *SCALES)))
 STAGES_OF: Mapping[Family, tuple[str, ...]] = {

@@ -55,6 +55,11 @@ CONTRACTS = {
         ("draft", "survivors"),
         "what a hypothesis adds, [N, W] bool; indices [n]",
     ),
+    "query": (
+        "which positions a row is asked with; the others are as if they were not there",
+        ("visible",),
+        "[B, L] bool on the host",
+    ),
     "inputs": (
         "what is added to the embeddings of open positions",
         ("soft", "observe"),
@@ -65,7 +70,11 @@ CONTRACTS = {
     "select": ("which candidates are committed", ("select",), "[B, W] bool, or a `Choice` with tokens of its own"),
     "widen": ("which further candidates are committed, or fewer", ("widen",), "[B, W] bool"),
     "revise": ("which committed tokens are masked again or overwritten", ("revise",), "a `Revision`"),
-    "finish": ("which rows are done, or committed at once (`fill`)", ("done",), "[B] bool on the host"),
+    "finish": (
+        "which rows are done, committed at once (`fill`), or end sooner (`cut`)",
+        ("done",),
+        "[B] bool on the host",
+    ),
     "cache": ("which positions a forward computes", ("query",), "a `QuerySpec`: a span of each row, or a mask"),
     "draft": (
         "where drafted tokens come from",

@@ -164,7 +164,7 @@ def _measure(
             elif name != "pardec":
                 same[name] = _same(name, result, finished, call, model.network.dtype)
         splits.append(split(network, call))
-        if isinstance(call, Call) and _cached(call):
+        if isinstance(call, Call) and _cached(call) and _whole_layers(model, call):
             uncached_steps.append(uncached(model.language_model, call))
     last = splits[-1]
     ours = finished.latents if finished.latents is not None else finished.tokens
@@ -185,7 +185,7 @@ def _measure(
         "split_s": parts,
         "clock_s": clock,
         "decision_and_host": (parts["decision"] + parts["host"]) / sum(parts.values()),
-        **_floor(model, last, step, measured),
+        **_floor(model, last, step, measured, known=_whole_layers(model, call)),
         **_predict(model, last, times["pardec"], uncached_steps[1:], measured),
         "tokens_fed": sum(finished.tokens_fed) + finished.padding,
         "forwards": _forwards(model),
@@ -211,9 +211,9 @@ def _parts(splits: Sequence[Split], whole: Sequence[float], device: torch.device
     return parts | {"host": parts["host"] - clock}, clock
 
 
-def _floor(model: pardec.Model, run: Split, step: float, measured: Rates) -> dict[str, Any]:
-    """The floor of a step; None for stacks that are not native, and for continuous tokens."""
-    stack = native(model.network.decoder) if isinstance(model.network, LanguageModel) else None
+def _floor(model: pardec.Model, run: Split, step: float, measured: Rates, *, known: bool) -> dict[str, Any]:
+    """The floor of a step; None for stacks that are not native, for continuous tokens, and where it is not `known`."""
+    stack = native(model.network.decoder) if known and isinstance(model.network, LanguageModel) else None
     if stack is None:
         return {"floor": None, "over_floor": None, "rates": asdict(measured)}
     whole = floor(stack, run.fed, run.heads, measured)
@@ -225,6 +225,12 @@ def _floor(model: pardec.Model, run: Split, step: float, measured: Rates) -> dic
         "step_s": whole.seconds / run.steps,
     }
     return {"floor": each, "over_floor": step / each["step_s"], "rates": asdict(measured)}
+
+
+def _whole_layers(model: pardec.Model, call: Call | ClassCall) -> bool:
+    """Whether every layer computes all queries of a forward, from whose number its operations then follow."""
+    sampler = call.sampler
+    return not isinstance(sampler, MaskedSampler) or sampler.cache.layer_reuse(model.language_model.layers) is None
 
 
 def _cached(call: Call) -> bool:

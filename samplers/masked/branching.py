@@ -59,7 +59,7 @@ def refuse_branches(sampler: MaskedSampler, memory: dict[int, Any], *, logprobs:
         )
     if sampler.block is not None:
         raise SpecError(f"{name} and {name_of(sampler.block)} each decide what a forward is asked", "keep one")
-    for stage in (*sampler.revise, *(stage for stage in sampler.finish if stage.fills)):
+    for stage in (*sampler.revise, *(stage for stage in sampler.finish if stage.fills or stage.cuts)):
         raise SpecError(
             f"{name} commits several steps at once, and {name_of(stage)} acts between them", "leave one out"
         )

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import CapacityError, SpecError
+from pardec.models.errors import CapacityError
 
 from ..host_transfer import to_host
-from .writing import Revision, Span, Writing
+from .writing import Revision, Span, Writing, refuse_masks
 
 GIVEN = -1  # commit_step of a token that the request gave
 NEVER = -2  # commit_step of a position that was never committed
@@ -25,7 +25,7 @@ _OPEN = -2  # stands for a mask where tokens are read back; -1 is a position of 
 _CLOCKS = 64  # forwards there is room for at first
 _LONGEST = np.iinfo(np.int16).max  # that commit_step can count
 _ROWS = (
-    "rows", "prompt", "total", "origin", "lo", "hi", "end", "step", "entry_step", "nfe", "entered", "left",
+    "rows", "prompt", "total", "planned", "origin", "lo", "hi", "end", "step", "entry_step", "nfe", "entered", "left",
     "first_open",
 )  # fmt: skip
 _TENSORS = ("tokens", "open", "commit_step", "commit_score", "window", "eligible")
@@ -44,7 +44,7 @@ class Canvas:
         commit_step: [B, L + 1] int16, the forward that committed a position, or GIVEN or NEVER.
         commit_score: [B, L + 1] float32, the score it was committed with.
         rows: [B] index of each live row in the request.
-        prompt, total: [B] where generation begins and the row ends.
+        prompt, total: [B] where generation begins and the row ends. `planned`: [B] where it was to end at the start.
         lo, hi: [B] the active block, the one with the first open position, or with `sliding` beginning at it.
         entered: [B] bool, whether the row has come to this block just now.
         end: [B] how far a forward may see: `total`, or the block's end in families that see nothing behind it.
@@ -101,13 +101,11 @@ class Canvas:
         self.commit_step = torch.where(self.open, NEVER, GIVEN).to(torch.int16)
         self.commit_score = torch.zeros_like(self.tokens, dtype=torch.float32)
         self.rows = np.arange(len(rows))
-        self.prompt, self.total = np.array(prompts, dtype=np.int64), total
+        self.prompt, self.total, self.planned = np.array(prompts, dtype=np.int64), total, total
         self.origin = np.zeros_like(self.prompt) if absolute else self.prompt.copy()
-        self.block_causal, self.bounded, self.sliding = block_causal, bounded or block_causal, sliding
-        self.moving = moving
-        self.step = np.zeros(len(rows), dtype=np.int64)
-        self.entry_step = np.zeros(len(rows), dtype=np.int64)
-        self.nfe = np.zeros(len(rows), dtype=np.int64)
+        self.block_causal, self.bounded = block_causal, bounded or block_causal
+        self.sliding, self.moving = sliding, moving
+        self.step, self.entry_step, self.nfe = np.zeros((3, len(rows)), dtype=np.int64)
         self._clocks = np.zeros((len(rows), _CLOCKS), dtype=np.int64)
         self._forwards = 0
         self.entered = np.ones(len(rows), dtype=bool)
@@ -269,7 +267,7 @@ class Canvas:
         self.step = self.step + 1
         self.nfe = self.nfe + 1
         value = self._update(beside)
-        self._refuse_masks()
+        refuse_masks(self.tokens_host, self.open_host | self.given_host, self.mask_id, self.rows)
         return value
 
     def draft(self, chosen: Writing) -> None:
@@ -289,16 +287,6 @@ class Canvas:
             self.open_host[at] = False
         else:
             self._put(which & self.eligible, chosen.tokens, self._forward(), chosen.scores, stays=False)
-
-    def _refuse_masks(self) -> None:
-        """Raises SpecError where a mask that is neither given nor open was written as if it were a token."""
-        wrong = (self.tokens_host == self.mask_id) & ~self.open_host & ~self.given_host
-        if wrong.any():
-            row, position = (int(index[0]) for index in wrong.nonzero())
-            raise SpecError(
-                f"the mask token (id {self.mask_id}) was chosen for position {position} of row {self.rows[row]}",
-                "a stage that wants a position open again names it in Revision.reopen",
-            )
 
     def _forward(self) -> Tensor:
         """[B, 1] the present forward, as `commit_step` records it."""
@@ -336,10 +324,21 @@ class Canvas:
 
     def close(self, rows: np.ndarray) -> None:
         """Ends these rows ([B] bool): their open positions become padding and stay uncommitted."""
-        which = self.open & torch.from_numpy(rows).to(self.open.device)[:, None]
-        self.given_host = self.given_host | (self.open_host & rows[:, None])
-        self.tokens.masked_fill_(which, self.pad_id)
-        self.open &= ~which
+        self._pad(self.open_host & rows[:, None])
+
+    def cut(self, total: np.ndarray) -> None:
+        """Ends rows at `total` [B], behind their active blocks; open positions from there on become padding."""
+        behind = self.open_host & (np.arange(self.length + 1) >= total[:, None])
+        self.total, self.to_fill = total, self.to_fill - behind.sum(1)
+        self.hi, self.end = np.minimum(self.hi, total), np.minimum(self.end, total)
+        self._pad(behind)
+
+    def _pad(self, which: np.ndarray) -> None:
+        """Open positions `which` [B, L + 1] become padding and stay uncommitted."""
+        on_device = torch.from_numpy(which).to(self.open.device)
+        self.given_host = self.given_host | which
+        self.tokens.masked_fill_(on_device, self.pad_id)
+        self.open &= ~on_device
         self._update()
 
     def begin(self, step: np.ndarray) -> None:

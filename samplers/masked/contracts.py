@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from torch import Tensor
 
+from pardec.models.cuda_graphs.runner import native
 from pardec.models.errors import SpecError
 
 from ..ops.distribution import Distribution
@@ -32,6 +33,7 @@ from .writing import Writing as Writing
 
 if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
+    from pardec.models.reuse_cache import LayerReuse
 
 
 class Stage(Policy):
@@ -119,6 +121,38 @@ class Branch(Stage):
         raise NotImplementedError
 
 
+class Query(Stateful):
+    """Which positions a row is asked with; the others are as if they were not there: neither queried nor attended to.
+
+    Positions keep their numbers, so that those that are left are rotated as ever. A row is asked in full, as far as it
+    is visible, whenever what is visible of it changes.
+    """
+
+    def fit(self, model: LanguageModel) -> Self:
+        name, attention = self.registered[0], model.decoding_config.attention
+        if attention != "bidirectional":
+            raise SpecError(
+                f"{name} leaves out masks behind the block, and {model.name} has {attention} attention, which never "
+                "sees them",
+                "leave it out",
+            )
+        stack = native(model.decoder)
+        if stack is not None and stack.config.least_window is not None:
+            raise SpecError(
+                f"{name} closes up the slots of what is left, and {model.name} has layers with sliding windows, which "
+                "count them",
+                "leave it out",
+            )
+        return self
+
+    def visible(self, canvas: Canvas, request: Request, state: Any) -> np.ndarray:
+        """Before each forward: [B, L] bool on the host.
+
+        The loop itself adds everything up to the end of the active block, and what is not open.
+        """
+        raise NotImplementedError
+
+
 class Cache(Stateful):
     """Which positions a forward queries.
 
@@ -153,6 +187,10 @@ class Cache(Stateful):
 
     def query(self, canvas: Canvas, state: Any) -> QuerySpec:
         raise NotImplementedError
+
+    def layer_reuse(self, layers: int) -> LayerReuse | None:
+        """How much each of so many layers computes of the rows that are `QuerySpec.similar`; None: there are none."""
+        return None
 
     def final(self, state: Any) -> np.ndarray | None:
         """[B] tokens from position 0 on that are final, and so are their K/V, after the forward that was last asked of.
@@ -269,7 +307,7 @@ class Revise(Stateful):
 
 
 class Finish(Stage):
-    """Ends rows early."""
+    """Ends rows early, fills them, or cuts them short."""
 
     def done(self, canvas: Canvas, request: Request) -> np.ndarray:
         """After each commit: the rows that end though positions are open, [B] bool on the host."""
@@ -284,10 +322,20 @@ class Finish(Stage):
         """Before each commit: the rows whose open positions are all committed at once instead, [B] bool on the host."""
         raise NotImplementedError
 
+    @property
+    def cuts(self) -> bool:
+        """Whether it defines `cut`."""
+        return type(self).cut is not Finish.cut
+
+    def cut(self, predictions: Predictions, canvas: Canvas, request: Request) -> np.ndarray:
+        """In a step that enters a block, before its commit: where rows end from now on, behind their block; [B]."""
+        raise NotImplementedError
+
 
 BASES: Mapping[str, type[Stage]] = {
     "block": Block,
     "branch": Branch,
+    "query": Query,
     "inputs": Inputs,
     "logits": Logits,
     "propose": Propose,
@@ -315,6 +363,7 @@ class MaskedSampler:
     finish: tuple[Finish, ...]
     block: Block | None = None  # None: the blocks of a grid
     branch: Branch | None = None  # None: a row is asked as itself alone
+    query: Query | None = None  # None: a row is asked with all of its positions
 
     @property
     def revising(self) -> tuple[Revise, ...]:
@@ -324,8 +373,8 @@ class MaskedSampler:
     @property
     def stateful(self) -> tuple[Stateful, ...]:
         """The stages that are handed a state."""
-        block = () if self.block is None else (self.block,)
-        return (self.cache, *block, *self.inputs, *self.logits, self.select, *self.widen, *self.revise)
+        single = tuple(stage for stage in (self.block, self.query) if stage is not None)
+        return (self.cache, *single, *self.inputs, *self.logits, self.select, *self.widen, *self.revise)
 
     @property
     def stages(self) -> tuple[Stage, ...]:

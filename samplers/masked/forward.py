@@ -28,6 +28,8 @@ from .inputs_at import at_queries, noised
 from .joint import JointRows
 from .last_states import LastStates
 from .layout import Group, Layout, Queries
+from .selection import Selection
+from .visible import VisiblePositions
 
 # Computing only the wanted outputs pays if it saves at least this many values: of the last layer, and of the logits.
 _NARROW_GAIN = 2000
@@ -46,7 +48,8 @@ class MaskedForward:
         self.copies = 1 if self.cfg is None else 2
         self.given = None if self.cfg is None else canvas.commit_step == GIVEN
         self.every = bool(sampler.revising)  # committed positions of the block are predicted too
-        self.whole = any(stage.fills for stage in sampler.finish)  # any query may be read afterwards
+        self.fills = any(stage.fills for stage in sampler.finish)
+        self.cuts = any(stage.cuts for stage in sampler.finish)
         shadow = any(stage.needs_shadow for stage in sampler.revising)
         if shadow and model.follows_canvas:
             raise SpecError(
@@ -60,16 +63,21 @@ class MaskedForward:
         self.request = request
         self.counts: Tensor | None = None  # [B, V] how often each token occurs in a row, for penalties
         self.last_states = LastStates(model, canvas) if sampler.cache.reuses_predictions else None
+        self.visible = None if sampler.query is None else VisiblePositions(canvas)
         self.cache: KVCache | None = None
         if sampler.cache.stores or shadow or request.conditions:
-            self.cache = model.new_cache(self.copies * len(canvas), int(canvas.total.max()) + self.shadow)
+            capacity = int(canvas.total.max()) + self.shadow
+            reuse = sampler.cache.layer_reuse(model.layers)
+            self.cache = model.new_cache(self.copies * len(canvas), capacity, reuse=reuse)
         tells = self.cfg is None and type(sampler.cache).final is not Cache.final
         self.reuse = PrefixReuse(model, self.cache if tells else None, len(canvas))
+        stored = self.last_states is not None
+        self.selection = Selection(canvas, self.reuse, self.visible, every=self.every, stored=stored)
         self.layout = Layout(model, canvas, self.cache, self.copies, self.shadow)
         self._key = b""
         self._groups: list[Group] = []
         self._order: Tensor | None = None
-        self._hidden: list[Hidden] = []  # the last forward's outputs, one a group; kept if `whole`
+        self._hidden: list[Hidden] = []  # the last forward's outputs, one a group; kept if it is `whole`
         self._raw: list[RowDistribution] = []  # what it predicts for the block, one a group; if the request records it
         self._runs: list[finite.Run] = []  # the last forward, one a group
         self.highest = torch.zeros((), device=canvas.tokens.device)  # summed over all logits so far: see `finite`
@@ -79,10 +87,16 @@ class MaskedForward:
         """How many sequences a row is run as: 2 under guidance."""
         return self.copies * (1 if self.cache is None else self.cache.copies)
 
+    @property
+    def whole(self) -> bool:
+        """Whether any query of the present step's forward may be read after it."""
+        return self.fills or (self.cuts and bool(self.canvas.entered.any()))
+
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows, in the cache as well."""
-        if self.last_states is not None:
-            self.last_states.keep(rows)
+        for state in (self.last_states, self.visible):
+            if state is not None:
+                state.keep(rows)
         if self.given is not None:
             self.given = self.given[torch.from_numpy(rows).to(self.given.device)]
         self.allowed.keep(rows)
@@ -101,8 +115,9 @@ class MaskedForward:
             self.given = self.canvas.commit_step == GIVEN  # no forward has changed that
         self.allowed.put(where, other.allowed)
         self.joints.put(where, other.joints)
-        if self.last_states is not None:
-            self.last_states.put()
+        for state in (self.last_states, self.visible):
+            if state is not None:
+                state.put()
         if self.request.conditions and self.cache is not None and other.cache is not None:
             put_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
         elif self.cache is not None and other.cache is not None:
@@ -111,47 +126,12 @@ class MaskedForward:
         self._key = b""
 
     def queries(self, query: QuerySpec) -> Queries:
-        """The positions of `query`, and those whose outputs predict the wanted ones.
-
-        The first forward of a row is full, but for a prefix that it reuses. In a shifted family position p is predicted
-        by the output of p - 1, so that the position before the block is queried too, as long as the block's first one
-        is open.
-        """
-        canvas = self.canvas
-        new = canvas.nfe == 0
-        shift = np.full(len(canvas), canvas.shift)
-        if query.shifted is not None:
-            shift = np.where(query.shifted, 1, shift)
-        for index in np.flatnonzero(new).tolist():
-            self.reuse.begin(index, canvas.tokens_host[index], int(canvas.lo[index] - shift[index]))
-        first_start = self.reuse.length.copy()
-        if new.all():
-            return Queries(canvas.rows, first_start, canvas.end, shift)
-        if query.mask is None:
-            first = canvas.lo if self.every else canvas.first_open
-            start = np.minimum(query.start, np.maximum(first - shift, 0))
-            stop = np.maximum(query.stop, canvas.hi - shift)
-            if new.any():
-                start, stop = np.where(new, first_start, start), np.where(new, canvas.end, stop)
-            return Queries(canvas.rows, start, stop, shift)
-        mask = query.mask[:, : canvas.length].cpu().numpy().copy()
-        if new.any():
-            order = np.arange(canvas.length)
-            mask = np.where(new[:, None], (order >= first_start[:, None]) & (order < canvas.end[:, None]), mask)
-        if self.last_states is None:
-            row, column = np.nonzero(self.wanted(query))
-            mask[row, np.maximum(canvas.window_host[row, column] - shift[row], 0)] = True
-        count = mask.sum(1)
-        positions = np.argsort(~mask, axis=1, kind="stable")[:, : count.max()]
-        positions = np.where(np.arange(count.max()) < count[:, None], positions, -1)
-        return Queries(canvas.rows, np.zeros_like(count), count, shift, positions)
+        """The positions of `query`, and those whose outputs predict the wanted ones."""
+        return self.selection.queries(query)
 
     def wanted(self, query: QuerySpec) -> np.ndarray:
         """[B, W] bool: the positions of the active block that are to be predicted."""
-        canvas = self.canvas
-        if self.every:
-            return canvas.active_host
-        return canvas.eligible_host if query.only is None else canvas.eligible_host & query.only.cpu().numpy()
+        return self.selection.wanted(query)
 
     def distribution(
         self, queries: Queries, wanted: np.ndarray, soft: Tensor | None = None
@@ -169,8 +149,8 @@ class MaskedForward:
             # The canvas after a short answer is full of end tokens, which must stay free.
             known = ~canvas.open & torch.from_numpy(canvas.inside).to(canvas.open.device)
             self.counts = token_counts(canvas.tokens, known, self.model.vocab_size, self.request.stop_ids)
-        key = b"".join(x.tobytes() for x in (queries.start, queries.stop, queries.shift, canvas.lo, canvas.hi))
-        if queries.positions is not None or key != self._key:
+        key = queries.key + b"".join(bounds.tobytes() for bounds in (canvas.lo, canvas.hi, canvas.end))
+        if key != self._key:
             self._groups, self._order = self.layout.plan_groups(queries)
             self._key = key
             forward = self.model.run if self.request.conditions else self.model.forward  # conditions are no tokens
@@ -201,6 +181,12 @@ class MaskedForward:
         early = np.arange(canvas.length + 1) - canvas.prompt[:, None] < self.request.min_new_tokens
         return torch.from_numpy(early).to(canvas.tokens.device)
 
+    def max_logits(self) -> np.ndarray:
+        """What `Canvas.max_logits` gives: infinite where nothing is to be queried."""
+        assert self.last_states is not None
+        highest = self.last_states.max_logits()
+        return highest if self.visible is None else np.where(self.visible.which, highest, np.inf)
+
     # --- predictions of the last forward, at any of its positions ---
 
     def has(self, positions: Tensor) -> Tensor:
@@ -209,7 +195,10 @@ class MaskedForward:
             hidden.has(self._doubled(self.model.rows(self._of(positions, group))))[: len(group.want)]
             for group, hidden in zip(self._groups, self._hidden, strict=True)
         ]
-        return torch.cat(each)[self._order] if self._order is not None else each[0]
+        has = torch.cat(each)[self._order] if self._order is not None else each[0]
+        if self.visible is None:
+            return has
+        return has & torch.from_numpy(self.visible.slots >= 0).to(has.device).gather(1, positions)
 
     def at(self, positions: Tensor) -> Distribution:
         """The distribution at `positions` [B, K]."""

@@ -27,6 +27,15 @@ class Queries:
     stop: np.ndarray  # [n]
     shift: np.ndarray  # [n] how far to the left of a position its prediction stands
     positions: np.ndarray | None = None
+    slots: np.ndarray | None = None  # [n, L + 1] the slot of each position of a row, -1 for none; None: its number
+    counts: np.ndarray | None = None  # [n] slots of a row that are valid; None: up to its end
+    similar: np.ndarray | None = None  # [n] bool: rows whose layers compute a share of the queries
+
+    @property
+    def key(self) -> bytes:
+        """The same for queries that are laid in the same way."""
+        parts = (self.start, self.stop, self.shift, self.positions, self.slots, self.counts, self.similar)
+        return b"".join(b"" if part is None else part.tobytes() for part in parts)
 
     def of(self, at: int) -> range | tuple[int, ...]:
         """The positions of the row at index `at`; a range if they have no gaps."""
@@ -70,7 +79,7 @@ class Layout:
 
     def plan_groups(self, queries: Queries) -> tuple[list[Group], Tensor | None]:
         """One plan for each group of rows that query about as much, and each live row's index in the groups in turn."""
-        split = _split(queries.stop - queries.start)
+        split = _split(queries.stop - queries.start, queries.similar)
         groups = [self._group(rows, queries) for rows in split]
         if len(split) == 1:
             return groups, None
@@ -80,6 +89,8 @@ class Layout:
     def _group(self, rows: np.ndarray, queries: Queries) -> Group:
         canvas, device = self.canvas, self.canvas.tokens.device
         start, stop, end = queries.start[rows], queries.stop[rows], canvas.end[rows]
+        if queries.counts is not None:
+            end = queries.counts[rows]
         lo, hi = canvas.lo[rows], canvas.hi[rows]
         width = int((stop - start).max())
         if queries.positions is None:
@@ -96,9 +107,11 @@ class Layout:
         span = None
         if even and queries.positions is None and (start == start[0]).all():
             span = (int(start[0]), int(stop[0]))
-        slots, queried = positions, positions
+        slots, queried, own = positions, positions, block
+        if queries.slots is not None:  # -1 is the bin's column, which has no slot
+            slots, own = (np.take_along_axis(queries.slots[rows], at, 1) for at in (positions, block))
         if self.shadow:
-            queried, slots, want = self._with_shadow(positions, np.where(outside, -1, wanted), want)
+            queried, slots, want = self._with_shadow(positions, slots, np.where(outside, -1, wanted), want)
 
         def put(array: np.ndarray) -> Tensor:
             return torch.from_numpy(np.concatenate([array] * self.copies)).to(device)
@@ -117,10 +130,11 @@ class Layout:
             rows=cache_rows,
             uniform=int(end[0]) if (end == end[0]).all() else None,
             span=None if self.shadow else span,
+            similar=None if queries.similar is None or not queries.similar[rows].any() else put(queries.similar[rows]),
         )
         if self.shadow:
             size = canvas.length + self.shadow
-            visible = Visible.mask(put(self._leave_one_out(positions, block, hi, end)))
+            visible = Visible.mask(put(self._leave_one_out(positions, own, block < hi[:, None], end)))
             plan = replace(plan, visible=visible, lengths=torch.full_like(plan.lengths, size), uniform=size)
         source = None
         if plan.span is None:
@@ -130,20 +144,25 @@ class Layout:
     # --- the shadow: each block position once more, as a mask that sees every position but its own ---
 
     def _with_shadow(
-        self, positions: np.ndarray, wanted: np.ndarray, want: np.ndarray
+        self, positions: np.ndarray, slots: np.ndarray, wanted: np.ndarray, want: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Positions, slots and wants with the shadow's queries after those of the canvas."""
         width = positions.shape[1]
-        slots = np.where(wanted < 0, -1, self.canvas.length + np.arange(self.shadow))
+        own = np.where(wanted < 0, -1, self.canvas.length + np.arange(self.shadow))
         shadow = np.broadcast_to(width + np.arange(self.shadow), wanted.shape)
         return (
             np.concatenate([positions, wanted], 1),
-            np.concatenate([positions, slots], 1),
+            np.concatenate([slots, own], 1),
             np.concatenate([want, shadow], 1),
         )
 
-    def _leave_one_out(self, positions: np.ndarray, block: np.ndarray, hi: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """What each query sees, [n, Q + W, L + W] bool; the canvas never sees the shadow."""
+    def _leave_one_out(self, positions: np.ndarray, own: np.ndarray, inside: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """What each query sees, [n, Q + W, L + W] bool; the canvas never sees the shadow.
+
+        Args:
+            own: [n, W] the slot of each position of the block.
+            inside: [n, W] bool: which of them there are.
+        """
         length, width = self.canvas.length, positions.shape[1]
         slots = np.arange(length)
         visible = np.zeros((len(positions), width + self.shadow, length + self.shadow), dtype=bool)
@@ -151,8 +170,8 @@ class Layout:
         if self.canvas.block_causal:
             segment = np.maximum(positions, 0) // self.canvas.block_length
             visible[:, :width, :length] &= slots // self.canvas.block_length <= segment[..., None]
-        visible[:, width:, :length] &= slots != block[..., None]
-        visible[:, width:, length:] = (block < hi[:, None])[:, None, :]
+        visible[:, width:, :length] &= slots != own[..., None]
+        visible[:, width:, length:] = inside[:, None, :]
         return visible
 
 
@@ -170,9 +189,14 @@ def visible_open(canvas: Canvas, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(which).to(device), torch.from_numpy(columns).to(device)
 
 
-def _split(width: np.ndarray) -> list[np.ndarray]:
-    """Rows in one group, or in two where the padding saved is worth a forward; [n] indices each."""
+def _split(width: np.ndarray, similar: np.ndarray | None = None) -> list[np.ndarray]:
+    """Rows in one group, or in two where the padding saved is worth a forward; [n] indices each.
+
+    Those that are `similar` [n] bool are apart from others, for which layers compute all queries.
+    """
     rows = np.arange(len(width))
+    if similar is not None and similar.any() and not similar.all():
+        return [rows[~similar], rows[similar]]
     if len(width) == 1 or width.min() == width.max():
         return [rows]
     order = np.argsort(-width, kind="stable")

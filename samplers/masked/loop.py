@@ -36,8 +36,8 @@ from .build import fit
 from .canvas import NEVER, Canvas
 from .contracts import Block, Choice, Evidence, MaskedSampler, Proposal, QuerySpec, Request, Span, Stage, Stateful
 from .decision import Decision, at_least_one
+from .finishing import row_ends, with_fill
 from .forward import MaskedForward
-from .layout import visible_open
 from .recorder import Before, TraceRecorder
 from .refusals import Read, demand_finite, mask_chosen, refuse_blocks, refuse_images
 from .writing import Revision, Writing
@@ -145,7 +145,10 @@ class MaskedLoop:
         if self.branching is not None:
             decision = self.branching.collapse(decision, proposal, evidence)
         window, new = canvas.window, canvas.nfe == 0
+        ends = row_ends(self.sampler.finish, self.forward, canvas, self.request) if self.forward.cuts else canvas.total
         demand_finite(self._commit(decision), self.distributions, self.forward)
+        if (ends < canvas.total).any():
+            canvas.cut(ends)
         if self.logprobs is not None:
             self._record(self.logprobs, decision, window)
         if new.any():
@@ -209,8 +212,11 @@ class MaskedLoop:
         canvas.skip(select.tick(canvas, self.state(select)))
         if cache.needs_commit_order:
             canvas.commit_order = select.commit_order(canvas, self.request, self.state(select))
+        if self.sampler.query is not None and self.forward.visible is not None:
+            visible = self.sampler.query.visible(canvas, self.request, self.state(self.sampler.query))
+            self.forward.visible.update(visible)
         if self.forward.last_states is not None:
-            canvas.max_logits = self.forward.last_states.max_logits
+            canvas.max_logits = self.forward.max_logits
         return cache.query(canvas, self.state(cache))
 
     def predict(self, query: QuerySpec) -> Evidence:
@@ -275,7 +281,9 @@ class MaskedLoop:
             must = torch.from_numpy(query.must).to(chosen.device)[:, None] & first.any(1, keepdim=True)
             chosen = torch.where(must, first, chosen)
         decision = Decision(Writing(chosen, choice.tokens, proposal.score), by, self._revision(chosen, proposal))
-        return (self._with_fill(decision, proposal) if self.forward.whole else decision), proposal
+        if self.forward.fills:
+            decision = with_fill(decision, proposal, self.sampler.finish, self.forward, self.distributions)
+        return decision, proposal
 
     def _consistent(self, decision: Decision) -> Decision:
         """The decision, without tokens that cannot stand beside others of their gap."""
@@ -288,20 +296,6 @@ class MaskedLoop:
         """What the revise stages decide together; a position that one reopens no other rewrites."""
         each = [stage.revise(chosen, proposal, self.canvas, self.state(stage)) for stage in self.sampler.revising]
         return reduce(Revision.merge, each) if each else None
-
-    def _with_fill(self, decision: Decision, proposal: Proposal) -> Decision:
-        """The decision, with every open position committed in the rows that a finish stage fills."""
-        canvas = self.canvas
-        rows = np.zeros(len(canvas), dtype=bool)
-        for finish in self.sampler.finish:
-            if finish.fills:
-                rows |= finish.fill(self.forward, proposal, canvas)
-        if not rows.any():
-            return decision
-        which, columns = visible_open(canvas, rows)
-        distribution = self.forward.at(columns)
-        self.distributions.append(Read(None, distribution, columns, which.gather(1, columns)))
-        return decision.filled(canvas, rows, which, columns, distribution)
 
     # --- rows that end ---
 
@@ -321,7 +315,7 @@ class MaskedLoop:
     def finished_rows(self) -> np.ndarray:
         """[B] bool: the live rows that are done; open positions of those that stopped become padding."""
         canvas = self.canvas
-        self.stopped = self.ended_rows()
+        self.stopped = self.ended_rows() | (canvas.finished & (canvas.total < canvas.planned))
         if self.endings:
             final = zip(canvas.tokens_host, canvas.prompt, canvas.settled, strict=True)
             self.stopped |= self.endings.find([row[start:end] for row, start, end in final]) >= 0

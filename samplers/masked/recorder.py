@@ -58,7 +58,7 @@ class TraceRecorder:
             nfe=canvas.nfe,
             tokens=tokens,
             open=open_,
-            committed=was_open & ~open_,
+            committed=was_open & ~open_ & ~canvas.given_host[:, : canvas.length],  # not what has become padding
             settled=canvas.settled,
             revised=revised,
         )

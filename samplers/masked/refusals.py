@@ -16,7 +16,7 @@ from pardec.models.errors import ModelError, PardecError, SpecError
 from ..cards import name_of
 from ..ops.distribution import Distribution
 from .canvas import Canvas
-from .contracts import MaskedSampler, Stage
+from .contracts import Cache, MaskedSampler, Stage
 from .forward import MaskedForward
 from .writing import Writing
 
@@ -29,6 +29,18 @@ def refuse_images(sampler: MaskedSampler) -> None:
     if sampler.inputs:
         raise SpecError(
             f"{name_of(sampler.inputs[0])} adds to the inputs of masks, and an image's begin with its condition",
+            "leave that stage out",
+        )
+    if type(sampler.cache).layer_reuse is not Cache.layer_reuse:
+        raise SpecError(
+            f"{name_of(sampler.cache)} keeps what layers compute at each position, and an image's begin with its "
+            "condition",
+            "use another cache",
+        )
+    if sampler.query is not None:
+        raise SpecError(
+            f"{name_of(sampler.query)} leaves out what comes after a block of text, and the cells of an image stand "
+            "on all of its sides",
             "leave that stage out",
         )
 

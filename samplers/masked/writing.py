@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pardec.models.errors import SpecError
+
 
 @dataclass(frozen=True, slots=True)
 class Writing:
@@ -67,6 +69,17 @@ class Span:
     entered: np.ndarray  # [B] bool: a new block begins, at which caches refresh and schedules start anew
     eligible: np.ndarray | None = None  # [B, W] bool, of the canvas's window: nothing else competes; None: all of it
     progress: np.ndarray | None = None  # [B] where no position is sure, the best before this one is committed; None: hi
+
+
+def refuse_masks(tokens: np.ndarray, free: np.ndarray, mask_id: int, rows: np.ndarray) -> None:
+    """Raises SpecError where a mask was written as if it were a token: `tokens` [B, L + 1], `free` where one may be."""
+    wrong = (tokens == mask_id) & ~free
+    if wrong.any():
+        row, position = (int(index[0]) for index in wrong.nonzero())
+        raise SpecError(
+            f"the mask token (id {mask_id}) was chosen for position {position} of row {rows[row]}",
+            "a stage that wants a position open again names it in Revision.reopen",
+        )
 
 
 _T = TypeVar("_T")

@@ -76,7 +76,7 @@ def block_begin(canvas: Canvas, steps: int | None) -> np.ndarray:
 def _blocks(canvas: Canvas) -> tuple[np.ndarray, np.ndarray]:
     """How many blocks each row is generated in, and which of them is active, [B]."""
     first = (canvas.prompt - canvas.origin) // canvas.block_length
-    blocks = -(-(canvas.total - canvas.origin) // canvas.block_length) - first
+    blocks = -(-(canvas.planned - canvas.origin) // canvas.block_length) - first
     at = (canvas.lo - canvas.origin) // canvas.block_length - first
     return np.maximum(blocks, 1), at
 

@@ -185,7 +185,13 @@ def table(distributions: Tensor) -> LanguageModel:
     )
 
 
-NEEDS = {"learned": "learned:filter=tiny-dream,force=true"}  # no filter was trained on a toy
+NEEDS = {
+    "learned": "learned:filter=tiny-dream,force=true",  # no filter was trained on a toy
+    # Rows of a toy are shorter than what these leave alone by default.
+    "adaptive_length": "adaptive_length:beyond=0,tau=0.4",
+    "dpad": "dpad:k=3,window=6",
+    "suffix": "suffix:window=2",
+}
 
 
 def names(stage: str) -> list[str]:

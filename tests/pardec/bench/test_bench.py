@@ -104,6 +104,14 @@ def test_a_row_says_what_was_measured(model: pardec.Model) -> None:
     json.dumps([*rows, cached])
 
 
+def test_layers_that_compute_a_share_have_no_floor_that_positions_tell() -> None:
+    model = pardec.load("tiny-llada", device="cpu", dtype="float32")
+    (row,) = bench(model, ["sequential@spa"], batches=(1,), new=(8,), block_length=8, pairs=1, beside=False)
+    assert row["floor"] is None
+    assert row["over_predicted"] is None
+    assert row["step_s"] > 0
+
+
 def test_a_law_is_drawn_from_and_stands_beside_no_other_loop(model: pardec.Model, cli: Cli, folder: Path) -> None:
     distribution = {"temperature": 1.0, "top_k": 3}
     (row,) = bench(model, ["sequential"], batches=(2,), new=(8,), block_length=8, distribution=distribution, pairs=1)

@@ -316,7 +316,7 @@ def test_space_begins_with_the_default_and_holds_every_method_once(space: Space,
 
 
 def test_space_writes_specs_shortly_and_is_drawn_by_its_seed(space: Space) -> None:
-    assert space.candidates(80, seed=1) == space.candidates(80, seed=1) != space.candidates(80, seed=2)
+    assert space.candidates(160, seed=1) == space.candidates(160, seed=1) != space.candidates(160, seed=2)
     assert space.of(["threshold:tau=0.9+eos@none", "confidence+threshold:fall=0.0+eos"])[0] == Candidate(
         "threshold+eos"
     )

@@ -25,6 +25,7 @@ MASKED = (
     ("dream", "threshold:tau=0.3+smoothing@dual"),
     ("dream", "credit+localleap+prophet@dual:refresh=2"),
     ("sdar", "threshold:tau=0.2@dual"),
+    ("dream", "suffix:window=2+threshold:tau=0.2@dual"),
 )
 SELDOM = ("sequential", "sequential@dkv", "threshold:tau=0.2@dual")  # in parts what others do too
 CHAINS = (("sequential", 1.0), ("lookup", 0.0), ("jacobi:window=4", 0.0), ("sjd:window=4", 1.0), ("recycling", 0.0))
@@ -55,6 +56,16 @@ def test_masked_models_decode_the_same(family: str, spec: str) -> None:
     found = counts(other)
     assert found["replayed"] >= 2
     assert found["recorded"] == found["the first of its shape"]
+
+
+def test_layers_that_compute_a_share_run_as_they_come() -> None:
+    """How many queries one computes differs from layer to layer: nothing of it is recorded."""
+    plain = toys.toy("llada")
+    other = captured(plain)
+    given = toys.prompts([5, 3])
+    whole, again = (toys.fill(model, "threshold:tau=0.2@spa", given, [8, 16]) for model in (plain, other))
+    equal(whole, again)
+    assert set(counts(other)) == {"a cache of others"}
 
 
 def test_guidance_and_ends_decode_the_same() -> None:

@@ -1,0 +1,197 @@
+"""A cache by which layers compute the queries whose inputs have changed most, and keep what they made of the others.
+
+    x  = the input of a layer's attention at a query;  c = cos(P x, P x'), x' the one of the forward before
+    of a row that is `similar`, the layer computes the floor(share n) of its n queries with the least c, at least one;
+    at the others, its K and V and what it added to the states stay those that it computed last
+
+P has the directions of the largest singular values of the layer's value projection, times these: P x is as far from
+P x' as so few numbers can tell how far the values are from each other. The first layer computes all queries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .errors import ModelError
+from .kernels.cpu.panels import Panels
+from .kernels.matmul import matmul
+from .kv_cache import KVCache
+from .plan import Plan
+
+if TYPE_CHECKING:
+    from .layer import DecoderLayer, LayerPass
+
+_STEPS = 2.0**16  # that a cosine is rounded to
+_projections: WeakKeyDictionary[DecoderLayer, tuple[tuple[int, int, torch.dtype], Tensor]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReuse:
+    """How much layers compute of rows that are `similar` (`Plan.similar`)."""
+
+    shares: tuple[float, ...]  # of its queries, by layer; that of the first layer is not read
+    rank: int  # directions that are compared
+
+
+class ReuseCache(KVCache):
+    """K and V, and of each layer but the first, at every slot, the last projection and what the layer added last."""
+
+    def __init__(self, plain: KVCache, reuse: LayerReuse, *, width: int, version: int) -> None:
+        """Takes the storage of `plain`. `width` is that of the states, `version` that of the model's weights."""
+        vars(self).update(vars(plain))
+        self.reuse, self.width, self.version = reuse, width, version
+        self.projected: dict[int, Tensor] = {}  # layer -> [rows, C + 1, R]
+        self.added: dict[int, Tensor] = {}  # layer -> [rows, C + 1, E]
+        self._counted: tuple[Plan, Tensor, Tensor] | None = None  # of a plan: queries [B] and rows that are similar [B]
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + sum(tensor.nbytes for store in self._by_layer() for tensor in store.values())
+
+    def keep(self, rows: Tensor) -> None:
+        super().keep(rows)
+        with torch.inference_mode(False), torch.no_grad():
+            for store in self._by_layer():
+                for layer, tensor in store.items():
+                    store[layer] = tensor[self._all(rows).to(tensor.device)]
+
+    def grow(self, capacity: int) -> None:
+        if capacity <= self.capacity:
+            return
+        super().grow(capacity)
+        with torch.inference_mode(False), torch.no_grad():
+            for store in self._by_layer():
+                for layer, tensor in store.items():
+                    store[layer] = F.pad(tensor, (0, 0, 0, self.capacity + 1 - tensor.shape[1]))
+
+    def put(self, rows: Tensor, other: KVCache) -> None:
+        """Of K and V alone: what layers keep is not read before a row's first forward has written it."""
+        self.grow(other.capacity)
+        super().put(rows, other)
+
+    def through(self, layer: DecoderLayer, h: Tensor, step: LayerPass, index: int) -> Tensor:
+        """States h [B * Q, E] through the layer at `index`, which is not the first, of queries that are stored."""
+        plan, slots = step.plan, step.slots
+        assert slots is not None, "a forward with a cache"
+        flat = slots.flat.to(h.device)
+        projected = matmul(layer.inputs(h, step.ops), self._projection(layer, h.dtype))
+        if index not in self.projected:
+            for store, size in ((self.projected, projected.shape[1]), (self.added, self.width)):
+                with torch.inference_mode(False):
+                    store[index] = torch.zeros(self.batch, self.capacity + 1, size, dtype=h.dtype, device=h.device)
+        before, added = self.projected[index].flatten(0, 1), self.added[index].flatten(0, 1)
+        picked = None
+        if plan.similar is not None:
+            cosine = F.cosine_similarity(projected.float(), before[flat].float(), dim=-1).view(plan.tokens.shape)
+            picked = self._least(cosine, plan, index)
+        before.index_copy_(0, flat, projected)
+        if picked is None:
+            out = layer.forward(h, step, index)
+            added.index_copy_(0, flat, out - h)
+            return out
+        width = plan.width
+        rows = torch.arange(0, len(h), width, device=h.device)[:, None] + picked.clamp(min=0)
+        some = h[rows.flatten()]
+        out = layer.forward(some, _narrowed(step, picked, self), index)
+        where = torch.where(picked < 0, len(h), rows).flatten()  # padding goes to a row more
+        whole = F.pad(h + added[flat], (0, 0, 0, 1)).index_copy_(0, where, out)[:-1]
+        target = torch.where(picked.flatten() < 0, len(added) - 1, flat[rows.flatten()])  # the last row's bin
+        added.index_copy_(0, target, out - some)
+        return whole
+
+    def _least(self, cosine: Tensor, plan: Plan, index: int) -> Tensor | None:
+        """[B, M] the queries that a layer computes, in the order of their slots, -1 behind those of a row; None: all.
+
+        `cosine` is [B, Q].
+        """
+        assert plan.similar is not None
+        queries = plan.slots >= 0
+        if self._counted is None or self._counted[0] is not plan:  # read once a forward: the host waits for it
+            self._counted = plan, queries.sum(1).cpu(), plan.similar.cpu()
+        _, every, similar = self._counted
+        count = (every.double() * self.reuse.shares[index]).long().clamp(min=1).minimum(every)
+        count = torch.where(similar, count, every)
+        most = int(count.max())
+        if most == plan.width:
+            return None
+        # A matmul's last bits depend on how many rows it has: what has not changed is to tie in any batch.
+        cosine = (cosine * _STEPS).round().masked_fill(~queries, torch.inf)
+        order = cosine.argsort(dim=1, stable=True)[:, :most]
+        chosen = (torch.arange(most) < count[:, None]).to(order.device)
+        order = torch.where(chosen, order, plan.width).sort(1).values
+        return torch.where(order < plan.width, order, -1)
+
+    def _projection(self, layer: DecoderLayer, dtype: torch.dtype) -> Tensor:
+        """[R, E], decomposed once for all requests."""
+        key = self.version, self.reuse.rank, dtype
+        known = _projections.get(layer)
+        if known is None or known[0] != key or known[1].device != layer.qkv_weight.device:
+            known = _projections[layer] = key, principal(layer, self.reuse.rank, dtype)
+        return known[1]
+
+    def _by_layer(self) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        return self.projected, self.added
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def principal(layer: DecoderLayer, rank: int, dtype: torch.dtype) -> Tensor:
+    """[R, E] of `dtype`: S_R V_R^T of the layer's value projection W = U S V^T, made as U_R^T W.
+
+    R is `rank`, or the rows of W where these are fewer. Raises ModelError where weights come only as the layer runs.
+    """
+    config = layer.config
+    weight = layer.qkv_weight
+    if weight.is_meta:
+        raise ModelError(
+            "weights that are brought to the device only while their layer runs cannot be decomposed",
+            "keep the model in memory, or use a cache that does not compare queries",
+        )
+    rows = config.kv_heads * config.head_dim
+    if type(weight) is torch.nn.Parameter or isinstance(weight, Panels):
+        values = weight[-rows:]
+    else:  # quantized: what it makes of unit vectors
+        values = matmul(torch.eye(config.width, device=weight.device, dtype=dtype), weight)[:, -rows:].t()
+    if rank >= rows:  # whatever U is, cosines are those of the values themselves
+        return values.to(dtype).contiguous()
+    dense = values.float()
+    # Of W W^T, which is small where heads share keys, the last vectors belong to the largest values.
+    vectors = torch.linalg.eigh(dense @ dense.t()).eigenvectors[:, -rank:].flip(1)
+    projection: Tensor = (vectors.t() @ dense).to(dtype)
+    return projection
+
+
+def _narrowed(step: LayerPass, picked: Tensor, cache: KVCache) -> LayerPass:
+    """The pass of the queries `picked` [B, M] alone; -1 is padding."""
+    inside, at = picked >= 0, picked.clamp(min=0)
+
+    def take(values: Tensor) -> Tensor:  # [B, Q] -> [B, M]
+        return torch.where(inside, values.gather(1, at), -1)
+
+    def rows(values: Tensor) -> Tensor:  # [B or 1, Q, ...] -> [B, M, ...]
+        return values[0][at] if len(values) == 1 else values[torch.arange(len(at), device=at.device)[:, None], at]
+
+    plan = replace(
+        step.plan,
+        tokens=step.plan.tokens.gather(1, at),
+        positions=take(step.plan.positions),
+        slots=take(step.plan.slots),
+        soft=None,
+        span=None,
+        stored=None,
+    )
+    return replace(
+        step,
+        plan=plan,
+        pattern=step.pattern.narrowed(at),
+        slots=cache.slots(plan),
+        cos=rows(step.cos),
+        sin=rows(step.sin),
+        growth=None if step.growth is None else rows(step.growth),
+    )

@@ -1,0 +1,76 @@
+"""Shortens a row to the block in which an end token is predicted with confidence, far behind the active block.
+
+Orchestrating Dual-Boundaries: An Arithmetic Intensity Inspired Acceleration Framework for Diffusion Language Models
+(ODB-dLLM), https://arxiv.org/abs/2511.21759
+
+    when a block that begins at s is entered, by the forward of that step:
+    f = the first open position from s + beyond on whose likeliest token is an end token, with a probability >= tau
+    the row ends at s + (floor((f - s) / W) + 1) W: where the block of f does
+
+W is `block_length`. Masks from there on become padding that no forward queries or sees: what follows is decoded as if
+so many tokens had been asked for. No end token is committed by this; `eos` ends the row at one that is. The paper's tau
+is 0.9 without a cache, and 0.93 to 0.95 with `prefix` or `dual`.
+Deviates from the authors' code, in which words of a prompt format count as ends too (by their ids), and `beyond` is 128
+or 0 by the task. Here the end tokens are those of the request. A row with given tokens behind the new end stays as it
+is, and only positions that the forward has queried count.
+Exact: no.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import numpy as np
+import torch
+
+from pardec.models.errors import SpecError
+
+from ...registry import register
+from ..contracts import Canvas, Finish, Predictions, Request
+
+if TYPE_CHECKING:
+    from pardec.models.model import LanguageModel
+
+
+@register("adaptive_length", stage="finish", paper="arXiv:2511.21759", checked="reference")
+@dataclass(frozen=True)
+class AdaptiveLength(Finish):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.8, 0.95)}
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.99, 0.95, 0.9, 0.7, 0.5)}
+
+    tau: Annotated[float, "least probability of an end token"] = 0.9
+    beyond: Annotated[int, "positions from the block's start in which none counts"] = 128
+
+    def __post_init__(self) -> None:
+        self.require("tau", least=0, most=1)
+        self.require("beyond", least=0)
+
+    def fit(self, model: LanguageModel) -> AdaptiveLength:
+        attention = model.decoding_config.attention
+        if attention != "bidirectional":
+            raise SpecError(
+                f"adaptive_length looks for end tokens behind the block, and {model.name} has {attention} attention, "
+                "which predicts nothing there",
+                "eos ends rows of every model",
+            )
+        return self
+
+    def cut(self, predictions: Predictions, canvas: Canvas, request: Request) -> np.ndarray:
+        order, begin = np.arange(canvas.length + 1), canvas.lo[:, None]
+        far = canvas.open_host & (order >= begin + self.beyond) & canvas.entered[:, None]
+        if not far.any() or not request.stop_ids:
+            return canvas.total
+        count = far.sum(1)
+        columns = np.argsort(~far, axis=1, kind="stable")[:, : count.max()]
+        columns = np.where(np.arange(count.max()) < count[:, None], columns, canvas.length)
+        positions = torch.from_numpy(columns).to(canvas.tokens.device)
+        ids, probability = predictions.at(positions).greedy
+        ends = torch.isin(ids, torch.tensor(request.stop_ids, device=ids.device)) & (probability >= self.tau)
+        ends_host = (ends & predictions.has(positions)).cpu().numpy() & (columns < canvas.length)
+        first = np.where(ends_host, columns, canvas.length).min(1)
+        size = canvas.block_length
+        end = np.minimum(canvas.lo + ((first - canvas.lo) // size + 1) * size, canvas.total)
+        template = (~canvas.open_host & (order >= end[:, None]) & (order < canvas.total[:, None])).any(1)
+        total: np.ndarray = np.where(ends_host.any(1) & ~template, end, canvas.total)
+        return total

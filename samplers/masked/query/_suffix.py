@@ -1,0 +1,47 @@
+"""The base of query stages that leave out masks behind the block, chosen when the block is entered.
+
+Where blocks move, one that grows takes in what is behind it; one whose end comes nearer is a new choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..contracts import Canvas, Query, Request
+
+
+@dataclass
+class State:
+    """What was kept of each row when its block was entered."""
+
+    suffix: np.ndarray  # [B, L] bool
+    begin: np.ndarray  # [B] where that block begins; -1 before the first
+    end: np.ndarray  # [B] and where it ended then
+
+
+@dataclass(frozen=True)
+class SuffixQuery(Query):
+    """Keeps some of the masks behind the block; a subclass says which."""
+
+    def start(self, canvas: Canvas) -> State:
+        none = np.full(len(canvas), -1)
+        return State(np.zeros((len(canvas), canvas.length), dtype=bool), none, none.copy())
+
+    def survivors(self, distance: np.ndarray, canvas: Canvas, request: Request) -> np.ndarray:
+        """[B, L] bool: the masks behind the block that stay.
+
+        `distance` [B, L] counts from the first position behind it, which has 0; before that it is negative.
+        """
+        raise NotImplementedError
+
+    def visible(self, canvas: Canvas, request: Request, state: State) -> np.ndarray:
+        # Of hypotheses of a row, those that are a step further have entered the block as well.
+        entered = canvas.entered | (canvas.hi < state.end) if canvas.moving else canvas.lo != state.begin
+        if entered.any():
+            survivors = self.survivors(np.arange(canvas.length) - canvas.hi[:, None], canvas, request)
+            state.suffix = np.where(entered[:, None], survivors, state.suffix)
+            state.begin = np.where(entered, canvas.lo, state.begin)
+            state.end = np.where(entered, canvas.hi, state.end)
+        return state.suffix

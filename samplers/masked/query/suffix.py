@@ -1,0 +1,43 @@
+"""Asks with the masks of a window behind the block and the last ones of the row; those between are not there.
+
+Streaming-dLLM: Accelerating Diffusion LLMs via Suffix Pruning and Dynamic Decoding, https://arxiv.org/abs/2601.17917
+
+    visible = everything up to the block's end e, [e, e + window), and the last `tail` positions
+
+The last position carries the length of the answer. Every position keeps its number, and with it the angles of its keys.
+What is left out is neither queried nor attended to: a forward is shorter, with any cache. The set holds from when a
+block is entered until the next one is. The paper's windows are 96 and 256, its cache is `prefix`, and its threshold
+falls with the share of masks that are left: `threshold:relax`.
+Deviates from the authors' code: tokens that were given behind the block stay, where it counts them among the masks; a
+row ends by `eos`, where it fills all blocks behind one that has an end token.
+Exact: no; yes where the window reaches to the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from ...registry import register
+from ..contracts import Canvas, Request
+from ._suffix import SuffixQuery
+
+
+@register("suffix", stage="query", paper="arXiv:2601.17917", checked="reference")
+@dataclass(frozen=True)
+class SuffixWindow(SuffixQuery):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"window": (256, 96, 32)}
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"window": (256, 96, 32, 8, 0)}
+
+    window: Annotated[int, "masks behind the block that stay"] = 96
+    tail: Annotated[int, "positions at the end of the row that stay"] = 1
+
+    def __post_init__(self) -> None:
+        self.require("window", "tail", least=0)
+
+    def survivors(self, distance: np.ndarray, canvas: Canvas, request: Request) -> np.ndarray:
+        last = np.arange(canvas.length) >= canvas.total[:, None] - self.tail
+        survivors: np.ndarray = ((distance >= 0) & (distance < self.window)) | last
+        return survivors

@@ -1,0 +1,178 @@
+"""The cache `spa` against a naive version of it, its shares against the published ones, and what it leaves as it is."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import pardec
+from pardec.models.errors import ModelError, SpecError
+from pardec.models.model import LanguageModel
+from pardec.models.plan import Plan
+from pardec.models.reuse_cache import LayerReuse, ReuseCache, principal
+from pardec.samplers import registry
+from pardec.samplers.masked.build import fit
+from tests.reference import naive_spa as naive
+from tests.samplers.toys import EOS, fill, prompts, request, run, same, toy
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+LENGTHS, NEW = (3, 6, 1, 5), (17, 6, 23, 2)
+
+
+@lru_cache
+def golden(name: str) -> LanguageModel:
+    return pardec.load(GOLDEN / name / "checkpoint", device="cpu", dtype="float32").language_model
+
+
+def layer_shares(spec: str, layers: int) -> tuple[float, ...]:
+    reuse = registry.resolve(f"threshold@{spec}").cache.layer_reuse(layers)
+    assert reuse is not None
+    return reuse.shares
+
+
+def test_the_published_shares_of_both_models() -> None:
+    """LLaDA's 32 layers: 0.03 at the first, at least 1/32 in front, 0.25 at layer 24 and 0.13 behind the last."""
+    llada = layer_shares("spa", 32)
+    assert llada == pytest.approx(naive.shares(32, 0.25, 0.75, 0.03 / 0.25, 0.13 / 0.25))
+    assert llada[0] == 1 / 32
+    assert llada[24] == 0.25
+    assert max(llada) == 0.25
+    dream = fit(registry.resolve("threshold@spa:ratio=0.3"), toy("dream"))
+    assert dream.cache.layer_reuse(28).shares == pytest.approx(naive.shares(28, 0.3, 0.5, 0.05 / 0.3, 0.25 / 0.3))
+    assert "@spa:ratio=0.3,refresh=50,response=7,rank=128,peak=0.5," in str(dream.spec)
+
+
+class Watched:
+    """What layers computed, by the tokens that they are handed."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.steps: list[list[list[int]]] = []
+        least, through = ReuseCache._least, ReuseCache.through
+
+        def noted(cache: ReuseCache, cosine: Tensor, plan: Plan, index: int) -> Tensor | None:
+            picked = least(cache, cosine, plan, index)
+            order = plan.positions[0]
+            self.steps[-1][index] = (order if picked is None else order[picked[0]]).tolist()
+            return picked
+
+        def passed(cache: ReuseCache, layer: Any, h: Tensor, step: Any, index: int) -> Tensor:
+            if index == 1:
+                self.steps.append([step.plan.positions[0].tolist()] * len(cache.k))
+            return through(cache, layer, h, step, index)
+
+        patch.setattr(ReuseCache, "_least", noted)
+        patch.setattr(ReuseCache, "through", passed)
+
+
+@pytest.mark.parametrize("name", ["llada", "dream"])
+@pytest.mark.parametrize(("refresh", "response", "ratio", "rank"), [(50, 7, 0.25, 128), (9, 4, 0.5, 6), (0, 0, 0.4, 3)])
+@pytest.mark.seeds("arXiv:2602.02544")
+def test_it_is_its_naive_version_layer_by_layer(
+    name: str, refresh: int, response: int, ratio: float, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain version in float64 commits the same tokens and computes the same tokens in every layer."""
+    model, watched = golden(name), Watched(monkeypatch)
+    mask, layers = model.decoding_config.mask_id, model.layers
+    prompt = np.random.RandomState(5).randint(3, model.vocab_size - 10, 7).tolist()
+    row = [*prompt, *[mask] * 18]
+    peak, first, last = ((0.75, 0.12, 0.52), (0.5, 1 / 6, 5 / 6))[model.decoding_config.shift]
+    spec = f"threshold:tau=0.1@spa:ratio={ratio},refresh={refresh},response={response},rank={rank}"
+    got = run(model, spec, request([row], [7], block_length=6))
+    tokens, when, computed = naive.decode(
+        model,
+        row,
+        7,
+        size=6,
+        tau=0.1,
+        every=(refresh, response),
+        part=naive.shares(layers, ratio, peak, first, last),
+        rank=rank,
+    )
+    assert got.tokens[0].tolist() == tokens
+    assert got.trace.commit_step[0].tolist() == when
+    assert [step[1:] for step in watched.steps] == [step[1:] for step in computed]
+    assert [list(positions) for positions in got.trace.fed[0]] == [step[0] for step in computed]
+
+
+def test_the_first_layer_computes_the_answer_and_others_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worked out by hand: 12 tokens, of which layer 1 of 2, behind the peak of 0.4, computes floor(0.5 * 12) = 6."""
+    watched = Watched(monkeypatch)
+    spec = "sequential@spa:ratio=0.5,refresh=8,response=3,peak=0.4,first=0.5,last=0.999999"
+    got = fill(toy(), spec, prompts((5,)), 12)
+    assert [len(positions) for positions in got.trace.fed[0]] == [17, *[12] * 7, 17, *[12] * 3]
+    expected = [17 if step % 8 == 0 else 12 if step % 3 == 0 else 5 for step in range(12)]  # 0.49999 * 12 is 5.99
+    assert [len(step[1]) for step in watched.steps] == expected
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize(
+    "rest", ["sequential", "threshold:tau=0.3", "remdm+threshold:tau=0.3", "prophet+threshold:tau=0.3"]
+)
+@pytest.mark.parametrize("options", [{}, {"cfg": 1.5, "temperature": 0.7}], ids=["greedy", "guided"])
+def test_refreshing_always_changes_nothing(family: str, rest: str, options: dict[str, float]) -> None:
+    plain, cached = (
+        fill(toy(family, sharp=1.2), f"{rest}@{cache}", prompts(LENGTHS), NEW, stop_ids=(EOS,), **options)
+        for cache in ("none", "spa:refresh=1")
+    )
+    assert plain.tokens.tolist() == cached.tokens.tolist()
+    assert plain.trace.commit_step.tolist() == cached.trace.commit_step.tolist()
+
+
+@pytest.mark.parametrize(
+    "rest", ["sequential", "saber+threshold:tau=0.3", "edit+threshold:tau=0.3", "lopa+threshold:tau=0.3"]
+)
+@pytest.mark.parametrize("options", [{}, {"cfg": 1.5, "temperature": 0.7}], ids=["greedy", "guided"])
+def test_a_row_alone_is_the_row_in_a_ragged_batch(rest: str, options: dict[str, float]) -> None:
+    """Rows whose tokens do not change from step to step too: what has not changed ties."""
+    given, model, spec = prompts(LENGTHS), toy("dream", sharp=1.2), f"{rest}@spa:response=3,ratio=0.5"
+    whole = fill(model, spec, given, NEW, **options)
+    for row, prompt in enumerate(given):
+        assert same(fill(model, spec, [prompt], NEW[row], seeds=[100 + row], **options), 0, whole, row)
+
+
+def test_the_projection_has_the_largest_directions_of_the_values() -> None:
+    layer = toy(width=16).decoder.layers[1]
+    values = layer.qkv_weight[-8:]
+    _, size, vectors = torch.linalg.svd(values.double(), full_matrices=False)
+    x = torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
+    for rank in (1, 3, 8, 99):
+        projected = x @ principal(layer, rank, torch.float32).T
+        truth = x.double() @ (size[:rank, None] * vectors[:rank]).T
+        assert projected.shape == (5, min(rank, 8))
+        assert torch.allclose(projected @ projected.T, (truth @ truth.T).float(), atol=1e-4)
+
+
+def test_memory_counts_what_layers_keep() -> None:
+    cache = toy().new_cache(2, 10, reuse=LayerReuse((1.0, 0.5), 4))
+    assert isinstance(cache, ReuseCache)
+    empty = cache.nbytes
+    cache.projected[1], cache.added[1] = torch.zeros(2, 11, 4), torch.zeros(2, 11, 16)
+    assert cache.nbytes == empty + 4 * 2 * 11 * 20
+    cache.grow(15)
+    assert cache.added[1].shape == (2, 16, 16)
+    cache.keep(torch.tensor([1, 0, 1]))
+    assert cache.projected[1].shape == (3, 16, 4)
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(SpecError, match="wino predicts each token without itself at every step, which spa reuses"):
+        registry.resolve("wino+threshold@spa")
+    with pytest.raises(SpecError, match="the cache 'spa' is for bidirectional models"):
+        pardec.Model(toy("sdar")).prepare("a", sampler="threshold@spa")
+    for bad in ("ratio=1.5", "ratio=-1", "refresh=-1", "rank=0", "peak=1", "first=0", "last=2"):
+        with pytest.raises(SpecError, match="must be|must lie"):
+            registry.resolve(f"threshold@spa:{bad}")
+    model = toy()
+    model.processes = 2
+    with pytest.raises(ModelError, match="processes share toy"):
+        model.new_cache(1, 8, reuse=LayerReuse((1.0, 0.5), 4))
+    with torch.device("meta"):
+        layer = type(toy().decoder.layers[0])(toy().decoder.config)
+    with pytest.raises(ModelError, match="only while their layer runs"):
+        principal(layer, 4, torch.float32)
