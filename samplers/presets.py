@@ -338,6 +338,12 @@ PRESETS = (
             ("eagle3", "EAGLE-3", 8, "arXiv:2503.01840"),
         )
     ),
+    Preset(
+        "lazymar",
+        "mar:steps=64,uncond_every=9,decoder_every=9,head_every=7",
+        "arXiv:2503.12450",
+        "LazyMAR: positions, halves of guidance and blocks of the head from earlier steps",
+    ),
     # Families whose attention follows the canvas.
     Preset(
         "wedlm",

@@ -40,7 +40,7 @@ class ToyHead:
     def signal(self) -> Tensor:
         return torch.linspace(0.9, 0.1, self.steps, dtype=torch.float64)
 
-    def ready(self, states: States) -> States:
+    def ready(self, states: States, every: int = 1) -> States:
         return states
 
     def distribution(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
