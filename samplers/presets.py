@@ -86,6 +86,13 @@ PRESETS = (
         _canvas(256, 256),
     ),
     Preset(
+        "psd",
+        "freedave:drafts=4,subset=true+threshold:tau=0.9",
+        "arXiv:2605.15609",
+        "PSD: a threshold, and drafts of several depths verified at once",
+        _BLOCKS,
+    ),
+    Preset(
         "dparallel", "entropy_threshold:tau=0.45", "arXiv:2509.26488", "dParallel: entropy threshold, no cache", _BLOCKS
     ),
     Preset(

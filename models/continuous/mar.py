@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..kernels.matmul import Linear
 from ..errors import ModelError
+from ..kernels.matmul import Linear
 from .contracts import States
 from .diffusion_head import EPS, MARHead
 from .mar_reuse import LayerCache, ReusingReader

@@ -15,7 +15,7 @@ Letters: R rows, or 2 R with both halves of guidance; L positions, B of the clas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ from .contracts import Reuse, States
 
 if TYPE_CHECKING:
     from .diffusion_head import MARHead
-    from .mar import MARBackbone
+    from .mar import Block, MARBackbone
 
 
 class LayerCache:
@@ -98,10 +98,7 @@ class ReusingReader:
         if both:
             doubled = torch.cat((labels, torch.full_like(labels, -1)))
             inputs = (latents.repeat(2, 1, 1), known.repeat(2, 1), doubled, wanted.repeat(2, 1))
-        if self.reuse.share is None:
-            x = self._full(*inputs, both=both)
-        else:
-            x = self._partial(*inputs, len(labels))
+        x = self._full(*inputs, both=both) if self.reuse.share is None else self._partial(*inputs, len(labels))
         self._known = known
         if scale is not None and not both:
             x = torch.cat((x, x + self._difference[wanted]))
@@ -150,8 +147,8 @@ class ReusingReader:
         self._canvas = self._canvas[:count].scatter(1, index[..., None].expand_as(x), x)
         x = self._canvas + network.decoder_pos_embed_learned
         assert self.layer is not None, "K/V are kept"
-        kept = index
-        for number, (block, cache) in enumerate(zip(network.decoder_blocks, self._decoder, strict=True)):
+        kept, blocks = index, cast("list[Block]", list(network.decoder_blocks))
+        for number, (block, cache) in enumerate(zip(blocks, self._decoder, strict=True)):
             self._take(cache, count)
             before, cache.at = cache.v, None if number <= self.layer else kept
             x = block.attend(x, None, cache)

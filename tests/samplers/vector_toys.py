@@ -125,13 +125,16 @@ def pair(
     return toy("target", target, backbone), toy("draft", draft, other)
 
 
-def mar(seed: int = 0, *, near: float | None = None, steps: int = 6, other: int = 1) -> ContinuousModel:
-    """MAR over 16 tokens of 4 numbers with random weights; `near` is how much of another one is mixed in."""
+def mar(seed: int = 0, *, near: float | None = None, steps: int = 6, other: int = 1, depth: int = 2) -> ContinuousModel:
+    """MAR over 16 tokens of 4 numbers with random weights; `near` is how much of another one is mixed in.
+
+    `depth` is that of the encoder and of the decoder.
+    """
     generator = torch.Generator().manual_seed(seed)
     second = torch.Generator().manual_seed(1000 + other)
     config = {"tokens": 16, "token_size": 4, "class_num": 4, "buffer_size": 4, "diffloss_d": 2, "diffloss_w": 48}
     for part in ("encoder", "decoder"):
-        config |= {f"{part}_embed_dim": 48, f"{part}_depth": 2, f"{part}_num_heads": 4}
+        config |= {f"{part}_embed_dim": 48, f"{part}_depth": depth, f"{part}_num_heads": 4}
     backbone, net = networks(config)
     for part in (backbone, net):
         for tensor in part.state_dict().values():

@@ -90,8 +90,8 @@ class GroupMethod(Policy):
     def sample_tokens(self, context: ContinuousContext, states: States, wanted: Tensor, step: np.ndarray) -> Tensor:
         """[N, d]: the tokens that `wanted` [n, S] marks, row after row, each of them at `step` [N] of the schedule."""
         noise = context.images.noise(wanted, "token", width(context.head))
-        settings = {"temperature": context.request.temperature, "last": self.last_kind, "every": self.head_every}
-        sample = partial(denoise, **settings)
+        temperature = context.request.temperature
+        sample = partial(denoise, temperature=temperature, last=self.last_kind, every=self.head_every)
         if self.head_to is None:
             return sample(context.head, states, noise)
         transitions = self.schedule(context).transitions(context.head.steps, self.head_to)[step]
