@@ -86,11 +86,7 @@ PRESETS = (
         _canvas(256, 256),
     ),
     Preset(
-        "psd",
-        "freedave:drafts=4,subset=true+threshold:tau=0.9",
-        "arXiv:2605.15609",
-        "PSD: a threshold, and drafts of several depths verified at once",
-        _BLOCKS,
+        "psd", "freedave:subset=true+threshold:tau=0.9", "arXiv:2605.15609", "PSD: drafts of several depths", _BLOCKS
     ),
     Preset(
         "dparallel", "entropy_threshold:tau=0.45", "arXiv:2509.26488", "dParallel: entropy threshold, no cache", _BLOCKS
@@ -346,10 +342,7 @@ PRESETS = (
         )
     ),
     Preset(
-        "lazymar",
-        "mar:steps=64,uncond_every=9,decoder_every=9,head_every=7",
-        "arXiv:2503.12450",
-        "LazyMAR: positions, halves of guidance and blocks of the head from earlier steps",
+        "lazymar", "mar:uncond_every=9,decoder_every=9,head_every=7", "arXiv:2503.12450", "LazyMAR: what changed alone"
     ),
     # Families whose attention follows the canvas.
     Preset(

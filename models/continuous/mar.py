@@ -11,17 +11,36 @@ Modules carry the names of the published tensors. Letters: R rows, B positions o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import ModelError
 from ..kernels.matmul import Linear
-from .contracts import States
-from .diffusion_head import EPS, MARHead
-from .mar_reuse import LayerCache, ReusingReader
+from .diffusion_head import EPS
+
+
+class LayerCache:
+    """The keys and values of one layer."""
+
+    def __init__(self) -> None:
+        self.k, self.v = torch.empty(0), torch.empty(0)  # [R, H, L, D / H]
+        self.at: Tensor | None = None  # [R, K] the positions that the coming calls compute; None: they replace all
+        self.first: int | None = None  # instead: so many at the beginning, and new ones behind the end
+
+    def put(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keeps what a call computes, and returns the keys and values of all positions."""
+        if self.first is not None:
+            self.k, self.v = (
+                torch.cat((new[:, :, : self.first], old[:, :, self.first :], new[:, :, self.first :]), 2)
+                for new, old in ((k, self.k), (v, self.v))
+            )
+        elif self.at is not None:
+            index = self.at[:, None, :, None].expand_as(k)
+            self.k, self.v = self.k.scatter(2, index, k), self.v.scatter(2, index, v)
+        else:
+            self.k, self.v = k, v
+        return self.k, self.v
 
 
 class Attention(nn.Module):
@@ -153,45 +172,3 @@ class MARBackbone(nn.Module):
         """z [R, S, D]; arguments as of `continuous.Backbone.states`, a negative label is unconditional."""
         x, index, _ = self.encode(latents, known, labels)
         return self.decode(x, index)
-
-
-class Reader:
-    """The backbone for decoding: its states have passed the head's first layer already."""
-
-    causal = next_token = False
-    fed = None
-
-    def __init__(self, network: MARBackbone, head: MARHead) -> None:
-        self.network, self.head = network, head
-
-    def start(self, conditions: Any, *, size: Any, guided: bool) -> Reader:
-        """Itself: all of its states change with every token."""
-        return self
-
-    def reusing(self, layer: int | None) -> ReusingReader:
-        """See `Backbone.reusing`."""
-        depth = len(self.network.decoder_blocks)
-        if layer is not None and not 0 <= layer < depth:
-            raise ModelError(f"the decoder has layers 0 to {depth - 1}, got layer={layer}", "name one of them")
-        return ReusingReader(self.network, self.head, layer)
-
-    @property
-    def tokens(self) -> int:
-        return self.network.tokens
-
-    @torch.inference_mode()
-    def states(
-        self, latents: Tensor, known: Tensor, labels: Tensor, wanted: Tensor, scale: Tensor | None = None
-    ) -> States:
-        if scale is None:
-            return States(self.head.cond_embed(self.network(latents, known, labels)[wanted]))
-        doubled = torch.cat((labels, torch.full_like(labels, -1)))
-        z = self.network(latents.repeat(2, 1, 1), known.repeat(2, 1), doubled)
-        cond, uncond = self.head.cond_embed(z[wanted.repeat(2, 1)]).chunk(2)
-        return States(cond, uncond, scale[:, None].expand_as(wanted)[wanted])
-
-    def parameters(self) -> Any:
-        return self.network.parameters()
-
-    def named_parameters(self) -> Any:
-        return self.network.named_parameters()

@@ -94,13 +94,13 @@ class Branching:
     def expand(self) -> None:
         """Repeats every row that the last forward predicted more of, and writes the hypotheses."""
         canvas = self.loop.canvas
-        asked = np.zeros((len(canvas), len(self.depths)), dtype=bool)
+        requested = np.zeros((len(canvas), len(self.depths)), dtype=bool)
         if self.past is not None:
             # K/V that a block's first forward refreshes are not there for hypotheses beside it.
             ready = self.past.live & ~(canvas.entered & self.loop.sampler.cache.stores)
-            asked = ready[:, None] & (self.needs <= canvas.left[:, None])
-        asked[:, 0] = True
-        self.row, self.number = asked.nonzero()
+            requested = ready[:, None] & (self.needs <= canvas.left[:, None])
+        requested[:, 0] = True
+        self.row, self.number = requested.nonzero()
         if self.past is None or len(self.row) == len(canvas):
             return
         past = self.past.evidence.take(self.row)

@@ -57,21 +57,21 @@ class StepCounts(Branch):
     def survivors(self, hypotheses: Hypotheses) -> np.ndarray:
         canvas, proposal = hypotheses.canvas, hypotheses.proposal
         chosen = (hypotheses.chosen & canvas.eligible).cpu().numpy()
-        drawn, eligible = hypotheses.tokens.cpu().numpy(), proposal.eligible.cpu().numpy()
+        tokens, eligible = hypotheses.tokens.cpu().numpy(), proposal.eligible.cpu().numpy()
         order = proposal.score.argsort(dim=1, descending=True, stable=True).cpu().numpy()
         for at, row in enumerate(canvas.rows.tolist()):
             columns = np.flatnonzero(chosen[at])
             positions = canvas.window_host[at]
-            new = {int(positions[column]): int(drawn[at, column]) for column in columns}
-            seen = [view for view in self._views.get(row, []) if self._count(view, new)]
+            new = {int(positions[column]): int(tokens[at, column]) for column in columns}
+            views = [view for view in self._views.get(row, []) if self._count(view, new)]
             rest = [column for column in order[at] if eligible[at, column] and not chosen[at, column]][: self.positions]
             if rest:
                 logits = proposal.evidence.distribution.logits_at(at * chosen.shape[1] + np.array(rest))
                 likeliest = logits.topk(min(self.tokens, logits.shape[1]), dim=1).indices.tolist()
                 names = [int(positions[column]) for column in rest]
                 ranks = {position: rank for rank, position in enumerate(names)}
-                seen.append(_View(ranks, dict(zip(names, likeliest, strict=True))))
-            self._views[row] = seen
+                views.append(_View(ranks, dict(zip(names, likeliest, strict=True))))
+            self._views[row] = views
         return np.arange(len(canvas))
 
     def _count(self, view: _View, new: Mapping[int, int]) -> bool:

@@ -67,7 +67,7 @@ def read_graph(text: str) -> str:
 
 @cache
 def read_nodes(text: str) -> tuple[Node, ...]:
-    """The nodes of a graph, the fewest steps first. Raises SpecError for one that no step leads to, or that is twice."""
+    """The nodes of a graph, the fewest steps first. Raises SpecError for one that is twice or that no step leads to."""
     nodes = tuple(sorted(map(_read_node, text.split("-")), key=len))
     if len(nodes) > _MOST:
         raise SpecError(f"freedave: a graph has at most {_MOST} nodes, got {len(nodes)}", hint="leave some out")

@@ -39,14 +39,14 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...ops.rank import best, descending
+from ...ops.rank import best
 from ...registry import register
 from ..contracts import Branch, Choice, Hypotheses, Proposal
 from ._draft_sets import graph_of, read_graph, tree_tokens
+from ._ranked_tokens import of_ranks, other_tokens
 
 
 @register("freedave", stage="branch", paper="arXiv:2510.00294", exact="greedy", checked="hand")
@@ -90,13 +90,13 @@ class FreeDave(Branch):
 
     def draft(self, step: int, number: np.ndarray, choice: Choice, proposal: Proposal) -> Choice:
         if self.graph is not None:
-            return _of_ranks(graph_of(self.graph).commits[step - 1, number], choice, proposal)
+            return of_ranks(graph_of(self.graph).commits[step - 1, number], choice, proposal)
         if self.width == 1:
             return choice
         # The row itself and shallower hypotheses are no further than the step before, and are not written.
         token = np.array([0, *(node[step - 1] if len(node) >= step else 0 for node in self._tree)])[number]
         surest = best(proposal.score.masked_fill(~(choice.which & proposal.eligible), -torch.inf))
-        return Choice(choice.which, _other_tokens(choice.tokens, surest, token, proposal))
+        return Choice(choice.which, other_tokens(choice.tokens, surest, token, proposal))
 
     @property
     def _tree(self) -> tuple[tuple[int, ...], ...]:
@@ -132,31 +132,3 @@ class FreeDave(Branch):
             return bool((after == other).all())
         known = other != mask_id
         return bool((other[known] == after[known]).all() and (known >= (now != mask_id)).all())
-
-
-def _of_ranks(commits: np.ndarray, choice: Choice, proposal: Proposal) -> Choice:
-    """The positions and tokens of `commits` [N, G, 2], by rank in the proposal; nothing where a position is missing."""
-    rank = descending(proposal.score)[1]
-    which, tokens = torch.zeros_like(proposal.eligible), choice.tokens
-    complete = torch.ones_like(which[:, :1])
-    for position, token in commits.transpose(1, 2, 0):
-        asked = torch.from_numpy(position).to(rank.device)[:, None]
-        at = (rank == asked) & proposal.eligible
-        complete &= at.any(1, keepdim=True) | (asked < 0)
-        which |= at
-        tokens = _other_tokens(tokens, at, np.maximum(token, 0), proposal)
-    return Choice(which & complete, tokens)
-
-
-def _other_tokens(tokens: Tensor, at: Tensor, rank: np.ndarray, proposal: Proposal) -> Tensor:
-    """`tokens` [N, W], but where `at` marks one position of a row, its token of `rank` [N] there, if that is not 0."""
-    rows = np.flatnonzero((rank > 0) & at.any(1).cpu().numpy())
-    if not len(rows):
-        return tokens
-    columns = at.cpu().numpy()[rows].argmax(1)
-    logits = proposal.evidence.distribution.logits_at(rows * tokens.shape[1] + columns)
-    order = logits.topk(min(int(rank[rows].max()) + 1, logits.shape[1]), dim=1).indices
-    index = torch.from_numpy(np.minimum(rank[rows], order.shape[1] - 1)).to(order.device)[:, None]
-    other = tokens.clone()
-    other[torch.from_numpy(rows), torch.from_numpy(columns)] = order.gather(1, index)[:, 0]
-    return other

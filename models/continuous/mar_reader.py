@@ -1,4 +1,4 @@
-"""MAR's backbone with what earlier steps computed: the token cache and the condition cache of LazyMAR.
+"""MAR's backbone for decoding: without a memory, and with what earlier steps computed (LazyMAR's two caches).
 
 LazyMAR: Accelerating Masked Autoregressive Models via Feature Caching, https://arxiv.org/abs/2503.12450
 
@@ -15,40 +15,58 @@ Letters: R rows, or 2 R with both halves of guidance; L positions, B of the clas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..errors import ModelError
 from .contracts import Reuse, States
-
-if TYPE_CHECKING:
-    from .diffusion_head import MARHead
-    from .mar import Block, MARBackbone
+from .diffusion_head import MARHead
+from .mar import Block, LayerCache, MARBackbone
 
 
-class LayerCache:
-    """The keys and values of one layer."""
+class Reader:
+    """The backbone for decoding: its states have passed the head's first layer already."""
 
-    def __init__(self) -> None:
-        self.k, self.v = torch.empty(0), torch.empty(0)  # [R, H, L, D / H]
-        self.at: Tensor | None = None  # [R, K] the positions that the coming calls compute; None: they replace all
-        self.first: int | None = None  # instead: so many at the beginning, and new ones behind the end
+    causal = next_token = False
+    fed = None
 
-    def put(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keeps what a call computes, and returns the keys and values of all positions."""
-        if self.first is not None:
-            self.k, self.v = (
-                torch.cat((new[:, :, : self.first], old[:, :, self.first :], new[:, :, self.first :]), 2)
-                for new, old in ((k, self.k), (v, self.v))
-            )
-        elif self.at is not None:
-            index = self.at[:, None, :, None].expand_as(k)
-            self.k, self.v = self.k.scatter(2, index, k), self.v.scatter(2, index, v)
-        else:
-            self.k, self.v = k, v
-        return self.k, self.v
+    def __init__(self, network: MARBackbone, head: MARHead) -> None:
+        self.network, self.head = network, head
+
+    def start(self, conditions: Any, *, size: Any, guided: bool) -> Reader:
+        """Itself: all of its states change with every token."""
+        return self
+
+    def reusing(self, layer: int | None) -> ReusingReader:
+        """See `Backbone.reusing`."""
+        depth = len(self.network.decoder_blocks)
+        if layer is not None and not 0 <= layer < depth:
+            raise ModelError(f"the decoder has layers 0 to {depth - 1}, got layer={layer}", "name one of them")
+        return ReusingReader(self.network, self.head, layer)
+
+    @property
+    def tokens(self) -> int:
+        return self.network.tokens
+
+    @torch.inference_mode()
+    def states(
+        self, latents: Tensor, known: Tensor, labels: Tensor, wanted: Tensor, scale: Tensor | None = None
+    ) -> States:
+        if scale is None:
+            return States(self.head.cond_embed(self.network(latents, known, labels)[wanted]))
+        doubled = torch.cat((labels, torch.full_like(labels, -1)))
+        z = self.network(latents.repeat(2, 1, 1), known.repeat(2, 1), doubled)
+        cond, uncond = self.head.cond_embed(z[wanted.repeat(2, 1)]).chunk(2)
+        return States(cond, uncond, scale[:, None].expand_as(wanted)[wanted])
+
+    def parameters(self) -> Any:
+        return self.network.parameters()
+
+    def named_parameters(self) -> Any:
+        return self.network.named_parameters()
 
 
 class ReusingReader:
@@ -147,16 +165,16 @@ class ReusingReader:
         self._canvas = self._canvas[:count].scatter(1, index[..., None].expand_as(x), x)
         x = self._canvas + network.decoder_pos_embed_learned
         assert self.layer is not None, "K/V are kept"
-        kept, blocks = index, cast("list[Block]", list(network.decoder_blocks))
+        positions, blocks = index, cast("list[Block]", list(network.decoder_blocks))
         for number, (block, cache) in enumerate(zip(blocks, self._decoder, strict=True)):
             self._take(cache, count)
-            before, cache.at = cache.v, None if number <= self.layer else kept
+            before, cache.at = cache.v, None if number <= self.layer else positions
             x = block.attend(x, None, cache)
             if number == self.layer:
-                kept = self._changed(before, cache.v, (new | wanted)[:rows]).repeat(count // rows, 1)
-                x = x.gather(1, kept[..., None].expand(-1, -1, x.shape[-1]))
+                positions = self._changed(before, cache.v, (new | wanted)[:rows]).repeat(count // rows, 1)
+                x = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))
             x = block.feed(x)
-        tokens = kept - network.buffer
+        tokens = positions - network.buffer
         self.computed = [tuple(at for at in row if at >= 0) for row in tokens[:rows].tolist()]
         out: Tensor = x[(tokens >= 0) & wanted.gather(1, tokens.clamp(min=0))]
         return out
