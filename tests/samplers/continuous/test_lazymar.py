@@ -206,18 +206,18 @@ def walk(model: ContinuousModel, states: list[Tensor], scale: float | None, ever
     + [(EVERY[1], None), (EVERY[2] + ",head_every=3", None)],
 )
 def test_each_option_is_its_plain_version(trained: ContinuousModel, options: str, cfg: float | None) -> None:
-    spec = f"mar:steps=7,warmup=2,{options}"
+    spec = f"mar:steps=5,warmup=1,{options}"
     method = resolve(spec, "continuous").method
     assert isinstance(method, MAR)
     got = generate(trained, spec, labels=(3, 1), seeds=(5, 6), cfg=cfg)
     with torch.inference_mode():
         expected, rows, fed = naive(trained, got.trace.commit_step[1], latents_of(got)[1], method, cfg)
-    np.testing.assert_allclose(latents_of(got)[1], expected, atol=1e-5)
+    np.testing.assert_allclose(latents_of(got)[1], expected, atol=2e-4)
     assert got.forward_rows[1] == sum(rows)
     assert [len(each) for each in got.trace.fed[1]] == fed
     assert got.tokens_fed[1] == sum(count * each for count, each in zip(rows, fed, strict=True))
-    assert got.nfe[1] == 7
-    plain = generate(trained, "mar:steps=7", labels=(3, 1), seeds=(5, 6), cfg=cfg)
+    assert got.nfe[1] == 5
+    plain = generate(trained, "mar:steps=5", labels=(3, 1), seeds=(5, 6), cfg=cfg)
     assert not np.allclose(latents_of(got)[1], latents_of(plain)[1], atol=0.01)
     assert sum(got.tokens_fed) < sum(plain.tokens_fed) or options == "head_every=7"
 
@@ -301,13 +301,13 @@ def test_a_backbone_that_keeps_nothing_is_refused() -> None:
 @pytest.mark.seeds("arXiv:2503.12450")
 def test_classes_stay_readable_from_two_thirds_of_the_rows_and_half_of_the_tokens() -> None:
     model, task = pardec.load("tiny-mar", device="cpu", dtype="float32"), pardec.task("classes")
-    problems, right = task.problems(n=8), {}
-    for options in ("", ",uncond_every=9,decoder_every=9,layer=1,margin=3"):
+    problems, right = task.problems(n=6), {}
+    for options in ("", ",warmup=2,uncond_every=9,decoder_every=9,layer=1,margin=3"):
         result = model.generate(
-            label=[one.label for one in problems], sampler=f"mar:steps=24,head=25{options}", cfg=2.0, seed=0
+            label=[one.label for one in problems], sampler=f"mar:steps=12,head=25{options}", cfg=2.0, seed=0
         )
         right[options] = sum(task.score(one, image) for one, image in zip(problems, result.images, strict=True))
-        rows, fed = sum(result.forward_rows) / 8, sum(result.tokens_fed) / 8
-    assert rows <= 0.7 * 48
-    assert fed <= 0.5 * 48 * 36
+        rows, fed = sum(result.forward_rows) / 6, sum(result.tokens_fed) / 6
+    assert rows <= 0.7 * 24
+    assert fed <= 0.5 * 24 * 36
     assert right[options] >= right[""] - 1

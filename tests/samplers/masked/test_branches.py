@@ -304,10 +304,10 @@ def test_a_graph_is_its_naive_version(name: str, graph: str) -> None:
     drawn = np.random.RandomState(7)
     given = [drawn.randint(3, model.language_model.vocab_size - 10, length).tolist() for length in (5, 9, 3)]
     result = model.generate(
-        input_ids=given, sampler=f"freedave:graph={graph}+sequential", max_new_tokens=14, block_length=6, stop_ids=[]
+        input_ids=given, sampler=f"freedave:graph={graph}+sequential", max_new_tokens=9, block_length=6, stop_ids=[]
     )
     for row, prompt in enumerate(given):
-        tokens, count, asked = naive_graph(name, prompt, 14, 6, graph)
+        tokens, count, asked = naive_graph(name, prompt, 9, 6, graph)
         assert result.sequences[row, : len(tokens)].tolist() == tokens
         assert (result.nfe[row], result.forward_rows[row]) == (count, asked)
 
@@ -386,12 +386,12 @@ def test_observing_changes_no_token_and_counts_what_follows() -> None:
 @pytest.mark.seeds("arXiv:2509.18085")
 def test_a_counted_graph_takes_fewer_forwards_than_nested_drafts_of_as_many_rows() -> None:
     model, task = pardec.load("tiny-llada", device="cpu", dtype="float32"), pardec.task("arithmetic")
-    given = [problem.prompt for problem in task.problems(n=12)]
-    counter, more = StepCounts(), {"max_new_tokens": 32}
-    model.generate(given[:6], sampler=replace(registry.resolve("sequential", "masked"), branch=counter), **more)
+    given = [problem.prompt for problem in task.problems(n=8)]
+    counter, more = StepCounts(), {"max_new_tokens": 24}
+    model.generate(given[:4], sampler=replace(registry.resolve("sequential", "masked"), branch=counter), **more)
     graph = draft_graph(counter.counts, 10)
     plain, nested, drafted = (
-        model.generate(given[6:], sampler=f"{head}sequential", **more)
+        model.generate(given[4:], sampler=f"{head}sequential", **more)
         for head in ("", "freedave:drafts=10+", f"freedave:graph={graph}+")
     )
     assert plain.sequences.tolist() == nested.sequences.tolist() == drafted.sequences.tolist()
