@@ -80,7 +80,14 @@ def test_a_flat_model_costs_no_forward_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["freedave+sequential@dual", "freedave:subset=true+threshold:tau=0.3", "lopa+threshold:tau=0.3"]
+    "spec",
+    [
+        "freedave+sequential@dual",
+        "freedave:subset=true+threshold:tau=0.3",
+        "freedave:graph=0-1-0.1-0b+sequential@dual",
+        "freedave:width=2,drafts=5+threshold:tau=0.3",
+        "lopa+threshold:tau=0.3",
+    ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_row_alone_is_the_row_in_a_ragged_batch(spec: str, temperature: float) -> None:
