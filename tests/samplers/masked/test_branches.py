@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 
@@ -403,3 +404,13 @@ def test_a_counted_graph_takes_fewer_forwards_than_nested_drafts_of_as_many_rows
     )
     assert plain.sequences.tolist() == nested.sequences.tolist() == drafted.sequences.tolist()
     assert sum(drafted.nfe) < sum(nested.nfe) < sum(plain.nfe) / 2
+
+
+def test_the_script_prints_a_graph_that_freedave_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    script = import_module("scripts.draft_graph")
+    script.main(["tiny-llada", "--task=arithmetic", "--problems=3", "--batch=2", "--drafts=3", "--tokens=10", "--own"])
+    printed = capsys.readouterr()
+    assert len(read_nodes(printed.out.strip())) == 3
+    assert "times after 1 steps: 0\n" in printed.err
+    with pytest.raises(SystemExit, match="has drafts already"):
+        script.main(["tiny-llada", "--task=arithmetic", "--problems=1", "-s", "freedave+sequential"])
