@@ -86,6 +86,9 @@ PRESETS = (
         _canvas(256, 256),
     ),
     Preset(
+        "psd", "freedave:subset=true+threshold:tau=0.9", "arXiv:2605.15609", "PSD: drafts of several depths", _BLOCKS
+    ),
+    Preset(
         "dparallel", "entropy_threshold:tau=0.45", "arXiv:2509.26488", "dParallel: entropy threshold, no cache", _BLOCKS
     ),
     Preset(
@@ -337,6 +340,9 @@ PRESETS = (
             ("eagle2", "EAGLE-2", 6, "arXiv:2406.16858"),
             ("eagle3", "EAGLE-3", 8, "arXiv:2503.01840"),
         )
+    ),
+    Preset(
+        "lazymar", "mar:uncond_every=9,decoder_every=9,head_every=7", "arXiv:2503.12450", "LazyMAR: what changed alone"
     ),
     # Families whose attention follows the canvas.
     Preset(

@@ -58,6 +58,15 @@ class Fed:
     prompts: np.ndarray  # [B] int64: tokens of the prompts of each condition, guidance included
 
 
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """What a call of a `ReusingBackbone` takes from earlier ones; by default it computes everything."""
+
+    uncond: bool = False  # states without the condition: those with it, and the difference of the last call of both
+    share: float | None = None  # of the decoder's positions that pass all of its layers; None: all, of new inputs
+    margin: int = 0  # but at least so many more than the tokens that are wanted or have become known
+
+
 class Head(Protocol):
     """Computes the distribution of each transition."""
 
@@ -84,8 +93,12 @@ class Head(Protocol):
         """
         ...
 
-    def ready(self, states: States) -> States:
-        """The same states, for a walk through all transitions: what these share may be computed once."""
+    def ready(self, states: States, every: int = 1) -> States:
+        """The same states, for one walk through all transitions: what these share may be computed once.
+
+        With `every` > 1 only the first tenth of them, and those whose index is a multiple of it, are computed in full;
+        the others take from the last one that was what the blocks add, and what the condition changes.
+        """
         ...
 
     def distribution(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
@@ -132,6 +145,14 @@ class Backbone(Protocol):
         """
         ...
 
+    def reusing(self, layer: int | None) -> ReusingBackbone | None:
+        """The backbone of one request whose calls may take from earlier ones; None where there is none.
+
+        `layer` is the decoder's whose values say which positions have changed, from 0; None: positions are always all
+        computed. Raises ModelError where it has no such layer.
+        """
+        ...
+
     def states(
         self, latents: Tensor, known: Tensor, labels: Tensor, wanted: Tensor, scale: Tensor | None = None
     ) -> States:
@@ -147,6 +168,22 @@ class Backbone(Protocol):
         ...
 
     def parameters(self) -> Iterable[Tensor]: ...
+
+
+class ReusingBackbone(Backbone, Protocol):
+    """A backbone whose calls may take from earlier ones: of the same rows, which advance by equally many tokens."""
+
+    reuse: Reuse  # of the coming calls
+
+    @property
+    def sequences(self) -> int:
+        """Rows of the last call for each of its images: 2 if it computed both halves of guidance, else 1."""
+        ...
+
+    @property
+    def computed(self) -> Sequence[tuple[int, ...]] | None:
+        """The tokens of each row that passed all layers in the last call; None: all of an image."""
+        ...
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

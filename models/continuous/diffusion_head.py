@@ -12,6 +12,7 @@ carry the names of the published tensors. Letters: N tokens, T transitions, d nu
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -113,11 +114,21 @@ class MARHead(nn.Module):
 
 
 class _ModulationCache:
-    """The modulations of conditions in every transition, computed for some transitions at a time as they count down."""
+    """The modulations of conditions in transitions, computed for some of these at a time as they count down."""
 
-    def __init__(self, network: MARHead, times: Tensor, conditioning: Tensor) -> None:
-        """`times` [T, W] and `conditioning` [..., N, W], which the network adds."""
-        self._network, self._times, self._conditioning = network, times, conditioning
+    def __init__(
+        self,
+        parts: Sequence[Modulated | Last],
+        times: Tensor,
+        conditioning: Tensor,
+        order: Sequence[int] | None = None,
+    ) -> None:
+        """Of these parts of the head; `times` [T, W] and `conditioning` [..., N, W], which the network adds.
+
+        `order` has the transitions that are asked for, ascending; None is every one.
+        """
+        self._parts, self._times, self._conditioning = parts, times, conditioning
+        self._order = range(len(times)) if order is None else order
         self._cache: dict[int, tuple[Modulations, ...]] = {}
 
     def at(self, index: int) -> tuple[Modulations, ...]:
@@ -125,11 +136,14 @@ class _ModulationCache:
         if index not in self._cache:
             conditioning = self._conditioning
             count = conditioning.numel() // conditioning.shape[-1]
-            start = max(0, index + 1 - max(1, _TOGETHER // max(1, count)))
-            times = self._times[start : index + 1].view(-1, *[1] * (conditioning.dim() - 1), conditioning.shape[-1])
-            blocks = self._network.modulations(times + conditioning)
+            stop = bisect_right(self._order, index)
+            some = self._order[max(0, stop - max(1, _TOGETHER // max(1, count))) : stop]
+            times = self._times[some.start : some.stop] if isinstance(some, range) else self._times[list(some)]
+            times = times.view(-1, *[1] * (conditioning.dim() - 1), conditioning.shape[-1])
+            y = F.silu(times + conditioning)
+            blocks = [part.modulations(y) for part in self._parts]
             each = zip(*(zip(*(part.unbind() for part in block), strict=True) for block in blocks), strict=True)
-            self._cache = dict(enumerate(each, start))
+            self._cache = dict(zip(some, each, strict=True))
         return self._cache[index]
 
 
@@ -138,6 +152,56 @@ class _Ready(States):
     """States whose modulations are computed for many transitions at a time."""
 
     modulation_cache: _ModulationCache = field(kw_only=True)
+
+
+class _BlockCache:
+    """What the blocks add to tokens along their paths, and what the condition changes, from some transitions to others.
+
+    LazyMAR: Accelerating Masked Autoregressive Models via Feature Caching, https://arxiv.org/abs/2503.12450
+
+        transition t of T is full if t > 0.9 T, t = T-1, or t is a multiple of `every`; else, with the condition alone,
+        out_c = last(W x + (h_blocks - W x) of the last full one),  out_u = out_c - (out_c - out_u) of the last full one
+    """
+
+    def __init__(self, network: MARHead, times: Tensor, states: States, every: int) -> None:
+        """`times` [T, W]; the tokens are those of `states`."""
+        self._network, steps = network, len(times)
+        full = [t for t in range(steps) if t > 0.9 * steps or t == steps - 1 or t % every == 0]
+        parts = [*network.res_blocks, network.final_layer]
+        self._whole = _ModulationCache(parts, times, _conditioning(states), full)
+        rest = [t for t in range(steps) if t not in full]
+        self._last = _ModulationCache(parts[-1:], times, states.cond, rest)
+        self._full = frozenset(full)
+        self._added = self._change = torch.empty(0)  # [N, W] and [N, d]
+
+    def outputs(self, x: Tensor, index: int, *, guided: bool) -> Tensor:
+        """As of `TransitionHead.outputs`."""
+        network = self._network
+        if index in self._full:
+            modulations = self._whole.at(index)
+            h = start = network.input_proj.forward(x.to(modulations[-1][0].dtype))
+            for block, modulated in zip(network.res_blocks, modulations, strict=False):
+                h = block.forward(h, *modulated)
+            self._added = (h[0] if guided else h) - start
+            out: Tensor = network.final_layer.forward(h, *modulations[-1]).float()
+            if guided:
+                self._change = (out[0] - out[1])[:, : network.size]
+            return out
+        (modulated,) = self._last.at(index)
+        h = network.input_proj.forward(x.to(self._added.dtype)) + self._added
+        out = network.final_layer.forward(h, *modulated).float()
+        if not guided:
+            return out
+        plain = out.clone()
+        plain[:, : network.size] -= self._change
+        return torch.stack((out, plain))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reusing(States):
+    """States some of whose transitions take from earlier ones, along one path."""
+
+    blocks: _BlockCache = field(kw_only=True)
 
 
 class TransitionHead:
@@ -170,12 +234,19 @@ class TransitionHead:
         return len(self._timesteps)
 
     @torch.inference_mode()
-    def ready(self, states: States) -> States:
-        modulation_cache = _ModulationCache(self.network, self._times, _conditioning(states))
+    def ready(self, states: States, every: int = 1) -> States:
+        if every > 1:
+            blocks = _BlockCache(self.network, self._times, states, every)
+            return _Reusing(states.cond, states.uncond, states.scale, blocks=blocks)
+        parts = [*self.network.res_blocks, self.network.final_layer]
+        modulation_cache = _ModulationCache(parts, self._times, _conditioning(states))
         return _Ready(states.cond, states.uncond, states.scale, modulation_cache=modulation_cache)
 
     def outputs(self, x: Tensor, index: int | Tensor, states: States) -> Tensor:
         """[N, outputs] float32 of the network, or [2, N, outputs] with guidance: with and without the condition."""
+        if isinstance(states, _Reusing):
+            assert isinstance(index, int), "a path takes one transition after the other"
+            return states.blocks.outputs(x, index, guided=states.uncond is not None)
         return self.network.at(x, self._modulations(index, states)).float()
 
     def _modulations(self, index: int | Tensor, states: States) -> Sequence[Modulations]:

@@ -10,15 +10,37 @@ Modules carry the names of the published tensors. Letters: R rows, B positions o
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kernels.matmul import Linear
-from .contracts import States
-from .diffusion_head import EPS, MARHead
+from .diffusion_head import EPS
+
+
+class LayerCache:
+    """The keys and values of one layer."""
+
+    def __init__(self) -> None:
+        self.k, self.v = torch.empty(0), torch.empty(0)  # [R, H, L, D / H]
+        self.at: Tensor | None = None  # [R, K] the positions that the coming calls compute; None: they replace all
+        self.first: int | None = None  # instead: so many at the beginning, and new ones behind the end
+
+    def put(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keeps what a call computes, and returns the keys and values of all positions."""
+        if self.first is not None:
+            self.k, self.v = (
+                torch.cat((new[:, :, : self.first], old[:, :, self.first :], new[:, :, self.first :]), 2)
+                for new, old in ((k, self.k), (v, self.v))
+            )
+        elif self.at is not None:
+            index = self.at[:, None, :, None].expand_as(k)
+            self.k, self.v = self.k.scatter(2, index, k), self.v.scatter(2, index, v)
+        else:
+            self.k, self.v = k, v
+        return self.k, self.v
 
 
 class Attention(nn.Module):
@@ -28,9 +50,11 @@ class Attention(nn.Module):
         self.qkv = Linear(width, 3 * width)
         self.proj = Linear(width, width)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x [R, L, D]; `mask` [R, 1, 1, L] bool of visible positions, None for all."""
+    def forward(self, x: Tensor, mask: Tensor | None, cache: LayerCache | None = None) -> Tensor:
+        """x [R, L, D]; `mask` [R, 1, 1, L] bool of visible positions, None for all. A `cache` adds earlier K/V."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        if cache is not None:
+            k, v = cache.put(k, v)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         out: Tensor = self.proj(mixed.transpose(1, 2).flatten(-2))
         return out
@@ -45,8 +69,16 @@ class Block(nn.Module):
         hidden = int(width * ratio)
         self.mlp = nn.ModuleDict({"fc1": Linear(width, hidden), "fc2": Linear(hidden, width)})
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        x = x + self.attn(self.norm1(x), mask)
+    def forward(self, x: Tensor, mask: Tensor | None, cache: LayerCache | None = None) -> Tensor:
+        return self.feed(self.attend(x, mask, cache))
+
+    def attend(self, x: Tensor, mask: Tensor | None, cache: LayerCache | None = None) -> Tensor:
+        """Its first half."""
+        out: Tensor = x + self.attn(self.norm1(x), mask, cache)
+        return out
+
+    def feed(self, x: Tensor) -> Tensor:
+        """And its second, of each position by itself."""
         out: Tensor = x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.norm2(x))))
         return out
 
@@ -90,7 +122,18 @@ class MARBackbone(nn.Module):
         embedding = self.class_emb(labels.clamp(min=0))
         return torch.where(labels[:, None] < 0, self.fake_latent, embedding)
 
-    def encode(self, latents: Tensor, known: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def embed(self, latents: Tensor, index: Tensor, labels: Tensor) -> Tensor:
+        """[R, B + n, D] the encoder's inputs: the class's positions, and the tokens `index` [R, n] of `latents`."""
+        tokens = latents.gather(1, index[..., None].expand(-1, -1, latents.shape[-1]))
+        position = self.encoder_pos_embed_learned
+        first = self.condition(labels)[:, None] + position[:, : self.buffer]
+        rest = self.z_proj(tokens.to(position.dtype)) + position[0, self.buffer :][index]
+        out: Tensor = self.z_proj_ln(torch.cat((first, rest), 1))
+        return out
+
+    def encode(
+        self, latents: Tensor, known: Tensor, labels: Tensor, caches: Sequence[LayerCache] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """States [R, B + n, D] of the class's positions and the known tokens, in raster order; n is the most of a row.
 
         Also the index [R, n] of each of these tokens, S for padding, and which states are real, None if all are.
@@ -100,27 +143,26 @@ class MARBackbone(nn.Module):
         index = torch.where(known, torch.arange(self.tokens, device=known.device), self.tokens)
         index = index.sort(1).values[:, :most]
         real = index < self.tokens
-        at = index.clamp(max=self.tokens - 1)[..., None]
-        tokens = latents.gather(1, at.expand(-1, -1, latents.shape[-1]))
-        position = self.encoder_pos_embed_learned
-        first = self.condition(labels)[:, None] + position[:, : self.buffer]
-        rest = self.z_proj(tokens.to(position.dtype)) + position[0, self.buffer :][at[..., 0]]
-        x = self.z_proj_ln(torch.cat((first, rest), 1))
+        x = self.embed(latents, index.clamp(max=self.tokens - 1), labels)
         whole = None if bool(real.all()) else F.pad(real, (self.buffer, 0), value=True)
         mask = None if whole is None else whole[:, None, None]
-        for block in self.encoder_blocks:
-            x = block(x, mask)
+        for number, block in enumerate(self.encoder_blocks):
+            x = block(x, mask, caches and caches[number])
         return self.encoder_norm(x), index, whole
 
-    def decode(self, x: Tensor, index: Tensor) -> Tensor:
-        """z [R, S, D] of every token, from the output of `encode`."""
+    def canvas(self, x: Tensor, index: Tensor) -> Tensor:
+        """[R, B + S, D] the decoder's inputs, without their positions, from the output of `encode`."""
         x = self.decoder_embed(x)
         rows, width = len(x), x.shape[-1]
         first, known = x[:, : self.buffer], x[:, self.buffer :]
         canvas = self.mask_token.to(x.dtype).expand(rows, self.tokens + 1, width)
         # Padding goes to a position behind the last token.
         canvas = canvas.scatter(1, index[..., None].expand(-1, -1, width), known)[:, : self.tokens]
-        x = torch.cat((first, canvas), 1) + self.decoder_pos_embed_learned
+        return torch.cat((first, canvas), 1)
+
+    def decode(self, x: Tensor, index: Tensor) -> Tensor:
+        """z [R, S, D] of every token, from the output of `encode`."""
+        x = self.canvas(x, index) + self.decoder_pos_embed_learned
         for block in self.decoder_blocks:
             x = block(x, None)
         z: Tensor = self.decoder_norm(x)[:, self.buffer :] + self.diffusion_pos_embed_learned
@@ -130,38 +172,3 @@ class MARBackbone(nn.Module):
         """z [R, S, D]; arguments as of `continuous.Backbone.states`, a negative label is unconditional."""
         x, index, _ = self.encode(latents, known, labels)
         return self.decode(x, index)
-
-
-class Reader:
-    """The backbone for decoding: its states have passed the head's first layer already."""
-
-    causal = next_token = False
-    fed = None
-
-    def __init__(self, network: MARBackbone, head: MARHead) -> None:
-        self.network, self.head = network, head
-
-    def start(self, conditions: Any, *, size: Any, guided: bool) -> Reader:
-        """Itself: all of its states change with every token."""
-        return self
-
-    @property
-    def tokens(self) -> int:
-        return self.network.tokens
-
-    @torch.inference_mode()
-    def states(
-        self, latents: Tensor, known: Tensor, labels: Tensor, wanted: Tensor, scale: Tensor | None = None
-    ) -> States:
-        if scale is None:
-            return States(self.head.cond_embed(self.network(latents, known, labels)[wanted]))
-        doubled = torch.cat((labels, torch.full_like(labels, -1)))
-        z = self.network(latents.repeat(2, 1, 1), known.repeat(2, 1), doubled)
-        cond, uncond = self.head.cond_embed(z[wanted.repeat(2, 1)]).chunk(2)
-        return States(cond, uncond, scale[:, None].expand_as(wanted)[wanted])
-
-    def parameters(self) -> Any:
-        return self.network.parameters()
-
-    def named_parameters(self) -> Any:
-        return self.network.named_parameters()

@@ -86,6 +86,9 @@ class NextStepReader:
             )
         return NextStepSession(self, prompts, len(pairs), tokens)
 
+    def reusing(self, layer: int | None) -> None:
+        """None: a session computes nothing twice."""
+
     def states(
         self, latents: Tensor, known: Tensor, labels: Tensor, wanted: Tensor, scale: Tensor | None = None
     ) -> States:
@@ -141,6 +144,9 @@ class NextStepSession:
     def start(self, conditions: Sequence[Condition], *, size: tuple[int, int] | None, guided: bool) -> NextStepSession:
         """Of other conditions."""
         return self.reader.start(conditions, size=size, guided=guided)
+
+    def reusing(self, layer: int | None) -> None:
+        """None: what is cached is final."""
 
     def parameters(self) -> Iterator[Tensor]:
         return self.reader.parameters()

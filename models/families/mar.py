@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from .. import finite
 from ..continuous.contracts import ContinuousModel, read_sizes
 from ..continuous.diffusion_head import DiffusionHead, MARHead
-from ..continuous.mar import MARBackbone, Reader
+from ..continuous.mar import MARBackbone
+from ..continuous.mar_reader import Reader
 from ..errors import ModelError
 from ..images.contracts import ImageLayout, Imaging, OneSize
 from ..images.weight_files import check_names

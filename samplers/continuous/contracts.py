@@ -8,6 +8,7 @@ Letters: n live rows, S tokens of an image, d numbers of a token, T transitions 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from pardec.models.continuous.contracts import Backbone, ContinuousModel, Head, 
 
 from ..spec import Spec
 from ..stopwatch import Stopwatch
+from ..trace import Fed
 from .state import ImageRequest as ImageRequest
 from .state import ImageState
 
@@ -95,6 +97,8 @@ class RoundResult:
     draft_forwards: int | np.ndarray = 0  # calls of a drafting model's backbone, for each row or [n]
     deviation: np.ndarray | None = None  # [n] total variation that a relaxed rule adds
     contexts: np.ndarray | None = None  # [n] rows of the target's backbone call, guidance not counted; None: one each
+    copies: int | None = None  # times that guidance counts each of them; None: 2, or 1 without guidance
+    computed: Sequence[Fed] | None = None  # [n] tokens that passed all layers of the backbone; None: what it was fed
 
 
 class Method(Protocol):

@@ -60,7 +60,9 @@ class ContinuousLoop:
         self.commit_step = np.zeros((count, tokens), dtype=np.int16)
         self.commit_score = np.zeros((count, tokens), dtype=np.float32)
         self.row_events: dict[int, RowFinished] = {}
-        self.contexts: list[list[int]] = [[] for _ in range(count)]
+        self.copies = 1 if request.cfg is None else 2
+        self.forward_rows = np.zeros(count, dtype=np.int64)
+        self.tokens_fed = np.zeros(count, dtype=np.int64)
         self.fed: list[list[Fed]] = [[] for _ in range(count)]
         self.drafted: list[list[int]] = [[] for _ in range(count)]
         self.accepted: list[list[int]] = [[] for _ in range(count)]
@@ -85,12 +87,16 @@ class ContinuousLoop:
         drafted = np.zeros(count, dtype=np.int64) if result.drafted is None else result.drafted
         accepted = np.zeros(count, dtype=np.int64) if result.accepted is None else result.accepted
         cached = self.context.backbone(self.context.model).fed
+        copies = self.copies if result.copies is None else result.copies
+        self.forward_rows[rows] += copies * contexts
         for at, row in enumerate(rows.tolist()):
             earlier = int(calls[at]) - 1
-            self.contexts[row] += [1] * earlier + [int(contexts[at]) - earlier]
             self.drafted[row] += [0] * earlier + [int(drafted[at])]
             self.accepted[row] += [0] * earlier + [int(accepted[at])]
-            self.fed[row] += [range(self.images.tokens) if cached is None else range(*cached.spans[at])] * (earlier + 1)
+            fed: Fed = range(self.images.tokens) if cached is None else range(*cached.spans[at])
+            fed = fed if result.computed is None else result.computed[at]
+            self.fed[row] += [fed] * (earlier + 1)
+            self.tokens_fed[row] += copies * len(fed) * (int(contexts[at]) if cached is None else earlier + 1)
         self.draft_forwards[rows] += result.draft_forwards
         if result.deviation is not None:
             if self.deviation is None:
@@ -144,7 +150,6 @@ class ContinuousLoop:
     def finished(self) -> Finished:
         """The results of all rows."""
         count, tokens = self.commit_step.shape
-        copies = 1 if self.request.cfg is None else 2
         blank = np.zeros((count, tokens), dtype=np.int64)
         trace = Trace(
             blank,
@@ -156,18 +161,14 @@ class ContinuousLoop:
             accepted=tuple(map(tuple, self.accepted)),
         )
         ends = [self.row_events[row] for row in range(count)]
-        rows = tuple(sum(calls) * copies for calls in self.contexts)
         cached = self.context.backbone(self.context.model).fed
-        tokens_fed = tuple(number * tokens for number in rows)
-        if cached is not None:
-            spans = (copies * sum(map(len, each)) for each in self.fed)
-            tokens_fed = tuple(int(image + prompt) for image, prompt in zip(spans, cached.prompts, strict=True))
+        tokens_fed = self.tokens_fed if cached is None else self.tokens_fed + cached.prompts
         return Finished(
             tokens=blank,
             reasons=tuple(end.reason for end in ends),
             nfe=tuple(end.nfe for end in ends),
-            forward_rows=rows,
-            tokens_fed=tokens_fed,
+            forward_rows=tuple(self.forward_rows.tolist()),
+            tokens_fed=tuple(tokens_fed.tolist()),
             trace=trace,
             draft_forwards=tuple(self.draft_forwards.tolist()),
             deviation=() if self.deviation is None else tuple(self.deviation.tolist()),

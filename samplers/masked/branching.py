@@ -87,35 +87,36 @@ class Branching:
     def __init__(self, loop: Loop, branch: Branch) -> None:
         self.loop, self.branch = loop, branch
         self.past: _Past | None = None
+        self.depths, self.needs = np.array(branch.depths), np.array(branch.needs)
         self.row = np.zeros(0, dtype=np.int64)  # [N] the live row of each hypothesis
         self.number = np.zeros(0, dtype=np.int64)
 
     def expand(self) -> None:
         """Repeats every row that the last forward predicted more of, and writes the hypotheses."""
-        canvas, branch = self.loop.canvas, self.branch
-        counts = np.ones(len(canvas), dtype=np.int64)
+        canvas = self.loop.canvas
+        requested = np.zeros((len(canvas), len(self.depths)), dtype=bool)
         if self.past is not None:
             # K/V that a block's first forward refreshes are not there for hypotheses beside it.
             ready = self.past.live & ~(canvas.entered & self.loop.sampler.cache.stores)
-            counts = np.where(ready, np.minimum(branch.most, canvas.left + 1), 1)
-        self.row = np.repeat(np.arange(len(canvas)), counts)
-        self.number = np.arange(len(self.row)) - np.repeat(counts.cumsum() - counts, counts)
+            requested = ready[:, None] & (self.needs <= canvas.left[:, None])
+        requested[:, 0] = True
+        self.row, self.number = requested.nonzero()
         if self.past is None or len(self.row) == len(canvas):
             return
         past = self.past.evidence.take(self.row)
         self.loop.take(self.row)
-        valid = self.number == 0
-        for number in range(1, branch.most):
-            valid |= self._draft(number, past) & (self.number == number)
+        depth, valid = self.depths[self.number], np.ones(len(self.row), dtype=bool)
+        for step in range(1, int(depth.max()) + 1):
+            due = valid & (depth >= step)
+            valid &= self._draft(step, due, past) | (depth < step)
         valid &= (self.number == 0) | (canvas.first_open < canvas.total)  # a complete row needs no forward
         if not valid.all():
             self.loop.take(np.flatnonzero(valid))
             self.row, self.number = self.row[valid], self.number[valid]
 
-    def _draft(self, number: int, past: Evidence) -> np.ndarray:
-        """Writes what hypothesis `number` adds; [N] bool: the hypotheses that it was added to."""
+    def _draft(self, step: int, rows: np.ndarray, past: Evidence) -> np.ndarray:
+        """Writes what the hypotheses `rows` [N] bool add at `step`; [N] bool: those that added something."""
         canvas, branch = self.loop.canvas, self.branch
-        rows = self.number >= number if branch.nested else self.number == number
         # A hypothesis that has completed the block is the last of its row.
         rows = rows & (past.positions[:, 0].cpu().numpy() == canvas.window_host[:, 0])
         which = torch.from_numpy(rows).to(past.positions.device)[:, None]
@@ -123,7 +124,8 @@ class Branching:
         if not bool(evidence.eligible.any()):
             return np.zeros(len(canvas), dtype=bool)
         choice, proposal, _ = self.loop.choose(evidence)
-        chosen = branch.draft(number, choice.which, proposal) & evidence.eligible
+        choice = branch.draft(step, self.number, choice, proposal)
+        chosen = choice.which & evidence.eligible
         if branch.exactly and canvas.shift and self.loop.sampler.cache.stores and not canvas.block_causal:
             # As long as a block's first position is open, a forward replaces the K/V of the one before, which predicts
             # it: a hypothesis that commits it would see those of an earlier forward. One that ends the block does not.

@@ -97,22 +97,26 @@ class Branch(Stage):
     lost: the sampler's other stages decide for each hypothesis as if it were the row.
     """
 
-    nested: ClassVar[bool] = False  # hypothesis i is i steps further than the row, and contains all before it
-
     @property
     def exactly(self) -> bool:
         """Whether it keeps the tokens of the sampler without it; what would not is then refused."""
         return False
 
     @property
-    def most(self) -> int:
-        """Hypotheses of a row, itself included."""
+    def depths(self) -> tuple[int, ...]:
+        """How many steps each hypothesis of a row is further than it, ascending: first 0, the row itself."""
         raise NotImplementedError
 
-    def draft(self, number: int, chosen: Tensor, proposal: Proposal) -> Tensor:
-        """What hypothesis `number`, from 1, adds: [N, W] bool, by what the last forward predicted.
+    @property
+    def needs(self) -> tuple[int, ...]:
+        """The open positions of the block without which each hypothesis is not made."""
+        return self.depths
 
-        `chosen` is what the sampler would commit next by it; with `nested`, behind what hypothesis number - 1 adds.
+    def draft(self, step: int, number: np.ndarray, choice: Choice, proposal: Proposal) -> Choice:
+        """What each of N hypotheses adds at its `step`, from 1 to its depth, by what the last forward predicted.
+
+        `number` [N] is which of its row each is. `choice` is what the sampler would commit next by that forward, behind
+        the hypothesis's earlier steps; a hypothesis that adds nothing at a step is dropped.
         """
         raise NotImplementedError
 

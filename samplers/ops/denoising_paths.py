@@ -40,9 +40,11 @@ def width(head: Head) -> int:
     return (head.steps + 1) * head.size
 
 
-def denoise(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0, last: Last = "map") -> Tensor:
-    """Samples tokens [N, d] from `noise` [N, width]."""
-    e, states = noise.view(len(noise), head.steps + 1, head.size), head.ready(states)
+def denoise(
+    head: Head, states: States, noise: Tensor, *, temperature: float = 1.0, last: Last = "map", every: int = 1
+) -> Tensor:
+    """Samples tokens [N, d] from `noise` [N, width]; `every` as of `Head.ready`."""
+    e, states = noise.view(len(noise), head.steps + 1, head.size), head.ready(states, every)
     x = e[:, 0]
     for number, index in enumerate(reversed(range(1, head.steps)), 1):
         distribution = head.distribution(x, index, states)

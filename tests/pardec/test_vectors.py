@@ -167,7 +167,10 @@ def test_events_contain_vectors_and_the_callback_gets_them(model: pardec.Model) 
 
 
 def test_without_a_sampler_mar_draws(model: pardec.Model) -> None:
-    assert model.generate(label=1).spec == "mar:steps=64,guidance=linear,last=map,head=none,head_to=none,order=random"
+    assert model.generate(label=1).spec == (
+        "mar:steps=64,guidance=linear,last=map,head=none,head_to=none,order=random,"
+        "uncond_every=1,decoder_every=1,head_every=1,warmup=5,margin=15,layer=3"
+    )
     assert (model.family, model.tokenizer, pardec.load("tiny-llama", device="cpu").family) == ("continuous", None, "ar")
     assert re.match(r"<Model vectors: mar, on cpu", repr(model))
 

@@ -242,7 +242,7 @@ def test_inference_steps_are_mar_s(pipe: pardec.ImagePipeline) -> None:
     pipe(class_labels=1, num_inference_steps=7, generator=seeded(0), output_type="latent")
     assert pipe.result is not None
     assert (pipe.result.spec, pipe.result.nfe) == (
-        "mar:steps=7,guidance=linear,last=map,head=none,head_to=none,order=random",
+        "mar:steps=7,guidance=linear,last=map,head=none,head_to=none,order=random,uncond_every=1,decoder_every=1,head_every=1,warmup=5,margin=15,layer=3",
         [7],
     )
     with pytest.raises(SpecError, match="num_inference_steps=7 is for mar, and a sampler is given as well"):

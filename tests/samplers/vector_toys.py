@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pardec.models.continuous.contracts import ContinuousModel, Gaussian, States
 from pardec.models.continuous.diffusion_head import DiffusionHead
-from pardec.models.continuous.mar import Reader
+from pardec.models.continuous.mar_reader import Reader
 from pardec.models.families.mar import networks
 from pardec.samplers.continuous.contracts import ImageRequest
 from pardec.samplers.continuous.loop import decode
@@ -40,7 +40,7 @@ class ToyHead:
     def signal(self) -> Tensor:
         return torch.linspace(0.9, 0.1, self.steps, dtype=torch.float64)
 
-    def ready(self, states: States) -> States:
+    def ready(self, states: States, every: int = 1) -> States:
         return states
 
     def distribution(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
@@ -125,13 +125,16 @@ def pair(
     return toy("target", target, backbone), toy("draft", draft, other)
 
 
-def mar(seed: int = 0, *, near: float | None = None, steps: int = 6, other: int = 1) -> ContinuousModel:
-    """MAR over 16 tokens of 4 numbers with random weights; `near` is how much of another one is mixed in."""
+def mar(seed: int = 0, *, near: float | None = None, steps: int = 6, other: int = 1, depth: int = 2) -> ContinuousModel:
+    """MAR over 16 tokens of 4 numbers with random weights; `near` is how much of another one is mixed in.
+
+    `depth` is that of the encoder and of the decoder.
+    """
     generator = torch.Generator().manual_seed(seed)
     second = torch.Generator().manual_seed(1000 + other)
     config = {"tokens": 16, "token_size": 4, "class_num": 4, "buffer_size": 4, "diffloss_d": 2, "diffloss_w": 48}
     for part in ("encoder", "decoder"):
-        config |= {f"{part}_embed_dim": 48, f"{part}_depth": 2, f"{part}_num_heads": 4}
+        config |= {f"{part}_embed_dim": 48, f"{part}_depth": depth, f"{part}_num_heads": 4}
     backbone, net = networks(config)
     for part in (backbone, net):
         for tensor in part.state_dict().values():

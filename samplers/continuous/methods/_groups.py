@@ -26,6 +26,7 @@ class GroupMethod(Policy):
     last: Last | None  # a spec may leave it open; then `__post_init__` sets it
     head: int | None
     head_to: int | None = None  # transitions at the last step of the schedule; None: `head` throughout
+    head_every: int = 1  # of the transitions, those that the head's blocks compute: see `Head.ready`
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -89,7 +90,8 @@ class GroupMethod(Policy):
     def sample_tokens(self, context: ContinuousContext, states: States, wanted: Tensor, step: np.ndarray) -> Tensor:
         """[N, d]: the tokens that `wanted` [n, S] marks, row after row, each of them at `step` [N] of the schedule."""
         noise = context.images.noise(wanted, "token", width(context.head))
-        sample = partial(denoise, temperature=context.request.temperature, last=self.last_kind)
+        temperature = context.request.temperature
+        sample = partial(denoise, temperature=temperature, last=self.last_kind, every=self.head_every)
         if self.head_to is None:
             return sample(context.head, states, noise)
         transitions = self.schedule(context).transitions(context.head.steps, self.head_to)[step]

@@ -13,9 +13,24 @@ With `order=local` a step's tokens are far apart and near to known ones (LPD: Lo
 Efficient Autoregressive Image Generation, https://arxiv.org/abs/2507.01957; see `ops/locality.py`), in the sizes of the
 same schedule; LPD's own models and group sizes are not meant.
 
-Deviates from the authors' code: `last` chooses which end of a path is the token; theirs is "map".
+Three options take from earlier steps (LazyMAR: Accelerating Masked Autoregressive Models via Feature Caching,
+https://arxiv.org/abs/2503.12450; `preset:lazymar` has its 9, 9 and 7). Step k computes everything if k < warmup or
+k - warmup is a multiple of the option; else
+
+    uncond_every:  the half without the condition is the guided one + the difference of the last full step
+    decoder_every: only tokens drawn at the last step, to be drawn at this, and those positions whose values at `layer`
+                   changed the most pass all layers: share of all, falling from 1 to .05, but `margin` beside the former
+    head_every:    in the head's transitions but the first tenth, the last and every 7th, what its blocks add and what
+                   the condition changes are those of the last full transition; the condition's half alone is computed
+
+With each step full they are plain `mar`, bit for bit. `forward_rows` counts a half that is not computed as none, and
+`tokens_fed` the tokens that pass all layers; the layers up to `layer` always take all.
+
+Deviates from the authors' code: `last` chooses which end of a path is the token; theirs is "map". From LazyMAR's: there
+the head's first block, and those from the sixth on, compute their gate anew at every transition, and the first tenth
+computes only the first block; its shares are for 64 steps, here for K in proportion.
 Exact: distribution: the baseline of the family. Other methods are exact with respect to `mar` with the same `steps`,
-`last`, `guidance`, `head` and `head_to`, in a random order.
+`last`, `guidance`, `head` and `head_to`, in a random order. No with any of the three options.
 """
 
 from __future__ import annotations
@@ -26,15 +41,18 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 import torch
 
-from pardec.models.continuous.contracts import ContinuousModel
+from pardec.models.continuous.contracts import ContinuousModel, Reuse, ReusingBackbone
 from pardec.models.errors import SpecError
 
 from ...ops.denoising_paths import Last
 from ...ops.locality import local_order
 from ...ops.unmasking import Guidance
 from ...registry import register
-from ..contracts import ContinuousContext
+from ..contracts import ContinuousContext, RoundResult
 from ._groups import GroupMethod
+
+# Of LazyMAR's 64 steps: up to which one, and the share of the positions that pass all of the decoder's layers.
+_SHARES = ((20, 1.0), (21, 0.6), (25, 0.5), (30, 0.4), (35, 0.15), (40, 0.12), (64, 0.05))
 
 
 @register("mar", stage="vectors", paper="arXiv:2406.11838", exact="distribution", checked="golden/mar")
@@ -48,6 +66,32 @@ class MAR(GroupMethod):
     head: Annotated[int | None, "transitions of the head; none takes the model's"] = None
     head_to: Annotated[int | None, "transitions at the last step, evenly down to them; none: the same at each"] = None
     order: Annotated[Literal["random", "local"], "of the tokens"] = "random"
+    uncond_every: Annotated[int, "steps to the next that computes the half without the condition; 1: each"] = 1
+    decoder_every: Annotated[int, "steps to the next that computes all positions; 1: each"] = 1
+    head_every: Annotated[int, "transitions to the next that the head's blocks compute; 1: each"] = 1
+    warmup: Annotated[int, "full steps at first, where any is 2 or more"] = 5
+    margin: Annotated[int, "positions computed beside those that were drawn or are to be"] = 15
+    layer: Annotated[int, "of the decoder, from 0: its values say what has changed"] = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("uncond_every", "decoder_every", "head_every", "warmup", least=1)
+        self.require("margin", "layer", least=0)
+        if self.uncond_every > 1 and self.uncond_every % self.decoder_every:
+            raise SpecError(
+                f"mar: the half without the condition is computed at full steps alone, and uncond_every="
+                f"{self.uncond_every} is no multiple of decoder_every={self.decoder_every}",
+                hint="write the same number for both",
+            )
+
+    @property
+    def exact(self) -> str | None:
+        return "relaxed" if max(self.uncond_every, self.decoder_every, self.head_every) > 1 else None
+
+    @property
+    def reuses(self) -> bool:
+        """Whether calls of the backbone take from earlier ones."""
+        return max(self.uncond_every, self.decoder_every) > 1
 
     def check_model(self, model: ContinuousModel) -> None:
         super().check_model(model)
@@ -58,10 +102,43 @@ class MAR(GroupMethod):
             )
         if self.order == "local" and model.backbone.causal:
             raise SpecError(f"mar: {model.name} samples in raster order", hint="leave order out")
+        if self.reuses:
+            self._reusing(model)
 
-    def start(self, context: ContinuousContext) -> None:
-        if self.order == "random":
-            return
+    def _reusing(self, model: ContinuousModel) -> ReusingBackbone:
+        """The backbone of one request that takes from earlier calls. Raises SpecError for a model that has none."""
+        backbone = model.backbone.reusing(self.layer if self.decoder_every > 1 else None)
+        if backbone is None:
+            raise SpecError(f"mar: {model.name} keeps nothing from step to step", hint="leave the *_every out")
+        return backbone
+
+    def start(self, context: ContinuousContext) -> ReusingBackbone | None:
+        if self.order == "local":
+            self._order_locally(context)
+        if not self.reuses:
+            return None
+        backbone = self._reusing(context.model)
+        context.backbones[id(context.model.backbone)] = backbone
+        return backbone
+
+    def round(self, context: ContinuousContext, state: ReusingBackbone | None) -> RoundResult:
+        if state is None:
+            return super().round(context, state)
+        schedule = self.schedule(context)
+        state.reuse = self.reuse_at(int(schedule.step(context.images.count)[0]), len(schedule))  # rows go together
+        self.sample_group(context)
+        return RoundResult(copies=state.sequences, computed=state.computed)
+
+    def reuse_at(self, step: int, steps: int) -> Reuse:
+        """What the call at `step` of `steps`, from 0, takes from earlier ones."""
+        after = step - self.warmup
+        if after < 0 or (after % self.uncond_every == 0 and after % self.decoder_every == 0):
+            return Reuse()
+        share = next(share for until, share in _SHARES if step * 64 // steps < until)
+        partial = after % self.decoder_every > 0
+        return Reuse(after % self.uncond_every > 0, share if partial else None, self.margin)
+
+    def _order_locally(self, context: ContinuousContext) -> None:
         images, (rows, columns) = context.images, context.model.imaging.layout.grid
         index = torch.arange(images.tokens).expand(len(images), images.tokens)
         keys = images.source.uniform(images.rows, np.zeros_like(images.rows), index, "order").cpu().numpy()

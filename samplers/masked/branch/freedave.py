@@ -3,15 +3,32 @@
 Free Draft-and-Verification: Toward Lossless Parallel Decoding for Diffusion Large Language Models,
 https://arxiv.org/abs/2510.00294
 
-    hypothesis 0 is the row; hypothesis i commits to hypothesis i - 1 what the sampler would by the last forward
+    hypothesis 0 is the row; the others are states that it may come to, each so many steps d further
     one forward of all; step(i) = hypothesis i with what the sampler commits to it by its own prediction
-    from 0 on, go to i + 1 as long as hypothesis i + 1 = step(i); the last one, i, survives, and becomes step(i)
+    from 0 on, go to j where hypothesis j = step(i) and d(j) = d(i) + 1, as long as there is one; the last one, i,
+    survives, and becomes step(i)
+
+Which states are drafted:
+
+    nested   (default) hypothesis i commits to hypothesis i - 1 what the sampler would by the last forward
+    tree     `width` > 1: there, the surest position takes one of its `width` likeliest tokens; of the tree of these
+             the `drafts` nodes with the fewest steps and lowest ranks (SSD: Self Speculative Decoding for Diffusion
+             Large Language Models, https://arxiv.org/abs/2510.04147)
+    graph    `graph=0-1-0.1`: the states it names, by ranks of the last forward (`_draft_sets.py`); one that commits
+             two positions one after the other is reached over either (Spiffy: Multiplying Diffusion LLM Acceleration
+             via Lossless Speculative Decoding, https://arxiv.org/abs/2509.18085). `scripts/draft_graph.py` makes one
 
 Every hypothesis on this way is a state that the sampler without it passes through, and draws are keyed by step and
 position: the tokens are the same, greedy or sampled, with any cache whose K/V follow from the tokens alone.
 `subset=true` goes to every later hypothesis whose tokens step(i) commits as well, as the paper does with a threshold,
-where a step may commit more than a draft: it skips states of the sampler, and is not exact.
-Deviates from the published code, which drafts for one row; `eager` drafts, beyond the block, are not built.
+where a step may commit more than a draft: it skips states of the sampler, and is not exact. With a threshold that is
+PSD, as far as its rule is known (`preset:psd`; PSD: Pushing the Pareto Frontier of Diffusion LLMs via Parallel
+Speculative Decoding, https://arxiv.org/abs/2605.15609): drafts of several depths from one forward's confidences, the
+deepest kept that agrees with the updated predictions.
+Deviates from the published code, which drafts for one row; `eager` drafts, beyond the block, are not built. SSD, Spiffy
+and PSD publish no code. Left open there, and decided here: SSD's tree branches over tokens, cheapest nodes first;
+Spiffy's nodes may commit several positions a step, and are not pruned while decoding; PSD's drafts agree where the step
+commits their tokens, not where it predicts them alone.
 Exact: greedy: the output of the sampler without it, greedy or sampled; not with `subset=true`.
 """
 
@@ -22,23 +39,36 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from pardec.models.errors import SpecError
+
+from ...ops.rank import best
 from ...registry import register
-from ..contracts import Branch, Hypotheses, Proposal
+from ..contracts import Branch, Choice, Hypotheses, Proposal
+from ._draft_sets import graph_of, read_graph, tree_tokens
+from ._ranked_tokens import of_ranks, other_tokens
 
 
 @register("freedave", stage="branch", paper="arXiv:2510.00294", exact="greedy", checked="hand")
 @dataclass(frozen=True)
 class FreeDave(Branch):
-    nested = True
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"drafts": (4, 2, 8)}
 
     drafts: Annotated[int, "hypotheses of a row beside itself, at most"] = 4
     subset: Annotated[bool, "a draft may be a part of what a step commits"] = False
+    width: Annotated[int, "likeliest tokens of the surest position, as a tree; 1: one after the other"] = 1
+    graph: Annotated[str | None, "the states to draft, as 0-1-0.1 or a file with that; none: by drafts and width"] = (
+        None
+    )
 
     def __post_init__(self) -> None:
-        self.require("drafts", least=1)
+        self.require("drafts", "width", least=1)
+        if self.graph is None:
+            return
+        if self.width > 1:
+            raise SpecError("freedave: width is of a tree, and graph names each state", hint="leave one out")
+        object.__setattr__(self, "graph", read_graph(self.graph))  # a file may be another one later
+        graph_of(self.graph)
 
     @property
     def exactly(self) -> bool:
@@ -49,11 +79,28 @@ class FreeDave(Branch):
         return "relaxed" if self.subset else "greedy"
 
     @property
-    def most(self) -> int:
-        return self.drafts + 1
+    def depths(self) -> tuple[int, ...]:
+        if self.graph is not None:
+            return graph_of(self.graph).depths
+        return (0, *map(len, tree_tokens(self.drafts, self.width)))
 
-    def draft(self, number: int, chosen: Tensor, proposal: Proposal) -> Tensor:
-        return chosen
+    @property
+    def needs(self) -> tuple[int, ...]:
+        return self.depths if self.graph is None else graph_of(self.graph).needs
+
+    def draft(self, step: int, number: np.ndarray, choice: Choice, proposal: Proposal) -> Choice:
+        if self.graph is not None:
+            return of_ranks(graph_of(self.graph).commits[step - 1, number], choice, proposal)
+        if self.width == 1:
+            return choice
+        # The row itself and shallower hypotheses are no further than the step before, and are not written.
+        token = np.array([0, *(node[step - 1] if len(node) >= step else 0 for node in self._tree)])[number]
+        surest = best(proposal.score.masked_fill(~(choice.which & proposal.eligible), -torch.inf))
+        return Choice(choice.which, other_tokens(choice.tokens, surest, token, proposal))
+
+    @property
+    def _tree(self) -> tuple[tuple[int, ...], ...]:
+        return tree_tokens(self.drafts, self.width)
 
     def survivors(self, hypotheses: Hypotheses) -> np.ndarray:
         canvas, window = hypotheses.canvas, hypotheses.canvas.window
@@ -63,19 +110,22 @@ class FreeDave(Branch):
         now = after.clone()
         after.scatter_(1, window, torch.where(chosen, hypotheses.tokens, after.gather(1, window)))
         now_host, after_host = now.cpu().numpy(), after.cpu().numpy()
-        best = np.flatnonzero(hypotheses.number == 0)
-        for at, first in enumerate(best.tolist()):
+        depth = np.array(self.depths)[hypotheses.number]
+        survivors = np.flatnonzero(hypotheses.number == 0)
+        for at, first in enumerate(survivors.tolist()):
             current = first
-            rest = range(first + 1, int(best[at + 1]) if at + 1 < len(best) else len(hypotheses.row))
-            for other in rest:
+            rest = range(first + 1, int(survivors[at + 1]) if at + 1 < len(survivors) else len(hypotheses.row))
+            for other in rest:  # by depth
                 if hypotheses.ended[current]:
                     break
+                if not self.subset and depth[other] > depth[current] + 1:
+                    break
+                if not self.subset and depth[other] <= depth[current]:
+                    continue
                 if self._follows(now_host[current], after_host[current], now_host[other], canvas.mask_id):
                     current = other
-                elif not self.subset:
-                    break
-            best[at] = current
-        return best
+            survivors[at] = current
+        return survivors
 
     def _follows(self, now: np.ndarray, after: np.ndarray, other: np.ndarray, mask_id: int) -> bool:
         if not self.subset:

@@ -19,10 +19,10 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from ...ops.rank import descending
 from ...registry import register
-from ..contracts import Branch, Hypotheses, Proposal
+from ..contracts import Branch, Choice, Hypotheses, Proposal
 
 
 @register("lopa", stage="branch", paper="arXiv:2512.16229", checked="reference")
@@ -36,14 +36,16 @@ class LookaheadParallel(Branch):
         self.require("branches", least=2)
 
     @property
-    def most(self) -> int:
-        return self.branches
+    def depths(self) -> tuple[int, ...]:
+        return (0, *[1] * (self.branches - 1))
 
-    def draft(self, number: int, chosen: Tensor, proposal: Proposal) -> Tensor:
-        order = proposal.score.argsort(dim=1, descending=True, stable=True)
-        at = order[:, number - 1 : number]
-        which = torch.zeros_like(proposal.eligible)
-        return which if at.shape[1] == 0 else which.scatter_(1, at, True) & proposal.eligible
+    @property
+    def needs(self) -> tuple[int, ...]:
+        return tuple(range(self.branches))
+
+    def draft(self, step: int, number: np.ndarray, choice: Choice, proposal: Proposal) -> Choice:
+        rank = torch.from_numpy(number).to(proposal.score.device)[:, None]
+        return Choice((descending(proposal.score)[1] == rank - 1) & proposal.eligible, choice.tokens)
 
     def survivors(self, hypotheses: Hypotheses) -> np.ndarray:
         canvas, eligible = hypotheses.canvas, hypotheses.proposal.eligible

@@ -71,7 +71,7 @@ class Straight(FlowHead):
 def test_the_marginals_do_not_depend_on_the_noise(noise: float) -> None:
     net = network(size=1)
     head = Straight(net, 400, noise=noise)
-    head.ready = lambda own: own  # type: ignore[method-assign]
+    head.ready = lambda own, every=1: own  # type: ignore[method-assign]
     count = 20_000
     e = torch.randn(count, width(head), generator=torch.Generator().manual_seed(5))
     tokens = denoise(head, States(torch.full((count, 1), 1.5)), e, last="noise")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 
@@ -14,6 +16,10 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
+from pardec.samplers.masked.branch._draft_graphs import StepCounts, draft_graph
+from pardec.samplers.masked.branch._draft_sets import follows, graph_of, read_nodes, text_of, tree_tokens
+from pardec.samplers.masked.branch.freedave import FreeDave
+from pardec.samplers.masked.loop import decode
 from tests.samplers.toys import EOS, MASK, events, fill, prompts, request, run, toy
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -75,7 +81,14 @@ def test_a_flat_model_costs_no_forward_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["freedave+sequential@dual", "freedave:subset=true+threshold:tau=0.3", "lopa+threshold:tau=0.3"]
+    "spec",
+    [
+        "freedave+sequential@dual",
+        "freedave:subset=true+threshold:tau=0.3",
+        "freedave:graph=0-1-0.1-0b+sequential@dual",
+        "freedave:width=2,drafts=5+threshold:tau=0.3",
+        "lopa+threshold:tau=0.3",
+    ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_row_alone_is_the_row_in_a_ragged_batch(spec: str, temperature: float) -> None:
@@ -205,3 +218,199 @@ def test_lopa_goes_with_stages_that_remember() -> None:
     for rest in ("credit+threshold:tau=0.3@dual", "klass@prefix", "smoothing+threshold:tau=0.3@dkv", "fixed:steps=9"):
         got = fill(toy("dream", sharp=1.2), f"lopa:branches=3+{rest}", prompts((3, 6)), 13)
         assert not (got.tokens == MASK).any()
+
+
+# --- sets of drafts ---
+
+SETS = (
+    "drafts=5,width=2",
+    "drafts=7,width=3",
+    "graph=0-1-0.1-0b-0.1.2-0_1-0.1b",
+    "graph=0-2-0.2-2.1-0.1.2.3-0.1.2-0.1",
+)
+
+
+@pytest.mark.parametrize(("family", "cache"), [(family, cache) for family in CACHES for cache in CACHES[family]])
+def test_every_set_of_drafts_keeps_every_token(family: str, cache: str) -> None:
+    """Greedy, sampled and guided by turns; a set costs no forward more than the sampler without it."""
+    fewer, turn = 0, CACHES[family].index(cache)
+    ways: tuple[dict[str, float], ...] = ({}, {"temperature": 0.8, "top_p": 0.9}, {"cfg": 1.5})
+    for at, drafts in enumerate(SETS):
+        select, options = SELECTS[(at + turn) % len(SELECTS)], ways[(at + turn) % len(ways)]
+        plain, free = (
+            decoded(family, f"{head}{select}+eos@{cache}", seed=at, stop_ids=(EOS,), **options)
+            for head in ("", f"freedave:{drafts}+")
+        )
+        assert free.tokens.tolist() == plain.tokens.tolist(), (drafts, select, options)
+        assert free.reasons == plain.reasons
+        assert all(a <= b for a, b in zip(free.nfe, plain.nfe, strict=True))
+        fewer += sum(plain.nfe) - sum(free.nfe)
+    assert fewer > 0
+
+
+def test_a_tree_of_one_token_is_the_nested_drafts() -> None:
+    assert tree_tokens(3, 1) == ((0,), (0, 0), (0, 0, 0))
+    assert tree_tokens(5, 2) == ((0,), (1,), (0, 0), (0, 1), (0, 0, 0))
+    nested, graph = (decoded("llada", f"freedave:{more}+sequential") for more in ("drafts=3", "graph=0-0.1-0.1.2"))
+    assert graph.tokens.tolist() == nested.tokens.tolist()
+    assert (graph.nfe, graph.forward_rows) == (nested.nfe, nested.forward_rows)
+
+
+def naive_graph(name: str, prompt: list[int], new: int, size: int, graph: str) -> tuple[list[int], int, int]:
+    """freedave with a graph, one row at temperature 0, plain Python: its tokens, forwards, and rows of them."""
+    model = golden(name)
+    mask, shift = model.language_model.decoding_config.mask_id, model.language_model.decoding_config.shift
+
+    def predict(tokens: list[int]) -> list[tuple[float, list[int]]]:
+        logits = model.logits(torch.tensor([tokens]))[0].double()
+        logits[:, mask] = -torch.inf
+        pairs = [(float(p.max()), p.argsort(descending=True).tolist()) for p in logits.softmax(-1)]
+        return pairs[:1] + pairs[:-1] if shift else pairs
+
+    def masks(tokens: list[int]) -> list[int]:
+        first = tokens.index(mask, len(prompt))
+        begin = len(prompt) + (first - len(prompt)) // size * size
+        return [at for at in range(begin, min(begin + size, len(tokens))) if tokens[at] == mask]
+
+    tokens, count, asked = [*prompt, *[mask] * new], 0, 0
+    past: tuple[int, list[tuple[float, list[int]]]] | None = None
+    while mask in tokens[len(prompt) :]:
+        block = (tokens.index(mask, len(prompt)) - len(prompt)) // size
+        drafts = [(0, list(tokens))]
+        if past is not None and past[0] == block:
+            ranked = sorted(masks(tokens), key=lambda at: (-past[1][at][0], at))
+            for node in graph.split("-"):
+                state = list(tokens)
+                ranks = [
+                    (int(rank.rstrip("bc")), "abc".index(rank[-1]) if rank[-1] in "bc" else 0)
+                    for rank in node.replace("_", ".").split(".")
+                ]
+                if all(rank < len(ranked) for rank, _ in ranks):
+                    for rank, other in ranks:
+                        state[ranked[rank]] = past[1][ranked[rank]][1][other]
+                    if mask in state:
+                        drafts.append((node.count(".") + 1, state))
+        predictions = [predict(state) for _, state in drafts]
+        depth, current = 0, 0
+        while True:
+            after, pairs = list(drafts[current][1]), predictions[current]
+            best = max(masks(after), key=lambda at: (pairs[at][0], -at))
+            after[best] = pairs[best][1][0]
+            following = [at for at, (steps, state) in enumerate(drafts) if steps == depth + 1 and state == after]
+            if not following:
+                break
+            depth, current = depth + 1, following[0]
+        past = ((masks(drafts[current][1])[0] - len(prompt)) // size, predictions[current])
+        tokens, count, asked = after, count + 1, asked + len(drafts)
+    return tokens, count, asked
+
+
+@pytest.mark.parametrize("name", ["llada", "dream"])
+@pytest.mark.parametrize("graph", ["0-1-0.1-0b", "0-1-2-0.1-0.2-1.2-0.1.2"])
+def test_a_graph_is_its_naive_version(name: str, graph: str) -> None:
+    model = golden(name)
+    drawn = np.random.RandomState(7)
+    given = [drawn.randint(3, model.language_model.vocab_size - 10, length).tolist() for length in (5, 9, 3)]
+    result = model.generate(
+        input_ids=given, sampler=f"freedave:graph={graph}+sequential", max_new_tokens=9, block_length=6, stop_ids=[]
+    )
+    for row, prompt in enumerate(given):
+        tokens, count, asked = naive_graph(name, prompt, 9, 6, graph)
+        assert result.sequences[row, : len(tokens)].tolist() == tokens
+        assert (result.nfe[row], result.forward_rows[row]) == (count, asked)
+
+
+def test_a_state_is_reached_over_either_order() -> None:
+    """By hand: scores fall from left to right, and the sampler commits the second position first."""
+    graph = "0-1-0.1"
+    nodes = read_nodes(graph)
+    assert nodes == ((((0, 0),),), (((1, 0),),), (((0, 0),), ((1, 0),)))
+    assert follows(nodes[2], nodes[0])
+    assert follows(nodes[2], nodes[1])
+    assert text_of(read_nodes("1.0-0_2b-1")) == "0_2b-1-1.0"
+    assert graph_of("0-1.0-1").commits[:, 3].tolist() == [[[1, 0]], [[0, 0]]]
+    assert graph_of("0-0.1").commits[:, 2].tolist() == [[[0, 0]], [[0, 0]]]  # of what is left, again the surest
+    assert (graph_of("0-2-0.2").depths, graph_of("0-2-0.2").needs) == ((0, 1, 1, 2), (0, 1, 3, 3))
+
+
+def test_a_graph_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "graph"
+    file.write_text("0-1-\n0.1\n")
+    assert registry.resolve(f"freedave:graph={file}+sequential", "masked").branch == FreeDave(graph="0-1-0.1")
+    file.write_text("nothing")
+    with pytest.raises(SpecError, match="holds no graph"):
+        FreeDave(graph=str(file))
+
+
+WRONG = {
+    "freedave:graph=missing.txt": "neither a graph nor a file",
+    "freedave:graph=0-0.1.2": "no node of the graph is one step before 0.1.2",
+    "freedave:graph=0-1-0.1-1.0": "the state of 1.0 twice",
+    "freedave:graph=0-0.0": "commits a position twice",
+    "freedave:graph=0,width=2": "width is of a tree",
+    "freedave:width=0": "width must be at least 1",
+}
+
+
+@pytest.mark.parametrize("spec", WRONG)
+def test_drafts_that_cannot_be_are_refused(spec: str) -> None:
+    with pytest.raises(SpecError, match=WRONG[spec]):
+        registry.resolve(f"{spec}+sequential", "masked")
+
+
+def test_the_graph_that_counts_choose_by_hand() -> None:
+    """{0} 10, {1} 6, {0,1} 5, {1,2} 4: 10; then {0,1} 5 + 10 and not {1} 6; then {1} 6 + 5, a parent of {0,1}."""
+
+    def state(*ranks: int) -> tuple[int, frozenset[tuple[int, int]]]:
+        return len(ranks), frozenset((rank, 0) for rank in ranks)
+
+    counts = {state(0): 10, state(1): 6, state(0, 1): 5, state(1, 2): 4, state(2): 3, state(3, 4): 9}
+    assert draft_graph(counts, 1) == "0"
+    assert draft_graph(counts, 2) == "0-0.1"
+    assert draft_graph(counts, 3) == "0-1-0.1"
+    assert draft_graph(counts, 4) == "0-1-0.1-1.2"
+    assert draft_graph(counts, 2, parents=False) == "0-1"
+    assert draft_graph(counts, 4, parents=False) == "0-1-0.1-1.2"
+    assert draft_graph(counts, 9) == "0-1-2-0.1-1.2"  # nothing leads to {3, 4}
+    with pytest.raises(SpecError, match="needs a draft and observed steps"):
+        draft_graph({}, 3)
+
+
+def test_observing_changes_no_token_and_counts_what_follows() -> None:
+    counter = StepCounts(steps=2, positions=4, tokens=2)
+    observed = replace(registry.resolve("sequential", "masked"), branch=counter)
+    plain = decoded("llada", "sequential")
+    given = prompts(LENGTHS)
+    canvases = [[*prompt, *[MASK] * count] for prompt, count in zip(given, NEW, strict=True)]
+    *_, end = decode(toy("llada", sharp=1.2), observed, request(canvases, LENGTHS))
+    assert end.tokens.tolist() == plain.tokens.tolist()  # type: ignore[union-attr]
+    assert end.nfe == plain.nfe  # type: ignore[union-attr]
+    first = sum(count for (steps, _), count in counter.counts.items() if steps == 1)
+    second = sum(count for (steps, _), count in counter.counts.items() if steps == 2)
+    assert 0 < second < first < sum(NEW)
+    assert all(len(committed) == steps for steps, committed in counter.counts)
+
+
+@pytest.mark.seeds("arXiv:2509.18085")
+def test_a_counted_graph_takes_fewer_forwards_than_nested_drafts_of_as_many_rows() -> None:
+    model, task = pardec.load("tiny-llada", device="cpu", dtype="float32"), pardec.task("arithmetic")
+    given = [problem.prompt for problem in task.problems(n=8)]
+    counter, more = StepCounts(), {"max_new_tokens": 24}
+    model.generate(given[:4], sampler=replace(registry.resolve("sequential", "masked"), branch=counter), **more)
+    graph = draft_graph(counter.counts, 10)
+    plain, nested, drafted = (
+        model.generate(given[4:], sampler=f"{head}sequential", **more)
+        for head in ("", "freedave:drafts=10+", f"freedave:graph={graph}+")
+    )
+    assert plain.sequences.tolist() == nested.sequences.tolist() == drafted.sequences.tolist()
+    assert sum(drafted.nfe) < sum(nested.nfe) < sum(plain.nfe) / 2
+
+
+def test_the_script_prints_a_graph_that_freedave_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    script = import_module("scripts.draft_graph")
+    script.main(["tiny-llada", "--task=arithmetic", "--problems=3", "--batch=2", "--drafts=3", "--tokens=10", "--own"])
+    printed = capsys.readouterr()
+    assert len(read_nodes(printed.out.strip())) == 3
+    assert "times after 1 steps: 0\n" in printed.err
+    with pytest.raises(SystemExit, match="has drafts already"):
+        script.main(["tiny-llada", "--task=arithmetic", "--problems=1", "-s", "freedave+sequential"])
