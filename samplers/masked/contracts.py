@@ -19,6 +19,8 @@ from pardec.models.errors import SpecError
 from ..ops.distribution import Distribution
 from ..request import Request as Request
 from ..spec import Policy, Spec
+from .attention_maps import AttentionMaps as AttentionMaps
+from .attention_maps import AttentionSpec as AttentionSpec
 from .canvas import Canvas as Canvas
 from .evidence import Choice as Choice
 from .evidence import Evidence as Evidence
@@ -36,6 +38,12 @@ if TYPE_CHECKING:
 
 class Stage(Policy):
     """What any stage of a masked sampler may define."""
+
+    reads_row: ClassVar[bool] = False  # reads `Evidence.predictions`: all that a forward queries may be predicted
+
+    def reads_attention(self, layers: int) -> AttentionSpec | None:
+        """Which attention of a model of so many layers it reads in `Evidence.attention`; None: none."""
+        return None
 
     @property
     def default_select(self) -> str | None:
@@ -153,6 +161,9 @@ class Cache(Stateful):
 
     def query(self, canvas: Canvas, state: Any) -> QuerySpec:
         raise NotImplementedError
+
+    def observe(self, evidence: Evidence, canvas: Canvas, state: Any) -> None:
+        """After each forward, before anything is committed."""
 
     def final(self, state: Any) -> np.ndarray | None:
         """[B] tokens from position 0 on that are final, and so are their K/V, after the forward that was last asked of.

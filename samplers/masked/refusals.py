@@ -24,13 +24,19 @@ if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
 
 
-def refuse_images(sampler: MaskedSampler) -> None:
+def refuse_images(sampler: MaskedSampler, model: LanguageModel) -> None:
     """Raises SpecError for stages that cannot draw images."""
     if sampler.inputs:
         raise SpecError(
             f"{name_of(sampler.inputs[0])} adds to the inputs of masks, and an image's begin with its condition",
             "leave that stage out",
         )
+    for stage in sampler.stages:
+        if stage.reads_attention(model.layers) is not None:
+            raise SpecError(
+                f"{name_of(stage)} reads attention by position, and an image's rows begin with its condition",
+                "leave that stage out",
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
