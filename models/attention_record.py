@@ -33,7 +33,7 @@ class AttentionRecord:
     @staticmethod
     def of(plan: Plan, extent: int, window: int | None, weights: dict[int, Tensor]) -> AttentionRecord:
         """For a plan in the cache's own slots, of which `extent` are read."""
-        visible = visible_slots(plan, extent, window)
+        visible = visible_slots(plan, extent, window) & (plan.positions >= 0)[..., None]
         if plan.attending is None:
             return AttentionRecord(frozenset(plan.attention), None, visible, weights)
         rows = torch.arange(plan.batch, device=visible.device)[:, None]
