@@ -28,15 +28,15 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from pardec.models.errors import SpecError
 
 from ...ops.certainty import certainty_density
-from ...ops.columns import columns_of
+from ...ops.position_sets import between, columns_of, nucleus
+from ...ops.rollout import attention_rollout
 from ...registry import register
-from ..contracts import AttentionMaps, AttentionSpec, Cache, Canvas, Evidence, QuerySpec
-from ._changes import LastTokens, elapsed
+from ..contracts import AttentionSpec, Cache, Canvas, Evidence, QuerySpec
+from ._changes import LastTokens, elapsed, rows_predicting
 
 
 @dataclass
@@ -87,7 +87,7 @@ class DualAdaptiveCache(Cache):
         maps, predictions = evidence.attention, evidence.predictions
         assert maps is not None, "it is read"
         assert predictions is not None, "they are read"
-        state.importance = importance(maps)[:, :-1].cpu().numpy()
+        state.importance = attention_rollout(maps)[:, :-1].cpu().numpy()
         device, at = evidence.positions.device, np.arange(canvas.length + 1)
         fresh = torch.from_numpy(np.pad(state.probability, ((0, 0), (0, 1)))).to(device)
         own = torch.where(evidence.eligible, evidence.distribution.greedy[1], fresh.gather(1, evidence.positions))
@@ -110,9 +110,9 @@ class DualAdaptiveCache(Cache):
         if full.all():
             return QuerySpec(np.zeros_like(canvas.end), canvas.end)
         masks = self._masks(canvas, state)
-        queried = (_before(masks) if canvas.shift else masks) | changed
-        queried |= _nucleus(np.where(queried | ~inside, 0, state.importance), self.rollout)
-        queried |= _between(queried, self.fill)
+        queried = rows_predicting(masks, canvas.shift) | changed
+        queried |= nucleus(np.where(queried | ~inside, 0, state.importance), self.rollout)
+        queried |= between(queried, self.fill)
         mask = np.where(full[:, None], inside, queried & inside)
         only = np.take_along_axis(np.pad(masks | full[:, None], ((0, 0), (0, 1))), canvas.window_host, 1)
         return QuerySpec(np.zeros_like(canvas.end), canvas.end, torch.from_numpy(mask), only=torch.from_numpy(only))
@@ -131,53 +131,3 @@ class DualAdaptiveCache(Cache):
         rank = (-score).argsort(1, kind="stable").argsort(1, kind="stable")
         masks: np.ndarray = (rank < self.k) & among
         return masks
-
-
-def importance(maps: AttentionMaps) -> Tensor:
-    """[B, L + 1] how much every position is attended to through all layers, by attention rollout.
-
-    Quantifying Attention Flow in Transformers, https://arxiv.org/abs/2005.00928. From the last layer down, so that no
-    two maps are multiplied.
-    """
-    queried = maps.positions
-    first = maps.layers[0]
-    weight = torch.ones(first.shape[0], first.shape[2], device=first.device)
-    others = weight.scatter(1, queried, 0)
-    for layer in range(maps.count - 1, -1, -1):
-        attention = maps.layers[layer]
-        own = weight.gather(1, queried) * maps.known / (attention.sum(2) + 1)
-        through = torch.bmm(own[:, None], attention)[:, 0]
-        weight = (weight * others + through).scatter_add(1, queried, own)
-    return weight
-
-
-def _before(positions: np.ndarray) -> np.ndarray:
-    """[B, L] bool: the positions one to the left; that of the first is itself."""
-    before: np.ndarray = np.roll(positions, -1, axis=1)
-    before[:, -1] = False
-    before[:, 0] |= positions[:, 0]
-    return before
-
-
-def _nucleus(values: np.ndarray, share: float) -> np.ndarray:
-    """[B, L] bool: the highest of `values` [B, L] with at most `share` of their sum together, and one at least.
-
-    None where all are 0.
-    """
-    order = (-values).argsort(1, kind="stable")
-    ordered = np.take_along_axis(values, order, 1)
-    sums = ordered.cumsum(1) / np.maximum(values.sum(1, keepdims=True), np.float32(1e-9))
-    within = (sums <= share) & (ordered > 0)
-    within[:, 0] = ordered[:, 0] > 0
-    nucleus: np.ndarray = np.zeros_like(within)
-    np.put_along_axis(nucleus, order, within, 1)
-    return nucleus
-
-
-def _between(positions: np.ndarray, distance: int) -> np.ndarray:
-    """[B, L] bool: what lies between two of `positions` [B, L] bool that are at most `distance` apart."""
-    at, length = np.arange(positions.shape[1]), positions.shape[1]
-    left = np.maximum.accumulate(np.where(positions, at, -1 - distance), axis=1)
-    right = np.minimum.accumulate(np.where(positions, at, length + distance)[:, ::-1], axis=1)[:, ::-1]
-    between: np.ndarray = right - left <= distance
-    return between

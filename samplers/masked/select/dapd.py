@@ -1,6 +1,6 @@
 """Commits positions of which no two attend to each other much, whatever their probabilities, then those that are sure.
 
-DAPD, Dependency-Aware Parallel Decoding, https://arxiv.org/abs/2603.12996
+DAPD: Dependency-Aware Parallel Decoding via Attention for Diffusion LLMs, https://arxiv.org/abs/2603.12996
 
     s_ij = (a_ij + a_ji) / 2 between open positions of the block, a meaned over the heads of the last `share` of layers
     while at least `switch` of the block is open:
@@ -10,9 +10,9 @@ DAPD, Dependency-Aware Parallel Decoding, https://arxiv.org/abs/2603.12996
 
 As published, with the canvas as one block.
 
-Deviates from the authors' code, of which none was found: the rule is that of their page. What it leaves open is decided
-here: `first` and `last` are those of an evaluation by others, which also counts masks by block; the share of layers is
-the page's, rounded up.
+Deviates from the authors' code, of which none was found: the rule is that of their paper as it is described. What that
+leaves open is decided here: tau_t with its `first` and `last` is that of an evaluation by others, which also counts the
+masks of a block, and the number of layers is rounded up.
 Exact: no.
 """
 

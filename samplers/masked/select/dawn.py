@@ -33,8 +33,8 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...ops.columns import columns_of
 from ...ops.independent import independent_set
+from ...ops.position_sets import columns_of
 from ...registry import register
 from ..contracts import AttentionSpec, Canvas, MaskedSampler, Proposal, Select
 

@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 
 import pardec
-from pardec.models.errors import ModelError
-from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.masked.contracts import AttentionMaps, AttentionSpec, Canvas, Proposal, Select
 from pardec.samplers.masked.loop import decode
 from tests.reference.naive_attention import Eager
-from tests.samplers.toys import BLOCK, FAMILIES, MASK, fill, prompts, request, toy
+from tests.samplers.toys import BLOCK, FAMILIES, fill, prompts, request, toy
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LENGTHS, NEW = (5, 2, 9), (10, 7, 4)
@@ -137,12 +135,3 @@ def test_who_reads_none_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("pardec.models.attention_record.AttentionRecord.of", refuse)
     fill(toy(), "threshold@dual", prompts(LENGTHS), NEW)
-
-
-def test_what_cannot_keep_its_attention_says_so() -> None:
-    model, tokens = toy(), torch.tensor([[1, 2, MASK]])
-    plan = Plan.full(tokens, model.visible())
-    with pytest.raises(ModelError, match=r"attention names layers \[7\]"):
-        model.forward(replace(plan, attention=(7,)))
-    with pytest.raises(ModelError, match="each process has a part of its heads"):
-        replace(model, processes=2).forward(replace(plan, attention=(0,)))

@@ -13,8 +13,10 @@ from pardec.models.errors import SpecError
 from pardec.models.load import load
 from pardec.models.model import LanguageModel
 from pardec.samplers.masked.attention_maps import AttentionMaps
-from pardec.samplers.masked.cache.d2cache import _before, _between, _nucleus, importance
+from pardec.samplers.masked.cache._changes import rows_predicting
 from pardec.samplers.ops.certainty import certainty_density
+from pardec.samplers.ops.position_sets import between, nucleus
+from pardec.samplers.ops.rollout import attention_rollout
 from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
@@ -83,15 +85,15 @@ def test_the_order_is_that_of_the_naive_rule(name: str, sigma: float) -> None:
 
 def test_the_parts_by_hand() -> None:
     row = np.array([[False, True, False, False, False, True, False, True, False, False]])
-    assert _between(row, 4).nonzero()[1].tolist() == [1, 2, 3, 4, 5, 6, 7]
-    assert _between(row, 3).nonzero()[1].tolist() == [1, 5, 6, 7]
-    assert _between(row, 0).tolist() == row.tolist()
-    assert _before(row).nonzero()[1].tolist() == [0, 4, 6]
-    assert _before(np.array([[True, True, False]])).nonzero()[1].tolist() == [0]
+    assert between(row, 4).nonzero()[1].tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert between(row, 3).nonzero()[1].tolist() == [1, 5, 6, 7]
+    assert between(row, 0).tolist() == row.tolist()
+    assert rows_predicting(row, 1).nonzero()[1].tolist() == [0, 4, 6]
+    assert rows_predicting(np.array([[True, True, False]]), 1).nonzero()[1].tolist() == [0]
     values = np.array([[0.1, 0.5, 0.0, 0.4], [0.3, 0.3, 0.4, 0.0], [0, 0, 0, 0]], dtype=np.float32)
-    assert _nucleus(values, 0.2).tolist() == [[False, True, False, False], [False, False, True, False], [False] * 4]
-    assert _nucleus(values, 0.9).sum(1).tolist() == [2, 2, 0]
-    assert _nucleus(values, 1.0).sum(1).tolist() == [3, 3, 0]
+    assert nucleus(values, 0.2).tolist() == [[False, True, False, False], [False, False, True, False], [False] * 4]
+    assert nucleus(values, 0.9).sum(1).tolist() == [2, 2, 0]
+    assert nucleus(values, 1.0).sum(1).tolist() == [3, 3, 0]
 
 
 def test_rollout_by_hand() -> None:
@@ -100,9 +102,9 @@ def test_rollout_by_hand() -> None:
     positions = torch.tensor([[0, 1, 2]])
     every = AttentionMaps(positions, {0: attention, 1: attention}, 2)
     # A layer keeps 3/4 at 0 and sends 1/4 on to 1: 0 keeps 9/16 of itself, and 1 gets the rest.
-    assert importance(every)[0, :3].tolist() == pytest.approx([9 / 16, 1 + 7 / 16, 1])
+    assert attention_rollout(every)[0, :3].tolist() == pytest.approx([9 / 16, 1 + 7 / 16, 1])
     first = AttentionMaps(torch.tensor([[0, 3, 3]]), {0: attention, 1: attention}, 2)
-    assert importance(first)[0, :3].tolist() == pytest.approx([9 / 16, 1 + 7 / 16, 1])
+    assert attention_rollout(first)[0, :3].tolist() == pytest.approx([9 / 16, 1 + 7 / 16, 1])
 
 
 @pytest.mark.parametrize("name", ["llada", "dream", "recorded-llada", "recorded-dream"])

@@ -133,7 +133,7 @@ def test_every_sampler_draws(spec: str, cfg: float | None) -> None:
         return
     model = painter(sharp=1.2)
     options: dict[str, Any] = {"cfg": cfg, "temperature": 0.8 * (drawn(spec, 2))}
-    if sampler.inputs:
+    if sampler.inputs or any(stage.reads_attention(model.layers) for stage in sampler.stages):
         with pytest.raises(SpecError, match="begin with its condition"):
             draw(model, spec, CAPTIONS, **options)
         return
