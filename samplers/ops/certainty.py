@@ -23,7 +23,7 @@ def certainty_density(known: Tensor, total: Tensor, sigma: float) -> Tensor:
         [B, L] float32, without meaning past a row's end.
 
     >>> certainty_density(torch.tensor([[True, False, False]]), torch.tensor([3]), 1.0)
-    tensor([[0.6995, 0.3005, 0.0666]])
+    tensor([[0.6995, 0.3005, 0.0586]])
     """
     length = known.shape[1]
     at = torch.arange(length, device=known.device)
