@@ -19,6 +19,7 @@ from pardec.samplers.ops.position_sets import between, nucleus
 from pardec.samplers.ops.rollout import attention_rollout
 from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
+from tests.samplers.answers import answered
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -161,3 +162,13 @@ def test_bad_parameters(spec: str, says: str) -> None:
 def test_families_whose_blocks_do_not_see_later_ones_are_refused() -> None:
     with pytest.raises(SpecError, match="masks in later blocks are for models whose blocks see them"):
         fill(toy("sdar"), "sequential@d2cache", prompts((4,)), 4)
+
+
+@pytest.mark.seeds("arXiv:2509.23094")
+def test_fewer_positions_than_a_block_give_as_many_right_answers() -> None:
+    right, fed = {}, {}
+    for cache in ("none", "dual", "d2cache"):
+        right[cache], result = answered("tiny-dream", "replace", f"threshold@{cache}", 40)
+        fed[cache] = sum(result.tokens_fed)
+    assert fed["d2cache"] < 0.8 * fed["dual"] < 0.8 * fed["none"]
+    assert right["none"] >= right["d2cache"] >= right["dual"]

@@ -18,9 +18,11 @@ from pardec.models.hidden import Hidden
 from pardec.models.load import load
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
+from pardec.samplers.masked.build import fit
 from pardec.samplers.ops.independent import independent_set
 from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
+from tests.samplers.answers import answered
 from tests.samplers.toys import fill, prompts, request, run, table, toy
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -190,8 +192,6 @@ def test_dapd_is_the_naive_rule(name: str) -> None:
 
 
 def test_open_parameters_are_the_published_ones() -> None:
-    from pardec.samplers.masked.build import fit
-
     assert str(fit(resolve("dawn"), toy("llada")).select) == str(
         fit(resolve("dawn:low=0.75,induce=0.7,edge=0.07,sink=0.01"), toy("dream")).select
     )
@@ -222,3 +222,14 @@ def test_a_token_outside_of_a_forward_is_an_anchor_by_its_commit() -> None:
 def test_what_is_refused(spec: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         resolve(spec)
+
+
+@pytest.mark.seeds("arXiv:2602.06953")
+def test_keeping_apart_what_depends_is_right_more_often_in_as_many_forwards() -> None:
+    """On Latin squares, whose cells depend on each other; `edge` is for rows of 60 to 70 tokens."""
+    apart, careful = answered("tiny-llada", "grids", "dawn:low=0.5,induce=0.9,sink=0.1,edge=0.015", 40)
+    loose, plain = answered("tiny-llada", "grids", "threshold:tau=0.8", 40)
+    assert sum(careful.nfe) <= sum(plain.nfe)
+    assert apart > loose + 2
+    looser, _ = answered("tiny-llada", "grids", "dawn:low=0.5,induce=0.9,sink=0.1,edge=1", 40)
+    assert apart > looser + 10  # without dependences it is a threshold of 0.5
