@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .attention_record import AttentionRecord
 from .canvas_layer import CanvasLayer, Conditioning, canvas_of
 from .decoder_config import AttentionConfig
 from .decoder_config import DecoderConfig as DecoderConfig
@@ -115,6 +116,7 @@ class Decoder(nn.Module):
         reuse = cache if isinstance(cache, ReuseCache) else None
         narrowed = plan.narrow and reuse is None and self._narrows(plan)
         queries: list[Tensor] = []
+        attention: dict[int, Tensor] = {}
         entry: Tensor | None = None  # the input of a group of layers that run in parallel
         for index, layer in enumerate(self.layers):
             if index not in chosen:
@@ -123,8 +125,11 @@ class Decoder(nn.Module):
             own = self.config.each[index] if self.config.each else None
             step = passes.get((device, own))
             if step is None:
-                step = passes[device, own] = self._pass(plan_on(plan, device), cache, device, h.dtype, own)
+                on_device = plan_on(plan, device)
+                step = passes[device, own] = self._pass(on_device, cache, device, h.dtype, own)
                 step.queries = queries
+                if plan.attention:
+                    step.record = self._record(on_device, cache, own, attention)
             picked = step.plan.want.clamp(min=0) if narrowed and index == self.config.layers - 1 else None
             if (
                 plan.parallel > 1
@@ -144,7 +149,30 @@ class Decoder(nn.Module):
             if index in plan.hidden:
                 taps[index] = h.view(*plan.tokens.shape, -1)
         shape = plan.want.shape if narrowed else plan.tokens.shape
-        return Hidden(plan, h.view(*shape, -1), self.project, taps, narrowed, self.norm.forward, None, tuple(queries))
+        return Hidden(
+            plan,
+            h.view(*shape, -1),
+            self.project,
+            taps,
+            narrowed,
+            self.norm.forward,
+            None,
+            tuple(queries),
+            attention,
+        )
+
+    def _record(
+        self, plan: Plan, cache: KVCache | None, own: AttentionConfig | None, weights: dict[int, Tensor]
+    ) -> AttentionRecord:
+        if cache is not None and (cache.shared is not None or cache.reader(plan, self.rope, plan.tokens.device)):
+            raise CacheError(
+                "the attention of a forward is kept where its queries attend to whole rows, and this cache is read "
+                "in a way of its own",
+                "make a plain one: new_cache(batch, capacity)",
+            )
+        plan = plan if cache is None else cache.layout(plan)
+        extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
+        return AttentionRecord.of(plan, extent, self.config.window if own is None else own.window, weights)
 
     def _narrows(self, plan: Plan) -> bool:
         """Whether the last layer can leave out the queries that are not wanted, and gains by it."""

@@ -83,6 +83,9 @@ class Hidden:
     queries: tuple[
         Tensor, ...
     ] = ()  # of each layer that ran, [B, n, H, D] as they met the keys: `Plan.queries` of them
+    # Layer -> [B, M, S] float32, what the queries `Plan.attending` attend to among the slots read (without a cache slot
+    # i is query i), meaned over the heads; 0 throughout where a query is padding. Of `Plan.attention`.
+    attention: Mapping[int, Tensor] = field(default_factory=dict)
 
     def normed(self) -> Tensor:
         """[B, Q, E] the states after the final norm, which the head multiplies."""

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .attention_record import AttentionRecord
 from .decoder_config import DecoderConfig
 from .kernels.attention import attend
 from .kernels.attention_parts import attend_parts
@@ -35,6 +36,7 @@ class LayerPass:
     reader: Reader | None = None  # of a cache that has its own way of being attended to
     last: Tensor | None = None  # [B, n] the queries that are kept
     queries: list[Tensor] | None = None  # where, layer by layer
+    record: AttentionRecord | None = None  # where the attention of chosen layers is kept
 
 
 class DecoderLayer(nn.Module):
@@ -109,6 +111,8 @@ class DecoderLayer(nn.Module):
         pattern, prefix = step.pattern, step.prefix
         if step.last is not None and step.queries is not None:
             step.queries.append(q.flatten(0, 1)[_flat_rows(step.last, q.shape[1])].view(*step.last.shape, heads, dim))
+        if step.record is not None:
+            step.record.add(index, q, k, pattern, config.attention_cap)
         if picked is not None:
             rows = _flat_rows(picked, q.shape[1])
             h = h.index_select(0, rows)

@@ -310,6 +310,10 @@ class LanguageModel:
             raise ModelError(
                 f"skip must name (layer, 'attn' or 'mlp') with layers 0..{self.layers - 1}, got {sorted(plan.skip)}"
             )
+        if plan.attention and not all(0 <= layer < self.layers for layer in plan.attention):
+            raise ModelError(f"attention names layers {list(plan.attention)}; {self.name} has 0..{self.layers - 1}")
+        if plan.attention and self.processes > 1:
+            raise ModelError(f"the attention of {self.name} cannot be kept: each process has a part of its heads")
         if plan.parallel != 1 and (plan.parallel < 1 or plan.skip or plan.layers is not None):
             raise ModelError(f"parallel={plan.parallel} must be at least 1, and goes with the whole stack")
         if plan.layers is not None:

@@ -104,6 +104,8 @@ class Plan:
     origin: Tensor | None = None  # [B] int64 position of the first token of each row's image; None: 0
     similar: Tensor | None = None  # [B] bool: rows of which layers compute a share of the queries, with a ReuseCache
     narrow: bool = False  # only `want` is needed of this forward, so the last layer may leave the rest out
+    attention: tuple[int, ...] = ()  # layers whose attention is kept: see `Hidden.attention`
+    attending: Tensor | None = None  # [B, M] int64 the queries that it is kept of, -1 pads; None: all
     queries: int = 0  # so many queries of every layer are kept, up to a row's last wanted one: see `Hidden.queries`
     fixed: bool = False  # the forward will be replayed with other values in these tensors: the host must not read any
 

@@ -141,6 +141,8 @@ class GraphRunner:
             return "a cache of others"
         if torch.is_grad_enabled():
             return "gradients are on"
+        if plan.attention:
+            return "attention is kept"
         if plan.tokens.numel() > _WIDEST:
             return f"more than {_WIDEST} queries"
         return None
@@ -151,7 +153,7 @@ class GraphRunner:
         layers = None if plan.layers is None else (plan.layers.start, plan.layers.stop, plan.layers.step)
         shapes = tuple((name, tensor.dtype, _shape(plan, name, tensor)) for name, tensor in _tensors(plan).items())
         visible = plan.visible.kind, plan.visible.block
-        return number, visible, layers, plan.skip, plan.parallel, plan.hidden, plan.narrow, shapes
+        return number, visible, layers, plan.skip, plan.parallel, plan.hidden, plan.attention, plan.narrow, shapes
 
     def _capture(self, plan: Plan, cache: KVCache | None) -> _Graph:
         # Not in inference mode: static tensors are written later, in any mode.

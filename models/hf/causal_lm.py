@@ -84,6 +84,11 @@ class HFAdapter:
             raise ModelError(
                 f"{self.name} runs through transformers, which cannot run a part of its layers", "use a native family"
             )
+        if plan.attention:
+            raise ModelError(
+                f"{self.name} runs through transformers, which does not return what queries attend to",
+                "use a native family, or a method that reads no attention",
+            )
         if self.layers - 1 in plan.hidden:
             raise ModelError(
                 f"{self.name} runs through transformers, which does not return the states of its last layer"

@@ -114,6 +114,8 @@ class Conditioned(WrapperStack):
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
         if cache is None:
             raise CacheError("a condition is stored in the cache, and there is no cache")
+        if plan.attention:
+            raise ModelError("attention is not kept of rows that begin with a condition, which takes slots of its own")
         live = cache.batch // cache.copies
         here = torch.arange(plan.batch, device=plan.tokens.device) if plan.rows is None else plan.rows
         whom = cache.ids.to(here.device)[here]  # [B] rows of the request

@@ -20,6 +20,8 @@ from pardec.models.errors import SpecError
 from ..ops.distribution import Distribution
 from ..request import Request as Request
 from ..spec import Policy, Spec
+from .attention_maps import AttentionMaps as AttentionMaps
+from .attention_maps import AttentionSpec as AttentionSpec
 from .canvas import Canvas as Canvas
 from .evidence import Choice as Choice
 from .evidence import Evidence as Evidence
@@ -38,6 +40,12 @@ if TYPE_CHECKING:
 
 class Stage(Policy):
     """What any stage of a masked sampler may define."""
+
+    reads_row: ClassVar[bool] = False  # reads `Evidence.predictions`: all that a forward queries may be predicted
+
+    def reads_attention(self, layers: int) -> AttentionSpec | None:
+        """Which attention of a model of so many layers it reads in `Evidence.attention`; None: none."""
+        return None
 
     @property
     def default_select(self) -> str | None:
@@ -195,6 +203,9 @@ class Cache(Stateful):
     def layer_reuse(self, layers: int) -> LayerReuse | None:
         """How much each of so many layers computes of the rows that are `QuerySpec.similar`; None: there are none."""
         return None
+
+    def observe(self, evidence: Evidence, canvas: Canvas, state: Any) -> None:
+        """After each forward, before anything is committed."""
 
     def final(self, state: Any) -> np.ndarray | None:
         """[B] tokens from position 0 on that are final, and so are their K/V, after the forward that was last asked of.
@@ -373,6 +384,11 @@ class MaskedSampler:
     def revising(self) -> tuple[Revise, ...]:
         """The revise stages that are not idle."""
         return tuple(stage for stage in self.revise if not stage.idle)
+
+    @property
+    def reading(self) -> tuple[Stage, ...]:
+        """The stages that read attention."""
+        return tuple(stage for stage in self.stages if type(stage).reads_attention is not Stage.reads_attention)
 
     @property
     def stateful(self) -> tuple[Stateful, ...]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..ops.chunked_distribution import ChunkedDistribution
 from ..ops.distribution import DenseDistribution, Distribution, filter_logits
 from ..request import Request
+from .attention_maps import AttentionMaps
 from .canvas import Canvas
 
 _LOWEST = torch.tensor(-torch.inf, device="cpu")  # made once: a Python number would become a tensor at every call
@@ -27,6 +28,8 @@ class Evidence:
         positions: [B, W] int64, absolute.
         eligible: [B, W] bool: the positions that may be committed.
         shadow: each position predicted without its own token, where a stage `needs_shadow`.
+        attention: what positions attend to, where a stage `reads_attention`.
+        predictions: what the forward predicts beyond the block, where a stage `reads_row`.
     """
 
     distribution: Distribution
@@ -34,6 +37,8 @@ class Evidence:
     eligible: Tensor
     request: Request
     shadow: Distribution | None = None
+    attention: AttentionMaps | None = None
+    predictions: Predictions | None = None
 
     @property
     def logits(self) -> Tensor:
@@ -78,7 +83,14 @@ class Evidence:
         index = distribution.index
         if index is None:
             index = torch.arange(self.positions.numel(), device=at.device).view(self.positions.shape)
-        return Evidence(distribution.reindexed(index[at]), self.positions[at], self.eligible[at], self.request)
+        attention = None if self.attention is None else self.attention.take(at)
+        return Evidence(
+            distribution.reindexed(index[at]),
+            self.positions[at],
+            self.eligible[at],
+            self.request,
+            attention=attention,
+        )
 
     def propose(self, tokens: Tensor, score: Tensor) -> Proposal:
         """The candidates with their scores where eligible."""

@@ -22,18 +22,18 @@ from ..ops.chunked_distribution import ChunkedDistribution, RowDistribution, joi
 from ..ops.distribution import DenseDistribution, Distribution
 from ..ops.penalties import penalize, token_counts, without_ends
 from ..prefix_reuse import PrefixReuse
+from .attention_maps import AttentionMaps, united
+from .attention_reading import AttentionReading
 from .canvas import GIVEN, Canvas
 from .contracts import Cache, MaskedSampler, QuerySpec, Request
 from .inputs_at import at_queries, noised
 from .joint import JointRows
 from .last_states import LastStates
-from .layout import Group, Layout, Queries
+from .layout import Group, Layout, Queries, wanted_only
 from .selection import Selection
 from .visible import VisiblePositions
 
-# Computing only the wanted outputs pays if it saves at least this many values: of the last layer, and of the logits.
-_NARROW_GAIN = 2000
-_COMPACT_GAIN = 4000
+_NARROW_GAIN = 2000  # computing only the wanted outputs of the last layer pays if it saves at least this many values
 
 
 class MaskedForward:
@@ -48,7 +48,7 @@ class MaskedForward:
         self.copies = 1 if self.cfg is None else 2
         self.given = None if self.cfg is None else canvas.commit_step == GIVEN
         self.every = bool(sampler.revising)  # committed positions of the block are predicted too
-        self.fills = any(stage.fills for stage in sampler.finish)
+        self.fills = any(stage.fills for stage in sampler.finish) or any(stage.reads_row for stage in sampler.stages)
         self.cuts = any(stage.cuts for stage in sampler.finish)
         shadow = any(stage.needs_shadow for stage in sampler.revising)
         if shadow and model.follows_canvas:
@@ -73,7 +73,11 @@ class MaskedForward:
         self.reuse = PrefixReuse(model, self.cache if tells else None, len(canvas))
         stored = self.last_states is not None
         self.selection = Selection(canvas, self.reuse, self.visible, every=self.every, stored=stored)
-        self.layout = Layout(model, canvas, self.cache, self.copies, self.shadow)
+        attention = united(stage.reads_attention(model.layers) for stage in sampler.stages)
+        self.reading = None
+        if attention is not None:
+            self.reading = AttentionReading(attention, canvas, model.layers, self.shadow, self.visible)
+        self.layout = Layout(model, canvas, self.cache, self.copies, self.shadow, attention)
         self._key = b""
         self._groups: list[Group] = []
         self._order: Tensor | None = None
@@ -159,6 +163,8 @@ class MaskedForward:
         self._hidden.clear()
         self._raw.clear()
         self._runs.clear()
+        if self.reading is not None:
+            self.reading.begin()
         each = [self._forward(group, wanted, soft, forward) for group in self._groups]
         shadows = [shadow for _, shadow in each if shadow is not None]
         whole = self._joined([distribution for distribution, _ in each])
@@ -186,6 +192,16 @@ class MaskedForward:
         assert self.last_states is not None
         highest = self.last_states.max_logits()
         return highest if self.visible is None else np.where(self.visible.which, highest, np.inf)
+
+    @property
+    def attention(self) -> AttentionMaps | None:
+        """Of the last forward, where a stage reads it."""
+        return None if self.reading is None else self.reading.joined(self._order)
+
+    @property
+    def row(self) -> MaskedForward | None:
+        """What the last forward predicts beyond the block, where a stage reads it."""
+        return self if self.whole else None
 
     # --- predictions of the last forward, at any of its positions ---
 
@@ -231,7 +247,7 @@ class MaskedForward:
             tokens = noised(tokens, group, canvas, self.request, self.model.vocab_size)
         positions = self._of(self.canvas.window, group)
         if want.device.type == "cpu" and not self.shadow:  # elsewhere constant shapes are faster
-            want, index, positions = self._wanted_only(group, want, wanted, positions)
+            want, index, positions = wanted_only(group, want, wanted, positions, self.model.vocab_size, self.bound)
             narrow = narrow and (group.plan.width - want.shape[1]) * len(want) * self.model.width >= _NARROW_GAIN
         if self.shadow:
             tokens = torch.cat([tokens, torch.full_like(positions, self.canvas.mask_id)], 1)
@@ -249,6 +265,8 @@ class MaskedForward:
             plan = replace(plan, soft=self._doubled(at_queries(self._of(soft, group), group, canvas)))
         self._runs.append((plan, self.cache))
         hidden = forward(plan, self.cache)
+        if self.reading is not None:
+            self.reading.add(hidden, group)
         if self.last_states is not None:
             hidden = self.last_states.renew(hidden, group)
         if self.whole:
@@ -350,28 +368,6 @@ class MaskedForward:
             logits = logits.masked_fill_(~self.limits.mask(own, positions), -torch.inf)
         self.highest = self.highest + finite.highest(logits)
         return logits
-
-    def _wanted_only(
-        self, group: Group, want: Tensor, wanted: np.ndarray, positions: Tensor
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The wanted queries [n, M], the index of each block position's among them [n, W], and what they predict.
-
-        `want` [n, W] are those of all block positions.
-        """
-        wanted = wanted if group.rows is None else wanted[group.rows]
-        counts = wanted.sum(1)
-        most = max(int(counts.max()), 1)
-        if (wanted.shape[1] - most) * len(wanted) * self.model.vocab_size < _COMPACT_GAIN:
-            return want, None, positions
-        if (counts == most).all():
-            order = wanted.nonzero()[1].reshape(-1, most)
-        else:
-            order = np.argsort(~wanted, axis=1, kind="stable")[:, :most]
-        index = np.maximum(wanted.cumsum(1) - 1, 0) + np.arange(0, len(wanted) * most, most)[:, None]
-        chosen = torch.from_numpy(order)
-        if self.bound:
-            positions = positions.gather(1, chosen)
-        return want.gather(1, chosen), torch.from_numpy(index), positions
 
     @staticmethod
     def _of(values: Tensor, group: Group) -> Tensor:

@@ -12,10 +12,13 @@ from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
+from .attention_maps import AttentionSpec
 from .canvas import Canvas
 
 # A separate forward costs a group of rows about as much as this many more queries would.
 _GROUP_COST = 24
+# Computing only the wanted logits pays if it saves at least this many.
+_COMPACT_GAIN = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Layout:
     Attributes:
         copies: 2 with guidance, which runs every row again in the second half of a plan's rows, else 1.
         shadow: length of the shadow, which follows the canvas; 0 without one.
+        attention: the attention that stages read.
     """
 
     model: LanguageModel
@@ -70,6 +74,7 @@ class Layout:
     cache: KVCache | None
     copies: int
     shadow: int
+    attention: AttentionSpec | None = None
 
     def cache_rows(self, rows: np.ndarray) -> np.ndarray:
         """The cache's rows of these live rows: with guidance, those in its second half too."""
@@ -132,6 +137,13 @@ class Layout:
             span=None if self.shadow else span,
             similar=None if queries.similar is None or not queries.similar[rows].any() else put(queries.similar[rows]),
         )
+        if self.attention is not None:
+            attending = None
+            if not self.attention.every:
+                own = block - start[:, None] if queries.positions is None else _index(positions, block)
+                own[outside | (own < 0) | (own >= (stop - start)[:, None])] = -1
+                attending = put(own)
+            plan = replace(plan, attention=self.attention.layers, attending=attending)
         if self.shadow:
             size = canvas.length + self.shadow
             visible = Visible.mask(put(self._leave_one_out(positions, own, block < hi[:, None], end)))
@@ -173,6 +185,30 @@ class Layout:
         visible[:, width:, :length] &= slots != own[..., None]
         visible[:, width:, length:] = inside[:, None, :]
         return visible
+
+
+def wanted_only(
+    group: Group, want: Tensor, wanted: np.ndarray, positions: Tensor, vocab: int, bound: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The wanted queries [n, M], the index of each block position's among them [n, W], and what they predict.
+
+    `want` [n, W] are those of all block positions. Positions are those of the wanted queries where logits are `bound`
+    to them.
+    """
+    wanted = wanted if group.rows is None else wanted[group.rows]
+    counts = wanted.sum(1)
+    most = max(int(counts.max()), 1)
+    if (wanted.shape[1] - most) * len(wanted) * vocab < _COMPACT_GAIN:
+        return want, None, positions
+    if (counts == most).all():
+        order = wanted.nonzero()[1].reshape(-1, most)
+    else:
+        order = np.argsort(~wanted, axis=1, kind="stable")[:, :most]
+    index = np.maximum(wanted.cumsum(1) - 1, 0) + np.arange(0, len(wanted) * most, most)[:, None]
+    chosen = torch.from_numpy(order)
+    if bound:
+        positions = positions.gather(1, chosen)
+    return want.gather(1, chosen), torch.from_numpy(index), positions
 
 
 def visible_open(canvas: Canvas, rows: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -43,6 +43,11 @@ def refuse_images(sampler: MaskedSampler) -> None:
             "on all of its sides",
             "leave that stage out",
         )
+    for stage in sampler.reading:
+        raise SpecError(
+            f"{name_of(stage)} reads attention by position, and an image's rows begin with its condition",
+            "leave that stage out",
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Shared by caches that recompute what has changed: the changes since the last forward, and periodic refreshes."""
+"""Shared by caches that recompute what has changed: changes since the last forward, refreshes, what predicts what."""
 
 from __future__ import annotations
 
@@ -51,3 +51,13 @@ class LastTokens:
         changed: np.ndarray = self.tokens != canvas.tokens_host
         self.tokens = canvas.tokens_host.copy()
         return changed
+
+
+def rows_predicting(positions: np.ndarray, shift: int) -> np.ndarray:
+    """[B, L] bool: the positions whose outputs predict `positions` [B, L] bool; the first one predicts itself."""
+    if not shift:
+        return positions.copy()
+    rows: np.ndarray = np.roll(positions, -1, axis=1)
+    rows[:, -1] = False
+    rows[:, 0] |= positions[:, 0]
+    return rows

@@ -29,7 +29,7 @@ from pardec.models.model import LanguageModel
 
 from ...registry import register
 from ..contracts import Cache, Canvas, QuerySpec
-from ._changes import LastTokens, elapsed
+from ._changes import LastTokens, elapsed, rows_predicting
 
 
 @register("dkv", stage="cache", paper="arXiv:2505.15781", checked="golden/dream golden/llada reference")
@@ -82,9 +82,9 @@ class DelayedCache(Cache):
     def _unsettled(self, canvas: Canvas, changed: np.ndarray) -> np.ndarray:
         """[B, L] bool."""
         open_ = canvas.open_host & (np.arange(canvas.length + 1) < canvas.end[:, None])
-        queried: np.ndarray = _rows(open_, canvas.shift) | changed
+        queried: np.ndarray = rows_predicting(open_, canvas.shift) | changed
         if self.settle != "self":
-            queried |= _rows(changed, canvas.shift)
+            queried |= rows_predicting(changed, canvas.shift)
         if self.settle == "both":
             queried |= open_
         return queried[:, :-1]
@@ -107,13 +107,3 @@ class DelayedCache(Cache):
 def _full(shift: int) -> int:
     """The published number of leading full steps: the shifted family is Dream's."""
     return 1 if shift else 2
-
-
-def _rows(positions: np.ndarray, shift: int) -> np.ndarray:
-    """[B, L + 1] bool: the positions whose outputs predict these."""
-    if not shift:
-        return positions.copy()
-    rows = np.roll(positions, -1, axis=1)
-    rows[:, -1] = False
-    rows[:, 0] |= positions[:, 0]
-    return rows

@@ -78,6 +78,12 @@ class SingularProxyCache(Cache):
                 "leave that stage out, or use another cache",
             )
 
+        for stage in sampler.reading:
+            raise SpecError(
+                f"{stage.registered[0]} reads what all positions attend to, and spa's layers compute some",
+                "use another cache",
+            )
+
     def layer_reuse(self, layers: int) -> LayerReuse:
         own = self._filled(0)
         assert own.peak is not None

@@ -288,6 +288,13 @@ def test_a_stack_that_needs_the_host_runs_as_it_comes_and_says_so(how: str, why:
     assert why in stack.describe()
 
 
+def test_forwards_that_keep_attention_run_as_they_come_whatever_was_recorded() -> None:
+    asked = [*plans("bidirectional"), replace(plans("bidirectional")[0], attention=(1,))]
+    ours, theirs, stack = both(asked)
+    assert stack.counts == {"the first of its shape": 1, "recorded": 1, "replayed": 1, "attention is kept": 1}
+    torch.testing.assert_close(ours[-1].attention[1], theirs[-1].attention[1])
+
+
 def test_wide_forwards_other_caches_and_gradients_run_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pardec.models.cuda_graphs.runner._WIDEST", 14)
     network = captured(model())

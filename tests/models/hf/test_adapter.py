@@ -156,3 +156,11 @@ def test_arguments_of_masked_models_and_long_inputs_are_refused(tmp_path):
     assert model.dtype == torch.bfloat16
     with pytest.raises(CapacityError, match="up to 20 positions and 21"):
         model.new_cache(1, 21)
+
+
+def test_what_queries_attend_to_is_not_returned(tmp_path):
+    published("Granite", BASE | {"attention_multiplier": 0.5}, tmp_path)
+    toy = load(tmp_path, device="cpu", dtype="float32")
+    plan = replace(Plan.full(torch.tensor([[5, 6, 7]]), Visible.causal()), attention=(0,))
+    with pytest.raises(ModelError, match="does not return what queries attend to"):
+        toy.forward(plan)

@@ -133,7 +133,7 @@ def test_every_sampler_draws(spec: str, cfg: float | None) -> None:
         return
     model = painter(sharp=1.2)
     options: dict[str, Any] = {"cfg": cfg, "temperature": 0.8 * (drawn(spec, 2))}
-    if sampler.inputs or sampler.query is not None:
+    if sampler.inputs or sampler.query is not None or sampler.reading:
         with pytest.raises(SpecError, match="begin with its condition|the cells of an image"):
             draw(model, spec, CAPTIONS, **options)
         return

@@ -1,0 +1,74 @@
+"""What chosen queries of chosen layers attend to, computed once more beside the forward that made them.
+
+    A[i, s] = mean over heads of softmax_s(q_i . k_s / sqrt(D)) over the slots s that query i sees
+
+The kernels never hold these weights. Where a plan asks for them, its layers hand over the queries and keys that the
+kernels are about to read, so that they are those of the same forward, whatever the cache, the norms and the mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from .kernels.attention import read_rows
+from .kernels.attention_pattern import AttentionPattern, visible_slots
+from .plan import Plan
+
+_BYTES = 1 << 26  # of scores at a time
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionRecord:
+    """Where the layers of one forward on one device leave their attention."""
+
+    layers: frozenset[int]
+    queries: Tensor | None  # [B, M], clamped; None: all
+    visible: Tensor  # [B, M, S] bool
+    weights: dict[int, Tensor]  # layer -> [B, M, S] float32
+
+    @staticmethod
+    def of(plan: Plan, extent: int, window: int | None, weights: dict[int, Tensor]) -> AttentionRecord:
+        """For a plan in the cache's own slots, of which `extent` are read."""
+        visible = visible_slots(plan, extent, window) & (plan.positions >= 0)[..., None]
+        if plan.attending is None:
+            return AttentionRecord(frozenset(plan.attention), None, visible, weights)
+        rows = torch.arange(plan.batch, device=visible.device)[:, None]
+        queries = plan.attending.clamp(min=0)
+        visible = visible[rows, queries] & (plan.attending >= 0)[..., None]
+        return AttentionRecord(frozenset(plan.attention), queries, visible, weights)
+
+    def add(self, layer: int, q: Tensor, k: Tensor, pattern: AttentionPattern, cap: float | None) -> None:
+        """Keeps the attention of q [B, Q, H, D] over k [R, >= S, K, D], if it is that of a chosen layer."""
+        if layer not in self.layers:
+            return
+        if self.queries is not None:
+            q = q[torch.arange(len(q), device=q.device)[:, None], self.queries]
+        self.weights[layer] = mean_attention(q, read_rows(k, pattern), self.visible, cap)
+
+
+def mean_attention(q: Tensor, k: Tensor, visible: Tensor, cap: float | None = None) -> Tensor:
+    """The attention of q [B, M, H, D] over k [B, S, K, D] where `visible` [B, M, S], meaned over heads.
+
+    With `cap`, a score s counts as cap * tanh(s / cap).
+
+    Returns:
+        [B, M, S] float32; 0 throughout where a query sees nothing.
+    """
+    batch, count, heads, dim = q.shape
+    keys = rearrange(k.float(), "b s k d -> b k 1 d s")
+    most = max(1, _BYTES // max(1, 4 * batch * heads * k.shape[1]))
+    parts = []
+    for start in range(0, count, most):
+        some = rearrange(q[:, start : start + most].float(), "b q (k g) d -> b k g q d", k=k.shape[2])
+        scores = some @ keys * dim**-0.5
+        if cap is not None:
+            scores = (scores / cap).tanh_() * cap
+        visible_part = visible[:, start : start + most]
+        # A row of -inf alone would become NaN; whatever stands past a row's length may be NaN already.
+        scores = scores.masked_fill(~visible_part[:, None, None], torch.finfo(scores.dtype).min)
+        parts.append(scores.softmax(-1).mean((1, 2)).masked_fill_(~visible_part, 0))
+    return torch.cat(parts, 1) if len(parts) != 1 else parts[0]

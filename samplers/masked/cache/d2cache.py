@@ -1,0 +1,133 @@
+"""Dual adaptive cache (d2Cache): a forward queries the masks likely to be next, what changed, and what is attended to.
+
+d2Cache: Accelerating Diffusion-Based LLMs via Dual Adaptive Caching, https://arxiv.org/abs/2509.23094
+
+    queried = everything in the first forward, otherwise together
+      the k masks of the highest  p_i density_i  (those of the block first, then those of the blocks after it that it
+        takes to have k), or the positions before them where predictions are shifted by one
+      what was committed (or reopened) since the last forward
+      of the others the most important ones, as many as have `rollout` of their importance together, and at least one
+      what lies between two of these that are at most `fill` apart
+    importance = column sums of A_N ... A_1,  A_l = (a_l + 1) / 2 with the attention a_l of layer l, meaned over heads,
+      in the rows that were queried, and 1 in the others
+
+p is the probability of a position's likeliest token by the forward that predicted it last; `density` says what
+density is. Only the k masks can be committed. A forward holds the attention of all its layers until they have been
+multiplied: 4 bytes times layers, queries and length.
+
+Deviates from the authors' code: p is theirs as it is meant; there the first forward's is never renewed (the assignment
+is to a copy). The block's masks are those of the coming step. Rows of a batch query sets of their own, and are not
+filled up to the largest. `refresh` is added.
+Exact: no, but for `refresh=1`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+
+from pardec.models.errors import SpecError
+
+from ...ops.certainty import certainty_density
+from ...ops.position_sets import between, columns_of, nucleus
+from ...ops.rollout import attention_rollout
+from ...registry import register
+from ..contracts import AttentionSpec, Cache, Canvas, Evidence, QuerySpec
+from ._changes import LastTokens, elapsed, rows_predicting
+
+
+@dataclass
+class State:
+    """What the last forwards left."""
+
+    tokens: LastTokens
+    probability: np.ndarray  # [B, L] float32, of each mask's likeliest token
+    importance: np.ndarray  # [B, L] float32
+
+
+@register("d2cache", stage="cache", paper="arXiv:2509.23094", checked="reference")
+@dataclass(frozen=True)
+class DualAdaptiveCache(Cache):
+    attention = "bidirectional"
+    reads_row = True
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (32, 16), "rollout": (0.1, 0.3)}
+
+    k: Annotated[int, "masks that a forward queries"] = 32
+    rollout: Annotated[float, "share of importance of the other positions that it queries"] = 0.1
+    sigma: Annotated[float, "standard deviation of the density's Gaussian, positions"] = 10.0
+    fill: Annotated[int, "distance of two queried positions up to which those between are queried too"] = 4
+    refresh: Annotated[int, "steps between full forwards: 0 only the first of a row, 1 always"] = 0
+
+    def __post_init__(self) -> None:
+        self.require("k", least=1)
+        self.require("rollout", least=0, most=1)
+        self.require("sigma", least=0.1, most=10_000)
+        self.require("fill", "refresh", least=0)
+
+    @property
+    def exact(self) -> str:
+        return "greedy" if self.refresh == 1 else "relaxed"
+
+    def reads_attention(self, layers: int) -> AttentionSpec:
+        return AttentionSpec(tuple(range(layers)), every=True)
+
+    def start(self, canvas: Canvas) -> State:
+        if canvas.bounded:
+            raise SpecError(
+                "d2cache: keys and values of masks in later blocks are for models whose blocks see them",
+                hint="this model attends to no later block: use block, causal or window",
+            )
+        nothing = np.zeros((len(canvas), canvas.length), dtype=np.float32)
+        return State(LastTokens.of(canvas), nothing, nothing.copy())
+
+    def observe(self, evidence: Evidence, canvas: Canvas, state: State) -> None:
+        maps, predictions = evidence.attention, evidence.predictions
+        assert maps is not None, "it is read"
+        assert predictions is not None, "they are read"
+        state.importance = attention_rollout(maps)[:, :-1].cpu().numpy()
+        device, at = evidence.positions.device, np.arange(canvas.length + 1)
+        fresh = torch.from_numpy(np.pad(state.probability, ((0, 0), (0, 1)))).to(device)
+        own = torch.where(evidence.eligible, evidence.distribution.greedy[1], fresh.gather(1, evidence.positions))
+        fresh.scatter_(1, evidence.positions, own)
+        which = canvas.open_host & (at >= canvas.hi[:, None]) & (at < canvas.end[:, None])
+        columns = torch.from_numpy(columns_of(which, canvas.length)).to(device)
+        predicted = predictions.has(columns) & (columns < canvas.length)
+        if bool(predicted.any()):
+            which[:] = False
+            row, column = (each.cpu().numpy() for each in predicted.nonzero(as_tuple=True))
+            which[row, columns.cpu().numpy()[row, column]] = True
+            columns = torch.from_numpy(columns_of(which, canvas.length)).to(device)
+            fresh.scatter_(1, columns, predictions.at(columns).greedy[1])
+        state.probability = fresh[:, :-1].cpu().numpy()
+
+    def query(self, canvas: Canvas, state: State) -> QuerySpec:
+        changed = state.tokens.changed(canvas)[:, :-1]
+        full = (canvas.nfe == 0) | elapsed(canvas, self.refresh)
+        inside = np.arange(canvas.length) < canvas.end[:, None]
+        if full.all():
+            return QuerySpec(np.zeros_like(canvas.end), canvas.end)
+        masks = self._masks(canvas, state)
+        queried = rows_predicting(masks, canvas.shift) | changed
+        queried |= nucleus(np.where(queried | ~inside, 0, state.importance), self.rollout)
+        queried |= between(queried, self.fill)
+        mask = np.where(full[:, None], inside, queried & inside)
+        only = np.take_along_axis(np.pad(masks | full[:, None], ((0, 0), (0, 1))), canvas.window_host, 1)
+        return QuerySpec(np.zeros_like(canvas.end), canvas.end, torch.from_numpy(mask), only=torch.from_numpy(only))
+
+    def _masks(self, canvas: Canvas, state: State) -> np.ndarray:
+        """[B, L] bool: the masks that may be next."""
+        at, open_ = np.arange(canvas.length), canvas.open_host[:, :-1]
+        density = certainty_density(torch.from_numpy(~open_), torch.from_numpy(canvas.total), self.sigma).numpy()
+        block = (at >= canvas.lo[:, None]) & (at < canvas.hi[:, None])
+        enough = (open_ & (at >= canvas.lo[:, None])).cumsum(1) >= self.k
+        kth = np.where(enough.any(1), enough.argmax(1), canvas.total - 1)
+        blocks = (kth - canvas.origin) // canvas.block_length + 1
+        reach = np.maximum(canvas.origin + blocks * canvas.block_length, canvas.hi)
+        among = open_ & (at >= canvas.lo[:, None]) & (at < reach[:, None])
+        score = np.where(among, state.probability * density + 2 * block, -1)  # the block's come first
+        rank = (-score).argsort(1, kind="stable").argsort(1, kind="stable")
+        masks: np.ndarray = (rank < self.k) & among
+        return masks

@@ -1,0 +1,46 @@
+"""Scores a candidate by its probability, and by how much of what surrounds it is known.
+
+d2Cache: Accelerating Diffusion-Based LLMs via Dual Adaptive Caching, https://arxiv.org/abs/2509.23094
+
+    score_i = p(x_i) density_i,  density_i = sum_j [j is known] g(i - j) / sum_d g(d),  g(d) = exp(-d^2 / (2 sigma^2))
+
+What is before a row counts as known, and what is behind it as its last position is. A small `sigma` decodes from left
+to right, a large one in order of confidence. Without a select in the spec `fixed` is taken, as published: scores are no
+probabilities.
+
+Deviates from the authors' code, which goes no further to either side than the length that is generated.
+Exact: no; `sequential` is defined in order of confidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+
+from ...ops.certainty import certainty_density
+from ...registry import register
+from ..contracts import Canvas, Evidence, Proposal, Propose
+
+
+@register("density", stage="propose", paper="arXiv:2509.23094", checked="reference")
+@dataclass(frozen=True)
+class Density(Propose):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"sigma": (10.0, 2.0, 40.0)}
+
+    sigma: Annotated[float, "standard deviation of the Gaussian, positions"] = 10.0
+
+    def __post_init__(self) -> None:
+        self.require("sigma", least=0.1, most=10_000, hint="sigma=10 is the published value")
+
+    @property
+    def default_select(self) -> str:
+        return "fixed"
+
+    def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
+        tokens = evidence.draw(canvas)
+        total = torch.from_numpy(canvas.total).to(tokens.device)
+        density = certainty_density(~canvas.open[:, :-1], total, self.sigma)
+        around = torch.nn.functional.pad(density, (0, 1)).gather(1, evidence.positions)
+        return evidence.propose(tokens, evidence.distribution.probability(tokens) * around)

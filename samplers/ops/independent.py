@@ -1,0 +1,29 @@
+"""Independent sets: positions of which no two are in conflict."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .rank import descending
+
+
+def independent_set(score: Tensor, nodes: Tensor, conflict: Tensor) -> Tensor:
+    """Of `nodes` [B, W] bool those that a greedy pass takes, the highest `score` [B, W] first, unless in conflict.
+
+    `conflict` [B, W, W] bool is symmetric, without its diagonal. Equal scores go to the lowest position. Rounds take at
+    once whatever leads all of its conflicts, which is what the pass takes one by one.
+
+    >>> score, nodes = torch.tensor([[0.9, 0.8, 0.7]]), torch.ones(1, 3, dtype=torch.bool)
+    >>> chain = torch.tensor([[[0, 1, 0], [1, 0, 1], [0, 1, 0]]]).bool()
+    >>> independent_set(score, nodes, chain).tolist()
+    [[True, False, True]]
+    """
+    rank = descending(score.masked_fill(~nodes, -torch.inf))[1]
+    ahead = conflict & (rank[:, None, :] < rank[:, :, None])  # [B, W, W]: what each is in conflict with, and leads it
+    left, taken = nodes, torch.zeros_like(nodes)
+    while bool(left.any()):
+        leads = left & ~(ahead & left[:, None, :]).any(2)
+        taken = taken | leads
+        left = left & ~leads & ~(conflict & leads[:, None, :]).any(2)
+    return taken

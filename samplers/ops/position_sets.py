@@ -1,0 +1,42 @@
+"""Sets of positions, on the host: as columns, by their share of a sum, with the gaps between them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def columns_of(which: np.ndarray, blank: int) -> np.ndarray:
+    """The positions of each row of `which` [B, L] bool in order -> [B, K] int64, padded with `blank`.
+
+    >>> columns_of(np.array([[False, True, True], [True, False, False]]), 3)
+    array([[1, 2],
+           [0, 3]])
+    """
+    count = which.sum(1)
+    most = int(count.max())
+    columns: np.ndarray = np.argsort(~which, axis=1, kind="stable")[:, :most]
+    return np.where(np.arange(most) < count[:, None], columns, blank)
+
+
+def nucleus(values: np.ndarray, share: float) -> np.ndarray:
+    """[B, L] bool: the highest of `values` [B, L] with at most `share` of their sum together, and one at least.
+
+    None where all are 0.
+    """
+    order = (-values).argsort(1, kind="stable")
+    ordered = np.take_along_axis(values, order, 1)
+    sums = ordered.cumsum(1) / np.maximum(values.sum(1, keepdims=True), np.float32(1e-9))
+    within = (sums <= share) & (ordered > 0)
+    within[:, 0] = ordered[:, 0] > 0
+    chosen: np.ndarray = np.zeros_like(within)
+    np.put_along_axis(chosen, order, within, 1)
+    return chosen
+
+
+def between(positions: np.ndarray, distance: int) -> np.ndarray:
+    """[B, L] bool: what lies between two of `positions` [B, L] bool that are at most `distance` apart."""
+    at, length = np.arange(positions.shape[1]), positions.shape[1]
+    left = np.maximum.accumulate(np.where(positions, at, -1 - distance), axis=1)
+    right = np.minimum.accumulate(np.where(positions, at, length + distance)[:, ::-1], axis=1)[:, ::-1]
+    near: np.ndarray = right - left <= distance
+    return near

@@ -1,0 +1,174 @@
+"""`d2cache` and `density`: what is queried by hand, and against naive versions over eager attention."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.models.load import load
+from pardec.models.model import LanguageModel
+from pardec.samplers.masked.attention_maps import AttentionMaps
+from pardec.samplers.masked.cache._changes import rows_predicting
+from pardec.samplers.ops.certainty import certainty_density
+from pardec.samplers.ops.position_sets import between, nucleus
+from pardec.samplers.ops.rollout import attention_rollout
+from pardec.samplers.registry import resolve
+from tests.reference import naive_dependence as naive
+from tests.samplers.answers import answered
+from tests.samplers.toys import fill, prompts, request, run, same, table, toy
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+
+
+@lru_cache
+def model_of(name: str) -> LanguageModel:
+    if name.startswith("recorded"):
+        return load(GOLDEN / name.split("-")[1] / "checkpoint", device="cpu", dtype="float32")
+    return toy(name, sharp=1.2)
+
+
+# --- density ---
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 10.0])
+def test_densities_are_the_definition(sigma: float) -> None:
+    known = torch.tensor([[True, False, False, True, False], [False, False, True, False, False]])
+    total = torch.tensor([5, 3])
+    got = certainty_density(known, total, sigma)
+    for row, size in enumerate(total.tolist()):
+        expected = [naive.density(known[row, :size].tolist(), sigma, i) for i in range(size)]
+        assert got[row, :size].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_density_by_hand() -> None:
+    """All equally sure: what is known to the left alone outweighs what is known between two masks."""
+    flat = table(torch.full((6, 9), 1 / 9))
+    mask = 8
+    got = run(flat, "density:sigma=1", request([[0, mask, mask, mask, mask, mask]], [1], block_length=5))
+    assert got.trace.commit_step[0].tolist() == [-1, 0, 1, 2, 3, 4]
+    # At 1, 2 and 4 it is .355, .301 and .242; then 2 has .543 and 4 .247.
+    got = run(flat, "density:sigma=1", request([[0, mask, mask, 0, mask]], [1], block_length=4))
+    assert got.trace.commit_step[0].tolist() == [-1, 0, 1, -1, 2]
+    known = torch.tensor([[True, False, False, True, False]])
+    assert certainty_density(known, torch.tensor([5]), 1.0)[0, [1, 2, 4]].tolist() == pytest.approx(
+        [0.355, 0.301, 0.242], abs=1e-3
+    )
+
+
+@pytest.mark.parametrize("name", ["llada", "dream", "recorded-llada", "recorded-dream"])
+@pytest.mark.parametrize("sigma", [1.0, 10.0])
+def test_the_order_is_that_of_the_naive_rule(name: str, sigma: float) -> None:
+    model, start, size = model_of(name), 5, 17
+    mask = model.decoding_config.mask_id
+    assert mask is not None
+    (prompt,) = prompts((start,), vocab=min(100, model.vocab_size))
+    canvas = [*prompt, *[mask] * (size - start)]
+    got = run(model, f"density:sigma={sigma}", request([canvas], [start], block_length=size))
+    known = [token != mask for token in canvas]
+
+    def rule(view: naive.View) -> list[int]:
+        best = max(view.open, key=lambda p: (view.p[p] * naive.density(known, sigma, p), -p))
+        known[best] = True
+        return [best]
+
+    tokens, when, _ = naive.decode(model, canvas, start, rule, size)
+    assert got.trace.commit_step[0].tolist() == when
+    assert got.tokens[0].tolist() == tokens
+
+
+# --- the cache ---
+
+
+def test_the_parts_by_hand() -> None:
+    row = np.array([[False, True, False, False, False, True, False, True, False, False]])
+    assert between(row, 4).nonzero()[1].tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert between(row, 3).nonzero()[1].tolist() == [1, 5, 6, 7]
+    assert between(row, 0).tolist() == row.tolist()
+    assert rows_predicting(row, 1).nonzero()[1].tolist() == [0, 4, 6]
+    assert rows_predicting(np.array([[True, True, False]]), 1).nonzero()[1].tolist() == [0]
+    values = np.array([[0.1, 0.5, 0.0, 0.4], [0.3, 0.3, 0.4, 0.0], [0, 0, 0, 0]], dtype=np.float32)
+    assert nucleus(values, 0.2).tolist() == [[False, True, False, False], [False, False, True, False], [False] * 4]
+    assert nucleus(values, 0.9).sum(1).tolist() == [2, 2, 0]
+    assert nucleus(values, 1.0).sum(1).tolist() == [3, 3, 0]
+
+
+def test_rollout_by_hand() -> None:
+    """Of three positions, all queried, then the first one alone; both layers send half of 0 to 1."""
+    attention = torch.tensor([[[0.5, 0.5, 0, 0], [0, 1, 0, 0], [0, 0, 1.0, 0]]])
+    positions = torch.tensor([[0, 1, 2]])
+    every = AttentionMaps(positions, {0: attention, 1: attention}, 2)
+    # A layer keeps 3/4 at 0 and sends 1/4 on to 1: 0 keeps 9/16 of itself, and 1 gets the rest.
+    assert attention_rollout(every)[0, :3].tolist() == pytest.approx([9 / 16, 1 + 7 / 16, 1])
+    first = AttentionMaps(torch.tensor([[0, 3, 3]]), {0: attention, 1: attention}, 2)
+    assert attention_rollout(first)[0, :3].tolist() == pytest.approx([9 / 16, 1 + 7 / 16, 1])
+
+
+@pytest.mark.parametrize("name", ["llada", "dream", "recorded-llada", "recorded-dream"])
+@pytest.mark.parametrize(("k", "rollout", "fill_"), [(32, 0.1, 4), (6, 0.3, 2), (3, 0.05, 0)])
+def test_it_queries_what_the_naive_version_does(name: str, k: int, rollout: float, fill_: int) -> None:
+    model = model_of(name)
+    mask = model.decoding_config.mask_id
+    assert mask is not None
+    given, new = prompts((9, 3, 14), vocab=min(100, model.vocab_size)), (18, 12, 5)
+    rows = [row + [mask] * count for row, count in zip(given, new, strict=True)]
+    spec = f"sequential@d2cache:k={k},rollout={rollout},fill={fill_},sigma=2"
+    got = run(model, spec, request(rows, [len(row) for row in given], block_length=8))
+    rule = naive.DualAdaptive(k, rollout, 2.0, fill_)
+    for row, canvas in enumerate(rows):
+        tokens, when, fed = rule.decode(model, canvas, len(given[row]), 8)
+        assert [list(each) for each in got.trace.fed[row]] == fed
+        assert got.trace.commit_step[row, : len(canvas)].tolist() == when
+        assert got.tokens[row, : len(canvas)].tolist() == tokens
+    assert sum(got.tokens_fed) < sum(len(canvas) * nfe for canvas, nfe in zip(rows, got.nfe, strict=True))
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("head", ["sequential", "threshold:tau=0.3", "wino:draft=0.3", "lopa+threshold:tau=0.3"])
+def test_a_refresh_at_every_step_is_no_cache(family: str, head: str) -> None:
+    model, given = toy(family, sharp=1.2, seed=1), prompts((5, 2, 9))
+    one, other = (fill(model, f"{head}@{cache}", given, (10, 7, 4)) for cache in ("none", "d2cache:refresh=1"))
+    assert all(same(one, row, other, row) for row in range(3))
+
+
+@pytest.mark.parametrize("spec", ["threshold:tau=0.3@d2cache:k=3", "dsb+threshold:tau=0.3@d2cache", "dapd@d2cache:k=4"])
+@pytest.mark.parametrize("options", [{}, {"cfg": 1.5}, {"temperature": 0.8}])
+def test_a_row_alone_is_the_row_in_a_ragged_batch(spec: str, options: dict[str, float]) -> None:
+    for family in ("llada", "dream"):
+        model, given, new = toy(family, sharp=1.2), prompts((5, 2, 9)), (10, 17, 4)
+        whole = fill(model, spec, given, new, **options)
+        for row in range(3):
+            alone = fill(model, spec, [given[row]], new[row], seeds=[100 + row], **options)
+            assert same(alone, 0, whole, row)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("sequential@d2cache:k=0", "k must be at least 1, got 0"),
+        ("sequential@d2cache:rollout=1.5", r"rollout must lie in \[0, 1\], got 1.5"),
+        ("density:sigma=0", r"sigma must lie in \[0.1, 10000\], got 0"),
+    ],
+)
+def test_bad_parameters(spec: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        resolve(spec)
+
+
+def test_families_whose_blocks_do_not_see_later_ones_are_refused() -> None:
+    with pytest.raises(SpecError, match="masks in later blocks are for models whose blocks see them"):
+        fill(toy("sdar"), "sequential@d2cache", prompts((4,)), 4)
+
+
+@pytest.mark.seeds("arXiv:2509.23094")
+def test_fewer_positions_than_a_block_give_as_many_right_answers() -> None:
+    right, fed = {}, {}
+    for cache in ("none", "dual", "d2cache"):
+        right[cache], result = answered("tiny-dream", "replace", f"threshold@{cache}", 40)
+        fed[cache] = sum(result.tokens_fed)
+    assert fed["d2cache"] < 0.8 * fed["dual"] < 0.8 * fed["none"]
+    assert right["none"] >= right["d2cache"] >= right["dual"]
