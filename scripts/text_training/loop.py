@@ -19,6 +19,7 @@ from text_training import data, networks
 from text_training.evaluate import measure
 from text_training.export import SUMMARY, export, read_weights, rounded
 from text_training.options import Options
+from text_training.self_drafting import joint_loss
 
 MASKS = (
     "half of the rows (all on cached prompts) as decoding leaves them, masked where the model is least sure; "
@@ -187,7 +188,13 @@ class Run:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self.o.lr * self.rate()
-        loss = self.loss_of(self.targets(batch), batch.prompt)
+        target = self.targets(batch)
+        if self.name == "tiny-nemotron":
+            noise = torch.Generator().manual_seed(self.o.seed * 1_000_003 + self.step)
+            with torch.autocast(self.device.type, torch.bfloat16):
+                loss = joint_loss(self.model, batch, target, noise)
+        else:
+            loss = self.loss_of(target, batch.prompt)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
