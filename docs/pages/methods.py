@@ -77,6 +77,7 @@ _OWN = {
     **{card.kind: f"{card.kind}:name={card.name}" for card in list_drafters() if card.name.startswith("tiny-llama")},
     "auto": 'auto:model="eagle:name=tiny-llama-eagle"',
     "sorted": "sorted:name=tiny-llama-draft",
+    "linearspec": "linearspec:k=15",
     "rasd": 'rasd:model="model:name=tiny-llama-draft"',
     "falcon": "falcon:name=FOLDER",
     "longspec": "longspec:name=FOLDER",

@@ -202,6 +202,8 @@ def _readme(card: dict[str, Any]) -> str:
     name = card["name"]
     drafted = {"tiny-llama-draft": "", "tiny-llama-bytes": ",map=text"}
     draft = f"tiny-llama -s model:name={name}{drafted[name]}" if name in drafted else name
+    if name == "tiny-nemotron":
+        draft = f"{name} --attention causal -s linearspec:k=15"
     lines = opening(card, f'pardec generate {draft} -p "{EXAMPLE}"')
     lines += ["Exact answers on held-out problems (seed 7) with 95% intervals, measured with these weights.", ""]
     lines += ["| decoding | task | problems | exact | forwards |", "|---|---|---|---|---|"]

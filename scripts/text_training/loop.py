@@ -19,12 +19,13 @@ from text_training import data, networks
 from text_training.evaluate import measure
 from text_training.export import SUMMARY, export, read_weights, rounded
 from text_training.options import Options
-from text_training.self_drafting import joint_loss
+from text_training.self_drafting import BLOCK, joint_loss
 
 MASKS = (
     "half of the rows (all on cached prompts) as decoding leaves them, masked where the model is least sure; "
     "the others at random or after a prefix"
 )
+BLOCKS = f"half of the loss: blocks of a token and {BLOCK - 1} masks in one pass; the other half is causal"
 SAVE_EVERY = 120.0  # seconds
 PROMPT_WEIGHT = 0.1
 WARMUP = 100  # steps
@@ -266,7 +267,7 @@ class Run:
             "distilled from": self.taught_by or "nothing",
             "data": "train splits, drawn on the fly: "
             + "; ".join(f"from step {step} on {shares}" for step, shares in self.mixes),
-            "masks": MASKS if self.masked else "none",
+            "masks": MASKS if self.masked else BLOCKS if self.name == "tiny-nemotron" else "none",
             "steps with a cached prompt": f"{self.o.stale:.0%}" if self.masked else "none",
             "optimizer": f"{self.o.optimizer}, peak learning rate {self.o.lr:g}, linear decay",
             **({"exits": "-".join(map(str, self.o.exits))} if self.o.exits else {}),

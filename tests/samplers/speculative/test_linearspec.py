@@ -19,9 +19,11 @@ from pardec.models.kv_cache import KVCache
 from pardec.models.load import load
 from pardec.models.model import BlockDenoising, LanguageModel
 from pardec.models.plan import Plan, Visible
+from pardec.requests import early
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft._masked_blocks import MaskedBlocks
+from pardec.tasks import task
 from tests.grids import chequered
 from tests.models.families.test_nemotron import MASK, logits, published
 from tests.samplers.ar_toys import rows, run, toy_ar
@@ -180,7 +182,30 @@ def test_draws_of_trees_have_the_joint_law_of_the_target(shape: str) -> None:
         assert reading.z < 4, reading
 
 
+@pytest.mark.seeds("arXiv:2607.05722")
+def test_one_checkpoint_drafts_and_verifies_its_own_text_in_a_quarter_of_the_forwards() -> None:
+    """Both forwards of a round counted, on word problems of six to fourteen steps. The text is that of `sequential`."""
+    model = pardec.load("tiny-nemotron", device="cpu", attention="causal")
+    problems = task("chains").problems(split="heldout", n=12, seed=7)
+    prompts = [problem.prompt for problem in problems]
+    plain, done = (
+        model.generate(prompts, sampler=spec, max_new_tokens=256) for spec in ("sequential", "linearspec:k=15")
+    )
+    assert done.tokens == plain.tokens
+    assert sum(task("chains").score(*both) for both in zip(problems, done.text, strict=True)) >= 11
+    drafting = sum(each > 0 for row in done.trace.drafted for each in row)
+    assert sum(done.nfe) + drafting < 0.25 * sum(plain.nfe)
+
+
 # --- what goes together ---
+
+
+def test_a_command_that_asks_for_a_causal_model_may_name_it() -> None:
+    kind = early.check("tiny-nemotron", ["linearspec"], {}, {"attention": "causal", "mask_id": 4})
+    assert kind is not None
+    assert (kind.family, kind.block) == ("ar", None)
+    with pytest.raises(SpecError, match="'linearspec' is for autoregressive models"):
+        early.check("tiny-nemotron", ["linearspec"], {}, {})
 
 
 def test_the_checkpoint_says_its_mask_and_the_spec_wins(checkpoint: tuple[Path, Any]) -> None:
