@@ -260,6 +260,13 @@ PRESETS = (
         "LLaDA2.1 in speed mode, as SGLang reads it: drafts at 0.5, edits every change (diffusers edits nothing at 0)",
     ),
     Preset(
+        "llada2.2",
+        "threshold:tau=0.5+levenshtein:tau=0.0,post=16+eos@block",
+        "https://huggingface.co/inclusionAI/LLaDA2.2-flash",
+        "LLaDA2.2: drafts at 0.5, edits every change, deletes and inserts",
+        {"block_length": 32},
+    ),
+    Preset(
         "dmax",
         "interpolate+contiguous:tau=0.5+edit:tau=0.0,post=32,sure=0.9+eos@block",
         "arXiv:2604.08302",

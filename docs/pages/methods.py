@@ -84,6 +84,7 @@ _OWN = {
     "transfer": "transfer:name=FOLDER",
     "triforce": "triforce:name=tiny-llama-draft",
     "judge": "earlyexit:layers=2,k=10+judge:head=tiny-llama",
+    "levenshtein": "threshold:tau=0.5+levenshtein@block",
     "selfcondition": "selfcondition+renoise",
     "denoise": "denoise+renoise",
     "renoise": "renoise",

@@ -131,6 +131,7 @@ class Cache(Stateful):
     # Positions that are not queried keep the predictions of the forward that queried them last, whose highest logits
     # `Canvas.max_logits` gives, [B, L] on the host.
     reuses_predictions: ClassVar[bool] = False
+    whole_block: ClassVar[bool] = False  # every forward queries all of the active block, so that tokens in it may move
 
     @property
     def memoryless(self) -> bool:
@@ -253,6 +254,8 @@ class Widen(Stateful):
 class Revise(Stateful):
     """Takes back or edits what the active block has committed. `evidence` then covers committed positions too."""
 
+    moves: ClassVar[bool] = False  # tokens change their positions within the block: `Revision.source`
+
     @property
     def idle(self) -> bool:
         """Whether, with its parameters, it never revises anything."""
@@ -320,6 +323,11 @@ class MaskedSampler:
     def revising(self) -> tuple[Revise, ...]:
         """The revise stages that are not idle."""
         return tuple(stage for stage in self.revise if not stage.idle)
+
+    @property
+    def moving(self) -> Revise | None:
+        """The stage that moves tokens within the block, if there is one."""
+        return next((stage for stage in self.revising if stage.moves), None)
 
     @property
     def stateful(self) -> tuple[Stateful, ...]:

@@ -167,7 +167,8 @@ class MaskedForward:
         self.limits = self.joints.narrow(self.allowed, canvas)
         if self.request.repetition_penalty is not None:
             # The canvas after a short answer is full of end tokens, which must stay free.
-            known = ~canvas.open & torch.from_numpy(canvas.inside).to(canvas.open.device)
+            inside = np.arange(canvas.length + 1) < canvas.total[:, None]
+            known = ~canvas.open & torch.from_numpy(inside).to(canvas.open.device)
             self.counts = token_counts(canvas.tokens, known, self.model.vocab_size, self.request.stop_ids)
         key = b"".join(x.tobytes() for x in (queries.start, queries.stop, queries.shift, canvas.lo, canvas.hi))
         if queries.positions is not None or key != self._key:

@@ -185,7 +185,10 @@ def table(distributions: Tensor) -> LanguageModel:
     )
 
 
-NEEDS = {"learned": "learned:filter=tiny-dream,force=true"}  # no filter was trained on a toy
+NEEDS = {
+    "learned": "learned:filter=tiny-dream,force=true",  # no filter was trained on a toy
+    "levenshtein": "levenshtein:delete=3,split=4",  # which tokens edit, its config does not say
+}
 
 
 def names(stage: str) -> list[str]:
