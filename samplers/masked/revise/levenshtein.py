@@ -7,9 +7,9 @@ LLaDA2.2, https://huggingface.co/inclusionAI/LLaDA2.2-flash
     a write of DELETE takes its position out;  of SPLIT puts a mask before the token that stands there
 
 at every step; the block keeps its length: masks fill it up at its end, and what falls over its end is lost. It ends
-when a step writes nothing. Once none of its own masks is left, it gets `post` steps more, all in all, and one for each
-of its positions and `post` at the most; the last of them writes neither DELETE nor SPLIT and leaves no mask. Where a
-block looks as it did before, the least sure change takes the best token that was not yet written there.
+when a step writes nothing, or with the last of `post` steps that began with none of its own masks left, and after so
+many and one more than it generates positions in any case; that last step writes neither DELETE nor SPLIT and leaves no
+mask. Where a block is what it was before, the least sure change takes the best token that was not yet written there.
 
 Every token keeps the number of its first position, and every inserted mask gets one of its own: `Trace.serial`. Tokens
 that the request gave stay where they are, and others move between them. K/V of what has moved are computed again by

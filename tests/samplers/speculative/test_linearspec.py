@@ -171,6 +171,16 @@ def test_one_forward_drafts_all_tokens_of_a_round_and_leaves_nothing() -> None:
         committed_slots(spec(4, f"+{shape}"))
 
 
+@pytest.mark.parametrize(
+    "kept",
+    ["int8", "kivi:group=4,residual=4", "streaming:sink=1,window=6", "lminfinite:sink=1,window=6", "channels:heavy=4"],
+)
+def test_a_cache_of_the_targets_has_nothing_of_the_masks(kept: str) -> None:
+    """Blocks are denoised in slots that are for drafts; tokens are those of `sequential` with the same cache."""
+    plain, done = (run(target(), f"{sampler}@{kept}", RAGGED, NEW) for sampler in ("sequential", spec(4)))
+    assert rows(done) == rows(plain)
+
+
 def test_rows_that_draft_nothing_for_a_while() -> None:
     made = replace(registry.resolve(spec(4), "ar"), length=Pausing())
     assert rows(run(target(), made, RAGGED, NEW)) == greedy()
