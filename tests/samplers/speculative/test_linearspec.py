@@ -21,12 +21,14 @@ from pardec.models.model import BlockDenoising, LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.requests import early
 from pardec.samplers import registry
+from pardec.samplers.rng import JoinableSource
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft._masked_blocks import MaskedBlocks
+from pardec.samplers.speculative.loop import VerifyLoop
 from pardec.tasks import task
 from tests.grids import chequered
 from tests.models.families.test_nemotron import MASK, logits, published
-from tests.samplers.ar_toys import rows, run, toy_ar
+from tests.samplers.ar_toys import plain_greedy, request, rows, run, toy_ar
 from tests.samplers.joints import WORLDS, measure
 from tests.samplers.voices import LENGTHS, NEW, RAGGED, Pausing, apart, greedy, path, target
 from tests.samplers.voices import committed_slots_suffice as committed_slots
@@ -184,6 +186,24 @@ def test_a_cache_of_the_targets_has_nothing_of_the_masks(kept: str) -> None:
 def test_rows_that_draft_nothing_for_a_while() -> None:
     made = replace(registry.resolve(spec(4), "ar"), length=Pausing())
     assert rows(run(target(), made, RAGGED, NEW)) == greedy()
+
+
+def test_a_row_that_joins_goes_on_as_it_would_alone() -> None:
+    sampler, given = registry.resolve(spec(4), "ar"), [RAGGED[0], RAGGED[3], RAGGED[1]]
+
+    def loop(rows: slice, new: tuple[int, ...]) -> VerifyLoop:
+        return VerifyLoop(target(), sampler, request(given[rows], new, source=JoinableSource([*range(3)][rows])))
+
+    running, later = loop(slice(0, 2), (4, 30)), loop(slice(2, 3), (17,))
+    while not (over := running.finished_rows()).any():
+        running.round()
+    later.round()
+    running.put(np.flatnonzero(over), later)
+    ended = list[list[int]]()
+    while len(running.text):
+        running.round()
+        ended += [event.tokens.tolist() for event in running.retire()]
+    assert sorted(ended) == sorted(plain_greedy(target(), given[at], new) for at, new in ((1, 30), (2, 17)))
 
 
 @pytest.mark.parametrize("shape", ["dyspec:nodes=6,children=3", "template:widths=3-2-1+rrs"])
