@@ -33,6 +33,14 @@ Attention = Literal["bidirectional", "block-causal", "windowed-causal", "causal-
 
 
 @dataclass(frozen=True, slots=True)
+class BlockDenoising:
+    """How the weights of a model that is loaded as a causal one fill in a block of masks behind a text."""
+
+    mask_id: int
+    shift: Literal[0, 1]  # the logits for position p of the block stand at p - shift
+
+
+@dataclass(frozen=True, slots=True)
 class DecodingConfig:
     """What a family and a checkpoint fix about decoding."""
 
@@ -45,6 +53,7 @@ class DecodingConfig:
     block: int | None = None  # width of a block, where the checkpoint has one; that of block-causal models is fixed
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # where each was found
     uniform: bool = False  # a canvas of random tokens instead of masks; `mask_id` then marks what is open, never fed
+    denoising: BlockDenoising | None = None  # causal: of a family whose weights denoise blocks, too
 
     @property
     def masked(self) -> bool:

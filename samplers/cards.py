@@ -142,7 +142,7 @@ def _complete(cls: type[Any], stage: str, family: str) -> None:
     """Gives a class that does not derive from the base class of its stage the defaults of that class."""
     base = Policy
     if family == "masked":
-        base = importlib.import_module("pardec.samplers.masked.contracts").BASES[stage]
+        base = getattr(importlib.import_module("pardec.samplers.masked.contracts"), stage.capitalize())
     if not issubclass(cls, base):
         known = {*dir(cls), *(field.name for field in fields(cls))}
         for name in dir(base):

@@ -38,6 +38,7 @@ class Step(Event):
     settled: np.ndarray  # [n] the first position that is open or may still change; all before it are final
     revised: np.ndarray | None = None  # [n, L] bool: reopened or overwritten by this step, if a stage revises
     text: tuple[str, ...] | None = None  # per live row: the text that became final; set by `Model.stream`
+    serial: np.ndarray | None = None  # [n, L] int32, as in `Trace`, if a stage moves tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,11 +50,7 @@ PRESETS = (
         "dream-origin", "origin", "arXiv:2508.15487", "Dream 7B: its schedule at random positions", _canvas(512, 512)
     ),
     Preset(
-        "dimple",
-        "confident:tau=0.95@prefix:before=1",
-        "arXiv:2505.16990",
-        "Dimple: confident decoding with its prompt cache",
-        _canvas(64, 64),
+        "dimple", "confident:tau=0.95@prefix:before=1", "arXiv:2505.16990", "Dimple, prompt cached", _canvas(64, 64)
     ),
     # Fast-dLLM and what builds on it.
     Preset(
@@ -91,13 +87,7 @@ PRESETS = (
     Preset(
         "dparallel", "entropy_threshold:tau=0.45", "arXiv:2509.26488", "dParallel: entropy threshold, no cache", _BLOCKS
     ),
-    Preset(
-        "localleap",
-        "threshold:tau=0.9+localleap:relaxed=0.75,radius=4",
-        "arXiv:2510.07081",
-        "LocalLeap on LLaDA: a relaxed threshold around anchors",
-        _BLOCKS,
-    ),
+    Preset("localleap", "threshold:tau=0.9+localleap:relaxed=0.75,radius=4", "arXiv:2510.07081", "LocalLeap", _BLOCKS),
     Preset(
         "credit",
         "credit:alpha=0.7,beta=0.8,gamma=0.2+threshold:tau=0.9",
@@ -261,6 +251,13 @@ PRESETS = (
         "quota:tau=0.5+edit:tau=0.0,post=16+eos@block",
         "arXiv:2602.08676",
         "LLaDA2.1 in speed mode, as SGLang reads it: drafts at 0.5, edits every change (diffusers edits nothing at 0)",
+    ),
+    Preset(
+        "llada2.2",
+        "threshold:tau=0.5+levenshtein:tau=0.0,post=16+eos@block",
+        "https://huggingface.co/inclusionAI/LLaDA2.2-flash",
+        "LLaDA2.2: drafts at 0.5, edits every change, deletes and inserts",
+        {"block_length": 32},
     ),
     Preset(
         "dmax",

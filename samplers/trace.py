@@ -57,6 +57,9 @@ class Trace:
     accepted: tuple[tuple[int, ...], ...] = ()
     forced: tuple[tuple[int, ...], ...] = ()  # and tokens without an alternative, counted here alone; () none
     logprobs: TokenLogprobs | None = None  # [B, L] positions; None where none were asked for
+    # [B, L] int32: where edits move tokens, the first position of each, which it keeps as its number; of a mask that an
+    # edit inserted, a number of at least the row's length. Everything else here is by the positions of the end.
+    serial: np.ndarray | None = None
 
     @property
     def forward(self) -> np.ndarray:

@@ -194,8 +194,8 @@ def test_the_example_of_every_method_is_a_valid_spec() -> None:
         from pages.methods import example
     finally:
         sys.path.remove(str(DOCS))
-    # Of block-causal models, of windows, of random canvases, and of draft modules; none of these is embedded.
-    elsewhere = {"block", "causal", "subblock", "window", "selfcondition", "denoise", "renoise"}
+    # Of block-causal models, of windows, of random canvases, of edit tokens, and of draft modules; none is embedded.
+    elsewhere = {"block", "causal", "subblock", "window", "selfcondition", "denoise", "renoise", "levenshtein"}
     elsewhere |= {"falcon", "longspec", "transfer"}
     models = {"masked": "tiny-dream", "ar": "tiny-llama", "continuous": "tiny-mar", "scales": "tiny-var"}
     loaded = {family: pardec.load(name, device="cpu") for family, name in models.items()}

@@ -109,7 +109,7 @@ def test_chat_renders_the_last_user_message_and_nothing_behind_it() -> None:
     assert TOKENIZER.apply_chat_template(turns[:2], tokenize=False) == "<bos>A? 4 7<eos>"
 
 
-TEXT_MODELS = ("tiny-dream", "tiny-llada", "tiny-llama", "tiny-llama-draft")
+TEXT_MODELS = ("tiny-dream", "tiny-llada", "tiny-llama", "tiny-llama-draft", "tiny-nemotron")
 IN_BYTES = "tiny-llama-bytes"  # which drafts across vocabularies
 
 
@@ -130,7 +130,7 @@ def test_every_text_model_is_among_them() -> None:
         *TEXT_MODELS[:2],
         "tiny-llama",
         IN_BYTES,
-        "tiny-llama-draft",
+        *TEXT_MODELS[3:],
     )
 
 

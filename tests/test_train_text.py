@@ -65,6 +65,7 @@ def test_the_models_train_in_turn_and_export_published_formats(tmp_path: Path) -
     assert read.keys() == run.model.state_dict().keys()
     made(tmp_path, "tiny-llama-draft", 2, "--teacher", llama).train()
     made(tmp_path, "tiny-llama-bytes", 2).train()
+    made(tmp_path, "tiny-nemotron", 2, "--init", str(tmp_path / "tiny-llama-draft")).train()
     for name in networks.OWN:
         card = json.loads((tmp_path / name / "card.json").read_text())
         assert card["recipe"]["steps"] == 2
@@ -76,6 +77,7 @@ def test_the_models_train_in_turn_and_export_published_formats(tmp_path: Path) -
         "tiny-llama": ("random weights", "nothing"),
         "tiny-llama-draft": ("random weights", "tiny-llama"),
         "tiny-llama-bytes": ("random weights", "nothing"),
+        "tiny-nemotron": ("tiny-llama-draft", "nothing"),
         "tiny-dream": ("tiny-llama", "nothing"),
         "tiny-llada": ("tiny-dream", "tiny-dream"),
     }

@@ -1,7 +1,8 @@
-"""LLaDA2.0 and 2.1, DMax: block-causal, predictions at their own position, sigmoid scores chosen within groups.
+"""LLaDA2.0 to 2.2, DMax: block-causal, predictions at their own position, sigmoid scores chosen within groups.
 
 LLaDA2.0 (arXiv:2512.15745), LLaDA2.1 (arXiv:2602.08676). Their configs are the same: how a checkpoint is decoded, with
-edits or without, is the user's choice.
+edits or without, is the user's choice. The config of LLaDA2.2 has an `expert_capacity`, by which a block's tokens share
+a pool of experts, and groups that its pool takes the place of.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def _decoder(config: Config) -> DecoderConfig:
     biased = bool(config.get("use_qkv_bias"))
     plain = shape(config, "qwen3", qkv_bias=biased, qk_norm=bool(config.get("use_qk_norm", True)))
     width, first = whole(config, "moe_intermediate_size"), whole(config, "first_k_dense_replace", 0)
-    pool = config.get("block_topk_experts") or 0
+    capacity = config.get("expert_capacity") or 0
+    pool = capacity or config.get("block_topk_experts") or 0
     experts = ExpertsConfig(
         count=whole(config, "num_experts"),
         top=whole(config, "num_experts_per_tok"),
@@ -32,8 +34,8 @@ def _decoder(config: Config) -> DecoderConfig:
         normalize=whole(config, "num_experts_per_tok") > 1,
         scale=float(config.get("routed_scaling_factor") or 1.0),
         bias="choice" if config.get("moe_router_enable_expert_bias", True) else "",
-        groups=config.get("n_group") or 1,
-        top_groups=config.get("topk_group") or 1,
+        groups=1 if capacity else config.get("n_group") or 1,
+        top_groups=1 if capacity else config.get("topk_group") or 1,
         shared_width=width * (config.get("num_shared_experts") or 0),
         pool=pool,
         pool_block=(config.get("block_size") or 32) if pool else 0,

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from ..errors import ArgumentError, ModelError, did_you_mean
 from ..families import FamilySpec
 from ..families.base import BLOCK_KEYS
-from ..model import Attention, DecodingConfig
+from ..model import Attention, BlockDenoising, DecodingConfig
 from .arguments import check_whole
 
 
@@ -74,6 +74,8 @@ def build_decoding_config(
         if block is None or block < 1:
             raise ModelError(f"block must be at least 1, got {block}")
     mask, sources["mask"] = _mask(spec, config, generation, tokenizer, vocab, overrides.mask_id)
+    # Only behind a causal prefix do masks read the keys and values that a causal model has.
+    both = causal and spec.attention == "causal-prefix" and not spec.uniform and mask is not None
     ends = end_ids(config, generation, vocab)
     ends += [
         number
@@ -97,6 +99,7 @@ def build_decoding_config(
         attention=attention,
         block=block,
         uniform=spec.uniform and not causal,
+        denoising=BlockDenoising(mask, spec.shift) if both and mask is not None else None,
         sources=sources,
     )
 

@@ -59,6 +59,7 @@ def save(result: ResultData, target: Path) -> Path:
         "commit_step": torch.from_numpy(np.ascontiguousarray(result.trace.commit_step)),
         "commit_score": torch.from_numpy(np.ascontiguousarray(result.trace.commit_score)),
         **_logprob_tensors(result.trace.logprobs),
+        **({} if result.trace.serial is None else {"serial": torch.from_numpy(result.trace.serial.copy())}),
     }
     try:
         if target.suffix == ".json":
@@ -187,6 +188,16 @@ def _image_path(folder: Path, row: int) -> Path:
     return folder / "images" / f"{row}.png"
 
 
+def _serial(stored: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray | None:
+    """[B, L] int32: the numbers of tokens that edits may have moved; not in every file."""
+    if "serial" not in stored:
+        return None
+    serial: np.ndarray = torch.as_tensor(stored["serial"], dtype=torch.int32).numpy()
+    if serial.shape != shape:
+        raise ValueError(f"serial is {list(serial.shape)} where sequences is {list(shape)}")
+    return serial
+
+
 def _build(kind: type[R], data: dict[str, Any], stored: dict[str, Any], images: list[Image.Image] | None) -> R:
     tensors: dict[str, Tensor] = {name: torch.as_tensor(stored[name], dtype=dtype) for name, dtype in _TENSORS.items()}
     sequences, shape = tensors["sequences"], tensors["commit_step"].shape
@@ -218,6 +229,7 @@ def _build(kind: type[R], data: dict[str, Any], stored: dict[str, Any], images: 
         accepted=tuple(map(tuple, data["accepted"])),
         forced=tuple(map(tuple, data.get("forced", ()))),
         logprobs=_logprobs(stored, tuple(shape)),
+        serial=_serial(stored, tuple(shape)),
     )
     timing = data["timing"]
     parts = {str(name): float(seconds) for name, seconds in timing.get("parts", {}).items()}

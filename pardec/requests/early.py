@@ -51,6 +51,10 @@ def check(
     requests = [Settings.of({**arguments, "sampler": sampler}) for sampler in [*samplers] or [None]]
     specs = [parse(settings.sampler) for settings in requests if isinstance(settings.sampler, str)]
     kind = kind_of(model)
+    if kind is not None:
+        check_mask(kind, placing.get("mask_id"))
+    if kind is not None and placing.get("attention") == "causal":
+        kind = replace(kind, family="ar", block=None)  # the same files as an autoregressive model
     for spec in specs:
         spec_values.check(spec, kind.family if kind else None)
     if kind is None:
@@ -59,7 +63,6 @@ def check(
         kind = replace(kind, draws=None)
     if draws is not None:
         check_answers(kind, model, draws)
-    check_mask(kind, placing.get("mask_id"))
     for settings in requests:
         if kind.draws is None:
             check_family(kind.name, kind.family == "masked", settings)

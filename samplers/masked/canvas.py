@@ -16,10 +16,10 @@ from torch import Tensor
 from pardec.models.errors import CapacityError
 
 from ..host_transfer import to_host
+from .columns import GIVEN as GIVEN
+from .columns import NEVER as NEVER
+from .columns import rearrange, widened
 from .writing import Revision, Span, Writing, refuse_masks
-
-GIVEN = -1  # commit_step of a token that the request gave
-NEVER = -2  # commit_step of a position that was never committed
 
 _OPEN = -2  # stands for a mask where tokens are read back; -1 is a position of an image's condition
 _CLOCKS = 64  # forwards there is room for at first
@@ -28,7 +28,7 @@ _ROWS = (
     "rows", "prompt", "total", "planned", "origin", "lo", "hi", "end", "step", "entry_step", "nfe", "entered", "left",
     "first_open",
 )  # fmt: skip
-_TENSORS = ("tokens", "open", "commit_step", "commit_score", "window", "eligible")
+_TENSORS = ("tokens", "open", "commit_step", "commit_score", "serial", "window", "eligible")
 _HOST = (
     *_ROWS, "to_fill", "total_steps", "stays", "_clocks", "given_host", "window_host", "active_host", "compete_host",
     "eligible_host",
@@ -43,6 +43,7 @@ class Canvas:
         open: [B, L + 1] bool, the positions still to be committed.
         commit_step: [B, L + 1] int16, the forward that committed a position, or GIVEN or NEVER.
         commit_score: [B, L + 1] float32, the score it was committed with.
+        serial: [B, L + 1] int32, the number that a token keeps where edits move it, as in `Trace.serial`.
         rows: [B] index of each live row in the request.
         prompt, total: [B] where generation begins and the row ends. `planned`: [B] where it was to end at the start.
         lo, hi: [B] the active block, the one with the first open position, or with `sliding` beginning at it.
@@ -100,6 +101,7 @@ class Canvas:
         self.open = (inside & generated & (tokens == mask_id)).to(device)
         self.commit_step = torch.where(self.open, NEVER, GIVEN).to(torch.int16)
         self.commit_score = torch.zeros_like(self.tokens, dtype=torch.float32)
+        self.serial = torch.arange(self.length + 1, dtype=torch.int32, device=device).repeat(len(rows), 1)
         self.rows = np.arange(len(rows))
         self.prompt, self.total, self.planned = np.array(prompts, dtype=np.int64), total, total
         self.origin = np.zeros_like(self.prompt) if absolute else self.prompt.copy()
@@ -111,7 +113,7 @@ class Canvas:
         self.entered = np.ones(len(rows), dtype=bool)
         self.stays = np.zeros(len(rows), dtype=bool)
         self.total_steps = np.zeros(len(rows), dtype=np.int64)
-        self.revises = False  # whether committed tokens may still change while their block is active
+        self.revises = self.moves = False  # whether committed tokens of an active block may change, and move within it
         self.commit_order: Tensor | None = None  # [B, W] int64 on the host, where a cache needs it
         self.max_logits: Callable[[], np.ndarray] | None = None  # [B, L]: see `Cache.reuses_predictions`
         self.lo = self.hi = np.full(len(rows), -1)
@@ -213,12 +215,6 @@ class Canvas:
             return self.first_open
         return np.where(self.finished, self.total, np.minimum(self.first_open, self.lo))
 
-    @property
-    def inside(self) -> np.ndarray:
-        """[B, L + 1] bool: the positions that belong to a row."""
-        within: np.ndarray = np.arange(self.length + 1) < self.total[:, None]
-        return within
-
     def first_committed(self, ids: tuple[int, ...]) -> np.ndarray:
         """[B] the first position where one of `ids` was committed (not given); `total` where there is none."""
         matches = self.tokens_host == ids[0] if len(ids) == 1 else np.isin(self.tokens_host, ids)
@@ -259,6 +255,8 @@ class Canvas:
         if fill is not None:
             self._fill(fill)
         self._write(which, chosen)
+        if revision is not None:
+            self._rearrange(revision)
         if self._forwards == self._clocks.shape[1]:
             self._clocks = np.concatenate([self._clocks, np.zeros_like(self._clocks)], 1)
         self._clocks[:, self._forwards] = self.step
@@ -308,6 +306,15 @@ class Canvas:
             self._put(new.which & ours, new.tokens, self._forward(), new.scores, stays=False)
         if revision.reopen is not None:
             self._put(revision.reopen & ours, self.mask_id, NEVER, 0.0, stays=True)
+
+    def _rearrange(self, revision: Revision) -> None:
+        if revision.commit is not None:
+            self._write(revision.commit.which, revision.commit)
+        if (source := revision.source) is not None:
+            # No other mask of the row has this number: the forward is another, or the position is.
+            number = torch.from_numpy((self.total + self.nfe * source.shape[1])[:, None] + np.arange(source.shape[1]))
+            marks = ((self.tokens, self.mask_id), (self.open, True), (self.commit_step, NEVER), (self.commit_score, 0))
+            rearrange((*marks, (self.serial, number.to(source.device))), self.window, source)
 
     def _fill(self, fill: Writing) -> None:
         which = fill.which & self.open
@@ -366,7 +373,13 @@ class Canvas:
 
         `other` has at least as many columns; where it has more, this canvas grows.
         """
-        self._grow(other.length)
+        if more := other.length - self.length:
+            blanks = {"tokens": self.pad_id, "open": False, "commit_step": GIVEN, "commit_score": 0, "serial": 0}
+            for name, blank in blanks.items():
+                setattr(self, name, widened(getattr(self, name), more, blank))
+            self.given_host = np.pad(self.given_host, ((0, 0), (0, more)), constant_values=True)
+            self.window_host = np.where(self.window_host == self.length, other.length, self.window_host)
+            self.window, self.length = torch.from_numpy(self.window_host).to(self.tokens.device), other.length
         with torch.inference_mode(False), torch.no_grad():
             index = torch.from_numpy(where).to(self.tokens.device)
             for name in _TENSORS:
@@ -382,18 +395,3 @@ class Canvas:
         self._clocks[where] = -1
         self._bind()
         self._read()
-
-    def _grow(self, length: int) -> None:
-        """Adds columns before the bin, which belong to no row."""
-        more, old = length - self.length, self.length
-        if not more:
-            return
-        for name, blank in (("tokens", self.pad_id), ("open", False), ("commit_step", GIVEN), ("commit_score", 0)):
-            values = getattr(self, name)
-            with torch.inference_mode(False), torch.no_grad():
-                columns = values.new_full((len(values), more), blank)
-                setattr(self, name, torch.cat([values[:, :-1], columns, values[:, -1:]], 1))
-        self.given_host = np.pad(self.given_host, ((0, 0), (0, more)), constant_values=True)
-        self.length = length
-        self.window_host = np.where(self.window_host == old, length, self.window_host)
-        self.window = torch.from_numpy(self.window_host).to(self.tokens.device)

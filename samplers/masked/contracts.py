@@ -7,7 +7,7 @@ stage's own method (`query`, `logits`, `select`, ...) has a default.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -177,6 +177,7 @@ class Cache(Stateful):
     # Positions that are not queried keep the predictions of the forward that queried them last, whose highest logits
     # `Canvas.max_logits` gives, [B, L] on the host.
     reuses_predictions: ClassVar[bool] = False
+    whole_block: ClassVar[bool] = False  # every forward queries all of the active block, so that tokens in it may move
 
     @property
     def memoryless(self) -> bool:
@@ -306,6 +307,8 @@ class Widen(Stateful):
 class Revise(Stateful):
     """Takes back or edits what the active block has committed. `evidence` then covers committed positions too."""
 
+    moves: ClassVar[bool] = False  # tokens change their positions within the block: `Revision.source`
+
     @property
     def idle(self) -> bool:
         """Whether, with its parameters, it never revises anything."""
@@ -347,21 +350,6 @@ class Finish(Stage):
         raise NotImplementedError
 
 
-BASES: Mapping[str, type[Stage]] = {
-    "block": Block,
-    "branch": Branch,
-    "query": Query,
-    "inputs": Inputs,
-    "logits": Logits,
-    "propose": Propose,
-    "select": Select,
-    "widen": Widen,
-    "revise": Revise,
-    "finish": Finish,
-    "cache": Cache,
-}
-
-
 @dataclass(frozen=True)
 class MaskedSampler:
     """A resolved spec: one object a stage."""
@@ -389,6 +377,11 @@ class MaskedSampler:
     def reading(self) -> tuple[Stage, ...]:
         """The stages that read attention."""
         return tuple(stage for stage in self.stages if type(stage).reads_attention is not Stage.reads_attention)
+
+    @property
+    def moving(self) -> Revise | None:
+        """The stage that moves tokens within the block, if there is one."""
+        return next((stage for stage in self.revising if stage.moves), None)
 
     @property
     def stateful(self) -> tuple[Stateful, ...]:

@@ -151,7 +151,8 @@ class MaskedForward:
         self.limits = self.joints.narrow(self.allowed, canvas)
         if self.request.repetition_penalty is not None:
             # The canvas after a short answer is full of end tokens, which must stay free.
-            known = ~canvas.open & torch.from_numpy(canvas.inside).to(canvas.open.device)
+            inside = np.arange(canvas.length + 1) < canvas.total[:, None]
+            known = ~canvas.open & torch.from_numpy(inside).to(canvas.open.device)
             self.counts = token_counts(canvas.tokens, known, self.model.vocab_size, self.request.stop_ids)
         key = queries.key + b"".join(bounds.tobytes() for bounds in (canvas.lo, canvas.hi, canvas.end))
         if key != self._key:

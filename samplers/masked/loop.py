@@ -39,7 +39,7 @@ from .decision import Decision, at_least_one
 from .finishing import row_ends, with_fill
 from .forward import MaskedForward
 from .recorder import Before, TraceRecorder
-from .refusals import Read, demand_finite, mask_chosen, refuse_blocks, refuse_images
+from .refusals import Read, demand_finite, mask_chosen, refuse_blocks, refuse_images, refuse_positions
 from .writing import Revision, Writing
 
 
@@ -91,6 +91,7 @@ class MaskedLoop:
         demand_head(model)
         sampler = fit(sampler, model)
         refuse_blocks(sampler, model)
+        refuse_positions(sampler, request)
         if sampler.select.reference_sampler is not None:
             text = _reference_text(model, sampler.select.reference_sampler, sampler, request)
             request = replace(request, finished=text)
@@ -113,7 +114,7 @@ class MaskedLoop:
             device=model.device,
             length=columns,
         )
-        canvas.revises = bool(sampler.revising)
+        canvas.revises, canvas.moves = bool(sampler.revising), sampler.moving is not None
         if (total := sampler.select.total_steps(canvas)) is not None:
             canvas.total_steps = total
         self.memory: dict[int, Any] = {id(stage): stage.start(canvas) for stage in sampler.stateful}

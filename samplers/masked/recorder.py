@@ -13,7 +13,7 @@ from ..trace import Trace
 from .canvas import Canvas
 from .layout import Queries
 
-_RECORDED = ("tokens", "commit_step", "commit_score")
+_RECORDED = ("tokens", "commit_step", "commit_score", "serial")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ class TraceRecorder:
             committed=was_open & ~open_ & ~canvas.given_host[:, : canvas.length],  # not what has become padding
             settled=canvas.settled,
             revised=revised,
+            serial=canvas.serial[:, : canvas.length].cpu().numpy().copy() if canvas.moves else None,
         )
 
     def finish_row(self, at: int, reason: str) -> RowFinished:
@@ -113,7 +114,7 @@ class TraceRecorder:
         which = list(range(len(self.lengths))) if row is None else [row]
         lengths = self.lengths[which]
         longest = int(lengths.max())
-        tokens, commit_step, commit_score = (values[which, :longest].numpy() for values in self.contents)
+        tokens, commit_step, commit_score, serial = (values[which, :longest].numpy() for values in self.contents)
         each = [self._fed(row) for row in which]  # of every hypothesis of the row, forward by forward
         fed = tuple(tuple(hypotheses[0] for hypotheses in forwards) for forwards in each)
         ends = [self.ends[row] for row in which]
@@ -128,7 +129,16 @@ class TraceRecorder:
                 self.copies * sum(len(queries) for hypotheses in forwards for queries in hypotheses)
                 for forwards in each
             ),
-            trace=Trace(tokens, commit_step, commit_score, lengths, fed, clocks, logprobs=logprobs),
+            trace=Trace(
+                tokens,
+                commit_step,
+                commit_score,
+                lengths,
+                fed,
+                clocks,
+                logprobs=logprobs,
+                serial=serial if self.canvas.moves else None,
+            ),
             reused=tuple(self.reused[which].tolist()),
         )
 

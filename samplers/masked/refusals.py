@@ -15,6 +15,7 @@ from pardec.models.errors import ModelError, PardecError, SpecError
 
 from ..cards import name_of
 from ..ops.distribution import Distribution
+from ..request import Request
 from .canvas import Canvas
 from .contracts import Cache, MaskedSampler, Stage
 from .forward import MaskedForward
@@ -48,6 +49,19 @@ def refuse_images(sampler: MaskedSampler) -> None:
             f"{name_of(stage)} reads attention by position, and an image's rows begin with its condition",
             "leave that stage out",
         )
+
+
+def refuse_positions(sampler: MaskedSampler, request: Request) -> None:
+    """Raises SpecError for requests that go by positions, where a stage moves tokens."""
+    if (moving := sampler.moving) is None:
+        return
+    requested = {
+        "log-probabilities are recorded": request.logprobs is not None,
+        "tokens are allowed": request.allowed is not None or bool(request.joints),
+        "conditions of images are laid out": bool(request.conditions),
+    }
+    for what in (what for what, needed in requested.items() if needed):
+        raise SpecError(f"{what} position by position, and {name_of(moving)} moves tokens", "leave one of them out")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

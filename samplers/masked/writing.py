@@ -45,11 +45,18 @@ class Revision:
     reopen: Tensor | None = None  # [B, W] bool: open again; nothing that this step chose there is committed
     rewrite: Writing | None = None
     hold: np.ndarray | None = None  # [B] bool: the row stays in the block though nothing in it is open
+    commit: Writing | None = None  # of open positions, beside what the step chose, and in its place
+    source: Tensor | None = None  # [B, W] int64, after all that: whose token each position takes over; -1: a new mask
 
     def merge(self, other: Revision) -> Revision:
         """Both at once: reopening wins over rewriting, and a later rewrite over an earlier one."""
-        rewrite = _join(self.rewrite, other.rewrite, lambda one, two: two.override(one))
-        return Revision(_join(self.reopen, other.reopen, or_), rewrite, _join(self.hold, other.hold, or_))
+        if self.source is not None or other.source is not None:
+            raise RuntimeError("tokens that move are revised by one stage alone")
+        rewrite, commit = (
+            _join(*both, lambda one, two: two.override(one))
+            for both in ((self.rewrite, other.rewrite), (self.commit, other.commit))
+        )
+        return Revision(_join(self.reopen, other.reopen, or_), rewrite, _join(self.hold, other.hold, or_), commit)
 
     def only(self, rows: Tensor) -> Revision:
         """Restricted to these rows ([B, 1] bool)."""
@@ -57,6 +64,8 @@ class Revision:
             None if self.reopen is None else self.reopen & rows,
             None if self.rewrite is None else self.rewrite.only(rows),
             None if self.hold is None else self.hold & rows[:, 0].cpu().numpy(),
+            None if self.commit is None else self.commit.only(rows),
+            None if self.source is None else torch.where(rows, self.source, _own(self.source)),
         )
 
 
@@ -80,6 +89,11 @@ def refuse_masks(tokens: np.ndarray, free: np.ndarray, mask_id: int, rows: np.nd
             f"the mask token (id {mask_id}) was chosen for position {position} of row {rows[row]}",
             "a stage that wants a position open again names it in Revision.reopen",
         )
+
+
+def _own(source: Tensor) -> Tensor:
+    """[B, W] each position's own number."""
+    return torch.arange(source.shape[1], device=source.device).expand_as(source)
 
 
 _T = TypeVar("_T")

@@ -21,6 +21,7 @@ SUMMARY = {
     "tiny-llama": "A causal language model that answers pardec's own tasks, in Llama's format.",
     "tiny-llama-draft": "A small causal language model that drafts for tiny-llama, in Llama's format.",
     "tiny-llama-bytes": "A small causal language model of bytes that drafts for tiny-llama, in Llama's format.",
+    "tiny-nemotron": "A small language model that writes token by token and drafts for itself, in Nemotron's format.",
     "tiny-dream": "A masked diffusion model that answers pardec's own tasks, in Dream's format (shifted logits).",
     "tiny-llada": "A masked diffusion model that answers pardec's own tasks, in LLaDA's format.",
 }
@@ -49,6 +50,19 @@ def llada_name(key: str) -> str:
         return f"model.transformer.{_LLADA_TOP[stem]}.{leaf}"
     _, _, index, part = stem.split(".", 3)
     return f"model.transformer.blocks.{index}.{_LLADA[part]}.{leaf}"
+
+
+def nemotron_name(key: str) -> str:
+    """The published Nemotron name of a Llama tensor.
+
+    >>> nemotron_name("model.norm.weight"), nemotron_name("lm_head.weight")
+    ('encoder.norm.weight', 'diffusion_head.weight')
+    """
+    return key.replace("model.", "encoder.", 1).replace("lm_head", "diffusion_head")
+
+
+def _llama_name(key: str) -> str:
+    return key.replace("encoder.", "model.", 1).replace("diffusion_head", "lm_head")
 
 
 def _llama_like(model: nn.Module) -> dict[str, Any]:
@@ -81,6 +95,10 @@ def config_of(name: str, model: nn.Module) -> dict[str, Any]:
     if name.startswith("tiny-llama"):
         extra = {"attention_bias": False, "head_dim": model.config.hidden_size // model.config.num_attention_heads}
         return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **_llama_like(model), **extra}
+    if name == "tiny-nemotron":
+        kind = {"architectures": ["NemotronLabsDiffusionModel"], "model_type": "nemotron_labs_diffusion"}
+        head_dim = model.config.hidden_size // model.config.num_attention_heads
+        return {**kind, **_llama_like(model), "attention_bias": False, "head_dim": head_dim, "mask_token_id": MASK}
     if name == "tiny-dream":
         extra = {"mask_token_id": MASK, "sliding_window": None, "use_sliding_window": False}
         depth = {"max_window_layers": model.config.num_hidden_layers}
@@ -138,6 +156,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     state = load_file(folder / "model.safetensors")
     if "lm_head.weight" in state:
         return state
+    if "diffusion_head.weight" in state:
+        return {_llama_name(key): value for key, value in state.items()}
     depth = sum(key.endswith(".attn_norm.weight") for key in state)
     names = [f"{top}.weight" for top in _LLADA_TOP]
     names += [f"model.layers.{i}.{part}.weight" for i in range(depth) for part in _LLADA]
@@ -147,14 +167,15 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 def export(folder: Path, name: str, model: nn.Module, state: dict[str, Tensor], card: dict[str, Any]) -> None:
     """Write the folder, each file replaced whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {llada_name(k) if name == "tiny-llada" else k: v for k, v in rounded(state).items()}
+    published = {"tiny-llada": llada_name, "tiny-nemotron": nemotron_name}.get(name, str)
+    tensors = {published(key): value for key, value in rounded(state).items()}
     save_file(tensors, folder / "model.safetensors.part", metadata={"format": "pt"})
     (folder / "model.safetensors.part").chmod(0o644)  # as the other files
     os.replace(folder / "model.safetensors.part", folder / "model.safetensors")
     _write(folder / "config.json", json.dumps(config_of(name, model), indent=1))
     if name != "tiny-llada":
         generation: dict[str, Any] = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
-        if name == "tiny-dream":
+        if name in ("tiny-dream", "tiny-nemotron"):
             generation["mask_token_id"] = MASK
         _write(folder / "generation_config.json", json.dumps(generation, indent=1))
     write_card(folder, card)
@@ -181,6 +202,8 @@ def _readme(card: dict[str, Any]) -> str:
     name = card["name"]
     drafted = {"tiny-llama-draft": "", "tiny-llama-bytes": ",map=text"}
     draft = f"tiny-llama -s model:name={name}{drafted[name]}" if name in drafted else name
+    if name == "tiny-nemotron":
+        draft = f"{name} --attention causal -s linearspec:k=15"
     lines = opening(card, f'pardec generate {draft} -p "{EXAMPLE}"')
     lines += ["Exact answers on held-out problems (seed 7) with 95% intervals, measured with these weights.", ""]
     lines += ["| decoding | task | problems | exact | forwards |", "|---|---|---|---|---|"]

@@ -19,11 +19,13 @@ from text_training import data, networks
 from text_training.evaluate import measure
 from text_training.export import SUMMARY, export, read_weights, rounded
 from text_training.options import Options
+from text_training.self_drafting import BLOCK, joint_loss
 
 MASKS = (
     "half of the rows (all on cached prompts) as decoding leaves them, masked where the model is least sure; "
     "the others at random or after a prefix"
 )
+BLOCKS = f"half of the loss: blocks of a token and {BLOCK - 1} masks in one pass; the other half is causal"
 SAVE_EVERY = 120.0  # seconds
 PROMPT_WEIGHT = 0.1
 WARMUP = 100  # steps
@@ -187,7 +189,13 @@ class Run:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self.o.lr * self.rate()
-        loss = self.loss_of(self.targets(batch), batch.prompt)
+        target = self.targets(batch)
+        if self.name == "tiny-nemotron":
+            noise = torch.Generator().manual_seed(self.o.seed * 1_000_003 + self.step)
+            with torch.autocast(self.device.type, torch.bfloat16):
+                loss = joint_loss(self.model, batch, target, noise)
+        else:
+            loss = self.loss_of(target, batch.prompt)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
@@ -259,7 +267,7 @@ class Run:
             "distilled from": self.taught_by or "nothing",
             "data": "train splits, drawn on the fly: "
             + "; ".join(f"from step {step} on {shares}" for step, shares in self.mixes),
-            "masks": MASKS if self.masked else "none",
+            "masks": MASKS if self.masked else BLOCKS if self.name == "tiny-nemotron" else "none",
             "steps with a cached prompt": f"{self.o.stale:.0%}" if self.masked else "none",
             "optimizer": f"{self.o.optimizer}, peak learning rate {self.o.lr:g}, linear decay",
             **({"exits": "-".join(map(str, self.o.exits))} if self.o.exits else {}),

@@ -35,13 +35,14 @@ OWN: dict[str, dict[str, Any]] = {  # where a network differs from SHAPE
     "tiny-dream": {"num_key_value_heads": 2},
     "tiny-llada": {"num_key_value_heads": 6},
 }
-OWN["tiny-llama-bytes"] = OWN["tiny-llama-draft"]
-SHIFT = {"tiny-llada": 0} | dict.fromkeys(("tiny-llama", "tiny-llama-draft", "tiny-llama-bytes", "tiny-dream"), 1)
+OWN["tiny-llama-bytes"] = OWN["tiny-nemotron"] = OWN["tiny-llama-draft"]
+SHIFT = {"tiny-llada": 0} | dict.fromkeys((name for name in OWN if name != "tiny-llada"), 1)
 # ^ logits at p - SHIFT say token p
 
 
 def is_masked(name: str) -> bool:
-    return not name.startswith("tiny-llama")
+    """Whether it learns to fill in masks alone; tiny-nemotron writes token by token, too."""
+    return name in ("tiny-dream", "tiny-llada")
 
 
 def build(name: str, vocab_size: int, **changes: Any) -> nn.Module:

@@ -35,6 +35,7 @@ SMALL = {
     "falcon": "falcon:name=draft,k=3",
     "hydra": "hydra:name=draft,k=3",
     "kangaroo": "kangaroo:name=draft,k=3",
+    "linearspec": "linearspec:mask=2,k=3",
     "longspec": "longspec:name=draft,k=3",
     "lookup": "lookup:k=3",
     "medusa": "medusa:name=draft,k=3",

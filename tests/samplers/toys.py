@@ -191,6 +191,7 @@ NEEDS = {
     "adaptive_length": "adaptive_length:beyond=0,tau=0.4",
     "dpad": "dpad:k=3,window=6",
     "suffix": "suffix:window=2",
+    "levenshtein": "levenshtein:delete=3,split=4",  # which tokens edit, its config does not say
 }
 
 

@@ -24,6 +24,7 @@ class PublishedCounts:
 class SpanCache(Cache):
     """Queries everything when a block is entered and every `refresh` steps, otherwise a span from the block's start."""
 
+    whole_block: ClassVar[bool] = True
     commits_on_refresh: ClassVar[bool] = True  # the published loop for shifted families does, untested
 
     refresh: Annotated[int, "steps between full forwards: 0 only when a block is entered, 1 always"] = 0

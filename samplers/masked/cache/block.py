@@ -37,6 +37,7 @@ class State:
 class BlockCache(Cache):
     attention = "block-causal"
     memoryless = True
+    whole_block = True
 
     def start(self, canvas: Canvas) -> State:
         if not canvas.block_causal:

@@ -27,6 +27,7 @@ from ..contracts import Cache, Canvas, QuerySpec
 @dataclass(frozen=True)
 class NoCache(Cache):
     stores = False
+    whole_block = True
 
     def query(self, canvas: Canvas, state: None) -> QuerySpec:
         return QuerySpec(np.zeros_like(canvas.end), canvas.end)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pardec.models.decoder_config import ExpertsConfig
 from pardec.models.errors import ModelError
+from pardec.models.families import match
 from pardec.models.kernels import experts as kernels
 from pardec.models.kernels.experts import mix, route
 from pardec.models.kernels.glu import glu
@@ -177,6 +178,13 @@ def test_a_pool_bounds_the_experts_of_each_block() -> None:
         assert set(chosen[blocks == block].flatten().tolist()) <= pool
     free = ExpertsConfig(count=8, top=2, width=4, sparse=(True,), scores="sigmoid")
     assert not torch.equal(route(x, router, None, free)[0], chosen)
+
+
+def test_a_capacity_of_llada2_takes_the_place_of_its_groups() -> None:
+    """Configs of LLaDA2.2 go on naming groups, which its own code no longer reads."""
+    grouped, pooled = (match(config).decoder(config).experts for config in (LLADA2, LLADA2 | {"expert_capacity": 5}))
+    assert (grouped.groups, grouped.top_groups, grouped.pool) == (4, 2, 0)
+    assert (pooled.groups, pooled.top_groups, pooled.pool, pooled.pool_block) == (1, 1, 5, 32)
 
 
 def test_one_grouped_product_gives_what_expert_after_expert_gives(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +67,13 @@ def naive(reference: Any, prompt: list[int], count: int, block: int, tau: float)
 
 
 @torch.no_grad()
-def logits(reference: Any, text: list[int], begin: int) -> torch.Tensor:
-    """Those of every position, the mask token at -inf: causal before `begin`, everything seen from there on."""
+def logits(reference: Any, text: list[int], begin: int, forbidden: Sequence[int] = (MASK,)) -> torch.Tensor:
+    """Those of every position, these tokens at -inf: causal before `begin`, everything seen from there on."""
     order = torch.arange(len(text))
     sees = (order <= order[:, None]) | (order[:, None] >= begin)
     additive = torch.zeros(1, 1, len(text), len(text)).masked_fill(~sees, torch.finfo(torch.float32).min)
     rows = reference(torch.tensor([text]), attention_mask=additive).logits[0]
-    rows[:, MASK] = -torch.inf
+    rows[:, list(forbidden)] = -torch.inf
     return rows
 
 

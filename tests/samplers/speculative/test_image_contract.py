@@ -30,6 +30,7 @@ KINDS = ("dflash", "eagle", "falcon", "hydra", "kangaroo", "medusa", "model", "p
 NEEDS = {kind: f"{kind}:name=toy,k=3" for kind in KINDS} | {  # what a drafter cannot do without
     "auto": 'auto:model="model:name=toy,k=3"',
     "judge": "judge:head=toy,thr=0.5",
+    "linearspec": "linearspec:mask=6,k=3",
     "prompts": "prompts:name=toy",
     "rasd": 'rasd:model="model:name=toy,k=3",span=3,nodes=6',
     "reflective": 'reflective:probe=""',

@@ -52,6 +52,8 @@ SPECS = [
     'rasd:model="model:name=toy,k=3",span=3,nodes=6',
     "aded",
     "dflash:name=toy,k=2",
+    "linearspec:mask=8,k=4",
+    "linearspec:mask=8,k=3,shift=1+template:widths=2-2-1",
     "pearl:name=toy,k=3",
     "rapid:name=toy,k=3,chunk=2,chunks=1,query=2,begin=1",
     "falcon:name=toy,k=3",

@@ -37,6 +37,7 @@ NEEDS = {name: f"{name}:name=toy" for name in ("model", "pearl", "sorted", "trif
 NEEDS |= {name: f"{NEEDS[name]},k=3" for name in ("hydra", "medusa", "prompts", "transfer")}
 NEEDS["rapid"] = "rapid:chunk=2,chunks=1,query=2,begin=1"  # so that prompts of more than five tokens are shortened
 NEEDS["rasd"] = 'rasd:model="model:name=toy,k=3",span=4,nodes=8'
+NEEDS["linearspec"] = "linearspec:mask=5,k=5"
 NEEDS |= {"judge": "judge:head=toy,thr=0.5", "reflective": 'reflective:probe=""'}
 # Readings that leave out most of what there is.
 NEEDS["sparsekv"] = 'sparsekv:read="retrieval:budget=4,chunk=2,refresh=2",k=3'
