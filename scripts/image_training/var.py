@@ -28,6 +28,7 @@ from image_training.scale_network import ScaleNetwork
 from pardec.images.classes import NAMES
 from pardec.models.loading.catalog import EMBEDDED
 from pardec.models.scales.tokenizer_files import load_tokenizer
+from pardec.requests import draft_models
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = "tiny-var-vq"
@@ -144,6 +145,7 @@ def measured(name: str, folder: Path, count: int, *, decoder: Path | None, large
     """Shares of right images; of a draft model also where the large one, if it is there, samples the first scales."""
     result = painted_right(folder, count, decoder=decoder, sampler="sequential", settings=DEFAULTS)
     if name.endswith("-draft") and large.exists():
+        draft_models.scale_model.cache_clear()  # the weights there may be newer than at the last evaluation
         sampler = f"code:refiner={folder},steps={LATE}"
         together = painted_right(large, count, decoder=decoder, sampler=sampler, settings=DEFAULTS)
         result |= {"late": {**together, "settings": together["settings"].replace(str(folder), name)}}
