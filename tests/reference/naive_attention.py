@@ -23,11 +23,13 @@ class Eager:
         self.model, self.config = model, model.decoder.config
         self.length, self.visible = length, visible
         shape = (self.config.layers, length, self.config.kv_heads, self.config.head_dim)
+        self.stored: set[int] = set()
         self.k, self.v = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
 
     def forward(self, tokens: Sequence[int], positions: Sequence[int]) -> tuple[dict[int, Tensor], list[Tensor]]:
         """Feeds the tokens at `positions`: the logits [V] of each, and the mean weights [Q, L] of every layer."""
         decoder, config = self.model.decoder, self.config
+        self.stored.update(positions)
         h = decoder.embed.weight.double()[[tokens[p] for p in positions]]
         maps = []
         for index, layer in enumerate(decoder.layers):
@@ -56,7 +58,7 @@ class Eager:
 
     def _attend(self, q: Tensor, index: int, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
         group = self.config.heads // self.config.kv_heads
-        seen = torch.tensor([[self.visible(p, s) for s in range(self.length)] for p in positions])
+        seen = torch.tensor([[s in self.stored and self.visible(p, s) for s in range(self.length)] for p in positions])
         outs, weights = [], []
         for head in range(self.config.heads):
             scores = q[:, head] @ self.k[index, :, head // group].T / self.config.head_dim**0.5

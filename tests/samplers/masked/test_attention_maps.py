@@ -87,6 +87,13 @@ def test_maps_are_those_of_an_eager_forward(family: str, cache: str) -> None:
     check(toy(family, sharp=1.2), f"sequential@{cache}", prompts(LENGTHS), NEW)
 
 
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("spec", ["suffix:window=1,tail=0+sequential@none", "suffix:window=1+sequential@dual"])
+def test_positions_that_are_left_out_are_in_no_map(family: str, spec: str) -> None:
+    """The others take other slots than their numbers."""
+    check(toy(family, sharp=1.2), spec, prompts(LENGTHS), NEW)
+
+
 @pytest.mark.parametrize("name", ["llada", "dream"])
 def test_maps_of_recorded_checkpoints(name: str) -> None:
     model = pardec.load(GOLDEN / name / "checkpoint", device="cpu", dtype="float32").language_model
