@@ -135,5 +135,13 @@ def model(
     imaging: Any = Imaging(Quantizer(scales, vocab, channels), classes)
     transformer: Any = Transformer(scales, vocab, channels, classes, layers, seed)
     return ScaleModel(
-        transformer, imaging, {}, name, None, "toy", torch.device("cpu"), torch.float32, parameters=100 * layers
+        transformer=transformer,
+        imaging=imaging,
+        config={},
+        name=name,
+        path=None,
+        family="toy",
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        parameters=100 * layers,
     )
