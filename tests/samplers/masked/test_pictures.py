@@ -22,6 +22,7 @@ from pardec.samplers.masked.canvas import GIVEN
 from pardec.samplers.masked.loop import decode
 from pardec.samplers.request import Request
 from pardec.samplers.rng import Keyed
+from tests.grids import chequered
 from tests.reference.naive_pictures import Half, picture
 from tests.samplers.masked.test_contract import SPECS, drawn
 from tests.samplers.toys import VOCAB, same, toy
@@ -124,8 +125,7 @@ def test_the_published_loop_step_by_step(
     assert ours == truth
 
 
-@pytest.mark.parametrize("cfg", [None, 2.0])
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if drawn(spec, 3) == 0])
+@pytest.mark.parametrize(("spec", "cfg"), chequered([spec for spec in SPECS if drawn(spec, 3) == 0], [None, 2.0]))
 def test_every_sampler_draws(spec: str, cfg: float | None) -> None:
     """Codes in cells, given tokens between them, rows alone as in company; or a stage that says why it cannot."""
     sampler = registry.resolve(spec, "masked")
