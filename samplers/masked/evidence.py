@@ -130,9 +130,8 @@ class QuerySpec:
     mask: Tensor | None = None  # [B, L] bool; when given it replaces the span
     must: np.ndarray | None = None  # [B] bool: commit exactly the block's first position if it is open
     only: Tensor | None = None  # [B, W] bool, on the host: nothing else of the block is to be predicted
-    similar: np.ndarray | None = (
-        None  # [B] bool: of rows whose layers compute a share of the queries, `Cache.layer_reuse`
-    )
+    # [B] bool: of rows whose layers compute a share of the queries, `Cache.layer_reuse`.
+    similar: np.ndarray | None = None
     shifted: np.ndarray | None = None  # [B] bool: predictions stand one position to the left, in whatever family
 
 

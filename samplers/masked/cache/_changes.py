@@ -1,4 +1,4 @@
-"""Shared by caches that recompute what has changed: changes since the last forward, refreshes, what predicts what."""
+"""Shared by caches that recompute what has changed: changes since the last forward, refreshes, what they refuse."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..contracts import Canvas
+from pardec.models.errors import SpecError
+
+from ..contracts import Canvas, MaskedSampler
 
 
 def last_clock(canvas: Canvas) -> np.ndarray:
@@ -61,3 +63,13 @@ def rows_predicting(positions: np.ndarray, shift: int) -> np.ndarray:
     rows[:, -1] = False
     rows[:, 0] |= positions[:, 0]
     return rows
+
+
+def refuse_shadows(sampler: MaskedSampler, cache: str) -> None:
+    """Raises SpecError for stages that predict each token without itself, for a cache that reuses earlier outputs."""
+    for stage in sampler.revising:
+        if stage.needs_shadow:
+            raise SpecError(
+                f"{stage.registered[0]} predicts each token without itself at every step, which {cache} reuses",
+                "leave that stage out, or use another cache",
+            )

@@ -23,12 +23,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 
-from pardec.models.errors import SpecError
-
 from ...ops.schedule import block_share
 from ...registry import register
 from ..contracts import Cache, Canvas, MaskedSampler, QuerySpec
-from ._changes import elapsed
+from ._changes import elapsed, refuse_shadows
 
 _WARMUP = 0.3  # of the steps of a schedule
 
@@ -55,12 +53,7 @@ class MaxLogitCache(Cache):
 
     def check(self, sampler: MaskedSampler) -> None:
         super().check(sampler)
-        shadows = [stage for stage in sampler.revising if stage.needs_shadow]
-        if shadows:
-            raise SpecError(
-                f"{shadows[0].registered[0]} predicts each token without itself at every step, which mlcache reuses",
-                "leave that stage out, or use another cache",
-            )
+        refuse_shadows(sampler, "mlcache")
 
     def query(self, canvas: Canvas, state: None) -> QuerySpec:
         at, warmup = canvas.step - canvas.entry_step, self._warmup(canvas)

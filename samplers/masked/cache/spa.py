@@ -33,7 +33,7 @@ from pardec.models.reuse_cache import LayerReuse
 
 from ...registry import register
 from ..contracts import Cache, Canvas, MaskedSampler, QuerySpec
-from ._changes import elapsed
+from ._changes import elapsed, refuse_shadows
 
 _LEAST = 1 / 32  # share of the answer, in front of the peak
 _PUBLISHED = ((0.75, 0.12, 0.52), (0.5, 1 / 6, 5 / 6))  # peak, first and last, of LLaDA and of shifted families
@@ -71,12 +71,7 @@ class SingularProxyCache(Cache):
 
     def check(self, sampler: MaskedSampler) -> None:
         super().check(sampler)
-        shadows = [stage for stage in sampler.revising if stage.needs_shadow]
-        if shadows:
-            raise SpecError(
-                f"{shadows[0].registered[0]} predicts each token without itself at every step, which spa reuses",
-                "leave that stage out, or use another cache",
-            )
+        refuse_shadows(sampler, "spa")
 
         for stage in sampler.reading:
             raise SpecError(
