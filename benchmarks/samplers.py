@@ -44,6 +44,7 @@ class Task(NamedTuple):
     problems: int
     max_new_tokens: int
     samplers: Sequence[str]
+    points: int | None = None  # settings of a curve at most
 
 
 TASKS = {
@@ -55,11 +56,13 @@ TASKS = {
 }
 HOOKS = (
     "dsb", "adablock", "dcd", "slowfast", "multiblock", "freedave", "lopa", "dawn", "dapd", "dus", "bound",
-    "cumulative", "pc+fixed", "saber", "spacing+threshold", "dpad", "suffix", "@dual", "@spa", "@d2cache",
+    "cumulative", "pc+fixed", "density+fixed", "above_mean+saber", "spacing+threshold", "threshold:fall=0.02",
+    "entropy_threshold:floor=cosine", "freedave:subset=true", "adaptive_length", "dpad", "suffix", "@dual", "@spa",
+    "@d2cache",
 )  # fmt: skip
 SETS = {
     "samplers": TASKS,
-    "hooks": {task: Task(problems, 256, HOOKS) for task, problems in (("chains", 24), ("grids", 40), ("parallel", 12))},
+    "hooks": {task: Task(n, 256, HOOKS, points=5) for task, n in (("chains", 24), ("grids", 40), ("parallel", 12))},
 }
 
 
@@ -120,6 +123,7 @@ def main() -> None:
                 problem_seed=options.seed,
                 batch_size=options.batch_size,
                 max_new_tokens=setting.max_new_tokens,
+                points=setting.points,
                 block_length=32,
             )
             sections = {(one["model"], one["task"]): one for one in [*document["sections"], *measured]}

@@ -16,7 +16,7 @@ from einops import rearrange
 from torch import Tensor
 
 from .attention_pattern import AttentionPattern
-from .cpu.attention import attend_c, faster
+from .cpu.attention import attend_c, causal_c, faster
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: float | None = None) -> Tensor:
@@ -30,6 +30,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: floa
         return attend_triton(q, k, v, pattern)
     if cap is None and pattern.in_c and faster(q):
         return attend_c(q, read_rows(k, pattern), read_rows(v, pattern), pattern.last, pattern.ends)
+    if cap is None and pattern.causal and pattern.backend == "c":
+        return causal_c(q, read_rows(k, pattern), read_rows(v, pattern))
     k, v = visible_rows(k, pattern), visible_rows(v, pattern)
     if cap is not None:
         return _capped(q, k, v, pattern, cap)

@@ -41,7 +41,7 @@ class AttentionPattern:
     @property
     def in_c(self) -> bool:
         """Whether the kernel in C takes it, of few queries."""
-        return self.backend == "c" or self.last is not None or self.ends is not None
+        return (self.backend == "c" and not self.causal) or self.last is not None or self.ends is not None
 
     def narrowed(self, picked: Tensor) -> AttentionPattern:
         """What the queries `picked` [B, M] see."""
@@ -62,7 +62,8 @@ class AttentionPattern:
             allowed = allowed[rows, picked]
         if nodes is not None:
             nodes = nodes[rows, picked]
-        own = replace(self, mask=mask, causal=False, last=last)
+        backend: Backend = "reference" if self.causal else self.backend
+        own = replace(self, backend=backend, mask=mask, causal=False, last=last)
         return replace(own, positions=positions, allowed=allowed, nodes=nodes)
 
 
@@ -99,7 +100,8 @@ def attention_pattern(
         return AttentionPattern(chosen, extent, mask=mask, last=last)
     if straight and span is not None and chosen == "reference":
         if span[0] == 0:
-            return AttentionPattern(chosen, extent, plan.rows, causal=True)
+            own: Backend = chosen if reference or backend(device, dtype) != "c" else "c"
+            return AttentionPattern(own, extent, plan.rows, causal=True)
         if device.type == "cuda":
             from torch.nn.attention.bias import causal_lower_right  # loads the compiler, which takes seconds
 

@@ -132,6 +132,7 @@ Sweep = Annotated[
     bool,
     _option(IO, "Decode each sampler at every value of its quality parameter, for curves, with threshold and fixed."),
 ]
+Points = Annotated[int | None, _option(IO, "Of a sweep, settings of each method at most.", min=2)]
 Replays = Annotated[int, _option(IO, "Problems of each task whose decoding the report replays.", min=0)]
 CostRatio = Annotated[
     float | None,

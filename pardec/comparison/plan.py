@@ -42,10 +42,15 @@ class Grid:
     references: bool = True
     replays: int = 4
     sweep: bool = False  # each sampler at every value of its quality parameter
+    points: int | None = None  # settings of a curve at most
 
     def __post_init__(self) -> None:
         for name, least in (("limit", 1), ("batch_size", 1), ("replays", 0), ("problem_seed", None)):
             check_whole(name, getattr(self, name), least, hint=f"for example {name}=8")
+        if self.points is not None:
+            check_whole("points", self.points, 2, hint="for example points=5 with sweep=True")
+            if not self.sweep:
+                raise SpecError("points are those of a sweep", hint="add sweep=True (--sweep), or leave points out")
         for seed in self.seeds:
             check_whole("seed", seed, None, hint="for example seeds=(0, 1)")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -110,8 +115,9 @@ def plan(
     swept: dict[str, Any] = {}
     if grid.sweep:
         sampling = bool(arguments.get("temperature"))
-        curves = sweep.curves(samplers, family, sampling=sampling)
+        curves = sweep.curves(samplers, family, sampling=sampling, points=grid.points)
         swept = {"sweep": [str(sampler) for sampler in samplers], "curves": [asdict(curve) for curve in curves]}
+        swept |= {"points": grid.points} if grid.points else {}
         samplers = sweep.settings(curves, family, sampling=sampling)
     all_entries = entries.entries(samplers, arguments, family)
     notes: list[str] = []
@@ -125,7 +131,7 @@ def plan(
         **identity,
         "samplers": [asdict(entry) for entry in all_entries],
         "tasks": [sources.config(tasks[name], problems[name]) for name in tasks],
-        **{name: value for name, value in asdict(grid).items() if name != "sweep"},
+        **{name: value for name, value in asdict(grid).items() if name not in ("sweep", "points")},
         **swept,
         "cost_ratio": cost_ratio,
         "generate": dict(arguments),

@@ -47,6 +47,7 @@ def compare(
     references: bool = True,
     replays: int = 4,
     sweep: bool = False,
+    points: int | None = None,
     warm_up: bool = True,
     cost_ratio: float | None = None,
     out: str | Path | None = None,
@@ -85,6 +86,8 @@ def compare(
         replays: problems of each task whose full result is saved for the report.
         sweep: decode each sampler at every value of its quality parameter, and the methods that it is judged against
             (`threshold` and `fixed` for masked models); the table then has curves. See `pardec.comparison.sweep`.
+        points: of a sweep, settings of a method at most; None decodes all. Methods that others are judged against keep
+            all of theirs.
         warm_up: first decode one batch of each sampler untimed, so that speeds exclude one-time setup.
         cost_ratio: cost of a forward of the drafting model relative to one of the model, for the simulated speed-up;
             None derives it from their sizes (weights, or layers that the drafter runs).
@@ -117,7 +120,7 @@ def compare(
         [samplers] if isinstance(samplers, SamplerLike) else samplers,
         sources.tasks(task, prompts, scorer),
         generate_arguments,
-        Grid(limit, tuple(seeds), split, problem_seed, batch_size, references, replays, sweep),
+        Grid(limit, tuple(seeds), split, problem_seed, batch_size, references, replays, sweep, points),
         Loading(
             device,
             dtype,

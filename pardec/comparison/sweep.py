@@ -34,14 +34,17 @@ class Curve:
     reference: str | None = None
 
 
-def curves(samplers: Sequence[SamplerLike], family: Family, *, sampling: bool = False) -> list[Curve]:
+def curves(
+    samplers: Sequence[SamplerLike], family: Family, *, sampling: bool = False, points: int | None = None
+) -> list[Curve]:
     """The curve of each sampler, and of its reference where that is not among them.
 
     The first part of a spec with a quality parameter (`quality_grid`) that the spec leaves open is swept; without one,
     the `tau` of `threshold`, which a masked sampler selects by where it names no select. A preset stays one point: its
     other arguments belong to its setting. Masked models are judged against `threshold`, and `fixed` is always there;
     an acceptance is judged against its drafter alone, a sampler of vectors against `mar` with the same steps, one of
-    token maps against `sequential`.
+    token maps against `sequential`. With `points` a curve has at most so many settings, the strictest and the loosest
+    among them; the ones that others are judged against have all of theirs.
     """
     by_name: dict[str, Curve] = {}
     for sampler in samplers:
@@ -56,7 +59,11 @@ def curves(samplers: Sequence[SamplerLike], family: Family, *, sampling: bool = 
         for at, reference in enumerate(references):
             by_name.setdefault(str(reference), _curve(reference, family, against if at else None))
     resolved = [replace(curve, samplers=_distinct(curve.samplers, family, sampling)) for curve in by_name.values()]
-    return [curve for curve in resolved if curve.samplers]
+    return [
+        replace(curve, samplers=_spread(curve.samplers, points)) if points and curve.reference else curve
+        for curve in resolved
+        if curve.samplers
+    ]
 
 
 def settings(some: Iterable[Curve], family: Family, *, sampling: bool = False) -> tuple[str, ...]:
@@ -100,6 +107,12 @@ def _grid(part: Part, family: Family) -> Mapping[str, tuple[object, ...]]:
 
 def _selects(spec: Spec) -> bool:
     return any(find(part.name, "masked").stage == "select" for part in spec.parts)
+
+
+def _spread(samplers: tuple[str, ...], points: int) -> tuple[str, ...]:
+    """At most `points` (2 or more) of them, at even distances from the first to the last."""
+    last, steps = len(samplers) - 1, points - 1
+    return samplers if last <= steps else tuple(samplers[round(step * last / steps)] for step in range(points))
 
 
 def _distinct(specs: Iterable[str], family: Family, sampling: bool) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from . import library
 from .library import COUNT, POINTER, TYPES
 
 _MOST = 256  # queries of a row, above which PyTorch's attention is as fast
+_CHUNK = 64  # queries of a causal call at once, so that few of the slots that these read are hidden
 _WIDE = 64  # dimensions, above which it is faster with a single query
 _FILE = Path(__file__).with_name("attention.c")
 _ARGUMENTS = (COUNT, *[POINTER] * 8, *[COUNT] * 8)
@@ -23,6 +24,18 @@ def faster(q: Tensor) -> bool:
     _, queries, _, dim = q.shape
     few = 1 < queries <= _MOST or (queries == 1 and dim <= _WIDE)
     return few and library.kernel(_FILE, "pardec_attend", _ARGUMENTS) is not None
+
+
+def causal_c(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of q [B, S, H, D] over k, v [B, S, K, D], by `attend_c`, some queries after the other: as q."""
+    hidden = torch.full((_CHUNK, _CHUNK), -torch.inf).triu_(1)
+    parts = []
+    for start in range(0, q.shape[1], _CHUNK):
+        part = q[:, start : start + _CHUNK]
+        count = part.shape[1]
+        last = hidden[:count, :count].expand(len(q), -1, -1)
+        parts.append(attend_c(part, k[:, : start + count], v[:, : start + count], last))
+    return torch.cat(parts, 1)
 
 
 def attend_c(

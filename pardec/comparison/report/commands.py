@@ -10,8 +10,8 @@ from ...tasks.scorers import SCORERS
 
 _DEFAULTS = {
     "limit": 50, "seeds": [0], "split": "heldout", "problem_seed": 7, "batch_size": 8, "references": True,
-    "replays": 4, "cost_ratio": None, "dtype": "auto", "revision": None, "quantize": None, "device": "auto",
-    "device_map": None, "executor": "local", "workers": None, "cuda_graphs": False, "adapter": None,
+    "replays": 4, "points": None, "cost_ratio": None, "dtype": "auto", "revision": None, "quantize": None,
+    "device": "auto", "device_map": None, "executor": "local", "workers": None, "cuda_graphs": False, "adapter": None,
 }  # fmt: skip
 
 

@@ -258,3 +258,25 @@ def test_what_is_hidden_early_in_a_row_keeps_the_definition(in_c):
     plan = ask(ids(2, 2), positions, Visible.mask(dense), lengths)
     q = torch.randn(2, 2, 4, 8)
     assert attention_pattern(plan, extent=10, dtype=q.dtype, device=q.device).ends is None
+
+
+@pytest.mark.parametrize("width", [2, 64, 65, 200])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@torch.no_grad()
+def test_a_causal_prompt_is_attended_to_in_c_some_queries_after_the_other(width, dtype, in_c):
+    order = torch.arange(width).expand(2, -1)
+    tokens, lengths = ids(2, width), torch.tensor([width, width])
+    plan = Plan(tokens, order, order, Visible.causal(), lengths, order, uniform=width, span=(0, width))
+    generator = torch.Generator().manual_seed(7)
+    q = torch.randn(2, width, 6, 16, generator=generator).to(dtype)
+    k, v = torch.randn(2, 2, width + 9, 2, 16, generator=generator).to(dtype)
+    k[:, width:] = v[:, width:] = float("nan")
+    pattern = attention_pattern(plan, extent=width, dtype=dtype, device=q.device)
+    assert (pattern.backend, pattern.causal) == ("c", True)
+    definition = attention_pattern(plan, extent=width, dtype=dtype, device=q.device, reference=True)
+    near = {"rtol": 1e-4 if dtype == torch.float32 else 2**-6, "atol": 1e-5 if dtype == torch.float32 else 2**-7}
+    out = attend(q, k, v, pattern)
+    torch.testing.assert_close(out, attend(q, k, v, definition), **near)
+    picked = torch.tensor([[width - 1, 0], [1, 1]])
+    some = attend(q[torch.arange(2)[:, None], picked], k, v, pattern.narrowed(picked))
+    torch.testing.assert_close(some, out[torch.arange(2)[:, None], picked], **near)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,19 @@ def test_an_acceptance_is_judged_against_its_drafter_and_vectors_against_mar() -
     assert named(["cspd:steps=16"], "continuous")["cspd:steps=16"][1] == "mar:steps=16"
     swept = named(["cspd:draft=x"], "continuous")
     assert swept == {"cspd:draft=x": ("cspd.steps", "mar", 4), "mar": ("mar.steps", None, 4)}
+
+
+def test_few_points_keep_the_ends_and_what_others_are_judged_against() -> None:
+    few = {curve.name: curve for curve in curves(["klass", "fixed"], "masked", points=3)}
+    assert few["klass"].samplers == ("klass:tau=0.98", "klass:tau=0.8", "klass:tau=0.5")
+    assert [len(few[name].samplers) for name in ("fixed", "threshold")] == [3, 10]
+    assert curves(["klass"], "masked", points=20) == curves(["klass"], "masked")
+
+
+@pytest.mark.parametrize("given", [{"sweep": True, "points": 1}, {"points": 5}])
+def test_points_are_two_at_least_and_of_a_sweep(given: dict[str, Any]) -> None:
+    with pytest.raises(pardec.SpecError, match="points"):
+        preview("tiny-dream", "arithmetic", ["klass"], **given)
 
 
 def test_a_preset_stays_one_point() -> None:
