@@ -62,7 +62,11 @@ HOOKS = (
 )  # fmt: skip
 SETS = {
     "samplers": TASKS,
-    "hooks": {task: Task(n, 256, HOOKS, points=5) for task, n in (("chains", 24), ("grids", 40), ("parallel", 12))},
+    "hooks": {
+        "chains": Task(20, 256, HOOKS, points=4),
+        "grids": Task(40, 256, HOOKS, points=5),
+        "parallel": Task(12, 256, HOOKS, points=5),
+    },
 }
 
 

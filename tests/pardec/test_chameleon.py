@@ -159,7 +159,7 @@ def test_a_negative_prompt_takes_the_place_of_no_caption(both: Both) -> None:
 @pytest.mark.parametrize("kind", ["chameleon", "lumina"])
 def test_the_joint_law_of_sjd_is_that_of_transformers_logits(tmp_path: Path, kind: str) -> None:
     """2x2 cells of three codes: all 81 images, their probabilities by transformers' logits of both prompts."""
-    small, cfg, top_k, count, batch = Both(tmp_path / kind, kind, sharp=0.2), 2.0, 2, 1200, 600
+    small, cfg, top_k, count, batch = Both(tmp_path / kind, kind, sharp=0.2), 2.0, 2, 600, 600
     sets = small.allowed(2, 2)
     cells = [at for at, options in enumerate(sets) if len(options) > 1]
     few, images = CODE_IDS[:3], np.array(list(product(range(3), repeat=4)))

@@ -236,7 +236,7 @@ def measure(small: Both, samplers: tuple[str, ...], count: int) -> None:
 
 def test_the_joint_law_of_sjd_is_that_of_transformers_logits(tmp_path: Path) -> None:
     small = Both(tmp_path / "small", sharp=0.4)
-    measure(small, ("sjd:window=4", "sjd:window=8,refresh=independent"), 1200)
+    measure(small, ("sjd:window=4", "sjd:window=8,refresh=independent"), 600)
 
 
 @pytest.mark.slow

@@ -28,7 +28,11 @@ LAWS: tuple[dict[str, Any], ...] = (
 
 CACHES = [name for name in ("none", "prefix", "dual") if name in names("cache")]
 OTHERS = [name for stage in ("inputs", "logits", "propose", "widen", "revise", "finish") for name in names(stage)]
-SPECS = [f"{select}@{cache}" for select, cache in product(names("select"), CACHES)]
+SPECS = [
+    f"{select}@{cache}"
+    for (at, select), (turn, cache) in product(enumerate(names("select")), enumerate(CACHES))
+    if (at + turn) % 2 == 0  # each with half of the caches
+]
 # Parameters that make fills and revisions likely.
 ACTIVE = [
     "sequential+prophet:early=0.0,mid=0.0,late=0.0@none",
