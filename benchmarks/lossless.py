@@ -24,7 +24,7 @@ import pardec
 from pardec.environment import processor
 
 HERE = Path(__file__).resolve().parent
-BRANCHES = ("freedave", "freedave:drafts=8,width=2", "freedave:graph=0-1-2-0.1-0.2-1.2-0.1.2")
+BRANCHES = ("freedave", "freedave:graph=0-1-2-0.1-0.2-1.2-0.1.2")
 PLAIN = {  # by attention of the loaded model: what is compared with what, and the caches
     "bidirectional": ("sequential+eos", [f"{one}+sequential+eos" for one in BRANCHES], ("none", "prefix", "dual")),
     "causal": ("sequential", ["linearspec:k=7", "linearspec:k=15", "linearspec:k=31"], ("",)),

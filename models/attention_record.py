@@ -63,12 +63,13 @@ def mean_attention(q: Tensor, k: Tensor, visible: Tensor, cap: float | None = No
     most = max(1, _BYTES // max(1, 4 * batch * heads * k.shape[1]))
     parts = []
     for start in range(0, count, most):
-        some = rearrange(q[:, start : start + most].float(), "b q (k g) d -> b k g q d", k=k.shape[2])
-        scores = some @ keys * dim**-0.5
+        some = rearrange(q[:, start : start + most].float() * dim**-0.5, "b q (k g) d -> b k g q d", k=k.shape[2])
+        scores = some @ keys
         if cap is not None:
-            scores = (scores / cap).tanh_() * cap
-        visible_part = visible[:, start : start + most]
-        # A row of -inf alone would become NaN; whatever stands past a row's length may be NaN already.
-        scores = scores.masked_fill(~visible_part[:, None, None], torch.finfo(scores.dtype).min)
-        parts.append(scores.softmax(-1).mean((1, 2)).masked_fill_(~visible_part, 0))
+            scores = scores.div_(cap).tanh_().mul_(cap)
+        hidden = ~visible[:, start : start + most]
+        if q.is_cuda or hidden.any():  # a look at the device's values would wait for it
+            # A row of -inf alone would become NaN; whatever stands past a row's length may be NaN already.
+            scores.masked_fill_(hidden[:, None, None], torch.finfo(scores.dtype).min)
+        parts.append(scores.softmax(-1).mean((1, 2)).masked_fill_(hidden, 0))
     return torch.cat(parts, 1) if len(parts) != 1 else parts[0]

@@ -40,7 +40,7 @@ class AttentionPattern:
 
     @property
     def in_c(self) -> bool:
-        """Whether the kernel in C takes it, of few queries."""
+        """Whether the kernel in C takes it as it is; a causal one is given to it in parts."""
         return (self.backend == "c" and not self.causal) or self.last is not None or self.ends is not None
 
     def narrowed(self, picked: Tensor) -> AttentionPattern:

@@ -1,4 +1,4 @@
-/* Attention of few queries over many slots, all of which are seen but for some of the last.
+/* Attention of queries over many slots, all of which are seen but for some of the last.
  *
  *     out[q] = sum over s of softmax_s(q . k[s] / sqrt(D) + mask[q, s]) v[s]
  *

@@ -1,4 +1,4 @@
-"""Attention by a kernel in C: of few queries that see all slots, or all but some of the last, on a CPU."""
+"""Attention by a kernel in C: of queries that see all slots, or all but some of the last, on a CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor
 from . import library
 from .library import COUNT, POINTER, TYPES
 
-_MOST = 256  # queries of a row, above which PyTorch's attention is as fast
 _CHUNK = 64  # queries of a causal call at once, so that few of the slots that these read are hidden
 _WIDE = 64  # dimensions, above which it is faster with a single query
 _FILE = Path(__file__).with_name("attention.c")
@@ -20,10 +19,9 @@ _Steps = ctypes.c_ssize_t * 14
 
 
 def faster(q: Tensor) -> bool:
-    """Whether the kernel is compiled, and these queries [B, Q, H, D] so few that PyTorch's attention takes longer."""
+    """Whether the kernel is compiled, and PyTorch's attention takes longer of these queries [B, Q, H, D]."""
     _, queries, _, dim = q.shape
-    few = 1 < queries <= _MOST or (queries == 1 and dim <= _WIDE)
-    return few and library.kernel(_FILE, "pardec_attend", _ARGUMENTS) is not None
+    return (queries > 1 or dim <= _WIDE) and library.kernel(_FILE, "pardec_attend", _ARGUMENTS) is not None
 
 
 def causal_c(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
