@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,28 @@ def conditions(section: Section) -> str:
 def curves_of(section: Section) -> str:
     """The short table of a section's curves."""
     return _table(curve_table.cells(section))
+
+
+def gains_of(sections: Sequence[Section]) -> str:
+    """What each curve needs of the forwards of its reference at equal accuracy, a column for each section."""
+    return _beside(sections, lambda curve, reference: curve_table.interval((curve["ratio"] or {}).get("nfe")))
+
+
+def areas_of(sections: Sequence[Section]) -> str:
+    """The area under each curve, AUP, over that of its reference, a column for each section."""
+    return _beside(sections, lambda curve, reference: f"{curve['aup'] / reference['aup']:.2f}" if curve["aup"] else "")
+
+
+def _beside(sections: Sequence[Section], cell: Callable[[Section, Section], str]) -> str:
+    cells: dict[str, dict[int, str]] = {}
+    for at, section in enumerate(sections):
+        by_name = {curve["name"]: curve for curve in section["curves"]}
+        for name, curve in by_name.items():
+            if curve["reference"]:
+                cells.setdefault(name, {})[at] = cell(curve, by_name[curve["reference"]])
+    head = ["curve", *(f"{section['task']}, {section['model']}" for section in sections)]
+    columns = range(len(sections))
+    return _table([head, *([f"`{name}`", *(own.get(at) or "-" for at in columns)] for name, own in cells.items())])
 
 
 def settings_of(section: Section) -> str:

@@ -86,6 +86,15 @@ def page(document: dict[str, Any]) -> str:
         "over problems), settings whose accuracy lies off the curve of `threshold` at equal forwards, and settings "
         "that another one dominates. [What the columns mean](#columns).\n",
     ]
+    if len(document["sections"]) > 1:
+        lines += [
+            "## Forwards beside `threshold` at equal accuracy\n",
+            "A curve's forwards over those of `threshold` where both reach the accuracy of sequential decoding less 1 "
+            "point, with 95% intervals: below 1 it gains. A dash: the curve does not reach it.\n",
+            curves.gains_of(document["sections"]),
+            "The area under a curve (AUP) over that of `threshold`: above 1 it gains where `threshold` errs, too.\n",
+            curves.areas_of(document["sections"]),
+        ]
     for section in document["sections"]:
         title = f"{section['task']} with {section['model']}"
         lines += [f"## {title}\n", curves.conditions(section) + "\n", curves.curves_of(section)]

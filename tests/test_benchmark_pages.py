@@ -53,6 +53,15 @@ def test_conditions_and_a_line_for_each_setting() -> None:
     assert lines[4] == "| `threshold:tau=0.9@dual` | 80.0% (50..100) | 10.00 | 2.00 | 20.0 |  | -10.0 (-20.0..-5.0) |"
 
 
+def test_gains_stand_beside_each_other() -> None:
+    first, second = SECTION["curves"]
+    gaining = {**second, "ratio": {"nfe": {"value": 0.8, "low": 0.7, "high": 0.9}}, "aup": 130.0}
+    both = [SECTION, {**SECTION, "model": "tiny-llada", "curves": [first, gaining]}]
+    head = ["| curve | chains, tiny-dream | chains, tiny-llada |", "| --- | --- | --- |"]
+    assert curves.gains_of(both).splitlines() == [*head, "| `@dual` | - | 0.80 (0.70..0.90) |"]
+    assert curves.areas_of(both).splitlines() == [*head, "| `@dual` | 1.00 | 1.30 |"]
+
+
 def test_the_documentation_quotes_both_tables_and_the_sections(tmp_path: Path) -> None:
     tables = "\n".join(["## chains with tiny-dream\n", curves.curves_of(SECTION), curves.settings_of(SECTION)])
     for page in benchmarks.QUOTED:
