@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pardec.models import finite
+from pardec.models.draft_adapter import DraftAdapter
 from pardec.models.errors import ModelError, PardecError
 from pardec.models.model import BlockDenoising
 from pardec.models.plan import Plan, Visible
@@ -23,8 +24,8 @@ class MaskedBlocks(DraftModel):
     marginals: Tensor  # float32 [B, k, V] raw logits of this round's blocks
     highest: Tensor  # [] the sum of the highest logits: see `models.finite`
 
-    def __init__(self, context: DecodeContext, denoising: BlockDenoising) -> None:
-        self.context, self.denoising = context, denoising
+    def __init__(self, context: DecodeContext, denoising: BlockDenoising, adapter: DraftAdapter | None = None) -> None:
+        self.context, self.denoising, self.adapter = context, denoising, adapter
         self.runs: list[finite.Run] = []  # the last drafting forward
         self.level = 0  # levels of this round that the shape has asked for
         shape, request = context.sampler.shape, context.request
@@ -67,7 +68,8 @@ class MaskedBlocks(DraftModel):
             span=(before, stop) if same else None,
         )
         self.runs[:] = [(plan, self.context.cache)]
-        raw = model.run(plan, self.context.cache).logits()
+        run = model.run if self.adapter is None else self.adapter.run
+        raw = run(plan, self.context.cache).logits()
         self.highest = torch.where(order[:, :-1] < sizes - 1, raw.amax(-1), 0).sum()
         self.marginals = raw if rows is None else raw.new_zeros(len(text), *raw.shape[1:]).index_copy_(0, rows, raw)
         self.level = 0

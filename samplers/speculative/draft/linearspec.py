@@ -10,13 +10,13 @@ The first forward reads the causal K/V of the text and leaves none: the second w
 round is two forwards, and gains what is accepted and one token more. In a block the logits at a position predict it;
 with `shift=1`, the next one.
 
-The weights must do both: those of Nemotron-Labs-Diffusion, loaded with attention="causal". With `mask`, any causal
-model drafts in this way, as well as it has learned to.
+The weights must do both: those of Nemotron-Labs-Diffusion, loaded with attention="causal". The LoRA that comes with
+them (`linear_spec_lora`) is on in the drafting forward and off in the other, which leaves the text as it is. With
+`mask`, any causal model drafts in this way, as well as it has learned to.
 
 Deviates from the authors' code: rows of any lengths in a batch; drafts that are sampled have their q, so that any exact
 acceptance is exact; trees grow by the block's distributions with `dyspec`. A block has as many masks as tokens are
-drafted: length controllers stand for the window of 8 to 32 tokens that ports of it double and halve. Their adapter of
-the draft pass (`linear_spec_lora`) is not applied: without it the text is the same, and less is accepted.
+drafted: length controllers stand for the window of 8 to 32 tokens that ports of it double and halve.
 Exact: greedy and distribution, with an exact acceptance.
 """
 
@@ -27,6 +27,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
+from pardec.models.draft_adapter import draft_adapter
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import SpecError
 from pardec.models.model import BlockDenoising, LanguageModel
@@ -47,6 +48,9 @@ class LinearSpec(Drafter):
     k: Annotated[int, "tokens drafted, which is how deep a tree grows; a block has one more"] = 31
     mask: Annotated[int | None, "id of the mask; by default that of a checkpoint that denoises blocks"] = None
     shift: Annotated[int | None, "positions before its own at which a token of a block is predicted: 0 or 1"] = None
+    adapter: Annotated[
+        str | None, "LoRA that is on while drafting, a folder or hub id; none: the one that the model has; no: without"
+    ] = None
 
     def __post_init__(self) -> None:
         self.require("k", least=1)
@@ -79,7 +83,8 @@ class LinearSpec(Drafter):
         return 1.0
 
     def start(self, context: DecodeContext) -> MaskedBlocks:
-        return MaskedBlocks(context, self.denoising(context.model))
+        adapter = None if self.adapter == "no" else draft_adapter(context.model, self.adapter)
+        return MaskedBlocks(context, self.denoising(context.model), adapter)
 
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: MaskedBlocks) -> Draft:
         return state.draft(self.k, room, uniforms)

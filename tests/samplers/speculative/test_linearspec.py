@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,11 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 import pardec
+from pardec.models.draft_adapter import FOLDER
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
@@ -27,6 +31,7 @@ from pardec.samplers.speculative.draft._masked_blocks import MaskedBlocks
 from pardec.samplers.speculative.loop import VerifyLoop
 from pardec.tasks import task
 from tests.grids import chequered
+from tests.models import adapters
 from tests.models.families.test_nemotron import MASK, logits, published
 from tests.samplers.ar_toys import plain_greedy, request, rows, run, toy_ar
 from tests.samplers.joints import WORLDS, measure
@@ -79,7 +84,16 @@ def test_by_hand() -> None:
 # --- against the rule ---
 
 
-def naive(reference: Any, prompt: list[int], count: int, k: int) -> tuple[list[int], list[int]]:
+@torch.no_grad()
+def block_logits(drafter: Any, reference: Any, text: list[int], block: list[int]) -> Tensor:
+    """Those of a block that sees itself and, by the keys and values of `reference`, the causal text before it."""
+    past = reference(torch.tensor([text]), use_cache=True).past_key_values
+    seen = torch.zeros(1, 1, len(block), len(text) + len(block))
+    found: Tensor = drafter(torch.tensor([block]), past_key_values=past, attention_mask=seen).logits[0]
+    return found
+
+
+def naive(reference: Any, prompt: list[int], count: int, k: int, drafter: Any = None) -> tuple[list[int], list[int]]:
     """Draft and verify with whole forwards of transformers' Llama under two masks; the text, and what each accepts."""
     text, accepted = list(prompt), list[int]()
     end = len(prompt) + count
@@ -88,8 +102,8 @@ def naive(reference: Any, prompt: list[int], count: int, k: int) -> tuple[list[i
     while len(text) < end:
         masks = min(k, end - len(text) - 1)
         begin = len(text) - 1
-        block = logits(reference, text + [MASK] * masks, begin=begin, forbidden=())
-        drafts = block[begin + 1 :].argmax(-1).tolist()
+        block = [text[-1], *[MASK] * masks]
+        drafts = block_logits(drafter or reference, reference, text[:begin], block)[1:].argmax(-1).tolist()
         verified = logits(reference, text + drafts, begin=len(text) + masks, forbidden=())[begin:].argmax(-1).tolist()
         right = 0
         while right < masks and drafts[right] == verified[right]:
@@ -121,6 +135,64 @@ def test_every_round_is_the_rules(k: int, checkpoint: tuple[Path, Any]) -> None:
             assert done.sequences[at, : len(expected)].tolist() == expected
             assert list(done.trace.accepted[at][1:]) == accepted
         assert plain.sequences[row, : len(expected)].tolist() == expected
+
+
+@pytest.fixture
+def adapted(checkpoint: tuple[Path, Any], tmp_path: Path) -> tuple[Path, Any]:
+    """A copy of the checkpoint with a LoRA of its own, and the reference with that merged."""
+    folder = tmp_path / "adapted"
+    shutil.copytree(checkpoint[0], folder)
+    drafter = deepcopy(checkpoint[1])
+    modules = [f"encoder.layers.{layer}.self_attn.o_proj" for layer in range(2)]
+    tensors = load_file(folder / "model.safetensors")
+    halves = adapters.pairs(tensors, modules)
+    adapters.write_adapter(folder / FOLDER, halves, target_modules=["o_proj"])
+    merged = adapters.naive(tensors, halves, modules)
+    with torch.no_grad():
+        for layer, module in zip(drafter.model.layers, modules, strict=True):
+            layer.self_attn.o_proj.weight.copy_(merged[f"{module}.weight"])
+    return folder, drafter
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_adapter_that_comes_with_the_model_is_on_while_it_drafts(
+    dtype: str, checkpoint: tuple[Path, Any], adapted: tuple[Path, Any]
+) -> None:
+    folder, drafter = adapted
+    model = pardec.load(folder, device="cpu", attention="causal", dtype=dtype)
+    before = {name: weight.clone() for name, weight in model.language_model.decoder.state_dict().items()}
+    arguments: dict[str, Any] = {"max_new_tokens": 17, "stop_ids": []}
+    prompts = [[5, 9, 33, 12], [7], [20, 21, 22, 23, 24, 25, 26]]
+    plain = model.generate(input_ids=prompts, sampler="sequential", **arguments)
+    other, own, without = (
+        model.generate(input_ids=prompts, sampler=f"linearspec:k=5{more}", **arguments)
+        for more in (f",adapter={folder / FOLDER}", "", ",adapter=no")
+    )
+    assert plain.tokens == own.tokens == without.tokens == other.tokens
+    assert own.trace.accepted == other.trace.accepted
+    after = model.language_model.decoder.state_dict()
+    assert all(torch.equal(weight, after[name]) for name, weight in before.items())
+    if dtype == "float32":
+        for row, prompt in enumerate(prompts):
+            for result, reference in ((own, drafter), (without, None)):
+                text, accepted = naive(checkpoint[1], prompt, 17, 5, reference)
+                assert result.sequences[row, : len(text)].tolist() == text
+                assert list(result.trace.accepted[row][1:]) == accepted
+
+
+def test_an_adapter_of_other_tensors_is_refused(adapted: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, _ = adapted
+    tensors = load_file(folder / "model.safetensors")
+    halves = adapters.pairs(tensors, ["encoder.layers.0.self_attn.q_proj"])
+    file = adapters.write_adapter(tmp_path / "wrong", halves)
+    model = pardec.load(folder, device="cpu", attention="causal")
+    for named, message in ((file, "changes encoder.layers.0.self_attn.q_proj.weight"), (tmp_path, "no adapter")):
+        with pytest.raises(ModelError, match=message):
+            model.generate(input_ids=[[5, 6]], sampler=f"linearspec:adapter={named}", max_new_tokens=4)
+    quantized = pardec.Model(replace(model.language_model, quantized="int8"))
+    with pytest.raises(ModelError, match="is quantized, and cannot have the adapter linear_spec_lora on"):
+        quantized.generate(input_ids=[[5, 6]], sampler="linearspec", max_new_tokens=4)
+    quantized.generate(input_ids=[[5, 6]], sampler="linearspec:adapter=no", max_new_tokens=4)
 
 
 def right(model: LanguageModel, text: list[int], masks: int, *, mask: int, shift: int) -> Tensor:
