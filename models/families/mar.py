@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import finite
 from ..continuous.contracts import ContinuousModel, read_sizes
@@ -23,10 +23,9 @@ from ..continuous.mar import MARBackbone
 from ..continuous.mar_reader import Reader
 from ..errors import ModelError
 from ..images.contracts import ImageLayout, Imaging, OneSize
-from ..images.weight_files import check_names
-from ..kernels import layout
+from ..loading.modules import fill_modules, places
 from ..loading.sources import Source, read_json
-from ..loading.weights import Published, count_parts, read
+from ..loading.weights import Published, count_parts
 from .base import Config
 
 MARK = "diffusion_pos_embed_learned"  # a tensor that only a MAR checkpoint has
@@ -169,23 +168,8 @@ def load_mar(
         find_kl(decoder)  # a missing one is reported before weights are read
     with torch.device("meta"):
         backbone, net = networks(config)
-    expected: dict[str, tuple[nn.Module, str]] = {name: (backbone, name) for name in backbone.state_dict()}
-    expected |= {_HEAD + name: (net, name) for name in net.state_dict()}
-    used = loaded(published)
-    shapes = {name: tuple(part.get_parameter(own).shape) for name, (part, own) in expected.items()}
-    check_names(source.name, used, shapes)
-
-    def load(name: str, tensor: Tensor) -> None:
-        part, own = expected[name]
-        linear = isinstance(part.get_submodule(own.rpartition(".")[0]), nn.Linear)
-        make = layout.empty if linear else torch.empty
-        weight = make(tensor.shape, dtype=dtype, device=device)
-        layout.fill(weight, tensor)
-        part.load_state_dict({own: weight}, strict=False, assign=True)
-
-    read(used, load)
-    for part in (backbone, net):
-        part.eval().requires_grad_(False)
+    expected = places(backbone) | places(net, _HEAD)
+    fill_modules(source.name, loaded(published), expected, dtype=dtype, device=device)
     head = DiffusionHead(net, int(config["num_sampling_steps"]))
     imaging: Imaging = MARImaging(
         config,

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import finite
 from ..continuous.contracts import ContinuousModel, read_sizes
@@ -28,13 +28,12 @@ from ..continuous.nextstep import Grid, NextStepReader, Projectors, Prompts, nor
 from ..errors import ArgumentError, ModelError
 from ..images.contracts import Condition, ImageLayout
 from ..images.latent_vae import LatentVAE, find_vae
-from ..images.weight_files import check_names
-from ..kernels import layout
 from ..loading import assemble
 from ..loading.kinds import NEXTSTEP
+from ..loading.modules import fill_modules, places
 from ..loading.sources import Source, read_json
 from ..loading.tokenizers import load_tokenizer
-from ..loading.weights import Published, count_parts, read, unwrapped
+from ..loading.weights import Published, count_parts, unwrapped
 from .base import Config, FamilySpec, require
 from .llama_like import HARMLESS, NAMES, shape
 
@@ -196,29 +195,17 @@ def load_nextstep(
     with torch.device("meta"):
         projectors, network = networks(config)
     stack = assemble.empty(SPEC.decoder(config))
-    parts = _parts(projectors, network)
+    parts = places(projectors) | places(network, _HEAD)
     published = unwrapped(published, {**parts, **assemble.targets(SPEC, stack)})
     _check_depth(source.name, config, published)
     theirs = {name: entry for name, entry in published.items() if not name.startswith("image_")}
     expected = assemble.targets(SPEC, stack, theirs)
     used = assemble.check(SPEC, expected, theirs, stack.config.tied)
     images = {name: entry for name, entry in published.items() if name.startswith("image_")}
-    shapes = {name: tuple(part.get_parameter(inner).shape) for name, (part, inner) in parts.items()}
-    check_names(source.name, images, shapes)
+    fill_modules(source.name, images, parts, dtype=dtype, device=device)
     assemble.fill(
         SPEC, stack, expected, used, dtype=dtype, device_of=lambda name: device, memory=assemble.matmul_memory
     )
-
-    def load(name: str, tensor: Tensor) -> None:
-        part, inner = parts[name]
-        linear = isinstance(part.get_submodule(inner.rpartition(".")[0]), nn.Linear)
-        weight = (layout.empty if linear else torch.empty)(tensor.shape, dtype=dtype, device=device)
-        layout.fill(weight, tensor)
-        part.load_state_dict({inner: weight}, strict=False, assign=True)
-
-    read(images, load)
-    for part in (projectors, network):
-        part.eval().requires_grad_(False)
     head = FlowHead(
         network,
         int(settings.get("num_sampling_steps", STEPS)),
@@ -244,12 +231,6 @@ def load_nextstep(
         parameters=sum(weight.numel() for weight in weights),
         choice=choice,
     )
-
-
-def _parts(projectors: Projectors, network: MARHead) -> dict[str, tuple[nn.Module, str]]:
-    """Where each tensor of the image's parts goes, by its published name."""
-    parts: dict[str, tuple[nn.Module, str]] = {name: (projectors, name) for name in projectors.state_dict()}
-    return parts | {_HEAD + name: (network, name) for name in network.state_dict()}
 
 
 def _check_depth(name: str, config: Config, published: Mapping[str, Published]) -> None:

@@ -20,10 +20,9 @@ from torch import Tensor
 from .. import finite
 from ..errors import ModelError
 from ..images.contracts import OneSize
-from ..images.weight_files import check_names
-from ..kernels import layout
+from ..loading.modules import fill_modules, places
 from ..loading.sources import Source, read_json
-from ..loading.weights import Published, count_parts, read
+from ..loading.weights import Published, count_parts
 from ..scales.contracts import MultiScaleQuantizer, ScaleModel, Scales
 from ..scales.layout import ScaleLayout
 from ..scales.tokenizer import MultiScaleVQ
@@ -187,18 +186,7 @@ def load_var(
         find_tokenizer(decoder)  # a missing one is reported before weights are read
     with torch.device("meta"):
         transformer = network(config)
-    used = loaded(published)
-    check_names(source.name, used, {name: tuple(value.shape) for name, value in transformer.state_dict().items()})
-
-    def load(name: str, tensor: Tensor) -> None:
-        linear = isinstance(transformer.get_submodule(name.rpartition(".")[0]), torch.nn.Linear)
-        make = layout.empty if linear else torch.empty
-        weight = make(tensor.shape, dtype=dtype, device=device)
-        layout.fill(weight, tensor)
-        transformer.load_state_dict({name: weight}, strict=False, assign=True)
-
-    read(used, load)
-    transformer.eval().requires_grad_(False)
+    fill_modules(source.name, loaded(published), places(transformer), dtype=dtype, device=device)
     imaging = VARImaging(
         config,
         decoder or config.get("image_tokenizer") or _beside(source.folder),

@@ -1,0 +1,44 @@
+"""Weights of modules whose parameters have published names, as image models have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..images.weight_files import check_names
+from ..kernels import layout
+from .weights import Published, read
+
+Places = Mapping[str, tuple[nn.Module, str]]  # published name -> module, name within it
+
+
+def places(module: nn.Module, prefix: str = "") -> dict[str, tuple[nn.Module, str]]:
+    """Where each tensor of a module goes, by its name behind `prefix`."""
+    return {prefix + name: (module, name) for name in module.state_dict()}
+
+
+def fill_modules(
+    name: str, published: dict[str, Published], expected: Places, *, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Reads the weights of modules made on the device "meta", and leaves these ready to run.
+
+    Matrices of linear layers are laid out for matmuls of few rows.
+    Raises ModelError, in the name of the model `name`, for missing, surplus or misshapen tensors.
+    """
+    modules = {id(module): module for module, _ in expected.values()}
+    states = {key: module.state_dict() for key, module in modules.items()}
+    shapes = {theirs: tuple(states[id(module)][ours].shape) for theirs, (module, ours) in expected.items()}
+    check_names(name, published, shapes)
+
+    def load(theirs: str, tensor: Tensor) -> None:
+        module, ours = expected[theirs]
+        linear = isinstance(module.get_submodule(ours.rpartition(".")[0]), nn.Linear)
+        weight = (layout.empty if linear else torch.empty)(tensor.shape, dtype=dtype, device=device)
+        layout.fill(weight, tensor)
+        module.load_state_dict({ours: weight}, strict=False, assign=True)
+
+    read(published, load)
+    for module in modules.values():
+        module.eval().requires_grad_(False)
