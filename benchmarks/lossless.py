@@ -33,7 +33,8 @@ PAGE = """# Lossless speed-ups of masked models
 
 `{command}`
 
-Tokens of {prompts} held-out problems of {task} beside those of one token a forward, float32, {batch} rows at once,
+Tokens of {prompts} held-out problems of {task} beside those of one token a forward, at most {tokens}, float32, masked
+models in blocks of {block}, {batch} rows at once,
 {processor}, torch {torch}. Unequal: answers with another token. Forwards count every forward, drafts and verification
 alike; rows count the hypotheses in them. Seconds are wall time of one thread on a machine that did other work too.
 
@@ -47,7 +48,7 @@ def decode(model: pardec.Model, spec: str, texts: list[str], options: argparse.N
     tokens: list[list[int]] = []
     forwards = rows = 0
     start = time.perf_counter()
-    more = {} if spec.startswith(("linearspec", "sequential@")) or spec == "sequential" else {"block_length": 32}
+    more = {"block_length": options.block_length} if model.family == "masked" else {}
     for first in range(0, len(texts), options.batch_size):
         batch = texts[first : first + options.batch_size]
         result = model.generate(batch, sampler=spec, max_new_tokens=options.max_new_tokens, **more)
@@ -63,7 +64,7 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     model = pardec.load(name, device="cpu", dtype="float32", **attention)
     plain, samplers, caches = PLAIN[model.language_model.decoding_config.attention]
     texts = [str(problem.prompt) for problem in pardec.task(options.task).problems("heldout", options.n, 7)]
-    file = options.run / f"{name}-{options.task}-{options.n}.jsonl"
+    file = options.run / f"{name}-{options.task}-{options.n}-{options.max_new_tokens}-{options.block_length}.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     done = {one["spec"]: one for one in map(json.loads, lines)}
     table = []
@@ -88,7 +89,8 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["tiny-llada", "tiny-dream", "tiny-nemotron"])
     parser.add_argument("--task", default="chains-64")
     parser.add_argument("-n", type=int, default=300, help="problems")
-    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--block-length", type=int, default=16, help="of masked decoding")
     parser.add_argument("--batch-size", type=int, default=50)
     parser.add_argument("--run", type=Path, default=Path("runs/lossless"), help="folder that keeps what is decoded")
     options = parser.parse_args()
@@ -100,6 +102,8 @@ def main() -> None:
         prompts=options.n,
         task=options.task,
         batch=options.batch_size,
+        tokens=options.max_new_tokens,
+        block=options.block_length,
         processor=processor(),
         torch=torch.__version__,
     )

@@ -86,8 +86,7 @@ def compare(
         replays: problems of each task whose full result is saved for the report.
         sweep: decode each sampler at every value of its quality parameter, and the methods that it is judged against
             (`threshold` and `fixed` for masked models); the table then has curves. See `pardec.comparison.sweep`.
-        points: of a sweep, settings of a method at most; None decodes all. Methods that others are judged against keep
-            all of theirs.
+        points: of a sweep, settings of a method at most; None decodes all.
         warm_up: first decode one batch of each sampler untimed, so that speeds exclude one-time setup.
         cost_ratio: cost of a forward of the drafting model relative to one of the model, for the simulated speed-up;
             None derives it from their sizes (weights, or layers that the drafter runs).

@@ -44,7 +44,7 @@ def curves(
     other arguments belong to its setting. Masked models are judged against `threshold`, and `fixed` is always there;
     an acceptance is judged against its drafter alone, a sampler of vectors against `mar` with the same steps, one of
     token maps against `sequential`. With `points` a curve has at most so many settings, the strictest and the loosest
-    among them; the ones that others are judged against have all of theirs.
+    among them; so do those that others are judged against, or they would have the finer choice.
     """
     by_name: dict[str, Curve] = {}
     for sampler in samplers:
@@ -60,7 +60,7 @@ def curves(
             by_name.setdefault(str(reference), _curve(reference, family, against if at else None))
     resolved = [replace(curve, samplers=_distinct(curve.samplers, family, sampling)) for curve in by_name.values()]
     return [
-        replace(curve, samplers=_spread(curve.samplers, points)) if points and curve.reference else curve
+        replace(curve, samplers=_spread(curve.samplers, points)) if points else curve
         for curve in resolved
         if curve.samplers
     ]
