@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pardec.models import finite
-from pardec.models.draft_adapter import DraftAdapter
+from pardec.models.draft_modules.adapter import DraftAdapter
 from pardec.models.errors import ModelError, PardecError
 from pardec.models.model import BlockDenoising
 from pardec.models.plan import Plan, Visible

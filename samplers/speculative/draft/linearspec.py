@@ -27,7 +27,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from pardec.models.draft_adapter import draft_adapter
+from pardec.models.draft_modules.adapter import draft_adapter
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import SpecError
 from pardec.models.model import BlockDenoising, LanguageModel

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import pardec
-from pardec.models.draft_adapter import FOLDER
+from pardec.models.draft_modules.adapter import FOLDER
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache

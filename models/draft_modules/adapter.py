@@ -16,15 +16,15 @@ from typing import cast
 import torch
 from torch import nn
 
-from .cuda_graphs.runner import native
-from .decoder import Decoder
-from .errors import ModelError, listed
-from .hidden import Hidden
-from .kernels import layout
-from .kv_cache import KVCache
-from .loading.lora import Adapter, read_adapter
-from .model import LanguageModel
-from .plan import Plan
+from ..cuda_graphs.runner import native
+from ..decoder import Decoder
+from ..errors import ModelError, listed
+from ..hidden import Hidden
+from ..kernels import layout
+from ..kv_cache import KVCache
+from ..loading.lora import Adapter, read_adapter
+from ..model import LanguageModel
+from ..plan import Plan
 
 FOLDER = "linear_spec_lora"  # where a checkpoint has its own
 _OUTPUT = re.compile(r"(?:.*\.)?layers\.(\d+)\.self_attn\.o_proj\.weight")
