@@ -101,6 +101,15 @@ def test_the_loop_draws_from_its_own_law(spec: str, canvas: Canvas) -> None:
     assert distance < 1.5 * noise
 
 
+@pytest.mark.parametrize("drafts", ["drafts=2", "drafts=4,width=2", "graph=0-1-0.1"])
+@pytest.mark.parametrize("select", ["sequential", "threshold:tau=0.5"])
+def test_verified_steps_draw_from_the_law_of_one_forward_a_step(select: str, drafts: str) -> None:
+    """Tokens of freedave are drawn: those of a draft stand only where the step from it would draw them."""
+    counts = sampled(f"freedave:{drafts}+{select}", OPEN3)
+    assert excess(counts, joint(OPEN3, RULES[select])) < 3
+    assert counts == sampled(select, OPEN3)  # by the keyed noise they are the same rows, too
+
+
 def test_a_temperature_sharpens_the_draw_but_not_the_score() -> None:
     distribution = joint(OPEN3, RULES["threshold:tau=0.5"], temperature=0.5)
     assert excess(sampled("threshold:tau=0.5", OPEN3, temperature=0.5), distribution) < 3
