@@ -14,7 +14,6 @@ import argparse
 import json
 import shlex
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,11 @@ PAGE = """# Lossless speed-ups of masked models
 `{command}`
 
 Tokens of {prompts} held-out problems of {task} beside those of one token a forward, at most {tokens}, float32, masked
-models in blocks of {block}, {batch} rows at once,
-{processor}, torch {torch}. Unequal: answers with another token. Forwards count every forward, drafts and verification
-alike; rows count the hypotheses in them. Seconds are wall time of one thread on a machine that did other work too.
+models in blocks of {block}, {batch} rows at once, {processor}, torch {torch}. Unequal: answers with another
+token. Forwards count every forward, drafts and verification alike; rows count the hypotheses in them.
 
-| model | cache | sampler | unequal | forwards a token | rows a token | seconds |
-|---|---|---|---|---|---|---|
+| model | cache | sampler | unequal | forwards a token | rows a token |
+|---|---|---|---|---|---|
 """
 
 
@@ -47,15 +45,13 @@ def decode(model: pardec.Model, spec: str, texts: list[str], options: argparse.N
     """Tokens of each prompt, and what they cost."""
     tokens: list[list[int]] = []
     forwards = rows = 0
-    start = time.perf_counter()
     more = {"block_length": options.block_length} if model.family == "masked" else {}
     for first in range(0, len(texts), options.batch_size):
         batch = texts[first : first + options.batch_size]
         result = model.generate(batch, sampler=spec, max_new_tokens=options.max_new_tokens, **more)
         tokens += result.tokens
         forwards, rows = forwards + sum(result.nfe), rows + sum(result.forward_rows)
-    seconds = time.perf_counter() - start
-    return {"spec": spec, "tokens": tokens, "forwards": forwards, "rows": rows, "seconds": seconds}
+    return {"spec": spec, "tokens": tokens, "forwards": forwards, "rows": rows}
 
 
 def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -79,7 +75,7 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
             unequal = sum(one != other for one, other in zip(own["tokens"], expected["tokens"], strict=True))
             count = sum(map(len, own["tokens"]))
             table.append({"model": name, "cache": cache or "K/V", "sampler": sampler, "unequal": unequal})
-            table[-1] |= {key: own[key] / count for key in ("forwards", "rows")} | {"seconds": own["seconds"]}
+            table[-1] |= {key: own[key] / count for key in ("forwards", "rows")}
             print(table[-1], flush=True)
     return table
 
@@ -109,7 +105,7 @@ def main() -> None:
     )
     for row in table:
         page += f"| {row['model']} | {row['cache']} | `{row['sampler']}` | {row['unequal']} | {row['forwards']:.3f} "
-        page += f"| {row['rows']:.3f} | {row['seconds']:.0f} |\n"
+        page += f"| {row['rows']:.3f} |\n"
     (HERE / "lossless.md").write_text(page)
     sys.exit(any(row["unequal"] for row in table))
 
