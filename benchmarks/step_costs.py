@@ -2,10 +2,10 @@
 
     python benchmarks/step_costs.py [--shape random-2m] [--pairs 3] [--steps 33]
 
-A row of 512 known tokens and 512 masks is decoded in blocks of 32 and left after `--steps` forwards, which are one
-block and the first of the next. Each method is timed in turn with `threshold` and the same cache; random weights commit
-one token a step whatever selects, so that what differs is the work of a step. Caches stand beside no cache. The page is
-`benchmarks/step_costs.md`.
+A row of 512 known tokens and 512 masks is decoded in blocks of 32 and left after `--steps` forwards, or once it is
+full. Each method is timed in turn with `threshold` and the same cache. By confidence, random weights commit one token a
+step, so that these are a block and the first step of the next; what commits more enters blocks, which a cache feeds
+whole, more often. Caches stand beside no cache. The page is `benchmarks/step_costs.md`.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ PAGE = """# What a step costs
 
 `{command}`
 
-A row of {known} known tokens and {masks} masks, blocks of 32, {shape} with random weights in float32, {steps} steps
-from the first on, one thread, {processor}, torch {torch}. Seconds are those of the process. "Beside" is the median
-over {pairs} pairs of a method's seconds over those of the line it is compared with, timed in turn: `threshold` with the
-same cache, and without one for caches.
+A row of {known} known tokens and {masks} masks, blocks of 32, {shape} with random weights in float32, the first
+{steps} steps or as many as it takes, one thread, {processor}, torch {torch}. Seconds are those of the process.
+"Beside" is the median over {pairs} pairs of a method's seconds over those of the line it is compared with, timed in
+turn: `threshold` with the same cache, and without one for caches.
 
 | sampler | ms a step | positions a step | beside | of |
 |---|---|---|---|---|
@@ -68,10 +68,9 @@ def decode(model: pardec.Model, spec: str, ids: torch.Tensor, steps: int) -> Cos
     hook = model.language_model.decoder.register_forward_pre_hook(lambda _, given: fed.append(given[0].tokens.numel()))
     with hook, contextlib.closing(model.stream(input_ids=ids, **arguments)) as events:  # type: ignore[type-var]
         start = time.process_time()
-        for _ in islice((event for event in events if isinstance(event, Step)), steps):
-            pass
+        done = sum(1 for _ in islice((event for event in events if isinstance(event, Step)), steps))
         seconds = time.process_time() - start
-    return Cost(seconds / steps, sum(fed) / steps)
+    return Cost(seconds / done, sum(fed) / done)
 
 
 def specs() -> Iterator[tuple[str, str]]:
