@@ -23,7 +23,7 @@ from ..continuous.mar import MARBackbone
 from ..continuous.mar_reader import Reader
 from ..errors import ModelError
 from ..images.contracts import ImageLayout, Imaging, OneSize
-from ..loading.modules import fill_modules, places
+from ..loading.modules import fill_modules, named_tensors
 from ..loading.sources import Source, read_json
 from ..loading.weights import Published, count_parts
 from .base import Config
@@ -168,7 +168,7 @@ def load_mar(
         find_kl(decoder)  # a missing one is reported before weights are read
     with torch.device("meta"):
         backbone, net = networks(config)
-    expected = places(backbone) | places(net, _HEAD)
+    expected = named_tensors(backbone) | named_tensors(net, _HEAD)
     fill_modules(source.name, loaded(published), expected, dtype=dtype, device=device)
     head = DiffusionHead(net, int(config["num_sampling_steps"]))
     imaging: Imaging = MARImaging(

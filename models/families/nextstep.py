@@ -30,7 +30,7 @@ from ..images.contracts import Condition, ImageLayout
 from ..images.latent_vae import LatentVAE, find_vae
 from ..loading import assemble
 from ..loading.kinds import NEXTSTEP
-from ..loading.modules import fill_modules, places
+from ..loading.modules import fill_modules, named_tensors
 from ..loading.sources import Source, read_json
 from ..loading.tokenizers import load_tokenizer
 from ..loading.weights import Published, count_parts, unwrapped
@@ -195,7 +195,7 @@ def load_nextstep(
     with torch.device("meta"):
         projectors, network = networks(config)
     stack = assemble.empty(SPEC.decoder(config))
-    parts = places(projectors) | places(network, _HEAD)
+    parts = named_tensors(projectors) | named_tensors(network, _HEAD)
     published = unwrapped(published, {**parts, **assemble.targets(SPEC, stack)})
     _check_depth(source.name, config, published)
     theirs = {name: entry for name, entry in published.items() if not name.startswith("image_")}

@@ -20,7 +20,7 @@ from torch import Tensor
 from .. import finite
 from ..errors import ModelError
 from ..images.contracts import OneSize
-from ..loading.modules import fill_modules, places
+from ..loading.modules import fill_modules, named_tensors
 from ..loading.sources import Source, read_json
 from ..loading.weights import Published, count_parts
 from ..scales.contracts import MultiScaleQuantizer, ScaleModel, Scales
@@ -186,7 +186,7 @@ def load_var(
         find_tokenizer(decoder)  # a missing one is reported before weights are read
     with torch.device("meta"):
         transformer = network(config)
-    fill_modules(source.name, loaded(published), places(transformer), dtype=dtype, device=device)
+    fill_modules(source.name, loaded(published), named_tensors(transformer), dtype=dtype, device=device)
     imaging = VARImaging(
         config,
         decoder or config.get("image_tokenizer") or _beside(source.folder),

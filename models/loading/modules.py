@@ -11,16 +11,16 @@ from ..images.weight_files import check_names
 from ..kernels import layout
 from .weights import Published, read
 
-Places = Mapping[str, tuple[nn.Module, str]]  # published name -> module, name within it
+NamedTensors = Mapping[str, tuple[nn.Module, str]]  # published name -> module, name within it
 
 
-def places(module: nn.Module, prefix: str = "") -> dict[str, tuple[nn.Module, str]]:
+def named_tensors(module: nn.Module, prefix: str = "") -> dict[str, tuple[nn.Module, str]]:
     """Where each tensor of a module goes, by its name behind `prefix`."""
     return {prefix + name: (module, name) for name in module.state_dict()}
 
 
 def fill_modules(
-    name: str, published: dict[str, Published], expected: Places, *, dtype: torch.dtype, device: torch.device
+    name: str, published: dict[str, Published], expected: NamedTensors, *, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Reads the weights of modules made on the device "meta", and leaves these ready to run.
 

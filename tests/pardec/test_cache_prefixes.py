@@ -18,7 +18,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 from pardec.models.prefix_cache import Block, PrefixCache
 from pardec.result import Result
-from tests.grids import thinned
+from tests.grids import chequered, thinned
 
 SHARED = "Tom has 3 cups, and Ann has 8 of them. " * 6
 PROMPTS = [f"{SHARED}How many cups?", "Hi", f"{SHARED}Who has more?", SHARED[:50], f"{SHARED[:70]}No."]
@@ -155,8 +155,7 @@ def test_a_drafter_that_reads_logits_of_the_prompt_copies_nothing(model: Model) 
     assert results[0].tokens_fed == results[1].tokens_fed
 
 
-@pytest.mark.parametrize("sampler", ["sequential", "lookup", *READ_STATES[:2]])
-@pytest.mark.parametrize("mib", [64, 0.2, 0.07])
+@pytest.mark.parametrize(("sampler", "mib"), chequered(["sequential", "lookup", *READ_STATES[:2]], [64, 0.2, 0.07]))
 def test_rows_that_join_a_batch_have_the_tokens_of_those_alone(model: Model, sampler: str, mib: float) -> None:
     items = [{"prompt": prompt, "max_new_tokens": 5 + 4 * (at % 3)} for at, prompt in enumerate(PROMPTS * 2)]
     results = [model.generate(sampler=sampler, **item) for item in items]

@@ -23,6 +23,7 @@ from pardec.samplers.masked.contracts import Choice, Logits, MaskedSampler, Prop
 from pardec.samplers.ops.chunked_distribution import ChunkedDistribution
 from pardec.samplers.ops.distribution import DenseDistribution, Distribution
 from pardec.samplers.request import Allowed
+from tests.grids import chequered
 from tests.samplers import picture_toys
 from tests.samplers.ar_toys import run as run_ar
 from tests.samplers.ar_toys import toy_ar
@@ -341,8 +342,7 @@ def near(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("near")
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("spec", [*AR, *ACCEPTS])
+@pytest.mark.parametrize(("spec", "temperature"), chequered([*AR, *ACCEPTS], [0.0, 1.0]))
 def test_a_weight_or_a_processor_of_an_autoregressive_model_is_named(spec: str, temperature: float) -> None:
     try:
         registry.resolve(spec, "ar", sampling=temperature > 0)

@@ -137,8 +137,8 @@ def test_every_law_is_that_of_one_pass_over_the_whole_text(name: str, shape: str
     """Which holds only if K/V of accepted positions, and no others, are in the cache, at their positions."""
     plain = naive(folders[name], name)
     with compared(plain, name) as errors:
-        run(target(), spec(folders[name], 4, f"+{shape}"), RAGGED, NEW)
-    assert len(errors) > 50
+        run(target(), spec(folders[name], 4, f"+{shape}"), RAGGED, [7, 9, 4, 11])  # each node is compared by a forward
+    assert len(errors) > 30
     assert max(errors) < 5e-5
 
 

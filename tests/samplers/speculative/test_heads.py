@@ -147,8 +147,7 @@ def tiny() -> tuple[LanguageModel, list[list[int]], list[list[int]]]:
     return model, prompts, rows(run(model, "sequential", prompts, 16))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "shape"), chequered(VARIANTS, SHAPES))
 def test_tiny_llama_says_what_it_says_without_heads(variant: str, shape: str, tmp_path: Path) -> None:
     model, prompts, plain = tiny()
     own = module(variant, model, tmp_path)

@@ -102,9 +102,9 @@ DRAFTERS = [draft for draft in names("draft") if resolves(draft, sampling=False)
 
 
 def in_turn(spec: str) -> bool:
-    """Everything with something ordinary, and a third of the other pairs; of relaxed acceptances a ninth."""
+    """Everything with something ordinary, and a sixth of the other pairs; of relaxed acceptances a twelfth."""
     relaxed = registry.resolve(spec, "ar", sampling=True).exact == "relaxed"
-    return spec in EACH or one_in(9 if relaxed else 3, spec)
+    return spec in EACH or one_in(12 if relaxed else 6, spec)
 
 
 @pytest.fixture(autouse=True)
