@@ -23,10 +23,10 @@ from ..hidden import Hidden
 from ..kernels import layout
 from ..kv_cache import KVCache
 from ..loading.lora import Adapter, read_adapter
+from ..loading.sources import DRAFT_ADAPTER
 from ..model import LanguageModel
 from ..plan import Plan
 
-FOLDER = "linear_spec_lora"  # where a checkpoint has its own
 _OUTPUT = re.compile(r"(?:.*\.)?layers\.(\d+)\.self_attn\.o_proj\.weight")
 
 
@@ -58,7 +58,7 @@ def draft_adapter(model: LanguageModel, name: str | None = None) -> DraftAdapter
     It is read once for a model and its weights, and kept with what else drafts for it.
     Raises ModelError, with the reason, for one that this model cannot have on while it drafts.
     """
-    key = (FOLDER, name)
+    key = (DRAFT_ADAPTER, name)
     if key not in model.draft_modules:
         model.draft_modules[key] = _read(model, name)
     adapter: DraftAdapter | None = model.draft_modules[key]
@@ -67,7 +67,7 @@ def draft_adapter(model: LanguageModel, name: str | None = None) -> DraftAdapter
 
 def _read(model: LanguageModel, name: str | None) -> DraftAdapter | None:
     if name is None:
-        folder = None if model.path is None else model.path / FOLDER
+        folder = None if model.path is None else model.path / DRAFT_ADAPTER
         if folder is None or not (folder / "adapter_config.json").is_file():
             return None
         name = str(folder)

@@ -19,7 +19,8 @@ from .json_text import parse
 MAR_FILE = "checkpoint-last.pth"  # what the training of MAR's authors saves, without a config.json
 _ADAPTER = "a folder that PEFT saved, with adapter_config.json and adapter_model.safetensors"
 _SMALL = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja"]  # everything but weights
-_PARTS = ["vqvae/*.safetensors", "linear_spec_lora/*.safetensors"]  # parts of models in folders beside the weights
+DRAFT_ADAPTER = "linear_spec_lora"  # the folder of a LoRA with which a checkpoint drafts for itself
+_PARTS = ["vqvae/*.safetensors", f"{DRAFT_ADAPTER}/*.safetensors"]  # parts of models in folders beside the weights
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w.-]+)/([\w./-]+\.(?:pt|pth|safetensors|gguf))")
 

@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import pardec
-from pardec.models.draft_modules.adapter import FOLDER
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.kv_cache import KVCache
 from pardec.models.load import load
+from pardec.models.loading.sources import DRAFT_ADAPTER
 from pardec.models.model import BlockDenoising, LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.requests import early
@@ -146,7 +146,7 @@ def adapted(checkpoint: tuple[Path, Any], tmp_path: Path) -> tuple[Path, Any]:
     modules = [f"encoder.layers.{layer}.self_attn.o_proj" for layer in range(2)]
     tensors = load_file(folder / "model.safetensors")
     halves = adapters.pairs(tensors, modules)
-    adapters.write_adapter(folder / FOLDER, halves, target_modules=["o_proj"])
+    adapters.write_adapter(folder / DRAFT_ADAPTER, halves, target_modules=["o_proj"])
     merged = adapters.naive(tensors, halves, modules)
     with torch.no_grad():
         for layer, module in zip(drafter.model.layers, modules, strict=True):
@@ -166,7 +166,7 @@ def test_the_adapter_that_comes_with_the_model_is_on_while_it_drafts(
     plain = model.generate(input_ids=prompts, sampler="sequential", **arguments)
     other, own, without = (
         model.generate(input_ids=prompts, sampler=f"linearspec:k=5{more}", **arguments)
-        for more in (f",adapter={folder / FOLDER}", "", ",adapter=no")
+        for more in (f",adapter={folder / DRAFT_ADAPTER}", "", ",adapter=no")
     )
     assert plain.tokens == own.tokens == without.tokens == other.tokens
     assert own.trace.accepted == other.trace.accepted
