@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .errors import ModelError
-from .kernels.cpu.panels import Panels
+from .kernels.cpu.packed import PackedWeight
 from .kernels.matmul import matmul
 from .kv_cache import KVCache
 from .plan import Plan
@@ -154,7 +154,7 @@ def principal(layer: DecoderLayer, rank: int, dtype: torch.dtype) -> Tensor:
             "keep the model in memory, or use a cache that does not compare queries",
         )
     rows = config.kv_heads * config.head_dim
-    if type(weight) is torch.nn.Parameter or isinstance(weight, Panels):
+    if type(weight) is torch.nn.Parameter or isinstance(weight, PackedWeight):
         values = weight[-rows:]
     else:  # quantized: what it makes of unit vectors
         values = matmul(torch.eye(config.width, device=weight.device, dtype=dtype), weight)[:, -rows:].t()

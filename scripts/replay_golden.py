@@ -1,8 +1,8 @@
 """Replays recorded outputs of the methods' own authors through pardec and compares them, case by case.
 
-    python scripts/replay_golden.py DIR [--json]
+    python scripts/replay_golden.py DIR [DIR ...] [--json]
 
-DIR holds sets (folders with `cases.json`, `tensors.safetensors` and a `checkpoint`), or is one. A set's checkpoint is
+A DIR holds sets (folders with `cases.json`, `tensors.safetensors` and a `checkpoint`), or is one. A set's checkpoint is
 loaded as any user's would be; every case whose method is built runs through the public API (pure functions through
 `pardec.samplers`) in reference mode. Compared are sequences, forwards, what each forward committed, the positions it
 was fed where they are recorded, and logits (relative error under 1e-4). Idle forwards of the references, which commit
@@ -211,16 +211,18 @@ def _sets(root: Path) -> Iterator[Path]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("dir", type=Path, help="a set, or a folder of sets")
+    parser.add_argument("dirs", type=Path, nargs="+", metavar="dir", help="a set, or a folder of sets")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
     torch.set_num_threads(1)
     tallies: dict[str, Tally] = defaultdict(Tally)
-    for folder in _sets(options.dir):
-        replay_set(folder, tallies)
-    if not tallies:
-        print(f"error: no cases.json in {options.dir} or in its folders", file=sys.stderr)
-        return 2
+    for root in options.dirs:
+        folders = list(_sets(root))
+        if not folders:
+            print(f"error: no cases.json in {root} or in its folders", file=sys.stderr)
+            return 2
+        for folder in folders:
+            replay_set(folder, tallies)
     failures = [failure for tally in tallies.values() for failure in tally.failures]
     if options.json:
         methods = {}

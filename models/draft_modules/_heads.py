@@ -19,6 +19,7 @@ from ..kernels import layout
 from ..kernels.matmul import matmul
 from ..model import LanguageModel
 from .contracts import DraftFiles
+from .parameters import multiplied
 
 _PADDING = 256  # rows by which the vocabulary of a head may differ from the target's: tables are padded to multiples
 
@@ -126,7 +127,7 @@ def read_heads(
         )
         key = (make, *map(_digest, (*weight, *bias)))
         if key not in known:
-            known[key] = make(matrix(*weight), torch.cat(bias) if bias else None)
+            known[key] = make(multiplied(files, matrix(*weight)), torch.cat(bias) if bias else None)
         return cast(_B, known[key])
 
     result = []

@@ -35,6 +35,7 @@ class DraftFiles:
     folder: Path
     config: Mapping[str, Any]
     published: Mapping[str, Published]  # by the name of each tensor
+    quantize: str | None = None  # "int8": matrices are multiplied in 8 bits
 
     def read(self, names: Mapping[str, str], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
         """The tensors by their new names, from {published: new}; whole numbers and booleans keep their type.

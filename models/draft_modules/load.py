@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import pkgutil
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError, listed
+from ..kernels.cpu import int8
 from ..loading.sources import local_drafter, locate, read_json
 from ..loading.weights import inspect, weight_files
 from ..model import LanguageModel
@@ -34,20 +36,38 @@ def load_draft_module(
     kind: str | None = None,
     revision: str | None = None,
     offline: bool = False,
+    quantize: str | None = None,
     **options: Any,
 ) -> DraftModule:
     """The draft module of an embedded name, a folder or a hub id, on the target's device and in its dtype.
 
-    Raises ModelError if the files are of another `kind`, or of none that is known, or do not fit the target.
+    With `quantize="int8"` its matmuls are made in 8 bits, with weights and states rounded, on a CPU alone.
+    Raises ModelError if the files are of another `kind`, or of none that is known, or do not fit the target, and where
+    such matmuls cannot be made.
     """
-    files = find(name_or_path, revision=revision, offline=offline)
+    files = replace(find(name_or_path, revision=revision, offline=offline), quantize=quantize)
     match = recognise(files)
     if kind is not None and match.name != kind:
         raise ModelError(
             f"{files.name} is a draft module of kind {match.name}, not {kind}", f"write {match.name}:name=..."
         )
+    if quantize is not None:
+        _check_quantize(files, target)
     module = match.load(files, target, **options)
+    if quantize is not None and not any(isinstance(weight, int8.Int8Weight) for weight in module.parameters()):
+        raise ModelError(f"{files.name} has no matrices that could be multiplied in 8 bits", "leave quantize out")
     return module.to(target.device).eval()
+
+
+def _check_quantize(files: DraftFiles, target: LanguageModel) -> None:
+    if files.quantize != "int8":
+        raise ModelError(f"{files.name}: {files.quantize!r} is no number of bits of draft modules", "quantize=int8")
+    if target.device.type != "cpu" or not int8.runs():
+        why = "the kernel is not chosen, or not compiled" if target.device.type == "cpu" else f"not on {target.device}"
+        raise ModelError(
+            f"{files.name} cannot draft in 8 bits: such matmuls run on processors with AVX512-VNNI, {why}",
+            "leave quantize out",
+        )
 
 
 def kind_named(name: str) -> DraftKind | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..errors import ModelError, listed
 from ..finite import damaged
 from ..kernels import layout
+from ..kernels.cpu import int8
 from ..loading.weights import read
 from ..model import LanguageModel
 from .contracts import DraftFiles
@@ -60,10 +61,11 @@ def fill(
 
     read({part: files.published[part] for part in wanted}, keep)
     for name, room in rooms.items():
+        if wrong := damaged([(name, room)]):
+            raise ModelError(f"{files.name} cannot draft: {wrong}", "fetch its files again")
         owner, _, leaf = name.rpartition(".")
-        setattr(module.get_submodule(owner), leaf, nn.Parameter(room, requires_grad=False))
-    if wrong := damaged(module.named_parameters()):
-        raise ModelError(f"{files.name} cannot draft: {wrong}", "fetch its files again")
+        weight = room if name in by_rows else multiplied(files, room)
+        setattr(module.get_submodule(owner), leaf, nn.Parameter(weight, requires_grad=False))
 
 
 def _check(files: DraftFiles, wanted: Mapping[str, tuple[str, int, tuple[int, ...]]], harmless: Iterable[str]) -> None:
@@ -98,6 +100,11 @@ def parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape))
 
 
+def multiplied(files: DraftFiles, weight: Tensor) -> Tensor:
+    """`weight` as it is to be multiplied: a matrix in 8 bits, where `files.quantize` says so."""
+    return int8.quantized(weight.detach()) if files.quantize == "int8" and weight.dim() == 2 else weight
+
+
 def target_rows(files: DraftFiles, target: LanguageModel, ids: Tensor) -> nn.Parameter:
     """[Vd, E] a copy of the rows `ids` of the target's head; beside bfloat16 files it may be bfloat16, as they are."""
     weight = layout.dense(target.decoder.head.weight)  # type: ignore[attr-defined]
@@ -108,7 +115,7 @@ def target_rows(files: DraftFiles, target: LanguageModel, ids: Tensor) -> nn.Par
     source = torch.bfloat16 if torch.bfloat16 in kinds else None
     room = layout.empty(rows.shape, dtype=target.dtype, device=target.device, source=source)
     layout.fill(room, rows.to(room.device))
-    return nn.Parameter(room, requires_grad=False)
+    return nn.Parameter(multiplied(files, room), requires_grad=False)
 
 
 def is_copy(own: Tensor | None, theirs: Tensor) -> bool:

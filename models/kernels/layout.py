@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .cpu import panels
+from .cpu.packed import PackedWeight
 
 _SETS = 256  # entries: columns whose distance is a multiple of it compete for the same lines of a cache
 _APART = 16  # entries, one line of a cache, that put them into different ones
@@ -50,7 +51,7 @@ def repacked(weight: Tensor) -> Tensor | None:
 
 def dense(weight: Tensor) -> Tensor:
     """`weight` row by row, as PyTorch's own matmuls read it."""
-    return weight.dense if isinstance(weight, panels.Panels) else weight
+    return weight.dense if isinstance(weight, PackedWeight) else weight
 
 
 def stored(weight: Tensor) -> Tensor:

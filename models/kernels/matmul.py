@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import layout
-from .cpu.panels import Panels
+from .cpu.packed import PackedWeight
 from .variable import forced
 
 _CHUNK = 2**23  # entries that are computed at once with gaps between their rows, which are then brought together
@@ -25,7 +25,7 @@ _LEAST = 2**20  # multiplications, below which finding oneDNN's kernel costs mor
 
 def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., K] @ weight [N, K].T (+ bias [N]): [..., N]."""
-    if isinstance(weight, Panels):
+    if isinstance(weight, PackedWeight):
         return weight.matmul(x, bias)
     whole = _for_onednn(x, weight)
     if whole is None:
@@ -40,7 +40,7 @@ def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def add_matmul(h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """h [M, N] + x [M, K] @ weight [N, K].T (+ bias [N]), the sum made by the matmul itself where it can be."""
-    if isinstance(weight, Panels):
+    if isinstance(weight, PackedWeight):
         out = weight.matmul(x, h)
         return out if bias is None else out.add_(bias)
     if type(weight) is not nn.Parameter:  # quantized: such weights know F.linear alone

@@ -317,8 +317,8 @@ class DraftModelState(DraftModel):
         order = torch.arange(draft.width, device=self.start.device)
         real = order < torch.from_numpy(draft.sizes).to(order.device)[:, None]
         unfed = real & (self._slots(draft.width) < 0)
-        if most := int(unfed.sum(1).max()):
-            self._feed(draft, packed(unfed, most))
+        if (nodes := packed(unfed.cpu().numpy())).shape[1]:
+            self._feed(draft, torch.from_numpy(nodes).to(order.device))
         start, slot = self.start[:, None], self._slots(draft.width).clamp(min=0)
         if draft.parents is not None:
             self.cache.move(start + slot, torch.where(real & (slot != order), start + order, -1))

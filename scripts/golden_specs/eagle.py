@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -272,9 +273,9 @@ def _rounds(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
     room = case.get("new_tokens", 0) + 2 * p["depth"] + 8  # levels are not cut to what is left
     cut = Tree.cut
 
-    def noted(tree: Tree, chosen: Tensor, draft_model: Any) -> tuple[Draft, Tensor]:
+    def noted(tree: Tree, chosen: np.ndarray, draft_model: Any) -> tuple[Draft, np.ndarray]:
         paths = _paths(tree.tokens[0].tolist(), tree.parents[0].tolist())
-        tape.candidates = dict(zip(paths, tree.values[0].log().tolist(), strict=True))
+        tape.candidates = dict(zip(paths, np.log(tree.values[0]).tolist(), strict=True))
         return cut(tree, chosen, draft_model)
 
     try:

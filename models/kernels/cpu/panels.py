@@ -21,11 +21,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import Tensor
 
 from . import library
 from .library import COUNT, POINTER, STEP
+from .packed import PackedWeight
 
 WIDTH = 48  # rows of a panel, as panels.c has it
 LEAST = 2**18  # entries of a float32 matrix, below which a cache may hold it and PyTorch's matmul is as fast
@@ -35,8 +35,8 @@ _FLOATS, _HALVES, _PAIRS = range(3)  # types of x and of weights: see panels.c
 _ARGUMENTS = (POINTER, STEP, POINTER, COUNT, POINTER, STEP, POINTER, COUNT, COUNT, COUNT, COUNT)
 
 
-class Panels(Tensor):
-    """A matrix [N, K] of weights in panels, on a CPU. Other operations of PyTorch read it as a dense matrix."""
+class Panels(PackedWeight):
+    """A matrix [N, K] of weights in panels."""
 
     packed: Tensor  # [ceil(N / 48), K, 48, 1], or [ceil(N / 48), ceil(K / 2), 48, 2]; zero behind the last row and k
 
@@ -49,8 +49,11 @@ class Panels(Tensor):
     def __init__(self, packed: Tensor, rows: int, columns: int) -> None: ...
 
     @property
+    def parts(self) -> tuple[Tensor, int, int]:
+        return self.packed, *self.shape
+
+    @property
     def dense(self) -> Tensor:
-        """[N, K], row by row."""
         return rearrange(self.packed, "p k j i -> (p j) (k i)")[: self.shape[0], : self.shape[1]]
 
     def fill(self, source: Tensor, start: int = 0) -> None:
@@ -65,7 +68,6 @@ class Panels(Tensor):
             row += len(part)
 
     def matmul(self, x: Tensor, base: Tensor | None = None) -> Tensor:
-        """base + x [..., K] @ self.T: [..., N]; `base` is of that shape, or a bias [N]."""
         run = kernel()
         fits = x.dtype == torch.float32 or x.dtype == self.dtype
         if run is None or not fits or not x.is_cpu or x.requires_grad or library.is_traced():
@@ -91,34 +93,6 @@ class Panels(Tensor):
         if run(flat.data_ptr(), flat.stride(0), self.packed.data_ptr(), kind, start, apart, *ends):
             raise MemoryError(f"no memory for a matmul of {count} rows of {length}")
         return out if x.dtype == torch.float32 else out.to(x.dtype)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Panels:
-        return _rebuild(self.packed.clone(), *self._rest)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rebuild, (self.packed, *self._rest)
-
-    @property
-    def _rest(self) -> tuple[int, int, bool]:
-        return *self.shape, isinstance(self, nn.Parameter)
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
-            return Panels(args[0].packed, *args[0].shape)
-        if func._schema.is_mutable and isinstance(args[0], Panels):
-            raise NotImplementedError(f"{func} would write to weights in panels, which are only read")
-        args, kwargs = tree_map_only(Panels, lambda panels: panels.dense, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-
-def _rebuild(packed: Tensor, rows: int, columns: int, parameter: bool) -> Panels:
-    weight = Panels(packed, rows, columns)
-    return nn.Parameter(weight, requires_grad=False) if parameter else weight  # type: ignore[return-value]
 
 
 def is_faster(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:

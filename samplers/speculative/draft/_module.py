@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pardec.models.draft_modules.contracts import DraftModule, ModuleName
 from pardec.models.errors import ModelError, PardecError, SpecError
@@ -27,6 +27,8 @@ class ModuleDrafter(Drafter):
     name: Annotated[DraftModuleName | None, "of the draft module: embedded name, folder or hub id"] = None
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5
 
+    quantize: Annotated[Literal["int8"] | None, "int8: its matmuls in 8 bits, on a CPU; the default is none"] = None
+
     def __post_init__(self) -> None:
         self.require("k", least=1)
 
@@ -44,7 +46,10 @@ class ModuleDrafter(Drafter):
 
     @property
     def needed_module(self) -> ModuleName | None:
-        return None if self.name is None else ModuleName(self.registered[0], self.name, self.options())
+        if self.name is None:
+            return None
+        more = () if self.quantize is None else (("quantize", self.quantize),)
+        return ModuleName(self.registered[0], self.name, (*self.options(), *more))
 
     def options(self) -> tuple[tuple[str, Any], ...]:
         """What loading is told beside the name."""

@@ -14,15 +14,17 @@ class Tree:
     """The nodes grown so far, with a value each; node 0 is the row's last committed token.
 
     Every level is added behind the ones above, siblings in order, so any choice of nodes that includes their parents
-    is in topological order.
+    is in topological order. It grows on the host: a level is a handful of numbers, and an operation on a device takes
+    longer to begin than all of them to compute.
     """
 
     def __init__(self, text: Sequences) -> None:
         self.text = text
-        self.tokens = text.last[:, None]  # [B, M]
-        self.parents = torch.full_like(self.tokens, -1)
-        self.depths = torch.zeros_like(self.tokens)
-        self.values = torch.ones_like(self.tokens, dtype=torch.float64)  # nodes are chosen by value; 0 is no node
+        self.rows = np.arange(len(text))[:, None]  # [B, 1], to index with
+        self.tokens = text.host[self.rows, text.length[:, None] - 1]  # [B, M]
+        self.parents = np.full_like(self.tokens, -1)
+        self.depths = np.zeros_like(self.tokens)
+        self.values = np.ones(self.tokens.shape)  # nodes are chosen by value; 0 is no node
         self.levels = 0
 
     def draft(self) -> Draft:
@@ -31,43 +33,57 @@ class Tree:
         if self.tokens.shape[1] == 1:
             return Draft.none(self.text)
         sizes = np.full_like(base, self.tokens.shape[1])
-        return Draft(self.tokens, sizes, base, self.parents, self.depths, self.levels)
+        tokens, parents, depths = (self._put(each) for each in (self.tokens, self.parents, self.depths))
+        return Draft(tokens, sizes, base, parents, depths, self.levels)
 
-    def add(self, tokens: Tensor, values: Tensor, frontier: Tensor) -> None:
+    def add(self, tokens: np.ndarray, values: np.ndarray, frontier: np.ndarray) -> None:
         """The next level: children [B, K, W] of the nodes `frontier` [B, K]."""
         self.levels += 1
-        batch, count = len(tokens), tokens.shape[1] * tokens.shape[2]
-        parents = frontier.clamp(min=0)[..., None].expand_as(tokens)
-        self.tokens = torch.cat((self.tokens, tokens.reshape(batch, count)), 1)
-        self.parents = torch.cat((self.parents, parents.reshape(batch, count)), 1)
-        self.depths = torch.cat((self.depths, torch.full_like(self.depths[:, :1], self.levels).expand(-1, count)), 1)
-        self.values = torch.cat((self.values, values.reshape(batch, count).double()), 1)
+        batch = len(tokens)
+        parents = frontier.clip(0).repeat(tokens.shape[2], 1)
+        self.tokens = np.concatenate((self.tokens, tokens.reshape(batch, -1)), 1)
+        self.parents = np.concatenate((self.parents, parents), 1)
+        self.depths = np.concatenate((self.depths, np.full_like(parents, self.levels)), 1)
+        self.values = np.concatenate((self.values, values.reshape(batch, -1)), 1)
 
-    def best(self, count: int) -> Tensor:
+    def best(self, count: int) -> np.ndarray:
         """[B, M] bool: node 0 and the `count` others of the highest values above 0; of equals the first."""
-        order = self.values[:, 1:].sort(dim=1, descending=True, stable=True).indices[:, :count]
-        chosen = torch.zeros_like(self.values, dtype=torch.bool).scatter_(1, order + 1, True) & (self.values > 0)
-        chosen[:, 0] = True
+        chosen: np.ndarray = np.concatenate((self.values[:, :1] == 1, highest(self.values[:, 1:], count)), 1)
         return chosen
 
-    def cut(self, chosen: Tensor, draft_model: DraftModel) -> tuple[Draft, Tensor]:
+    def cut(self, chosen: np.ndarray, draft_model: DraftModel) -> tuple[Draft, np.ndarray]:
         """The draft of the `chosen` nodes [B, M] bool, and their indices in the tree, [B, T]."""
-        sizes = chosen.sum(1).cpu().numpy()
-        nodes = packed(chosen, int(sizes.max())).clamp(min=0)
-        draft_model.prune(nodes)
-        new_index = chosen.long().cumsum(1) - 1
-        parents = self.parents.gather(1, nodes)
-        parents = torch.where(parents < 0, -1, new_index.gather(1, parents.clamp(min=0)))
-        padding = torch.arange(nodes.shape[1], device=nodes.device) >= chosen.sum(1, keepdim=True)
-        tokens, depths = self.tokens.gather(1, nodes), self.depths.gather(1, nodes)
-        base = self.text.length - 1
-        return Draft(tokens, sizes, base, parents.masked_fill(padding, 0), depths, self.levels), nodes
+        nodes, rows = packed(chosen), self.rows
+        padding, nodes = nodes < 0, nodes.clip(0)
+        draft_model.prune(self._put(nodes))
+        new_index = chosen.cumsum(1) - 1
+        parents = self.parents[rows, nodes]
+        parents = np.where(parents < 0, -1, new_index[rows, parents.clip(0)])
+        parents[padding] = 0
+        tokens, parents, depths = (
+            self._put(each) for each in (self.tokens[rows, nodes], parents, self.depths[rows, nodes])
+        )
+        return Draft(tokens, chosen.sum(1), self.text.length - 1, parents, depths, self.levels), nodes
+
+    def _put(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self.text.device)
 
 
-def packed(chosen: Tensor, width: int) -> Tensor:
-    """[B, width] int64: the indices that are `chosen` [B, M], in order, then -1."""
-    order = (~chosen).long().sort(dim=1, stable=True).indices[:, :width]
-    return torch.where(chosen.gather(1, order), order, -1)
+def highest(values: np.ndarray, count: int) -> np.ndarray:
+    """[B, M] bool: the `count` highest of each row's `values` [B, M] that are above 0; of equals the first."""
+    order = (-values).argsort(axis=1, kind="stable")[:, :count]
+    chosen = np.zeros(values.shape, dtype=bool)
+    chosen[np.arange(len(values))[:, None], order] = True
+    chosen &= values > 0  # not for NaN
+    return chosen
+
+
+def packed(chosen: np.ndarray) -> np.ndarray:
+    """[B, W] int64: the indices that are `chosen` [B, M], in order, then -1; W is the most of a row."""
+    counts = chosen.sum(1)
+    width = int(counts.max(initial=0))
+    order = (~chosen).argsort(axis=1, kind="stable")[:, :width]
+    return np.where(np.arange(width) < counts[:, None], order, -1)
 
 
 def stopped_rows(

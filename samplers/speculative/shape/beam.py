@@ -22,9 +22,10 @@ import torch
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import to_host
 from ...registry import register
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, SpeculativeSampler, Uniforms
-from ._growth import Tree, drops_last, packed, stopped_rows
+from ._growth import Tree, drops_last, highest, packed, stopped_rows
 
 
 @register("beam", stage="shape", paper="arXiv:2406.16858", exact="greedy", checked="golden/eagle reference joint")
@@ -54,30 +55,25 @@ class Beam(Shape):
     def grow(
         self, draft_model: DraftModel, context: DecodeContext, budget: np.ndarray, uniforms: Uniforms, state: None
     ) -> Draft:
-        text, device = context.text, context.text.device
-        tree, live = Tree(text), budget > 0
-        frontier = torch.from_numpy(np.where(live, 0, -1)).to(device)[:, None]
+        tree, live = Tree(context.text), budget > 0
+        rows, device = tree.rows, context.text.device
+        frontier = np.where(live, 0, -1)[:, None]
         for depth in range(int(budget.max())):
-            over = draft_model.forward_over_ids(tree.draft(), frontier)
-            stopped = stopped_rows(context, draft_model, over.logits, frontier, depth)
+            nodes = torch.from_numpy(frontier).to(device)
+            over = draft_model.forward_over_ids(tree.draft(), nodes)
+            stopped = stopped_rows(context, draft_model, over.logits, nodes, depth)
             top, columns = over.logits.log_softmax(-1).topk(min(self.beams, over.logits.shape[-1]))
-            probs, tokens = top.exp(), over.tokens(columns)
+            children = to_host({"probs": top.exp(), "tokens": over.tokens(columns)})
             more = live if stopped is None else live & ~stopped
-            expanding = torch.from_numpy(more if drops_last(context) else live).to(device)[:, None] & (frontier >= 0)
-            parent_values = tree.values.gather(1, frontier.clamp(min=0)) * expanding
+            expanding = (more if drops_last(context) else live)[:, None] & (frontier >= 0)
+            values = tree.values[rows, frontier.clip(0)] * expanding
             first = tree.tokens.shape[1]
-            tree.add(tokens, parent_values[..., None] * probs, frontier)
+            tree.add(children["tokens"], values[..., None] * children["probs"], frontier)
             live = more & (budget > depth + 1)
             if not live.any():
                 break
-            level = tree.values[:, first:]
-            level = torch.where((level > 0) & torch.from_numpy(live).to(device)[:, None], level, 0)  # 0 for NaN, too
-            highest, rank = level.sort(dim=1, descending=True, stable=True)
-            chosen = torch.zeros_like(level, dtype=torch.bool)
-            chosen.scatter_(1, rank[:, : self.beams], highest[:, : self.beams] > 0)
-            width = int(chosen.sum(1).max())
-            if not width:
+            frontier = packed(highest(tree.values[:, first:] * live[:, None], self.beams))
+            if not frontier.shape[1]:
                 break
-            frontier = packed(chosen, width)
-            frontier = torch.where(frontier >= 0, frontier + first, -1)
+            frontier = np.where(frontier >= 0, frontier + first, -1)
         return tree.cut(tree.best(self.nodes), draft_model)[0]

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...host_transfer import to_host
 from ...registry import register
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
 from ._growth import Tree, drops_last, packed, stopped_rows
@@ -45,42 +46,41 @@ class DySpec(Shape):
     def grow(
         self, draft_model: DraftModel, context: DecodeContext, budget: np.ndarray, uniforms: Uniforms, state: None
     ) -> Draft:
-        text, sampling, device = context.text, context.request.temperature > 0, context.text.device
-        tree, live = Tree(text), budget > 0
-        reach = torch.ones(len(text), 1, dtype=torch.float64, device=device)  # [B, M] value of each node's token
-        column = torch.zeros_like(tree.tokens)  # [B, M] index of the distribution behind each node's parent
+        tree, live, sampling = Tree(context.text), budget > 0, context.request.temperature > 0
+        rows, device = tree.rows, context.text.device
+        reach = np.ones(tree.tokens.shape)  # [B, M] value of each node's token
+        column = np.zeros_like(tree.tokens)  # [B, M] index of the distribution behind each node's parent
         distributions: list[Tensor] = []
-        frontier = torch.from_numpy(np.where(live, 0, -1)).to(device)[:, None]
+        frontier = np.where(live, 0, -1)[:, None]
         for depth in range(int(budget.max())):
-            order = torch.arange(frontier.shape[1], device=device)
-            logits = draft_model.forward(tree.draft(), frontier)
-            stopped = stopped_rows(context, draft_model, logits, frontier, depth)
-            keys = depth * (self.nodes + 1) + order
-            children = siblings(logits, min(self.children, self.nodes), context, uniforms, keys.expand_as(frontier))
+            nodes, order = torch.from_numpy(frontier).to(device), np.arange(frontier.shape[1])
+            logits = draft_model.forward(tree.draft(), nodes)
+            stopped = stopped_rows(context, draft_model, logits, nodes, depth)
+            keys = torch.from_numpy(depth * (self.nodes + 1) + order).to(device)
+            children = siblings(logits, min(self.children, self.nodes), context, uniforms, keys.expand_as(nodes))
+            new = to_host({"tokens": children.tokens, "share": children.share, "real": children.real})
             more = live if stopped is None else live & ~stopped
-            expanding = torch.from_numpy(more if drops_last(context) else live).to(device)[:, None, None]
-            parent_reach = reach.gather(1, frontier.clamp(min=0))[..., None] * expanding
-            remaining = (1 - children.share.double()).cumprod(-1)
-            value = parent_reach * torch.cat((torch.ones_like(remaining[..., :1]), remaining[..., :-1]), -1)
-            value = value.masked_fill(~children.real | (frontier < 0)[..., None], 0)
-            token = value * children.share
+            expanding = (more if drops_last(context) else live)[:, None] & (frontier >= 0)
+            parent_reach = (reach[rows, frontier.clip(0)] * expanding)[..., None]
+            share = new["share"].astype(np.float64)
+            remaining = (1 - share).cumprod(-1)
+            value = parent_reach * np.concatenate((np.ones_like(share[..., :1]), remaining[..., :-1]), -1) * new["real"]
+            token = value * share
             offset = sum(distribution.shape[1] for distribution in distributions)
             distributions.append(children.distribution)
-            tree.add(children.tokens, value if sampling else token, frontier)
-            reach = torch.cat((reach, token.flatten(1)), 1)
-            columns = (offset + order)[None, :, None].expand_as(children.tokens)
-            column = torch.cat((column, columns.reshape(len(column), -1)), 1)
+            tree.add(new["tokens"], value if sampling else token, frontier)
+            reach = np.concatenate((reach, token.reshape(len(token), -1)), 1)
+            columns = np.broadcast_to((offset + order)[None, :, None], token.shape)
+            column = np.concatenate((column, columns.reshape(len(token), -1)), 1)
             live = more & (budget > depth + 1)
-            next_level = tree.best(self.nodes) & (tree.depths == depth + 1) & (reach > 0)
-            next_level &= torch.from_numpy(live).to(device)[:, None]
-            width = int(next_level.sum(1).max())
-            if not width:
+            next_level = tree.best(self.nodes) & (tree.depths == depth + 1) & (reach > 0) & live[:, None]
+            frontier = packed(next_level)
+            if not frontier.shape[1]:
                 break
-            frontier = packed(next_level, width)
-        draft, nodes = tree.cut(tree.best(self.nodes), draft_model)
+        draft, survivors = tree.cut(tree.best(self.nodes), draft_model)
         if not sampling:
             return draft
-        where = column.gather(1, nodes)[..., None].expand(-1, -1, distributions[0].shape[-1])
-        distribution = torch.cat(distributions, 1).gather(1, where)
+        where = torch.from_numpy(column[rows, survivors]).to(device)[..., None]
+        distribution = torch.cat(distributions, 1).gather(1, where.expand(-1, -1, distributions[0].shape[-1]))
         q = conditional_distributions(draft.tokens, draft.parent, distribution, replacement=context.siblings == "with")
         return Draft(draft.tokens, draft.sizes, draft.base, draft.parents, draft.depths, draft.levels, q=q)

@@ -1,0 +1,148 @@
+/* Products of rows with a matrix of weights in 8 bits, which drafts are made with: no digit of them need be right.
+ *
+ *     out[m, n] = scale[n] * sum over g of s[m, g] * (sum over the k of group g of a[m, k] * w[n, k]) + base[m, n]
+ *     s[m, g] = max over the k of g of |x[m, k]| / 127,  a[m, k] = x[m, k] / s[m, g], rounded to a whole number
+ *
+ * A group is GROUP k that lie together: states have a few numbers that are much larger than all others, and only those
+ * beside them are to be rounded by as much. The processor multiplies four pairs of bytes at once, of which one is
+ * unsigned: panels have w + 128, and what that adds is taken off beforehand. A row's numbers are added in one order, so
+ * that it gives the same bits alone and among others.
+ *
+ * A panel has WIDTH rows n of w, four k by four: w[n, k] is panels[n / WIDTH][k / 4][n % WIDTH][k % 4] - 128, filled up
+ * with zeros. It is read once for each ROWS rows of x, from beginning to end, and what comes AHEAD of it is fetched.
+ */
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "vectors.h"
+
+#define VECTORS 2               /* of a panel */
+#define WIDTH (LANES * VECTORS)
+#define ROWS 6                  /* of x at once: two ROWS * VECTORS sums are as many as registers hold beside the rest */
+#define STEP (WIDTH * 4)        /* bytes: of four k */
+#define STEPS 16                /* of a group */
+#define GROUP (STEPS * 4)
+#define AHEAD 4096              /* bytes */
+#define LINE 64
+
+/* Rows of x in 8 bits: `apart` bytes and `groups` groups each. */
+struct rows { int8_t *a; float *s; int *less; ptrdiff_t apart; int groups; };
+
+INLINE ints four_pairs(ints sum, ints w, int a)
+{
+#ifdef __AVX512VNNI__
+    return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, _mm512_set1_epi32(a));
+#else
+    return sum; /* not reached: see pardec_multiplies_int8 */
+#endif
+}
+
+/* `count` rows from the m-th on, times one panel of `steps` steps. */
+INLINE void tile(const int count, const struct rows *x, int m, const char *w, int steps, vec sum[ROWS][VECTORS])
+{
+    vec whole[ROWS][VECTORS];
+    UNROLL for (int i = 0; i < count; i++)
+        UNROLL for (int j = 0; j < VECTORS; j++)
+            whole[i][j] = (vec){0};
+    for (int g = 0; g < x->groups; g++) {
+        ints part[ROWS][VECTORS], column[VECTORS];
+        UNROLL for (int i = 0; i < count; i++)
+            UNROLL for (int j = 0; j < VECTORS; j++)
+                part[i][j] = (ints){0} + x->less[(m + i) * x->groups + g];
+        for (int step = g * STEPS, end = least(step + STEPS, steps); step < end; step++, w += STEP) {
+            UNROLL for (int j = 0; j < VECTORS; j++) {
+                column[j] = *(const ints *)(w + j * LINE);
+                __builtin_prefetch(w + AHEAD + j * LINE, 0, 2);
+            }
+            UNROLL for (int i = 0; i < count; i++) {
+                int four;
+                memcpy(&four, x->a + (m + i) * x->apart + step * 4, 4);
+                UNROLL for (int j = 0; j < VECTORS; j++)
+                    part[i][j] = four_pairs(part[i][j], column[j], four);
+            }
+        }
+        UNROLL for (int i = 0; i < count; i++)
+            UNROLL for (int j = 0; j < VECTORS; j++)
+                whole[i][j] += (vec)_mm512_cvtepi32_ps((__m512i)part[i][j]) * x->s[(m + i) * x->groups + g];
+    }
+    UNROLL for (int i = 0; i < count; i++)
+        UNROLL for (int j = 0; j < VECTORS; j++)
+            sum[i][j] = whole[i][j];
+}
+
+static void tiles(int count, const struct rows *x, int m, const char *w, int steps, vec sum[ROWS][VECTORS])
+{
+    switch (count) {
+    case 1: tile(1, x, m, w, steps, sum); break;
+    case 2: tile(2, x, m, w, steps, sum); break;
+    case 3: tile(3, x, m, w, steps, sum); break;
+    case 4: tile(4, x, m, w, steps, sum); break;
+    case 5: tile(5, x, m, w, steps, sum); break;
+    default: tile(6, x, m, w, steps, sum);
+    }
+}
+
+/* x [length] as the m-th of `rows`; an s is no number where one of its x is none, or without bounds. */
+static void round_row(int type, const void *x, int length, const struct rows *rows, int m)
+{
+    for (int g = 0; g < rows->groups; g++) {
+        vec values[GROUP / LANES], most = {0}, none = {0};
+        int first = g * GROUP, added = 0;
+        for (int k = first, j = 0; k < least(first + GROUP, length); k += LANES, j++) {
+            values[j] = load(type, x, k, length - k);
+            most = larger(larger(values[j], -values[j]), most);
+            none += values[j] * 0.0f;
+        }
+        float s = _mm512_reduce_max_ps((__m512)most) / 127;
+        vec by = every(s > 0 ? 1 / s : 0);
+        for (int k = first, j = 0; k < least(first + GROUP, length); k += LANES, j++) {
+            __m512i whole = _mm512_cvtps_epi32((__m512)(values[j] * by));
+            int left = length - k;
+            __mmask16 some = left >= LANES ? 0xffff : (__mmask16)((1u << left) - 1);
+            _mm_mask_storeu_epi8(rows->a + m * rows->apart + k, some, _mm512_cvtsepi32_epi8(whole));
+            added += _mm512_reduce_add_epi32(whole);
+        }
+        rows->s[m * rows->groups + g] = s + sum_of(none);
+        rows->less[m * rows->groups + g] = -128 * added;
+    }
+}
+
+/* Whether the processor for which this was compiled has the instruction. */
+int pardec_multiplies_int8(void)
+{
+#ifdef __AVX512VNNI__
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+/* x [count, length] of rows `step` apart, times panels of `columns` rows, onto `base` (NULL: zeros; its rows lie
+ * `base_step` apart, 0 where all are one) -> out [count, columns]; x, base and out are of `type`. Returns 0, or 1 where
+ * there is no memory. */
+int pardec_int8(int type, const void *x, ptrdiff_t step, const char *w, const float *scale, const void *base,
+                 ptrdiff_t base_step, void *out, int count, int columns, int length, int threads)
+{
+    int steps = (length + 3) / 4, panels = (columns + WIDTH - 1) / WIDTH, groups = (length + GROUP - 1) / GROUP;
+    ptrdiff_t apart = (ptrdiff_t)steps * 4, numbers = (ptrdiff_t)count * groups;
+    struct rows rows = {calloc(count * apart + 1, 1), malloc(4 * numbers + 1), malloc(4 * numbers + 1), apart, groups};
+    int failed = !rows.a || !rows.s || !rows.less;
+    for (int m = 0; m < count && !failed; m++)
+        round_row(type, past(type, x, m * step), length, &rows, m);
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int p = 0; p < (failed ? 0 : panels); p++)
+        for (int m = 0; m < count; m += ROWS) {
+            vec sum[ROWS][VECTORS];
+            int together = least(ROWS, count - m);
+            tiles(together, &rows, m, w + (ptrdiff_t)p * steps * STEP, steps, sum);
+            for (int i = 0; i < together; i++)
+                for (int j = 0, n = p * WIDTH; j < VECTORS && n < columns; j++, n += LANES) {
+                    vec value = sum[i][j] * *(const vec *)(scale + n);
+                    if (base) value += load(type, past(type, base, (m + i) * base_step), n, columns - n);
+                    store(type, past(type, out, (ptrdiff_t)(m + i) * columns), n, columns - n, value);
+                }
+        }
+    free(rows.a), free(rows.s), free(rows.less);
+    return failed;
+}

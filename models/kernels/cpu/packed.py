@@ -1,0 +1,52 @@
+"""Weights that lie in memory as a kernel in C reads them, and are otherwise matrices like all others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+
+class PackedWeight(Tensor):
+    """A matrix [N, K] of weights on a CPU, which is only read. Other operations of PyTorch take it as `dense` is."""
+
+    @property
+    def dense(self) -> Tensor:
+        """[N, K], row by row."""
+        raise NotImplementedError
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What the class makes the same weight of; tensors are those that hold its numbers."""
+        raise NotImplementedError
+
+    def matmul(self, x: Tensor, base: Tensor | None = None) -> Tensor:
+        """base + x [..., K] @ self.T: [..., N]; `base` is of that shape, or a bias [N]."""
+        raise NotImplementedError
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeight:
+        copies = (part.clone() if isinstance(part, Tensor) else part for part in self.parts)
+        return _rebuild(type(self), tuple(copies), isinstance(self, nn.Parameter))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuild, (type(self), self.parts, isinstance(self, nn.Parameter))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            return type(args[0])(*args[0].parts)
+        if func._schema.is_mutable and isinstance(args[0], PackedWeight):
+            raise NotImplementedError(f"{func} would write to packed weights, which are only read")
+        args, kwargs = tree_map_only(PackedWeight, lambda weight: weight.dense, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+
+def _rebuild(kind: type[PackedWeight], parts: tuple[Any, ...], parameter: bool) -> PackedWeight:
+    weight = kind(*parts)
+    return nn.Parameter(weight, requires_grad=False) if parameter else weight  # type: ignore[return-value]

@@ -1,0 +1,137 @@
+"""Weights in 8 bits: products are those of what was rounded, a row alone is the row in any batch, drafts stay exact."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import pardec
+from pardec.models.draft_modules import load
+from pardec.models.errors import ModelError, SpecError
+from pardec.models.kernels import matmul
+from pardec.models.kernels.cpu import int8, library
+from pardec.samplers.spec import parse
+from pardec.samplers.spec_values import check
+
+PROMPTS = [
+    "Tom has 18 cups. He loses 4. He finds 12 cups. How many cups does Tom have now?",
+    "Hugo has 55 apples. Olga removes 9. Ravi buys 3. How many remain?",
+]
+
+
+@pytest.fixture
+def able(in_c):
+    """On processors that multiply bytes."""
+    int8._able.cache_clear()
+    if not int8.runs():
+        pytest.skip("no AVX512-VNNI")
+    yield
+    int8._able.cache_clear()
+
+
+def randn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rounded(x):
+    """[M, K] by plain arithmetic: 64 numbers share a scale."""
+    parts = [part / (part.abs().amax(1, keepdim=True) / 127).clamp(min=1e-30) for part in x.split(64, 1)]
+    scales = [(part.abs().amax(1, keepdim=True) / 127).clamp(min=1e-30) for part in x.split(64, 1)]
+    return torch.cat([part.round() * scale for part, scale in zip(parts, scales, strict=True)], 1)
+
+
+@pytest.mark.usefixtures("able")
+@pytest.mark.parametrize(("rows", "columns"), [(64, 64), (100, 1), (33, 193), (5, 5), (1, 400), (336, 577)])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 6, 7, 17, 40])
+def test_products_are_those_of_the_rounded_numbers(rows, columns, count):
+    weights, x, h, bias = randn(rows, columns, seed=1), randn(count, columns), randn(count, rows), randn(rows)
+    x[:, :1] *= 300  # one that is much larger than the others
+    weight = nn.Parameter(int8.quantized(weights), requires_grad=False)
+    scale = weights.abs().amax(1, keepdim=True) / 127
+    assert ((weight.dense - weights).abs() <= scale * 0.5001).all()
+    whole = rounded(x).double() @ weight.dense.double().t()
+    for found, expected in (
+        (matmul.matmul(x, weight), whole),
+        (matmul.matmul(x, weight, bias), whole + bias),
+        (matmul.add_matmul(h, x, weight), whole + h),
+        (matmul.add_matmul(h, x, weight, bias), whole + h + bias),
+    ):
+        torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-3)
+    narrow = matmul.add_matmul(h.bfloat16(), x.bfloat16(), weight)
+    exact = matmul.matmul(x.bfloat16().float(), weight) + h.bfloat16().float()
+    torch.testing.assert_close(narrow, exact.bfloat16(), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.usefixtures("able")
+def test_a_row_alone_is_the_row_in_any_batch_to_the_last_bit(in_two_threads):
+    weight, x, h = int8.quantized(randn(500, 389, seed=1)), randn(30, 389), randn(30, 500)
+    whole = weight.matmul(x, h)
+    for count in (1, 2, 3, 5, 6, 7, 16):
+        assert torch.equal(weight.matmul(x[:count], h[:count]), whole[:count])
+    assert torch.equal(weight.matmul(x[20:21], h[20:21]), whole[20:21])
+    assert torch.equal(in_two_threads(lambda: weight.matmul(x, h)), whole)
+    assert torch.equal(weight.matmul(x.t().contiguous().t(), h), whole)
+    assert torch.equal(weight.matmul(x.view(5, 6, 389)), weight.matmul(x).view(5, 6, 500))
+
+
+@pytest.mark.usefixtures("able")
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_stays_so(value):
+    weight, x = int8.quantized(randn(40, 130, seed=1)), randn(3, 130)
+    x[1, 127] = value
+    assert weight.matmul(x).isfinite().all(1).tolist() == [True, False, True]
+
+
+@pytest.mark.usefixtures("able")
+def test_other_operations_see_a_matrix():
+    weight = nn.Parameter(int8.quantized(randn(50, 6, seed=1).bfloat16()), requires_grad=False)
+    assert (weight.shape, weight.dtype) == ((50, 6), torch.bfloat16)
+    assert torch.equal(weight[3:9], weight.dense[3:9])
+    for again in (copy.deepcopy(weight), pickle.loads(pickle.dumps(weight))):
+        assert type(again) is int8.Int8Weight
+        assert isinstance(again, nn.Parameter)
+        assert torch.equal(again.dense, weight.dense)
+    x = randn(2, 6).requires_grad_()
+    matmul.matmul(x, weight).sum().backward()
+    torch.testing.assert_close(x.grad, weight.dense.float().sum(0).expand(2, 6))
+    with pytest.raises(NotImplementedError, match="only read"):
+        weight.fill_(0)
+
+
+@pytest.mark.usefixtures("able")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["dflash", "eagle", "hydra", "kangaroo", "medusa"])
+def test_a_drafter_drafts_about_as_well_and_the_text_stays_the_same(kind, dtype):
+    model = pardec.load("tiny-llama", device="cpu", dtype=dtype)
+    spec = f"{kind}:name=tiny-llama-{kind}"
+    plain, whole, less = (
+        model.generate(PROMPTS, sampler=each) for each in ("sequential", spec, f"{spec},quantize=int8")
+    )
+    modules = list(model.language_model.draft_modules.values())
+    kinds = [{type(weight) is int8.Int8Weight for weight in module.parameters()} for module in modules]
+    assert [True in each for each in kinds] == [False, True]
+    assert less.tokens == whole.tokens == plain.tokens if dtype == "float32" else less.tokens
+    assert sum(less.nfe) <= sum(whole.nfe) + 3
+
+
+@pytest.mark.usefixtures("able")
+def test_a_module_without_matrices_is_refused():
+    model = pardec.load("tiny-llama", device="cpu")
+    with pytest.raises(ModelError, match="no matrices"):
+        model.generate(PROMPTS[0], sampler="prompts:name=tiny-llama-prompts,quantize=int8")
+
+
+def test_other_numbers_of_bits_and_other_devices_are_refused(monkeypatch):
+    with pytest.raises(SpecError, match="quantize is one of int8, got 'int3'"):
+        check(parse("eagle:name=tiny-llama-eagle,quantize=int3"))
+    model = pardec.load("tiny-llama", device="cpu").language_model
+    with pytest.raises(ModelError, match="'int4' is no number of bits"):
+        load.load_draft_module("tiny-llama-eagle", model, quantize="int4")
+    monkeypatch.setenv("PARDEC_KERNELS", "reference")
+    assert not library.allowed()
+    with pytest.raises(ModelError, match="AVX512-VNNI"):
+        load.load_draft_module("tiny-llama-eagle", model, quantize="int8")
