@@ -20,12 +20,17 @@ the position of its state, i - 1. Base and epsilon are those of the drafter's co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
+from functools import partial
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..decoder_config import DecoderConfig
+from ..errors import ModelError
 from ..hidden import Hidden
 from ..kernels.attention_pattern import attention_pattern
 from ..kernels.matmul import matmul
@@ -39,6 +44,7 @@ from .contracts import DraftFiles, DraftModule
 from .eagle_files import EagleLayout
 from .eagle_taps import Taps
 from .parameters import parameter
+from .vocabulary import OwnIds, own_ids
 
 _NARROW = 0.8  # share of the queries wanted, above which the last layer runs on all of them
 
@@ -88,6 +94,7 @@ class EagleModule(DraftModule):
     head_read: ClassVar[bool] = True  # loading has looked at every weight
     more_names: ClassVar[dict[str, str]] = {}  # published names of parameters that a subclass adds: looked up by rows
     taps: Taps | None = None  # of an EAGLE-3
+    own: OwnIds | None = None  # what `with_ids` adds to the vocabulary
 
     def __init__(self, files: DraftFiles, target: LanguageModel, form: EagleLayout, *, own_embedding: bool) -> None:
         super().__init__(files, target)
@@ -125,6 +132,21 @@ class EagleModule(DraftModule):
         looked_up = 0 if self.embedding is None else self.embedding.numel()
         shared = self.vocab_size * self.width if self.head is None else 0
         return super().parameter_count - looked_up + shared
+
+    def with_ids(self, rows: Sequence[np.ndarray]) -> EagleModule:
+        """The same module, which drafts the ids rows[b] in row b of its cache, too, by their rows of the target's head.
+
+        Raises ModelError where its head is not the target's, or all ids are drafted anyway.
+        """
+        if self.vocabulary is None or not self.form.tied:
+            why = "drafts all of them" if self.vocabulary is None else "has a head of its own, without rows for others"
+            raise ModelError(f"{self.name} cannot draft ids beside its vocabulary: it {why}", "leave prompt_ids out")
+        own = own_ids(rows, self.vocabulary, self.target.decoder.head.weight)  # type: ignore[attr-defined]
+        if not len(own.ids):
+            return self
+        module = copy(self)
+        module.own, module.vocabulary = own, torch.cat((self.vocabulary, own.ids))
+        return module
 
     def embed(self, tokens: Tensor) -> Tensor:
         if self.embedding is None:
@@ -171,7 +193,7 @@ class EagleModule(DraftModule):
         if self.form.norm_output:
             h = self._normed(h)
         shape = plan.want.shape if narrowed else plan.tokens.shape
-        return Hidden(plan, h.view(*shape, -1), self._head, {}, narrowed, subset=self.subset)
+        return Hidden(plan, h.view(*shape, -1), partial(self._head, plan), {}, narrowed, subset=self.subset)
 
     def _enter(self, embedded: Tensor, states: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:
         """What the first layer adds to [M, E], and what its attention reads [M, I]."""
@@ -188,8 +210,8 @@ class EagleModule(DraftModule):
         inputs = torch.cat((ops.norm(embedded, self.embed_norm, self.epsilon), normed), -1)
         return normed if self.form.norm_residual else states, inputs
 
-    def _head(self, states: Tensor) -> Tensor:
-        """Logits [M, Vd] over the ids that it drafts of a result's states [M, E]."""
+    def _head(self, plan: Plan, states: Tensor) -> Tensor:
+        """Logits [M, Vd] over the ids that it drafts of a result's states [M, E], as many for each row of its plan."""
         if self.fusion is not None:
             states = states[:, self.width :]
         if self.form.norm_head and not self.form.norm_output:
@@ -198,6 +220,8 @@ class EagleModule(DraftModule):
             logits: Tensor = self.target.decoder.unembed(states)  # type: ignore[attr-defined]
             return logits.to(self.device)
         logits = matmul(states, self.head)
+        if self.own is not None:
+            logits = torch.cat((logits, self.own.logits(states, plan)), -1)
         cap: float | None = self.target.decoder.config.logit_cap if self.form.tied else None  # type: ignore[attr-defined]
         return logits if cap is None else (logits / cap).tanh() * cap
 

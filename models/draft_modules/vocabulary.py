@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import ModelError
+from ..kernels import layout
+from ..kernels.matmul import matmul
 from ..loading.weights import read
 from ..model import LanguageModel
+from ..plan import Plan
 from .contracts import DraftFiles
 
 
@@ -62,3 +69,30 @@ def find_vocabulary(files: DraftFiles, target: LanguageModel, count: int | None,
                 f"d2t and t2d of {files.name} disagree on {wrong} ids", "one of the two was not exported with the other"
             )
     return ids.to(target.device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnIds:
+    """Ids that single rows of a batch draft beside those of the vocabulary."""
+
+    ids: Tensor  # [E] int64
+    weight: Tensor  # [E, W] the head's rows for them
+    own: Tensor  # [B, E] bool: which of them a row of the cache drafts
+
+    def logits(self, states: Tensor, plan: Plan) -> Tensor:
+        """[M, E] of `states` [M, W], as many for each row of the plan; -inf for the ids of other rows."""
+        logits = matmul(states, self.weight)
+        if len(self.own) == 1:
+            return logits
+        own = self.own if plan.rows is None else self.own[plan.rows]
+        return logits.masked_fill(~own.repeat_interleave(len(states) // len(own), 0), -torch.inf)
+
+
+def own_ids(rows: Sequence[np.ndarray], vocabulary: Tensor, weight: Tensor) -> OwnIds:
+    """The ids `rows[b]` of each row that `vocabulary` [Vd] lacks, with their rows of the target's head `weight`."""
+    known, device = vocabulary.cpu().numpy(), vocabulary.device
+    own = [np.setdiff1d(row, known) for row in rows]
+    ids = np.unique(np.concatenate(own))
+    index = torch.from_numpy(ids).to(device)
+    mask = torch.from_numpy(np.stack([np.isin(ids, row) for row in own])).to(device)
+    return OwnIds(index, layout.rows_of(weight, index), mask)

@@ -54,6 +54,11 @@ def dense(weight: Tensor) -> Tensor:
     return weight.dense if isinstance(weight, PackedWeight) else weight
 
 
+def rows_of(weight: Tensor, index: Tensor) -> Tensor:
+    """[N, K] the rows `index` [N] of `weight`, one after the other."""
+    return weight.rows(index) if isinstance(weight, panels.Panels) else dense(weight).index_select(0, index)
+
+
 def stored(weight: Tensor) -> Tensor:
     """The plain tensor that holds the numbers of `weight`, in whatever order."""
     return weight.packed if isinstance(weight, panels.Panels) else weight

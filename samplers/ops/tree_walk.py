@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..host_transfer import to_host
 from ..speculative.contracts import Draft
 from .rank import argmax
 
 
 def descend(draft: Draft, accepted: Tensor) -> tuple[Tensor, Tensor]:
-    """The path [B, D] from node 0 through `accepted` [B, T], at each level the first such child, and its length [B]."""
-    index = torch.arange(draft.width, device=accepted.device)
+    """The path [B, D] from node 0 through `accepted` [B, T], at each level the first such child, and its length [B].
+
+    Those of trees are found on the host: a device begins no operation in the time that all of them take there.
+    """
     if draft.parents is None:
+        index = torch.arange(draft.width, device=accepted.device)
         return index.expand_as(draft.tokens), accepted[:, 1:].long().cumprod(1).sum(1)
-    walk = Walk(draft)
+    fits, parent = to_host({"fits": accepted & draft.tested, "parent": draft.parent}).values()
+    rows, node, alive = np.arange(len(fits)), np.zeros(len(fits), dtype=np.int64), np.ones(len(fits), dtype=bool)
+    path, count = [node], np.zeros_like(node)
     for _ in range(draft.deepest):
-        walk.step(accepted & walk.children)
-    return walk.path, walk.count
+        below = fits & (parent == node[:, None])
+        first = below.argmax(1)
+        alive = alive & below[rows, first]
+        node = np.where(alive, first, node)
+        count = count + alive
+        path.append(node)
+    device = accepted.device
+    return torch.from_numpy(np.stack(path, 1)).to(device), torch.from_numpy(count).to(device)
 
 
 def longest(draft: Draft, fits: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:

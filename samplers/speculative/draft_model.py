@@ -200,37 +200,43 @@ class DraftModelState(DraftModel):
         return self._run(plan)
 
     def _plan_alone(self, draft: Draft, nodes: Tensor) -> Plan:
-        """The same for the only row, whose `nodes` [1, K] take the next slots."""
-        count, start, used = nodes.shape[1], int(self.base[0]), self.used
-        self.used = used + count
-        self.slots_used = self.slots_used + count
-        stored = start + used, start + self.used
-        slots = torch.arange(*stored, device=nodes.device)[None]
-        chain = draft.parents is None
+        """The same for the only row, whose `nodes` [1, K] take the next slots: on the host, where all of it lies."""
+        at, start, used = nodes.numpy()[0], int(self.base[0]), self.used
+        self.used = used + len(at)
+        self.slots_used = self.slots_used + len(at)
+        order = np.arange(used, self.used)
+        slots = torch.from_numpy(start + order)[None]
+        positions, visible, chain = slots, Visible.causal(), draft.parents is None
         if not chain:
-            old = self.visible_slots.shape[1]  # each node sees its parent's slots, and its own
-            above = self.slot.gather(1, draft.parent.gather(1, nodes).clamp(min=0))[0]
-            own = pad(self.visible_slots[0].index_select(0, above.clamp(min=0)), (0, used + count - old))
-            own.diagonal(used).fill_(True)
-            self.visible_slots = torch.cat((pad(self.visible_slots[0], (0, used + count - old)), own))[None]
-        plan = Plan(
-            tokens=self._tokens(draft.tokens.gather(1, nodes)),
-            positions=slots if chain else start + draft.depth.gather(1, nodes),
+            seen = np.zeros((self.used, self.used), dtype=bool)
+            known = self.visible_slots[0].numpy()
+            seen[:used, : len(known)] = known
+            above = self.slot.numpy()[0, draft.parent.numpy()[0, at].clip(0)]
+            seen[used:, : len(known)] = known[above.clip(0)]  # each node sees its parent's slots
+            seen[order, order] = True  # and its own
+            self.visible_slots = torch.from_numpy(seen)[None]
+            positions = torch.from_numpy(start + draft.depth.numpy()[0, at])[None]
+            visible = Visible.mask(self.visible_slots[:, used:], start)
+        known_slot = np.full((1, max(draft.width, self.slot.shape[1])), -1)
+        known_slot[0, : self.slot.shape[1]] = self.slot.numpy()[0]
+        soft = self._drafted_soft(draft, nodes)
+        known_slot[0, at] = order
+        self.slot = torch.from_numpy(known_slot)
+        return Plan(
+            tokens=self._tokens(torch.from_numpy(draft.tokens.numpy()[:, at])),
+            positions=positions,
             slots=slots,
-            visible=Visible.causal() if chain else Visible.mask(self.visible_slots[:, used:], start),
+            visible=visible,
             lengths=self.start + self.slots_used,
-            want=slots - stored[0],
-            soft=self._drafted_soft(draft, nodes),
+            want=torch.from_numpy(order - used)[None],
+            soft=soft,
             layers=self.layers,
             skip=self.skip,
             parallel=self.parallel,
-            uniform=stored[1],
-            span=stored if chain else None,
-            stored=stored,
+            uniform=start + self.used,
+            span=(start + used, start + self.used) if chain else None,
+            stored=(start + used, start + self.used),
         )
-        known = pad(self.slot, (0, draft.width - self.slot.shape[1]), value=-1)
-        self.slot = known.scatter(1, nodes, plan.slots - start)
-        return plan
 
     def _committed_tokens(self, rows: Tensor, where: Tensor) -> Tensor:
         """[b, W] the committed tokens of `rows` [b] whose slots are `where` [b, W], which may go on behind the last."""

@@ -8,6 +8,7 @@ https://arxiv.org/abs/2503.01840
     q(. | x_1 .. x_i) behind the pairs (x_2, g_1) .. (x_i, g_(i-1)),
     g_j = the target's state at position j where x_j is committed, else the drafter's own output there
 
+A vocabulary of the commonest ids lacks what a text is about: with `prompt_ids` a row drafts those of its prompt, too.
 The folder decides which version it is (see `models.draft_modules.eagle`). A round drops the K/V of the drafted nodes,
 and feeds the accepted ones again, with the target's states, in the first forward of the next round that drafts.
 
@@ -24,11 +25,36 @@ from typing import Annotated, Any
 import numpy as np
 
 from pardec.models.hidden import Hidden
+from pardec.models.kv_cache import KVCache
 
 from ...registry import register
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
+from ..draft_model import DraftModelState
 from ._module import ModuleDrafter, module_of
 from ._pairs import PairState
+
+
+class PromptPairState(PairState):
+    """A drafter of which every row also drafts the ids of its own prompt."""
+
+    def __init__(self, context: DecodeContext, module: Any, cache: KVCache, **more: Any) -> None:
+        super().__init__(context, module, cache, **more)
+        text = context.text
+        self.module, self.prompts = module, [np.unique(text.row(at)) for at in range(len(text))]
+        self.model = module.with_ids(self.prompts)
+
+    def keep(self, rows: np.ndarray) -> None:
+        super().keep(rows)
+        self.prompts = [self.prompts[at] for at in rows.tolist()]
+        if self.prompts:
+            self.model = self.module.with_ids(self.prompts)
+
+    def put(self, where: np.ndarray, other: DraftModelState) -> None:
+        super().put(where, other)
+        assert isinstance(other, PromptPairState), "both are of one sampler"
+        for at, ids in zip(where.tolist(), other.prompts, strict=True):
+            self.prompts[at] = ids
+        self.model = self.module.with_ids(self.prompts)
 
 
 @register("eagle", stage="draft", paper="arXiv:2503.01840", exact="greedy", checked="golden/eagle reference joint")
@@ -36,12 +62,14 @@ from ._pairs import PairState
 class Eagle(ModuleDrafter):
     taps: Annotated[str | None, "layers whose outputs an EAGLE-3 reads, as 1-29-57; by default its config's"] = None
 
+    prompt_ids: Annotated[bool, "the ids of a row's prompt, too, where the head is the target's rows of others"] = False
+
     def options(self) -> tuple[tuple[str, Any], ...]:
         return () if self.taps is None else (("taps", self.taps),)
 
     def start(self, context: DecodeContext) -> PairState:
-        module = module_of(context)
-        return PairState(context, module, context.drafter_cache(module), own=True)
+        module, kind = module_of(context), PromptPairState if self.prompt_ids else PairState
+        return kind(context, module, context.drafter_cache(module), own=True)
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: PairState) -> None:
         state.read_prompt(rows, hidden)

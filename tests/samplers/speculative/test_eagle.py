@@ -172,6 +172,55 @@ def test_tokens_off_the_list_of_the_drafter_are_never_drafted(tmp_path: Path) ->
     assert len(drafted) > 1
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("more", [{}, {"temperature": 2.0, "seeds": [5, 6, 7, 8]}], ids=["greedy", "drawn"])
+def test_a_row_also_drafts_the_ids_of_its_prompt_and_of_no_other_row(
+    shape: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    tensors, _ = folder(tmp_path, "EAGLE-3", draft=2)
+    known = set((torch.arange(2) + tensors["d2t"]).tolist())
+    drafted: dict[int, set[int]] = {}
+    propose = PairState.draft
+
+    def noted(self: PairState, *arguments: Any) -> Draft:
+        draft = propose(self, *arguments)
+        for row, tokens, tested in zip(self.context.text.rows.tolist(), draft.tokens, draft.tested, strict=True):
+            drafted.setdefault(row, set()).update(tokens[tested].tolist())
+        return draft
+
+    spec = f"eagle:name={tmp_path},k=3,prompt_ids=true+{shape}"
+    with patch.object(PairState, "draft", noted):
+        done = run(target(), spec, RAGGED, NEW, **more)
+    assert any(ids - known for ids in drafted.values())
+    for row, prompt in enumerate(RAGGED):
+        assert drafted[row] <= known | set(prompt)
+        own = more and more | {"seeds": [5 + row]}
+        alone = run(target(), spec, [prompt], NEW[row], **own)
+        assert (rows(alone)[0], alone.trace.drafted[0]) == (rows(done)[row], done.trace.drafted[row])
+    if not more:
+        assert rows(done) == greedy()
+
+
+def test_ids_of_the_prompt_keep_the_law(tmp_path: Path) -> None:
+    folder(tmp_path, "EAGLE-3", draft=2)
+    draws, options = 4000, {"temperature": 0.8, "top_k": 3}
+    spec = f"eagle:name={tmp_path},k=3,prompt_ids=true+template:widths=2-1-1"
+    done = run(target(), spec, [[1, 3]] * draws, 4, seeds=range(draws), **options)  # type: ignore[arg-type]
+    assert g_test(counted(done, 2, 4, 5), joint(target(), [1, 3], 4, **options)) < 4  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "reason"),
+    [("EAGLE-1", {}, "drafts all of them"), ("EAGLE-3", {"tie_word_embeddings": False}, "has a head of its own")],
+)
+def test_a_head_without_rows_for_other_ids_drafts_none(
+    name: str, more: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    folder(tmp_path, name, **more)
+    with pytest.raises(ModelError, match=reason):
+        run(target(), f"eagle:name={tmp_path},prompt_ids=true", [[1, 2]], 5)
+
+
 def test_tiny_llama_is_drafted_for_by_a_random_folder(tmp_path: Path) -> None:
     """The embedded model, six prompts of unequal lengths, and one forward of the module a drafted token."""
     import pardec
@@ -194,8 +243,9 @@ def test_tiny_llama_is_drafted_for_by_a_random_folder(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     given = [torch.randint(5, 360, (size,), generator=generator).tolist() for size in (3, 17, 1, 40, 8, 25)]
     plain = model.generate(input_ids=given, sampler="sequential", max_new_tokens=16)
-    made = model.generate(input_ids=given, sampler=f"eagle:name={tmp_path},k=2", max_new_tokens=16)
-    assert [row.tolist() for row in made.sequences] == [row.tolist() for row in plain.sequences]
+    for spec in (f"eagle:name={tmp_path},k=2", f"eagle:name={tmp_path},k=2,prompt_ids=true"):
+        made = model.generate(input_ids=given, sampler=spec, max_new_tokens=16)
+        assert [row.tolist() for row in made.sequences] == [row.tolist() for row in plain.sequences]
 
 
 # --- what is refused ---
