@@ -9,7 +9,9 @@ turn of each is asked, as a user's turn in the chat template. Their categories m
 prompts each are decoded greedily by every exact drafter, in batches of 8, and compared with transformers' greedy
 tokens ("equal"). The first `--timed` of each kind are also decoded one by one by all arms in turn (every prompt begins
 with the next arm), each in all of `--runs`: float32 with kernels in C, float32 with PyTorch's, and bfloat16. An arm is
-compared with transformers over the prompts that it has done, whose number stands beside it. Seconds are of this process
+compared with transformers over the prompts that it has done, whose number stands beside it. "Over sequential" is of all
+tokens and all seconds; "Spec-Bench's speedup", as its script has it, of the mean of the prompts' tokens a second, where
+a prompt of few tokens counts as much as one whose long text is most of its seconds. Seconds are of this process
 on one thread, the prompt's forward among them, which other load on the machine changes little; a last column has those
 of the clock. What is done is kept in FOLDER, and the same command goes on from there; `--only` does a part of it.
 """
@@ -231,6 +233,7 @@ def summary(rows: list[Row], arms: list[str]) -> list[Row]:
             entry[f"{label}_prompts"] = len([row for row in own if row["id"] in base])
             for name in total:
                 entry[f"{label}_{name}"] = _ratio(own, base, name)
+        entry["spec_bench"] = _mean_ratio(own, one_by_one)
         entry["equal"] = sum(row["tokens"] == plain[row["id"]]["tokens"] for row in own if row["id"] in plain)
         entry["as_sequential"] = sum(
             row["tokens"] == one_by_one[row["id"]]["tokens"] for row in own if row["id"] in one_by_one
@@ -256,12 +259,22 @@ def _ratio(rows: list[Row], base: Row, seconds: str) -> float | None:
     return own / other
 
 
+def _mean_ratio(rows: list[Row], base: Row) -> float | None:
+    """Spec-Bench's speedup: the mean of the prompts' tokens a second over that of `base`."""
+    common = [(row, base[row["id"]]) for row in rows if row["id"] in base]
+    if not common:
+        return None
+    own, other = (sum(len(row["tokens"]) / row["process_s"] for row in some) for some in zip(*common, strict=True))
+    return own / other
+
+
 COLUMNS = (
     ("tokens a forward", "tokens_per_forward", "{:.2f}"),
     ("acceptance length", "acceptance_length", "{:.2f}"),
     ("drafter's forwards a prompt", "drafter_forwards", "{:.0f}"),
     ("tokens a second", "tokens_per_second", "{:.1f}"),
     ("over sequential", "over_sequential_process_s", "{:.2f}"),
+    ("Spec-Bench's speedup", "spec_bench", "{:.2f}"),
     ("by the clock", "over_sequential_clock_s", "{:.2f}"),
     ("as sequential", "as_sequential", "{}"),
     ("over transformers", "speed_up_process_s", "{:.2f}"),

@@ -5,6 +5,9 @@ EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees, https://a
     score of a node = log q along its path;  of each level the top `beams` are expanded
     in the end the `nodes` of the highest score are kept, which include their parents
 
+No child has a higher score than its parent: a node that is not among the `nodes` highest already is not expanded, and
+a level without any ends the draft, which changes nothing of the tree.
+
 Deviates from the authors' code: the depth is the drafter's k, which is their `depth` + 1, and `nodes` is their
 `total_token` - 1. By default q has the temperature and filters of the request; theirs has none (`raw`). The children
 are the top tokens of q, not samples, so they count as point masses; tested against q, as published, sampling would not
@@ -72,7 +75,8 @@ class Beam(Shape):
             live = more & (budget > depth + 1)
             if not live.any():
                 break
-            frontier = packed(highest(tree.values[:, first:] * live[:, None], self.beams))
+            level = np.where(tree.best(self.nodes)[:, first:], tree.values[:, first:], 0) * live[:, None]
+            frontier = packed(highest(level, self.beams))
             if not frontier.shape[1]:
                 break
             frontier = np.where(frontier >= 0, frontier + first, -1)
