@@ -18,7 +18,11 @@ from ..contracts import DecodeContext, Drafter, SpeculativeSampler
 
 @dataclass(frozen=True)
 class ModuleDrafter(Drafter):
-    """A drafter whose tokens come from a draft module; subclasses are registered under the module's kind."""
+    """A drafter whose tokens come from a draft module; subclasses are registered under the module's kind.
+
+    With `quantize`, what differs in the last digit may be rounded to neighbours: a row's drafts then depend on its
+    batch, and with them the rounds that it takes and which tokens are drawn, but neither greedy text nor the law.
+    """
 
     takes_shape: ClassVar[bool] = True
     takes_length: ClassVar[bool] = True
