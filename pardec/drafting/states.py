@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,11 @@ from pardec.models.plan import Plan, Visible
 _TOKENS = 4096  # of one forward
 Row = tuple[Sequence[int], Sequence[int]]  # prompt and answer
 _HEAD_ROWS = 512  # positions whose logits are made at once
+
+
+def _by_length(rows: Iterable[Row]) -> list[Row]:
+    """The order in which texts are written, from the last on."""
+    return sorted(rows, key=lambda row: len(row[0]) + len(row[1]))
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,7 @@ class States:
 
     def write(self, target: LanguageModel, rows: Iterable[Row]) -> int:
         """Add texts, as (prompt, answer), behind those that are there; returns the tokens that were added."""
-        texts = sorted(rows, key=lambda row: len(row[0]) + len(row[1]))
+        texts = _by_length(rows)
         added = 0
         names = ("ids", "best", "states")
         files = {name: (self.folder / f"{name}.bin").open("ab") for name in names}
@@ -118,14 +124,32 @@ class States:
         return added
 
     def update(self, target: LanguageModel, files: Mapping[str, Sequence[Row]], longest: int) -> int:
-        """Add what these files have more than at the last call; prompts are cut at their beginning to fit `longest`."""
-        path = self.folder / "files.json"
+        """Add what these files have more than at the last call; prompts are cut at their beginning to fit `longest`.
+
+        Where the same call was cut off it goes on; what another one left unfinished is dropped.
+        """
+        path, begun = self.folder / "files.json", self.folder / "begun.json"
         counts = json.loads(path.read_text()) if path.exists() else {}
         new = [row for name, rows in files.items() for row in rows[counts.get(name, 0) :] if len(row[1]) > 1]
         new = [(list(prompt)[-max(1, longest - len(answer)) :], list(answer)[:longest]) for prompt, answer in new]
-        added = self.write(target, new) if new else 0
-        path.write_text(json.dumps(counts | {name: len(rows) for name, rows in files.items()}) + "\n")
+        call: dict[str, Any] = {"files": {name: len(rows) for name, rows in files.items()}, "longest": longest}
+        earlier = json.loads(begun.read_text()) if begun.exists() else {}
+        first = earlier.pop("texts", len(self.texts))
+        if earlier != call:
+            self._cut(first)
+        begun.write_text(json.dumps(call | {"texts": first}) + "\n")
+        there = len(self.texts) - first
+        added = self.write(target, _by_length(new)[: len(new) - there]) if len(new) > there else 0
+        path.write_text(json.dumps(counts | call["files"]) + "\n")
+        begun.unlink()
         return added
+
+    def _cut(self, count: int) -> None:
+        """Keeps the first `count` texts."""
+        index = self.folder / "index.jsonl"
+        if len(self.texts) > count:
+            index.write_text("".join(index.read_text().splitlines(keepends=True)[:count]))
+            self._open()
 
     def _forward(self, target: LanguageModel, rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
         """Ids [B, W], states [B, W, n + 1, E] and likeliest tokens [B, W] of texts, on the host."""

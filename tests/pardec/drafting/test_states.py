@@ -31,7 +31,7 @@ def test_states_are_those_of_a_forward_over_the_text(model: pardec.Model, tmp_pa
     row = batch.lengths.tolist().index(5)
     plan = Plan.full(torch.tensor([[2, 51, 71, 81, 3]]), Visible.causal())
     hidden = model.network.forward(plan)
-    assert torch.equal(batch.normed[row, :5], hidden.normed()[0].bfloat16())
+    torch.testing.assert_close(batch.normed[row, :5].float(), hidden.normed()[0], rtol=2**-8, atol=1e-5)  # bfloat16's
     assert torch.equal(batch.best[row, :5], hidden.logits()[0].argmax(-1))
     assert states.counts(361)[3] == 2
 
@@ -47,6 +47,39 @@ def test_only_what_is_new_is_added_and_what_was_cut_off_is_cut_away(model: parde
     assert (again.tokens, (tmp_path / "ids.bin").stat().st_size) == (12, 48)
     with pytest.raises(ModelError, match="layers"):
         States(tmp_path, (1,), model.network.width)
+
+
+@pytest.mark.parametrize(("longest", "more"), [(100, 0), (100, 1), (6, 0)])
+def test_what_was_cut_off_goes_on_and_no_text_is_there_twice(
+    longest: int, more: int, model: pardec.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same call goes on; one with more texts, or of another length, begins again behind what was finished."""
+    rows = [([2, 50 + n], [70 + at for at in range(2 + n % 5)] + [3]) for n in range(9)]
+    monkeypatch.setattr("pardec.drafting.states._TOKENS", 16)
+    whole = States(tmp_path / "whole", (0,), model.network.width)
+    whole.update(model.network, {"a": rows[:2]}, 100)
+    whole.update(model.network, {"a": rows[: 8 + more]}, longest)
+    states = States(tmp_path / "cut", (0,), model.network.width)
+    states.update(model.network, {"a": rows[:2]}, 100)
+    forward, calls = States._forward, []
+
+    def breaks(self: States, *arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return forward(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(States, "_forward", breaks)
+        with pytest.raises(KeyboardInterrupt):
+            states.update(model.network, {"a": rows[:8]}, 100)
+    again = States(tmp_path / "cut", (0,), model.network.width)
+    assert 2 < len(again.texts) < 8
+    again.update(model.network, {"a": rows[: 8 + more]}, longest)
+    assert again.texts == whole.texts
+    for name in ("ids", "best", "states"):
+        assert (tmp_path / "cut" / f"{name}.bin").read_bytes() == (tmp_path / "whole" / f"{name}.bin").read_bytes()
+    assert again.update(model.network, {"a": rows[: 8 + more]}, longest) == 0
 
 
 class _Knows:
