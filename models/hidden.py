@@ -42,6 +42,10 @@ class TargetStates:
         layers = (*self.layers, *(layer for layer in other.layers if layer not in self.layers))
         return TargetStates(layers, self.normed or other.normed)
 
+    def below(self, layers: int) -> bool:
+        """Whether none of them needs the last of `layers` layers."""
+        return not self.normed and all(layer < layers - 1 for layer in self.layers)
+
     def part(self, values: Tensor, wanted: TargetStates) -> Tensor:
         """[B, Q, S'] what `wanted` names of `values` [B, Q, S], which `of` gave; it names no others."""
         if wanted == self:

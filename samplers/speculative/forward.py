@@ -120,11 +120,15 @@ class VerifyForward:
         """
         text, reuse = self.text, self.reuse
         wanted = None if narrow else self.states
+        how: dict[str, Any] = {
+            "narrow": narrow or (wanted is not None and wanted.below(self.model.layers)),
+            "taps": not narrow,
+        }
         self.runs.clear()
         texts = [text.row(at) for at in range(len(text))]
         most = text.length - 1 if narrow or wanted is not None else np.zeros_like(text.length)
         if self.cache.shared is not None:
-            yield from self._shared_prompts(int(most[0]), wanted, narrow=narrow)
+            yield from self._shared_prompts(int(most[0]), wanted, how)
             return
         later = reuse.followers(texts, most, wanted)
         for part in (np.flatnonzero(~later), np.flatnonzero(later)):
@@ -133,7 +137,7 @@ class VerifyForward:
             base = reuse.length[part]
             for group in grouped(text.length[part] - base) if len(part) else ():
                 rows = part[group]
-                hidden = whole = self._run(self._prompts(rows, base[group]), rows, whole=False, narrow=narrow)
+                hidden = whole = self._run(self._prompts(rows, base[group]), rows, whole=False, **how)
                 self._queries.add(rows, hidden)
                 if wanted is not None and base[group].any():
                     whole = self._with_prefixes(hidden, rows, wanted)
@@ -145,14 +149,14 @@ class VerifyForward:
         self.fed.append(FedNodes(text.rows, reuse.length.copy(), text.length - reuse.length))
 
     def _shared_prompts(
-        self, most: int, wanted: TargetStates | None, *, narrow: bool
+        self, most: int, wanted: TargetStates | None, how: dict[str, Any]
     ) -> Iterator[tuple[np.ndarray, Hidden, Hidden]]:
         """What `prompt` gives, where rows share tokens: the first row feeds those, and then each what is its own."""
         text, reuse, shared = self.text, self.reuse, self.cache.offset
         for at in range(len(text)):
             reuse.begin(at, text.row(at), min(most, shared - 1) if at == 0 else 0, wanted)
         first, base = np.arange(1), reuse.length[:1].copy()
-        beginning = self._run(self._prompts(first, base, shared), first, self.cache.shared, whole=False, narrow=narrow)
+        beginning = self._run(self._prompts(first, base, shared), first, self.cache.shared, whole=False, **how)
         states = None if wanted is None else wanted.of(beginning)[0]
         if states is not None and wanted is not None and base.any():
             states = torch.cat((reuse.states(0, wanted).to(states), states))
@@ -162,7 +166,7 @@ class VerifyForward:
             if whole_prompt:
                 hidden = of_all_rows(beginning, len(text))
             else:
-                hidden = self._run(self._prompts(rows, np.full_like(rows, shared)), rows, whole=False, narrow=narrow)
+                hidden = self._run(self._prompts(rows, np.full_like(rows, shared)), rows, whole=False, **how)
             self._queries.add(rows, hidden)
             whole = hidden if states is None or wanted is None else self._behind(states, hidden, rows, wanted)
             if reuse.prefixes is not None:
@@ -323,11 +327,12 @@ class VerifyForward:
         whole: bool = True,
         wanted: int | None = None,
         narrow: bool = False,
+        taps: bool = True,
     ) -> Plan:
         """The plan of `draft` for the live `rows`, of a part of the stack with `layers`.
 
         With `whole` logits are computed behind every node, or the first `wanted`, else behind the last; with `narrow`
-        no others can be.
+        no others can be. Without `taps` nobody reads states.
         """
         width, base = int(draft.sizes.max()), draft.base
         if draft.early is not None:
@@ -355,7 +360,7 @@ class VerifyForward:
             want=want,
             soft=None if soft is None else soft[:, :width],
             layers=layers,
-            hidden=() if self.every is None or narrow else self.every.layers,
+            hidden=self.every.layers if self.every is not None and taps else (),
             rows=None if all_rows else torch.from_numpy(rows).to(device),
             uniform=start + width if same else None,
             span=(start, start + width) if chain else None,
