@@ -208,13 +208,13 @@ class DraftModelState(DraftModel):
         slots = torch.from_numpy(start + order)[None]
         positions, visible, chain = slots, Visible.causal(), draft.parents is None
         if not chain:
-            seen = np.zeros((self.used, self.used), dtype=bool)
+            grown = np.zeros((self.used, self.used), dtype=bool)
             known = self.visible_slots[0].numpy()
-            seen[:used, : len(known)] = known
+            grown[:used, : len(known)] = known
             above = self.slot.numpy()[0, draft.parent.numpy()[0, at].clip(0)]
-            seen[used:, : len(known)] = known[above.clip(0)]  # each node sees its parent's slots
-            seen[order, order] = True  # and its own
-            self.visible_slots = torch.from_numpy(seen)[None]
+            grown[used:, : len(known)] = known[above.clip(0)]  # each node sees its parent's slots
+            grown[order, order] = True  # and its own
+            self.visible_slots = torch.from_numpy(grown)[None]
             positions = torch.from_numpy(start + draft.depth.numpy()[0, at])[None]
             visible = Visible.mask(self.visible_slots[:, used:], start)
         known_slot = np.full((1, max(draft.width, self.slot.shape[1])), -1)
