@@ -3,7 +3,9 @@
  *     out[q] = sum over s of softmax_s(q . k[s] / sqrt(D) + mask[q, s]) v[s]
  *
  * with a mask of 0 and -infinity over the slots from `from` on, such as a draft's nodes; each query sees one at least.
- * Numbers are float32 or bfloat16, as `type` says; what is computed is float32, and rounded where it is stored.
+ * Numbers are float32 or bfloat16, as `type` says; what is computed is float32, and rounded where it is stored. Where
+ * the processor multiplies pairs of bfloat16, weights are rounded, too, as PyTorch's are, and values are added up two
+ * slots at once.
  *
  * Vectors hold queries: one number of a key is multiplied with 16 of them, so that scores lie slot by slot and maxima,
  * exponentials and sums never cross a vector. A few that are left over go alone, and there vectors hold dimensions.
@@ -21,21 +23,49 @@
 #include "attention_tiles.h"
 
 #define BLOCK 48                /* slots: a multiple of what SLOTS and vectors take at once */
-#define ALONE 4                 /* queries that go alone, at most */
+#define ALONE 4                 /* queries without a vector of their own that go over a block together */
+#define MOST_ALONE 8            /* of these, in all: a vector that holds more of them is faster */
 #define LOWEST -1e30f
 #define LINE 64                 /* bytes that are fetched together */
 
-/* Scores of `slots` slots become weights; what came before counts for `share` of itself from now on. */
-INLINE void weigh(const int vectors, float *scores, int slots, float scale, vec *highest, vec *total, vec *share)
+/* Pairs (a, b) of two vectors, rounded to bfloat16. */
+INLINE vec paired(vec a, vec b)
+{
+#if HAS_PAIRS
+    const short BETWEEN[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                               8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
+    return (vec)_mm512_permutexvar_epi16(_mm512_loadu_si512(BETWEEN), both);
+#else
+    return a; /* not reached: see HAS_PAIRS */
+#endif
+}
+
+/* The sums of pairs. */
+INLINE vec unpaired(vec pairs) { return (vec)((ints)pairs << 16) + (vec)((ints)pairs & (int)0xffff0000); }
+
+/* Scores of `slots` slots become weights, or those of pairs of slots; what came before counts for `share` of itself
+ * from now on. What is summed is rounded as what is multiplied, so that weights add up to 1. */
+INLINE void weigh(const int kind, const int vectors, float *scores, int slots, float scale, vec *highest, vec *total,
+                  vec *share)
 {
     UNROLL for (int j = 0; j < vectors; j++) {
         vec top = highest[j], mass = {0};
-        for (int s = 0; s < slots; s++) top = larger(top, *(vec *)(scores + (s * vectors + j) * LANES));
+        float *own = scores + j * LANES;
+        for (int s = 0; s < slots; s++) top = larger(top, *(vec *)(own + s * vectors * LANES));
         share[j] = power((highest[j] - top) * scale);
-        for (int s = 0; s < slots; s++) {
-            vec *score = (vec *)(scores + (s * vectors + j) * LANES);
-            *score = power((*score - top) * scale);
-            mass += *score;
+        for (int s = 0; s < slots; s += kind == PAIRS ? 2 : 1) {
+            vec weight = power((*(vec *)(own + s * vectors * LANES) - top) * scale);
+            if (kind == PAIRS) {
+                vec next = {0};
+                if (s + 1 < slots) next = power((*(vec *)(own + (s + 1) * vectors * LANES) - top) * scale);
+                weight = paired(weight, next);
+                *(vec *)(own + s / 2 * vectors * LANES) = weight;
+                mass += unpaired(weight);
+            } else {
+                *(vec *)(own + s * vectors * LANES) = weight;
+                mass += weight;
+            }
         }
         total[j] = total[j] * share[j] + mass;
         highest[j] = top;
@@ -119,6 +149,21 @@ INLINE const float *block_of(int type, const void *x, ptrdiff_t *step, int slots
     return room;
 }
 
+/* Values of each two slots in pairs, [slots / 2, dim]; behind the last slot they are 0. */
+INLINE void pair_slots(const void *x, ptrdiff_t step, int slots, int dim, float *room)
+{
+    for (int s = 0; s < slots; s += 2, room += dim) {
+        const void *row = past(BFLOAT16, x, s * step), *next = past(BFLOAT16, row, step);
+        for (int d = 0; d < dim; d += LANES) {
+            int left = least(dim - d, LANES);
+            __mmask16 some = (__mmask16)((1u << left) - 1), other = s + 1 < slots ? some : 0;
+            __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, past(BFLOAT16, row, d)));
+            __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(other, past(BFLOAT16, next, d)));
+            _mm512_mask_storeu_epi32(room + d, some, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+        }
+    }
+}
+
 /* Sums of the four quarters of each of four vectors: quarter i of what comes out has those of quarters i. */
 INLINE vec quarters(const vec *x)
 {
@@ -141,17 +186,20 @@ INLINE vec sums_of(const vec *x)
     const Head *one, const Block *block, const float *queries, const float *const *masks, float *tops,             \
         float *masses, float *out
 
-/* `width` vectors of dimensions of what `count` queries read: even and odd slots are summed for themselves. */
-INLINE void lone_values(const int count, const int width, const float *v, ptrdiff_t step, const float *weights,
-                        const vec *share, float *out, int slots, int dim)
+/* `width` vectors of dimensions of what `count` queries read of slots or pairs of slots: even and odd ones are summed
+ * for themselves. */
+INLINE void lone_values(const int kind, const int count, const int width, const float *v, ptrdiff_t step,
+                        const float *weights, const vec *share, float *out, int slots, int dim)
 {
     vec sum[2][ALONE][2] = {0};
     for (int s = 0; s < slots; s += 2)
         UNROLL for (int odd = 0; odd < 2; odd++) {
             const float *row = v + least(s + odd, slots - 1) * step; /* behind the last the weight is 0 */
             UNROLL for (int e = 0; e < count; e++)
-                UNROLL for (int j = 0; j < width; j++)
-                    sum[odd][e][j] += *(const vec *)(row + j * LANES) * weights[e * BLOCK + s + odd];
+                UNROLL for (int j = 0; j < width; j++) {
+                    const float *weight = weights + e * BLOCK + s + odd;
+                    sum[odd][e][j] = with_product(kind, sum[odd][e][j], *(const vec *)(row + j * LANES), weight);
+                }
         }
     UNROLL for (int e = 0; e < count; e++)
         UNROLL for (int j = 0; j < width; j++) {
@@ -160,10 +208,11 @@ INLINE void lone_values(const int count, const int width, const float *v, ptrdif
         }
 }
 
-/* `count` queries [dim] over a block, with vectors along dimensions; `masks` are of what follows those that all see. */
-INLINE void lone(const int count, LONE)
+/* `count` queries, [dim] or pairs of that, over a block, with vectors along dimensions; `masks` are of what follows
+ * those that all see. */
+INLINE void lone(const int kind, const int count, LONE)
 {
-    int slots = block->slots, dim = one->dim;
+    int slots = block->slots, dim = one->dim, length = kind == PAIRS ? dim / 2 : dim;
     float scale = one->scale;
     float weights[ALONE * BLOCK];
     vec share[ALONE];
@@ -175,10 +224,12 @@ INLINE void lone(const int count, LONE)
             UNROLL for (int i = 0; i < 4; i++) row[i] = block->k + least(s + 4 * g + i, slots - 1) * block->k_step;
             fetch(one, block, block->next_k, one->k_slot, s / 4 + g, BLOCK / 4);
             fetch(one, block, block->next_v, one->v_slot, s / 4 + g, BLOCK / 4);
-            for (int d = 0; d < dim; d += LANES)
-                UNROLL for (int e = 0; e < count; e++)
+            for (int d = 0; d < length; d += LANES) /* half a vector of pairs may be the last */
+                UNROLL for (int e = 0; e < count; e++) {
+                    vec query = load(FLOAT32, queries + e * dim, d, length - d);
                     UNROLL for (int i = 0; i < 4; i++)
-                        sum[e][i] += *(const vec *)(queries + e * dim + d) * *(const vec *)(row[i] + d);
+                        sum[e][i] = with_products(kind, sum[e][i], query, load(FLOAT32, row[i], d, length - d));
+                }
             UNROLL for (int e = 0; e < count; e++) part[e][g] = quarters(sum[e]);
         }
         UNROLL for (int e = 0; e < count; e++) *(vec *)(weights + e * BLOCK + s) = sums_of(part[e]);
@@ -196,37 +247,45 @@ INLINE void lone(const int count, LONE)
         for (int s = 0; s < end; s += LANES) {
             *(vec *)(own + s) = power((*(vec *)(own + s) - highest) * scale);
             if (slots - s < LANES) *(vec *)(own + s) = load(FLOAT32, own, s, slots - s);
-            mass += *(vec *)(own + s);
+            if (kind == PAIRS) {
+                store(BFLOAT16, own, s, LANES, *(vec *)(own + s));
+                mass += load(BFLOAT16, own, s, LANES);
+            } else mass += *(vec *)(own + s);
         }
         masses[e] = masses[e] * share[e][0] + sum_of(mass);
         tops[e] = highest;
     }
+    int steps = kind == PAIRS ? (slots + 1) / 2 : slots;
     for (int d = 0; d < dim; d += 2 * LANES) {
         const float *v = block->v + d;
-        if (dim - d > LANES) lone_values(count, 2, v, block->v_step, weights, share, out + d, slots, dim);
-        else lone_values(count, 1, v, block->v_step, weights, share, out + d, slots, dim);
+        if (dim - d > LANES) lone_values(kind, count, 2, v, block->v_step, weights, share, out + d, steps, dim);
+        else lone_values(kind, count, 1, v, block->v_step, weights, share, out + d, steps, dim);
     }
 }
 
 #define LONE_OF(count)                                                                                             \
-    static void lone_##count(LONE) { lone(count, one, block, queries, masks, tops, masses, out); }
+    static void lone_##count(LONE) { lone(SINGLE, count, one, block, queries, masks, tops, masses, out); }         \
+    static void lone_pairs_##count(LONE) { lone(PAIRS, count, one, block, queries, masks, tops, masses, out); }
 LONE_OF(1) LONE_OF(2) LONE_OF(3) LONE_OF(4)
-static void (*const LONE_BY[ALONE])(LONE) = {lone_1, lone_2, lone_3, lone_4};
+static void (*const LONE_BY[2][ALONE])(LONE) = {
+    {lone_1, lone_2, lone_3, lone_4}, {lone_pairs_1, lone_pairs_2, lone_pairs_3, lone_pairs_4}};
 
 /* Numbers of float32 that `few` needs room for. */
-static size_t room_for(int dim) { return (size_t)VECTORS * LANES * (2 * dim + BLOCK) + (2 * ALONE + 2 * BLOCK) * dim; }
+static size_t room_for(int dim)
+{
+    return (size_t)VECTORS * LANES * (2 * dim + BLOCK) + (2 * MOST_ALONE + 2 * BLOCK) * dim;
+}
 
 /* The queries from `first` on of the heads that share keys, counted head by head: `count` in `vectors` vectors, and
  * `more` that go alone. */
-INLINE void few(const int vectors, const Head *one, int first, int count, int more, float *held)
+INLINE void few(const int kind, const int vectors, const Head *one, int first, int count, int more, float *held)
 {
     int type = one->type, dim = one->dim, width = vectors * LANES, each = SLOTS(vectors);
-    int kind = HAS_PAIRS && type == BFLOAT16 && dim % 2 == 0 && one->k_slot % 2 == 0 ? PAIRS : SINGLE;
     int length = kind == PAIRS ? dim / 2 : dim; /* numbers or pairs of a key */
     float *turned = held, *out = turned + dim * width, *scores = out + dim * width, *queries = scores + BLOCK * width;
-    float *others = queries + ALONE * dim, *keys = others + ALONE * dim, *values = keys + BLOCK * dim;
-    float tops[ALONE], masses[ALONE] = {0};
-    const float *masks[ALONE];
+    float *others = queries + MOST_ALONE * dim, *keys = others + MOST_ALONE * dim, *values = keys + BLOCK * dim;
+    float tops[MOST_ALONE], masses[MOST_ALONE] = {0};
+    const float *masks[MOST_ALONE];
     vec highest[VECTORS], total[VECTORS] = {0}, share[VECTORS];
     for (int n = 0; n < width; n++) { /* behind the last query, it once more: what it says goes nowhere */
         const float *query = query_of(one, first + least(n, count - 1));
@@ -236,7 +295,9 @@ INLINE void few(const int vectors, const Head *one, int first, int count, int mo
     memset(out, 0, sizeof(float) * dim * width);
     memset(others, 0, sizeof(float) * dim * more);
     for (int e = 0; e < more; e++) {
-        widen(type, query_of(one, first + count + e), dim, queries + e * dim);
+        const void *query = query_of(one, first + count + e);
+        if (kind == PAIRS) memcpy(queries + e * dim, query, sizeof(float) * length);
+        else widen(type, query, dim, queries + e * dim);
         tops[e] = LOWEST;
     }
     UNROLL for (int j = 0; j < vectors; j++) highest[j] = every(LOWEST);
@@ -244,33 +305,38 @@ INLINE void few(const int vectors, const Head *one, int first, int count, int mo
         int slots = least(BLOCK, one->slots - slot), from = one->from - slot, gone = from < 0 ? -from : 0;
         const void *k = past(type, one->k, slot * one->k_slot), *v = past(type, one->v, slot * one->v_slot);
         Block block = {
-            .k_step = one->k_slot, .v_step = one->v_slot, .slots = slots, .seen = from < 0 ? 0 : least(from, slots),
-            .next_k = past(type, k, slots * one->k_slot), .next_v = past(type, v, slots * one->v_slot),
-            .after = least(BLOCK, one->slots - slot - slots),
+            .k = k, .k_step = one->k_slot / 2, .v = values, .v_step = dim, .slots = slots,
+            .seen = from < 0 ? 0 : least(from, slots), .next_k = past(type, k, slots * one->k_slot),
+            .next_v = past(type, v, slots * one->v_slot), .after = least(BLOCK, one->slots - slot - slots),
         };
-        if (kind == SINGLE || more) block.k = block_of(type, k, &block.k_step, slots, dim, keys);
-        block.v = block_of(type, v, &block.v_step, slots, dim, values);
-        if (more) {
-            for (int e = 0; e < more; e++) masks[e] = mask_of(one, first + count + e) + gone;
-            LONE_BY[more - 1](one, &block, queries, masks, tops, masses, others);
+        if (kind == PAIRS) pair_slots(v, one->v_slot, slots, dim, values);
+        else {
+            block.k_step = one->k_slot, block.v_step = one->v_slot;
+            block.k = block_of(type, k, &block.k_step, slots, dim, keys);
+            block.v = block_of(type, v, &block.v_step, slots, dim, values);
+        }
+        for (int e = 0; e < more; e++) masks[e] = mask_of(one, first + count + e) + gone;
+        for (int e = 0, some; e < more; e += some) {
+            some = least(ALONE, more - e);
+            LONE_BY[kind][some - 1](one, &block, queries + e * dim, masks + e, tops + e, masses + e, others + e * dim);
         }
         if (!vectors) continue;
-        const float *from_k = kind == PAIRS ? k : block.k;
-        ptrdiff_t step = kind == PAIRS ? one->k_slot / 2 : block.k_step;
         for (int s = 0; s < slots; s += each) {
             fetch(one, &block, block.next_k, one->k_slot, s / each, BLOCK / each);
             int rows = least(each, slots - s);
-            SCORES_BY[kind][vectors - 1][rows - 1](from_k + s * step, step, turned, scores + s * width, length);
+            SCORES_BY[kind][vectors - 1][rows - 1](block.k + s * block.k_step, block.k_step, turned, scores + s * width,
+                                                   length);
         }
         for (int n = 0; n < width && block.seen < slots; n++) {
             const float *mask = mask_of(one, first + least(n, count - 1)) + gone;
             for (int s = block.seen; s < slots; s++) scores[s * width + n] += mask[s - block.seen];
         }
-        weigh(vectors, scores, slots, one->scale, highest, total, share);
+        weigh(kind, vectors, scores, slots, one->scale, highest, total, share);
         for (int d = 0; d < dim; d += ROWS) {
             fetch(one, &block, block.next_v, one->v_slot, d / ROWS, (dim + ROWS - 1) / ROWS);
-            VALUES_BY[vectors - 1][least(ROWS, dim - d) - 1](block.v + d, block.v_step, scores, share, out + d * width,
-                                                             slots);
+            VALUES_BY[kind][vectors - 1][least(ROWS, dim - d) - 1](block.v + d, block.v_step, scores, share,
+                                                                   out + d * width,
+                                                                   kind == PAIRS ? (slots + 1) / 2 : slots);
         }
     }
     for (int n = 0; n < count; n++)
@@ -288,23 +354,29 @@ INLINE void few(const int vectors, const Head *one, int first, int count, int mo
     }
 }
 
-#define FEW(vectors)                                                                                               \
+#define FEW_OF(vectors)                                                                                            \
     static void few_##vectors(const Head *one, int first, int count, int more, float *held)                        \
     {                                                                                                              \
-        few(vectors, one, first, count, more, held);                                                               \
+        few(SINGLE, vectors, one, first, count, more, held);                                                       \
+    }                                                                                                              \
+    static void few_pairs_##vectors(const Head *one, int first, int count, int more, float *held)                  \
+    {                                                                                                              \
+        few(PAIRS, vectors, one, first, count, more, held);                                                        \
     }
-FEW(0) FEW(1) FEW(2) FEW(3)
+FEW_OF(0) FEW_OF(1) FEW_OF(2) FEW_OF(3)
+static void (*const FEW_BY[2][VECTORS + 1])(const Head *, int, int, int, float *) = {
+    {few_0, few_1, few_2, few_3}, {few_pairs_0, few_pairs_1, few_pairs_2, few_pairs_3}};
 
 /* The `count` queries of the heads that share keys. */
 static void many(const Head *one, int count, float *held)
 {
-    static void (*const FEW_OF[])(const Head *, int, int, int, float *) = {few_0, few_1, few_2, few_3};
+    int kind = HAS_PAIRS && one->type == BFLOAT16 && one->dim % 2 == 0 && one->k_slot % 2 == 0 ? PAIRS : SINGLE;
     int most = VECTORS * LANES;
     for (int first = 0; first < count;) {
         int left = count - first, some = least(most, left), over = one->dim % LANES ? 0 : left - some / LANES * LANES;
-        int more = over <= ALONE ? over : 0; /* a vector of its own would take longer */
+        int more = over <= MOST_ALONE ? over : 0;
         if (more) some = some / LANES * LANES;
-        FEW_OF[(some + LANES - 1) / LANES](one, first, some, more, held);
+        FEW_BY[kind][(some + LANES - 1) / LANES](one, first, some, more, held);
         first += some + more;
     }
 }

@@ -1,6 +1,7 @@
 /* Products of keys and values with vectors of queries, as many at once as registers hold the sums of.
  *
- * Where keys and queries are bfloat16 and the processor multiplies pairs of them, a pair of dimensions counts as one.
+ * Where all are bfloat16 and the processor multiplies pairs of them, a pair of dimensions counts as one in a score, and
+ * a pair of slots in the sums of values.
  */
 
 #include "vectors.h"
@@ -28,14 +29,19 @@ typedef float loose __attribute__((aligned(1), may_alias)); /* wherever it lies 
 #define SCORES const float *k, ptrdiff_t step, const float *q, float *out, int dim
 #define VALUES const float *v, ptrdiff_t step, const float *weights, const vec *share, float *out, int slots
 
-/* sum + a * b, b being one number or pair. */
-INLINE vec with_product(const int kind, vec sum, vec a, const float *b)
+/* sum + a * b, of numbers or of pairs of them. */
+INLINE vec with_products(const int kind, vec sum, vec a, vec b)
 {
 #if HAS_PAIRS
-    if (kind == PAIRS)
-        return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)_mm512_set1_ps(*(const loose *)b));
+    if (kind == PAIRS) return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 #endif
-    return sum + a * *b;
+    return sum + a * b;
+}
+
+/* The same, b being one number or pair. */
+INLINE vec with_product(const int kind, vec sum, vec a, const float *b)
+{
+    return with_products(kind, sum, a, (vec)_mm512_set1_ps(*(const loose *)b));
 }
 
 /* sum[i][n] += x[i * step] * y[n], n = `vectors` vectors. */
@@ -69,12 +75,13 @@ INLINE void scores_of(const int kind, const int rows, const int vectors, SCORES)
             *(vec *)(out + (i * vectors + j) * LANES) = whole[i][j];
 }
 
-/* out[rows, n] = out * share[n] + v[slots, rows].T @ weights[slots, n]: `rows` are dimensions here. */
-INLINE void values_of(const int rows, const int vectors, VALUES)
+/* out[rows, n] = out * share[n] + v[slots, rows].T @ weights[slots, n]: `rows` are dimensions here, and `slots` may be
+ * pairs. */
+INLINE void values_of(const int kind, const int rows, const int vectors, VALUES)
 {
     vec sum[ROWS][VECTORS] = {0};
     for (int s = 0; s < slots; s++, v += step, weights += vectors * LANES)
-        add_products(SINGLE, rows, vectors, sum, v, 1, weights);
+        add_products(kind, rows, vectors, sum, v, 1, weights);
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int j = 0; j < vectors; j++) {
             vec *to = (vec *)(out + (i * vectors + j) * LANES);
@@ -86,7 +93,14 @@ INLINE void values_of(const int rows, const int vectors, VALUES)
     static void scores_##rows##_##vectors(SCORES) { scores_of(SINGLE, rows, vectors, k, step, q, out, dim); }      \
     static void pairs_##rows##_##vectors(SCORES) { scores_of(PAIRS, rows, vectors, k, step, q, out, dim); }
 #define VALUES_OF(rows, vectors)                                                                                   \
-    static void values_##rows##_##vectors(VALUES) { values_of(rows, vectors, v, step, weights, share, out, slots); }
+    static void values_##rows##_##vectors(VALUES)                                                                  \
+    {                                                                                                              \
+        values_of(SINGLE, rows, vectors, v, step, weights, share, out, slots);                                     \
+    }                                                                                                              \
+    static void pair_values_##rows##_##vectors(VALUES)                                                             \
+    {                                                                                                              \
+        values_of(PAIRS, rows, vectors, v, step, weights, share, out, slots);                                      \
+    }
 #define TO_4(each, vectors) each(1, vectors) each(2, vectors) each(3, vectors) each(4, vectors)
 #define TO_6(each, vectors) TO_4(each, vectors) each(5, vectors) each(6, vectors)
 #define TO_8(each, vectors) TO_6(each, vectors) each(7, vectors) each(8, vectors)
@@ -97,10 +111,13 @@ TO_8(VALUES_OF, 1) TO_8(VALUES_OF, 2) TO_8(VALUES_OF, 3)
 #define SCORES_NAME(rows, vectors) scores_##rows##_##vectors,
 #define PAIRS_NAME(rows, vectors) pairs_##rows##_##vectors,
 #define VALUES_NAME(rows, vectors) values_##rows##_##vectors,
+#define PAIR_VALUES_NAME(rows, vectors) pair_values_##rows##_##vectors,
 
 static void (*const SCORES_BY[2][VECTORS][ROWS])(SCORES) = {
     {{TO_8(SCORES_NAME, 1)}, {TO_6(SCORES_NAME, 2)}, {TO_4(SCORES_NAME, 3)}},
     {{TO_8(PAIRS_NAME, 1)}, {TO_6(PAIRS_NAME, 2)}, {TO_4(PAIRS_NAME, 3)}},
 };
-static void (*const VALUES_BY[VECTORS][ROWS])(VALUES) = {
-    {TO_8(VALUES_NAME, 1)}, {TO_8(VALUES_NAME, 2)}, {TO_8(VALUES_NAME, 3)}};
+static void (*const VALUES_BY[2][VECTORS][ROWS])(VALUES) = {
+    {{TO_8(VALUES_NAME, 1)}, {TO_8(VALUES_NAME, 2)}, {TO_8(VALUES_NAME, 3)}},
+    {{TO_8(PAIR_VALUES_NAME, 1)}, {TO_8(PAIR_VALUES_NAME, 2)}, {TO_8(PAIR_VALUES_NAME, 3)}},
+};

@@ -227,7 +227,8 @@ def test_rows_of_any_lengths_are_read_to_their_ends_by_the_kernel_in_c(kind, row
     assert (pattern.last is None) == (kind in ("bidirectional", "one query"))
     out, real = attend(q, k, v, pattern), positions >= 0
     assert out.isfinite().all()
-    near = {"rtol": 1e-4 if dtype == torch.float32 else 2**-7, "atol": 1e-5}
+    # In bfloat16 weights are rounded, too, so that values which cancel leave what those were rounded by.
+    near = {"rtol": 1e-4 if dtype == torch.float32 else 2**-7, "atol": 1e-5 if dtype == torch.float32 else 2**-7}
     stored_rows = rows or [0, 1, 2]
     expected = naive(q.float(), k[stored_rows].float(), v[stored_rows].float(), visible_slots(plan, SLOTS))
     torch.testing.assert_close(out[real].float(), expected[real], **near)
