@@ -127,6 +127,7 @@ typedef struct {
     const float *k, *v;
     ptrdiff_t k_step, v_step;
     int slots, seen;            /* what the mask is of comes after so many */
+    int steps;                  /* slots, or pairs of slots, whose values are added up at once */
     const void *next_k, *next_v;
     int after;                  /* slots that come next */
 } Block;
@@ -255,11 +256,10 @@ INLINE void lone(const int kind, const int count, LONE)
         masses[e] = masses[e] * share[e][0] + sum_of(mass);
         tops[e] = highest;
     }
-    int steps = kind == PAIRS ? (slots + 1) / 2 : slots;
     for (int d = 0; d < dim; d += 2 * LANES) {
         const float *v = block->v + d;
-        if (dim - d > LANES) lone_values(kind, count, 2, v, block->v_step, weights, share, out + d, steps, dim);
-        else lone_values(kind, count, 1, v, block->v_step, weights, share, out + d, steps, dim);
+        if (dim - d > LANES) lone_values(kind, count, 2, v, block->v_step, weights, share, out + d, block->steps, dim);
+        else lone_values(kind, count, 1, v, block->v_step, weights, share, out + d, block->steps, dim);
     }
 }
 
@@ -305,13 +305,13 @@ INLINE void few(const int kind, const int vectors, const Head *one, int first, i
         int slots = least(BLOCK, one->slots - slot), from = one->from - slot, gone = from < 0 ? -from : 0;
         const void *k = past(type, one->k, slot * one->k_slot), *v = past(type, one->v, slot * one->v_slot);
         Block block = {
-            .k = k, .k_step = one->k_slot / 2, .v = values, .v_step = dim, .slots = slots,
+            .k = k, .k_step = one->k_slot / 2, .v = values, .v_step = dim, .slots = slots, .steps = (slots + 1) / 2,
             .seen = from < 0 ? 0 : least(from, slots), .next_k = past(type, k, slots * one->k_slot),
             .next_v = past(type, v, slots * one->v_slot), .after = least(BLOCK, one->slots - slot - slots),
         };
         if (kind == PAIRS) pair_slots(v, one->v_slot, slots, dim, values);
         else {
-            block.k_step = one->k_slot, block.v_step = one->v_slot;
+            block.k_step = one->k_slot, block.v_step = one->v_slot, block.steps = slots;
             block.k = block_of(type, k, &block.k_step, slots, dim, keys);
             block.v = block_of(type, v, &block.v_step, slots, dim, values);
         }
@@ -335,8 +335,7 @@ INLINE void few(const int kind, const int vectors, const Head *one, int first, i
         for (int d = 0; d < dim; d += ROWS) {
             fetch(one, &block, block.next_v, one->v_slot, d / ROWS, (dim + ROWS - 1) / ROWS);
             VALUES_BY[kind][vectors - 1][least(ROWS, dim - d) - 1](block.v + d, block.v_step, scores, share,
-                                                                   out + d * width,
-                                                                   kind == PAIRS ? (slots + 1) / 2 : slots);
+                                                                   out + d * width, block.steps);
         }
     }
     for (int n = 0; n < count; n++)

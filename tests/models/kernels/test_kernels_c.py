@@ -125,6 +125,7 @@ def close_attention(q, k, v, mask=None, hidden=None, tolerance=1e-5):
     found, expected = attend_c(q, k, v, mask), attended(q, k, v, hidden)
     if found.dtype != SHORT:
         return close(found, expected, tolerance)
+    assert found.shape == expected.shape
     weights = 2 * 2**-9 * attended(q, k, v.abs(), hidden)
     excess = (found.double() - expected).abs() - weights - 2**-8 * (expected.abs() + weights)
     assert excess.max() <= tolerance
