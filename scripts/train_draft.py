@@ -75,7 +75,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--validation", type=int, default=64, help="texts that are held out")
     run.add_argument("--drafts", type=int, default=5, help="tokens of a measured draft")
     run.add_argument("--seed", type=int, default=0)
+    run.add_argument("--device", default="auto", help="of the target and the training")
     run.add_argument("--dtype", default="auto", help="of the target")
+    run.add_argument("--online", action="store_true", help="store no states: run the target over each batch, for GPUs")
     run.add_argument("--state", type=Path, help="folder of texts, states and runs (default runs/<target>)")
     run.add_argument("--out", type=Path, help="export folder (default models/embedded/drafters/<target>-<kind>)")
     run.add_argument("--name", help="of the run, whose state lies in that folder (default that of the export folder)")
@@ -87,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
 def start(given: argparse.Namespace) -> Run:
     """Texts, states, and the run."""
     torch.set_num_threads(1)
-    model = pardec.load(given.target, dtype=given.dtype)
+    model = pardec.load(given.target, device=given.device, dtype=given.dtype)
     name = given.target_name or model.name
     state = given.state or ROOT / "runs" / name
     out = given.out or ROOT / "models" / "embedded" / "drafters" / f"{name}-{given.kind}"
@@ -122,7 +124,8 @@ def start(given: argparse.Namespace) -> Run:
     )
     chosen = {option: value for option, value in shape.items() if value is not None}
     files = {path.name: list(rows([path])) for path in paths}
-    return prepare(network_of(model), files, plan, chosen, folder=state, longest=given.longest)
+    target = network_of(model)
+    return prepare(target, files, plan, chosen, folder=state, longest=given.longest, online=given.online)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -47,7 +47,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: floa
         is_causal=pattern.causal,
         enable_gqa=not shared and heads != k.shape[2],
     )
-    return out.view(batch, heads, queries, dim).transpose(1, 2)
+    return out.reshape(batch, heads, queries, dim).transpose(1, 2)  # a GPU may return other strides
 
 
 def _capped(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: float) -> Tensor:

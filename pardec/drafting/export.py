@@ -46,7 +46,7 @@ def export(network: Network, out: Path, card: dict[str, Any], base: str) -> None
     config, tensors = network.export()
     config |= {"base_model_name_or_path": base, "torch_dtype": "bfloat16"}
     weights = {
-        name: (value.detach().bfloat16() if value.is_floating_point() else value).contiguous()
+        name: (value.detach().bfloat16() if value.is_floating_point() else value).cpu().contiguous()
         for name, value in tensors.items()
     }
     part = out / f"{network.file}.part"

@@ -37,7 +37,7 @@ def measure(network: Network, states: States, texts: Sequence[Text], drafts: int
             [torch.nn.functional.pad(batch.ids[:, 2 + j :], (0, min(2 + j, width)), value=-2) for j in range(drafts)],
             -1,
         )
-        accepted = (drafted == follows).long().cumprod(-1)  # [B, W, k]
+        accepted = (drafted == follows).long().cumprod(-1).cpu()  # [B, W, k]
         for row, text in enumerate(part):
             last = text.length - 1
             known = accepted[row, text.prompt - 1 : last - drafts]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ class Run:
         if plan.init is not None and state is None:
             exported = read_export(plan.init, target.model, plan.kind)
             plan.network = exported.options(plan.network.chosen())
-        self.network: Network = KINDS[plan.kind](target, plan.network)
+        self.network: Network = KINDS[plan.kind](target, plan.network).to(target.embedding.device)
         resumed = (plan.state / "state.pt").exists()
         self._choose_vocabulary(None if exported is None or resumed else exported.ids)
         if state is not None:
@@ -102,14 +103,14 @@ class Run:
             path.write_text(json.dumps(exported.tolist()))
         elif not path.exists():
             counts = self.states.counts(len(self.target.head))
-            ends = torch.tensor(self.target.model.decoding_config.eos_ids)
+            ends = torch.tensor(self.target.model.decoding_config.eos_ids, dtype=torch.int64)
             counts[ends] = counts.sum() + 1
             chosen = counts.sort(descending=True, stable=True).indices[:size].sort().values
             path.write_text(json.dumps(chosen.tolist()))
         self.network.draft_ids(torch.tensor(json.loads(path.read_text())))
 
     def _start_from(self, path: Path) -> None:
-        state = torch.load(path, weights_only=True)
+        state = torch.load(path, map_location=self.network.device, weights_only=True)
         weights = state["average"] | state["buffers"]
         own = self.network.state_dict()
         if {name: value.shape for name, value in weights.items()} != {name: value.shape for name, value in own.items()}:
@@ -244,7 +245,7 @@ class Run:
         os.replace(path.with_suffix(".part"), path)
 
     def _restore(self) -> None:
-        state = torch.load(self.plan.state / "state.pt", weights_only=True)
+        state = torch.load(self.plan.state / "state.pt", map_location=self.network.device, weights_only=True)
         with torch.no_grad():
             for name, value in state.pop("parameters").items():
                 self.parameters[name].copy_(value)
@@ -295,8 +296,8 @@ def split(states: States, count: int) -> tuple[list[Text], list[Text]]:
         order = list(states.texts)
         random.Random(0).shuffle(order)
         long = [text for text in order if text.length - text.prompt > 2]
-        chosen = [text for text in long if states.greedy(text)] or long
-        path.write_text(json.dumps(sorted(text.start for text in chosen[:count])) + "\n")
+        chosen = list(islice((text for text in long if states.greedy(text)), count)) or long[:count]
+        path.write_text(json.dumps(sorted(text.start for text in chosen)) + "\n")
     out = set(json.loads(path.read_text()))
     prompts = {states.prompt(text) for text in states.texts if text.start in out}
     learning = [t for t in states.texts if t.length - t.prompt > 1 and states.prompt(t) not in prompts]

@@ -14,7 +14,7 @@ from .networks import Options, Target
 from .networks.eagle import default_taps
 from .networks.kangaroo import Kangaroo, exit_taps
 from .run import Plan, Run, state_file
-from .states import Row, States
+from .states import Row, open_states
 
 # Peak learning rates of a whole training.
 RATE = {"eagle": 2e-3, "medusa": 2e-3, "hydra": 2e-3, "dflash": 2e-3, "prompts": 2e-2, "kangaroo": 2e-3}
@@ -28,6 +28,7 @@ def prepare(
     *,
     folder: Path,
     longest: int,
+    online: bool = False,
     report: Callable[[str], object] | None = None,
 ) -> Run:
     """The states of the texts, computed where `folder` lacks them, and the run, which goes on where it was stopped.
@@ -39,6 +40,7 @@ def prepare(
         chosen: the `Options` that are named; the others are those of the exported drafter `plan.init`, or the defaults.
         folder: where states are stored, for every kind of drafter that reads the same layers.
         longest: tokens of a text; prompts are cut at their beginning.
+        online: run the target over each batch in place of storing its states.
         report: called with each line of the log, by default printed.
 
     Raises:
@@ -47,6 +49,6 @@ def prepare(
     exported = plan.init is not None and state_file(plan.init) is None
     options = read_export(plan.init, target, plan.kind).options(chosen) if exported and plan.init else Options(**chosen)
     taps = options.taps or (exit_taps if plan.kind == Kangaroo.kind else default_taps)(target.layers)
-    states = States(folder / ("states-" + "-".join(map(str, taps))), taps, target.width)
-    states.update(target, files, longest)
+    states = open_states(folder, taps, target, online=online)
+    states.update(files, longest)
     return Run(Target(target), states, replace(plan, network=replace(options, taps=taps)), report)

@@ -8,8 +8,10 @@ token behind each position), `states.bin` bfloat16 [N, n + 1, E] (n layers' outp
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
@@ -60,18 +63,27 @@ class Text:
 class States:
     """The files of one folder; `write` adds texts, `batch` reads some."""
 
-    def __init__(self, folder: Path, layers: Sequence[int], width: int) -> None:
-        self.folder, self.layers, self.width = folder, tuple(layers), width
+    def __init__(self, folder: Path, layers: Sequence[int], target: LanguageModel) -> None:
+        """Of a folder, which need not exist; batches come on the device of `target`."""
+        self.folder, self.layers, self.target, self.width = folder, tuple(layers), target, target.width
         folder.mkdir(parents=True, exist_ok=True)
         about = folder / "about.json"
-        if about.exists() and json.loads(about.read_text()) != {"layers": list(layers), "width": width}:
+        if about.exists() and json.loads(about.read_text()) != self._about():
             raise ModelError(
                 f"{folder} holds states of {about.read_text().strip()}, and those of layers {list(layers)} are needed",
                 "name another folder, or remove this one",
             )
-        about.write_text(json.dumps({"layers": list(layers), "width": width}) + "\n")
+        about.write_text(json.dumps(self._about()) + "\n")
         self.texts: list[Text] = []
+        self._files: dict[str, np.ndarray[Any, Any]] = {}
         self._open()
+
+    def _about(self) -> dict[str, Any]:
+        return {"layers": list(self.layers), "width": self.width}
+
+    def _shapes(self) -> dict[str, tuple[type[np.generic], tuple[int, ...]]]:
+        """Of what is stored of a token, by the name of its file."""
+        return {"ids": (np.int32, ()), "best": (np.int32, ()), "states": (np.int16, (len(self.layers) + 1, self.width))}
 
     def _open(self) -> None:
         """Map what is whole; what a run that was cut off left behind is cut away."""
@@ -84,46 +96,47 @@ class States:
                 prompt, length = json.loads(line)
                 self.texts.append(Text(start, prompt, length))
                 start += length
-        sizes = {"ids": 4, "best": 4, "states": 2 * (len(self.layers) + 1) * self.width}
-        for name, size in sizes.items():
+        self.tokens = start
+        for name, (dtype, shape) in self._shapes().items():
             path = self.folder / f"{name}.bin"
             path.touch()
-            if path.stat().st_size < start * size:
+            size = start * math.prod(shape) * dtype().itemsize
+            if path.stat().st_size < size:
                 raise ModelError(f"{path} is shorter than {index} says", "remove the folder: it will be written anew")
-            os.truncate(path, start * size)
-        self.tokens = start
-        if start:
-            self._ids = np.memmap(self.folder / "ids.bin", np.int32, "r")
-            self._best = np.memmap(self.folder / "best.bin", np.int32, "r")
-            shape = (start, len(self.layers) + 1, self.width)
-            self._states = np.memmap(self.folder / "states.bin", np.int16, "r", shape=shape)
+            os.truncate(path, size)
+            if start:
+                self._files[name] = np.memmap(path, dtype, "r", shape=(start, *shape))
 
-    def write(self, target: LanguageModel, rows: Iterable[Row]) -> int:
+    def write(self, rows: Iterable[Row]) -> int:
         """Add texts, as (prompt, answer), behind those that are there; returns the tokens that were added."""
         texts = _by_length(rows)
         added = 0
-        names = ("ids", "best", "states")
-        files = {name: (self.folder / f"{name}.bin").open("ab") for name in names}
-        with files["ids"], files["best"], files["states"], (self.folder / "index.jsonl").open("a") as index:
+        with ExitStack() as stack:
+            files = {name: stack.enter_context((self.folder / f"{name}.bin").open("ab")) for name in self._shapes()}
+            index = stack.enter_context((self.folder / "index.jsonl").open("a"))
             while texts:
                 width = len(texts[-1][0]) + len(texts[-1][1])
                 count = max(1, _TOKENS // width)
                 part, texts = texts[-count:], texts[:-count]
-                ids, states, best = self._forward(target, part)
+                values = self._values(part)
                 for row, (prompt, answer) in enumerate(part):
                     length = len(prompt) + len(answer)
-                    files["states"].write(states[row, :length].contiguous().view(torch.int16).numpy().tobytes())
-                    files["ids"].write(ids[row, :length].int().numpy().tobytes())
-                    files["best"].write(best[row, :length].int().numpy().tobytes())
+                    for name, value in values.items():
+                        files[name].write(value[row, :length].contiguous().numpy().tobytes())
                     added += length
-                for name in names:
-                    files[name].flush()
+                for file in files.values():
+                    file.flush()
                 index.write("".join(f"[{len(prompt)}, {len(prompt) + len(answer)}]\n" for prompt, answer in part))
                 index.flush()
         self._open()
         return added
 
-    def update(self, target: LanguageModel, files: Mapping[str, Sequence[Row]], longest: int) -> int:
+    def _values(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+        """What is stored of the tokens of some texts, [B, W, ...] on the host."""
+        ids, states, best = self._forward(rows)
+        return {"ids": ids.int(), "best": best.int().cpu(), "states": states.cpu().view(torch.int16)}
+
+    def update(self, files: Mapping[str, Sequence[Row]], longest: int) -> int:
         """Add what these files have more than at the last call; prompts are cut at their beginning to fit `longest`.
 
         Where the same call was cut off it goes on; what another one left unfinished is dropped.
@@ -139,7 +152,7 @@ class States:
             self._cut(first)
         begun.write_text(json.dumps(call | {"texts": first}) + "\n")
         there = len(self.texts) - first
-        added = self.write(target, _by_length(new)[: len(new) - there]) if len(new) > there else 0
+        added = self.write(_by_length(new)[: len(new) - there]) if len(new) > there else 0
         path.write_text(json.dumps(counts | call["files"]) + "\n")
         begun.unlink()
         return added
@@ -151,12 +164,9 @@ class States:
             index.write_text("".join(index.read_text().splitlines(keepends=True)[:count]))
             self._open()
 
-    def _forward(self, target: LanguageModel, rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids [B, W], states [B, W, n + 1, E] and likeliest tokens [B, W] of texts, on the host."""
-        longest = max(len(prompt) + len(answer) for prompt, answer in rows)
-        ids = torch.zeros(len(rows), longest, dtype=torch.int64)
-        for row, (prompt, answer) in enumerate(rows):
-            ids[row, : len(prompt) + len(answer)] = torch.tensor([*prompt, *answer])
+    def _forward(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids [B, W] of texts on the host, and on the target's device states [B, W, n + 1, E] and likeliest tokens."""
+        ids, target = _padded(rows), self.target
         with torch.inference_mode():
             plan = replace(Plan.full(ids.to(target.device), Visible.causal()), hidden=self.layers)
             hidden = target.forward(plan)
@@ -164,35 +174,69 @@ class States:
             flat = hidden.states.flatten(0, 1)
             best = torch.cat([hidden.head(part).argmax(-1) for part in torch.split(flat, _HEAD_ROWS)])
             states = torch.stack([*(hidden.taps[layer] for layer in self.layers), normed], 2)
-        return ids, states.to("cpu", torch.bfloat16), best.view(ids.shape).cpu()
+        return ids, states.bfloat16(), best.view(ids.shape)
 
     def counts(self, vocabulary: int) -> Tensor:
         """How often each id stands in the answers [V]."""
         counts = np.zeros(vocabulary, np.int64)
         for text in self.texts:
-            np.add.at(counts, self._ids[text.start + text.prompt : text.start + text.length], 1)
+            np.add.at(counts, self._files["ids"][text.start + text.prompt : text.start + text.length], 1)
         return torch.from_numpy(counts)
 
     def prompt(self, text: Text) -> bytes:
         """The ids of its prompt, as they are stored."""
-        return self._ids[text.start : text.start + text.prompt].tobytes()
+        return self._files["ids"][text.start : text.start + text.prompt].tobytes()
 
     def greedy(self, text: Text) -> bool:
         """Whether the answer is what the target finds likeliest, token for token (but for rounding)."""
-        answer = self._ids[text.start + text.prompt : text.start + text.length]
-        return bool((answer == self._best[text.start + text.prompt - 1 : text.start + text.length - 1]).mean() > 0.97)
+        batch = self.batch([text])
+        same = batch.ids[0, text.prompt :] == batch.best[0, text.prompt - 1 : -1]
+        return float(same.float().mean()) > 0.97
 
     def batch(self, texts: Sequence[Text]) -> Batch:
-        """These texts, read from the files."""
-        width, size = max(text.length for text in texts), len(self.layers)
-        ids = torch.zeros(len(texts), width, dtype=torch.int64)
-        best = torch.zeros(len(texts), width, dtype=torch.int64)
-        states = torch.zeros(len(texts), width, size + 1, self.width, dtype=torch.bfloat16)
-        for row, text in enumerate(texts):
-            part = slice(text.start, text.start + text.length)
-            ids[row, : text.length] = torch.from_numpy(self._ids[part].astype(np.int64))
-            best[row, : text.length] = torch.from_numpy(self._best[part].astype(np.int64))
-            states[row, : text.length] = torch.from_numpy(self._states[part].copy()).view(torch.bfloat16)
+        """These texts, with what the target says about them."""
+        rows = [self._row(text) for text in texts]
+        states = pad_sequence([self._stored("states", text) for text in texts], batch_first=True).view(torch.bfloat16)
+        best = pad_sequence([self._stored("best", text).long() for text in texts], batch_first=True)
+        return self._batch(texts, _padded(rows), states, best)
+
+    def _stored(self, name: str, text: Text) -> Tensor:
+        return torch.from_numpy(self._files[name][text.start : text.start + text.length].copy())
+
+    def _row(self, text: Text) -> Row:
+        ids = self._stored("ids", text).tolist()
+        return ids[: text.prompt], ids[text.prompt :]
+
+    def _batch(self, texts: Sequence[Text], ids: Tensor, states: Tensor, best: Tensor) -> Batch:
         begins = torch.tensor([text.prompt for text in texts])
         lengths = torch.tensor([text.length for text in texts])
-        return Batch(ids, states[:, :, :size], states[:, :, size], best, begins, lengths)
+        ids, states, best, begins, lengths = (x.to(self.target.device) for x in (ids, states, best, begins, lengths))
+        return Batch(ids, states[:, :, :-1], states[:, :, -1], best, begins, lengths)
+
+
+class OnlineStates(States):
+    """The texts of one folder alone, over which the target runs whenever they are read: `ids.bin` and `index.jsonl`.
+
+    What a GPU does sooner than it reads states from a disk.
+    """
+
+    def _shapes(self) -> dict[str, tuple[type[np.generic], tuple[int, ...]]]:
+        return {"ids": (np.int32, ())}
+
+    def _values(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+        return {"ids": _padded(rows).int()}
+
+    def batch(self, texts: Sequence[Text]) -> Batch:
+        ids, states, best = self._forward([self._row(text) for text in texts])
+        return self._batch(texts, ids, states.clone(), best.clone())  # a network may learn from clones
+
+
+def open_states(folder: Path, layers: Sequence[int], target: LanguageModel, *, online: bool = False) -> States:
+    """Those of one choice of layers below `folder`."""
+    name = ("online-" if online else "states-") + "-".join(map(str, layers))
+    return (OnlineStates if online else States)(folder / name, layers, target)
+
+
+def _padded(rows: Sequence[Row]) -> Tensor:
+    """Their ids [B, W]."""
+    return pad_sequence([torch.tensor([*prompt, *answer]) for prompt, answer in rows], batch_first=True)

@@ -19,7 +19,8 @@ from pardec.models.model import LanguageModel
 from ..losses import Loss
 from ..states import Batch, States
 
-_LOGITS = 1 << 20  # made at once: they stay in the processor's cache
+_LOGITS = {"cpu": 1 << 20}  # made at once: they stay in a processor's cache
+_LOGITS_ELSEWHERE = 1 << 28
 
 
 @dataclass
@@ -119,11 +120,16 @@ class Network(nn.Module):
         self.ids: Tensor | None = None  # [Vd] the target's id of each id that it drafts
         self.index: Tensor | None = None  # [V] and back; -1 where there is none
 
+    @property
+    def device(self) -> torch.device:
+        """The target's, on which it learns."""
+        return self.target.embedding.device
+
     def draft_ids(self, ids: Tensor) -> None:
         """Draft these ids of the target [Vd] only, in this order."""
-        self.ids = ids
-        self.index = torch.full((len(self.target.head),), -1)
-        self.index[ids] = torch.arange(len(ids))
+        self.ids = ids.to(self.device)
+        self.index = torch.full((len(self.target.head),), -1, device=self.device)
+        self.index[self.ids] = torch.arange(len(ids), device=self.device)
 
     def prepare(self, states: States) -> None:
         """Choose the weights that a run starts with, once the ids that are drafted are known."""
@@ -163,9 +169,9 @@ class Network(nn.Module):
 
     def weights(self, batch: Batch, generator: torch.Generator) -> Tensor:
         """[B, W] bool: the tokens whose prediction counts, those of the answers and some of the prompts."""
-        order = torch.arange(batch.width)
+        order = torch.arange(batch.width, device=batch.ids.device)
         answers = (order >= batch.begins[:, None]) & (order < batch.lengths[:, None])
-        some = torch.rand(batch.ids.shape, generator=generator) < self.options.prompt_share
+        some = torch.rand(batch.ids.shape, generator=generator).to(order.device) < self.options.prompt_share
         return answers | (some & (order > 0) & (order < batch.begins[:, None]))
 
     def draft_head(self) -> Tensor:
@@ -193,14 +199,14 @@ class Network(nn.Module):
             best: [N] the target's likeliest tokens.
         """
         labels = best if self.index is None else self.index[best]
-        weights = torch.ones(len(labels)) if divergence.overlap else (labels >= 0).float()
+        weights = torch.ones_like(labels, dtype=torch.float32) if divergence.overlap else (labels >= 0).float()
         weights *= weight / max(1.0, float(weights.sum()))
         own_head = self.draft_head()
         target_head = self.target.head if divergence.overlap else own_head
         learning = torch.is_grad_enabled() and states.requires_grad
         gradient, leaf = torch.zeros_like(states), states.detach()
-        total, right = torch.zeros(()), 0
-        size = max(1, _LOGITS // len(own_head))
+        total, right = (torch.zeros((), device=states.device) for _ in range(2))
+        size = max(1, _LOGITS.get(states.device.type, _LOGITS_ELSEWHERE) // len(own_head))
         for start in range(0, len(states), size):
             part = slice(start, start + size)
             rows, teacher = leaf[part], F.linear(normed[part].to(target_head.dtype), target_head)
@@ -208,7 +214,7 @@ class Network(nn.Module):
             rows.requires_grad_(learning and not frozen)
             draft = F.linear(rows, head) if isinstance(head, Tensor) else head(rows)
             same = draft.detach().max(-1).indices == labels[part]
-            right += int(same.sum())
+            right += same.sum()
             counts = weights[part] * ~same if self.options.wrong_only else weights[part]
             if isinstance(head, Tensor) and divergence.softmax:
                 value, slope = divergence.with_slope(draft, teacher.to(draft.dtype), labels[part], counts)
@@ -222,7 +228,7 @@ class Network(nn.Module):
             total += value.detach()
         if learning:
             total = _WithGradient.apply(states, total, gradient)  # type: ignore[no-untyped-call]
-        return total, right / max(1, len(states))
+        return total, float(right) / max(1, len(states))
 
 
 class _WithGradient(torch.autograd.Function):

@@ -72,7 +72,7 @@ class BlockLayer(nn.Module):
         q = rotary(rms(self._heads(x, self.q), self.q_norm, self.eps), flat, self.theta)
         q = q.transpose(1, 2) * self.head_dim**-0.5  # [B, H, A * S, D]
         own_k, own_v = self.keys(x, flat)
-        k, v = self.keys(context, torch.arange(context.shape[1]))
+        k, v = self.keys(context, torch.arange(context.shape[1], device=h.device))
         hidden = ~visible.repeat_interleave(size, 1)[:, None]
         scores = (q @ k.transpose(2, 3)).masked_fill_(hidden, -torch.inf)
         blocks = (batch, self.heads, anchors, size, self.head_dim)
@@ -138,11 +138,11 @@ class DFlash(Network):
         """States behind the final norm [B, A, S, E] of blocks that begin at `anchors` [B, A]."""
         context = self.fc(batch.taps.flatten(2).to(self.compute))
         context = self.drop(rms(context, self.hidden_norm, self.target.eps))
-        positions = anchors[..., None] + torch.arange(self.options.block)
-        tokens = torch.full(positions.shape, self.mask_id)
+        positions = anchors[..., None] + torch.arange(self.options.block, device=self.device)
+        tokens = torch.full_like(positions, self.mask_id)
         tokens[..., 0] = batch.ids.gather(1, anchors)
         h = F.embedding(tokens, self.target.embedding).to(self.compute)
-        visible = torch.arange(batch.width) < anchors[..., None]
+        visible = torch.arange(batch.width, device=self.device) < anchors[..., None]
         for layer in self.layers:
             h = layer(h, positions, context, visible)
         return rms(h, self.norm, self.target.eps)
@@ -152,17 +152,18 @@ class DFlash(Network):
         count = max(1, int(batch.width * _ANCHORS))
         # Anchors stand from the answer's first token to the last but one; positions in between are drawn at random.
         room = (batch.lengths - 1 - batch.begins).clamp(min=1)
-        anchors = batch.begins[:, None] + (torch.rand(len(room), count, generator=generator) * room[:, None]).long()
+        shares = torch.rand(len(room), count, generator=generator).to(self.device)
+        anchors = batch.begins[:, None] + (shares * room[:, None]).long()
         states = self._blocks(batch, anchors)
         head = self.draft_head().to(self.compute)
-        total, rates = torch.zeros(()), []
+        total, rates = torch.zeros((), device=self.device), []
         gamma = size / 2
         scale = sum(2.718281828 ** (-k / gamma) for k in range(depths))
         for k in range(1, size):
             at = anchors + k  # row k says the token at the anchor's position + k, of which the state before it knows
             chosen = at < batch.lengths[:, None]
             source = (at - 1).clamp(max=batch.width - 1)
-            rows = torch.arange(len(room))[:, None].expand_as(source)
+            rows = torch.arange(len(room), device=self.device)[:, None].expand_as(source)
             normed, best = batch.normed[rows, source][chosen], batch.best[rows, source][chosen]
             weight = 2.718281828 ** (-(k - 1) / gamma) / scale
             part, rate = self.compare(states[:, :, k][chosen], head, normed, best, divergence, weight)
@@ -173,7 +174,7 @@ class DFlash(Network):
     @torch.no_grad()
     def chain(self, batch: Batch, length: int) -> Tensor:
         head = self.draft_head().to(self.compute)
-        anchors = torch.arange(1, batch.width).expand(len(batch.ids), -1)
+        anchors = torch.arange(1, batch.width, device=self.device).expand(len(batch.ids), -1)
         drafts = []
         for part in torch.split(anchors, 64, 1):
             states = self._blocks(batch, part)[:, :, 1 : 1 + length]
@@ -215,8 +216,8 @@ class DFlash(Network):
         }
         if self.ids is not None:
             config["draft_vocab_size"] = len(self.ids)
-            tensors["d2t"] = self.ids - torch.arange(len(self.ids))
-            tensors["t2d"] = torch.zeros(vocabulary, dtype=torch.bool).index_fill_(0, self.ids, True)
+            tensors["d2t"] = self.ids - torch.arange(len(self.ids), device=self.device)
+            tensors["t2d"] = torch.zeros(vocabulary, dtype=torch.bool).index_fill_(0, self.ids.cpu(), True)
         return config, tensors
 
     @classmethod

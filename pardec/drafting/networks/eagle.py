@@ -96,7 +96,7 @@ class Eagle(Network):
         embedded = F.embedding(tokens, self.target.embedding)
         x = torch.cat((rms(embedded, self.input_norm, eps), rms(g, self.hidden_norm, eps)), -1)
         q, k, v = (linear(x, weight).view(batch, width, -1, self.head_dim) for weight in (self.q, self.k, self.v))
-        positions = torch.arange(step, step + width)
+        positions = torch.arange(step, step + width, device=g.device)
         q = rotary(q, positions, self.target.theta).transpose(1, 2)
         past.append((repeat_heads(rotary(k, positions, self.target.theta), self.heads), repeat_heads(v, self.heads)))
         first_k, first_v = past[0]
@@ -104,7 +104,7 @@ class Eagle(Network):
             out = F.scaled_dot_product_attention(q, first_k, first_v, is_causal=True)
         else:
             q = q * self.head_dim**-0.5
-            hidden = torch.ones(width, width, dtype=torch.bool).triu(1)
+            hidden = torch.ones(width, width, dtype=torch.bool, device=g.device).triu(1)
             scores = (q @ first_k.transpose(2, 3)).masked_fill_(hidden, -torch.inf)
             own = [(q * key).sum(-1, keepdim=True) for key, _ in past[1:]]
             shares = torch.cat((scores, *own), -1).softmax(-1)
@@ -138,7 +138,7 @@ class Eagle(Network):
     def loss(self, batch: Batch, divergence: Loss, generator: torch.Generator) -> tuple[Tensor, list[float]]:
         counted = self.weights(batch, generator)
         head = self.draft_head().to(self.compute) if self.head is None else self._own_logits
-        total, rates = torch.zeros(()), []
+        total, rates = torch.zeros((), device=self.device), []
         for step, g in enumerate(self._unrolled(batch, self._steps())):
             width = batch.width - 2 - step  # g at t says what follows t + 1 + step
             chosen = counted[:, 2 + step :]
@@ -203,8 +203,8 @@ class Eagle(Network):
         if self.head is not None:
             tensors["lm_head.weight"] = self.head
         if self.ids is not None:
-            tensors["d2t"] = self.ids - torch.arange(len(self.ids))
-            tensors["t2d"] = torch.zeros(vocabulary, dtype=torch.bool).index_fill_(0, self.ids, True)
+            tensors["d2t"] = self.ids - torch.arange(len(self.ids), device=self.device)
+            tensors["t2d"] = torch.zeros(vocabulary, dtype=torch.bool).index_fill_(0, self.ids.cpu(), True)
         return config, tensors
 
     @classmethod

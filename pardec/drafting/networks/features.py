@@ -33,7 +33,7 @@ class Features(nn.Module):
     def load_exported(self, value: Tensor) -> None:
         """Take over weights [E, n E] that multiply x itself; the sizes stay as they were estimated."""
         with torch.no_grad():
-            self.weight.copy_(value * self.scale)
+            self.weight.copy_(value.to(self.scale.device) * self.scale)
 
     @property
     def exported(self) -> Tensor:

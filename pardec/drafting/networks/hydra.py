@@ -63,7 +63,7 @@ class Hydra(Network):
 
     def loss(self, batch: Batch, divergence: Loss, generator: torch.Generator) -> tuple[Tensor, list[float]]:
         counted = self.weights(batch, generator)
-        total, rates = torch.zeros(()), []
+        total, rates = torch.zeros((), device=self.device), []
         for head in range(min(self.depths, batch.width - 2)):
             chosen = counted[:, 2 + head :]
             width = batch.width - 2 - head

@@ -71,7 +71,7 @@ class Kangaroo(Network):
         eps, theta, (batch, width, _) = self.target.eps, self.target.theta, h.shape
         x = rms(h, self.input_norm, eps)
         q, k, v = (linear(x, weight).view(batch, width, -1, self.head_dim) for weight in (self.q, self.k, self.v))
-        positions = torch.arange(width)
+        positions = torch.arange(width, device=h.device)
         q = rotary(q, positions, theta).transpose(1, 2)
         k, v = repeat_heads(rotary(k, positions, theta), self.heads), repeat_heads(v, self.heads)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, width, -1)

@@ -48,7 +48,7 @@ class Medusa(Network):
 
     def loss(self, batch: Batch, divergence: Loss, generator: torch.Generator) -> tuple[Tensor, list[float]]:
         counted = self.weights(batch, generator)
-        total, rates = torch.zeros(()), []
+        total, rates = torch.zeros((), device=self.device), []
         for head in range(min(self.depths, batch.width - 2)):
             chosen = counted[:, 2 + head :]  # head j at t says x_(t+2+j), counted from 0
             width = batch.width - 2 - head

@@ -48,26 +48,25 @@ class Prompts(Network):
         """States behind the final norm [B, A, s, E] of vectors behind the tokens at `anchors` [B, A]."""
         decoder: Any = self.target.model.decoder
         decoder.requires_grad_(False)
-        rows, width, steps = len(batch.ids), batch.width, self.depths
+        rows, width, steps, device = len(batch.ids), batch.width, self.depths, self.device
         count = anchors.shape[1] * steps
-        positions = (anchors[..., None] + 1 + torch.arange(steps)).flatten(1)
-        order = torch.arange(width).expand(rows, -1)
-        tokens = torch.cat((batch.ids, torch.full((rows, count), -1)), 1)
-        soft = torch.zeros(rows, width + count, self.target.model.width)
+        positions = (anchors[..., None] + 1 + torch.arange(steps, device=device)).flatten(1)
+        text, query = torch.arange(width, device=device), torch.arange(count, device=device)
+        order = text.expand(rows, -1)
+        tokens = torch.cat((batch.ids, torch.full((rows, count), -1, device=device)), 1)
+        soft = torch.zeros(rows, width + count, self.target.model.width, device=device)
         soft = torch.cat((soft[:, :width], self.vectors.repeat(anchors.shape[1], 1).expand(rows, -1, -1)), 1)
-        text = torch.arange(width)
-        visible = torch.zeros(rows, width + count, width + count, dtype=torch.bool)
+        visible = torch.zeros(rows, width + count, width + count, dtype=torch.bool, device=device)
         visible[:, :width, :width] = text[:, None] >= text
         visible[:, width:, :width] = text <= anchors.repeat_interleave(steps, 1)[..., None]
-        query = torch.arange(count)
         visible[:, width:, width:] = (query[:, None] >= query) & (query[:, None] // steps == query // steps)
-        slots = torch.arange(width + count).expand(rows, -1)
+        slots = torch.arange(width + count, device=device).expand(rows, -1)
         plan = Plan(
             tokens,
             torch.cat((order, positions), 1),
             slots,
             Visible.mask(visible),
-            torch.full((rows,), width + count),
+            torch.full((rows,), width + count, device=device),
             slots,
             soft=soft,
             uniform=width + count,
@@ -82,16 +81,16 @@ class Prompts(Network):
     def loss(self, batch: Batch, divergence: Loss, generator: torch.Generator) -> tuple[Tensor, list[float]]:
         room = (batch.lengths - batch.begins).clamp(min=1)
         count = max(1, int(batch.width * _ANCHORS))
-        shares = torch.rand(len(room), count, generator=generator)
+        shares = torch.rand(len(room), count, generator=generator).to(self.device)
         anchors = batch.begins[:, None] - 1 + (shares * room[:, None]).long()
         states = self._run(batch, anchors)
         head = self.target.head.to(states.dtype)
-        total, rates = torch.zeros(()), []
+        total, rates = torch.zeros((), device=self.device), []
         for step in range(self.depths):
             at = anchors + 2 + step
             chosen = at < batch.lengths[:, None]
             source = (at - 1).clamp(max=batch.width - 1)
-            rows = torch.arange(len(room))[:, None].expand_as(source)
+            rows = torch.arange(len(room), device=self.device)[:, None].expand_as(source)
             normed, best = batch.normed[rows, source][chosen], batch.best[rows, source][chosen]
             weight = self.options.decay**step
             part, rate = self.compare(states[:, :, step][chosen], head, normed, best, divergence, weight)
@@ -101,7 +100,7 @@ class Prompts(Network):
 
     @torch.no_grad()
     def chain(self, batch: Batch, length: int) -> Tensor:
-        anchors = torch.arange(batch.width).expand(len(batch.ids), -1)
+        anchors = torch.arange(batch.width, device=self.device).expand(len(batch.ids), -1)
         states = torch.cat([self._run(batch, part) for part in torch.split(anchors, 32, 1)], 1)
         drafts = F.linear(states, self.target.head.to(states.dtype)).argmax(-1)[..., :length]
         return F.pad(drafts, (0, length - drafts.shape[-1]), value=-1)

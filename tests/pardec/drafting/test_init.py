@@ -28,8 +28,8 @@ def model() -> pardec.Model:
 
 @pytest.fixture(scope="module")
 def states(model: pardec.Model, tmp_path_factory: pytest.TempPathFactory) -> States:
-    states = States(tmp_path_factory.mktemp("texts") / "states", (0, 1, 2), model.network.width)
-    states.update(model.network, {"rows": ROWS}, 100)
+    states = States(tmp_path_factory.mktemp("texts") / "states", (0, 1, 2), model.network)
+    states.update({"rows": ROWS}, 100)
     return states
 
 

@@ -48,8 +48,8 @@ def states(model: pardec.Model, tmp_path_factory: pytest.TempPathFactory) -> Sta
     folder = tmp_path_factory.mktemp("texts")
     how = Writing(folder / "texts.jsonl", rows=32, batch=32, answer_tokens=16, tasks=("lists",))
     write(model, how)
-    states = States(folder / "states", TAPS, model.network.width)
-    states.update(model.network, {"texts.jsonl": list(rows([how.out]))}, 200)
+    states = States(folder / "states", TAPS, model.network)
+    states.update({"texts.jsonl": list(rows([how.out]))}, 200)
     return states
 
 

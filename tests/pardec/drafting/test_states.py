@@ -24,8 +24,8 @@ def model() -> pardec.Model:
 
 
 def test_states_are_those_of_a_forward_over_the_text(model: pardec.Model, tmp_path: Path) -> None:
-    states = States(tmp_path, (0, 2), model.network.width)
-    assert states.write(model.network, ROWS) == 12
+    states = States(tmp_path, (0, 2), model.network)
+    assert states.write(ROWS) == 12
     batch = states.batch(states.texts)
     assert batch.lengths.tolist() == [7, 5] or batch.lengths.tolist() == [5, 7]
     row = batch.lengths.tolist().index(5)
@@ -37,16 +37,16 @@ def test_states_are_those_of_a_forward_over_the_text(model: pardec.Model, tmp_pa
 
 
 def test_only_what_is_new_is_added_and_what_was_cut_off_is_cut_away(model: pardec.Model, tmp_path: Path) -> None:
-    states = States(tmp_path, (0,), model.network.width)
-    assert states.update(model.network, {"a": ROWS[:1]}, 100) == 7
-    assert states.update(model.network, {"a": ROWS}, 100) == 5
-    assert states.update(model.network, {"a": ROWS}, 100) == 0
+    states = States(tmp_path, (0,), model.network)
+    assert states.update({"a": ROWS[:1]}, 100) == 7
+    assert states.update({"a": ROWS}, 100) == 5
+    assert states.update({"a": ROWS}, 100) == 0
     with (tmp_path / "ids.bin").open("ab") as file:
         file.write(b"1234")
-    again = States(tmp_path, (0,), model.network.width)
+    again = States(tmp_path, (0,), model.network)
     assert (again.tokens, (tmp_path / "ids.bin").stat().st_size) == (12, 48)
     with pytest.raises(ModelError, match="layers"):
-        States(tmp_path, (1,), model.network.width)
+        States(tmp_path, (1,), model.network)
 
 
 @pytest.mark.parametrize(("longest", "more"), [(100, 0), (100, 1), (6, 0)])
@@ -56,11 +56,11 @@ def test_what_was_cut_off_goes_on_and_no_text_is_there_twice(
     """The same call goes on; one with more texts, or of another length, begins again behind what was finished."""
     rows = [([2, 50 + n], [70 + at for at in range(2 + n % 5)] + [3]) for n in range(9)]
     monkeypatch.setattr("pardec.drafting.states._TOKENS", 16)
-    whole = States(tmp_path / "whole", (0,), model.network.width)
-    whole.update(model.network, {"a": rows[:2]}, 100)
-    whole.update(model.network, {"a": rows[: 8 + more]}, longest)
-    states = States(tmp_path / "cut", (0,), model.network.width)
-    states.update(model.network, {"a": rows[:2]}, 100)
+    whole = States(tmp_path / "whole", (0,), model.network)
+    whole.update({"a": rows[:2]}, 100)
+    whole.update({"a": rows[: 8 + more]}, longest)
+    states = States(tmp_path / "cut", (0,), model.network)
+    states.update({"a": rows[:2]}, 100)
     forward, calls = States._forward, []
 
     def breaks(self: States, *arguments: Any) -> Any:
@@ -72,14 +72,14 @@ def test_what_was_cut_off_goes_on_and_no_text_is_there_twice(
     with monkeypatch.context() as patch:
         patch.setattr(States, "_forward", breaks)
         with pytest.raises(KeyboardInterrupt):
-            states.update(model.network, {"a": rows[:8]}, 100)
-    again = States(tmp_path / "cut", (0,), model.network.width)
+            states.update({"a": rows[:8]}, 100)
+    again = States(tmp_path / "cut", (0,), model.network)
     assert 2 < len(again.texts) < 8
-    again.update(model.network, {"a": rows[: 8 + more]}, longest)
+    again.update({"a": rows[: 8 + more]}, longest)
     assert again.texts == whole.texts
     for name in ("ids", "best", "states"):
         assert (tmp_path / "cut" / f"{name}.bin").read_bytes() == (tmp_path / "whole" / f"{name}.bin").read_bytes()
-    assert again.update(model.network, {"a": rows[: 8 + more]}, longest) == 0
+    assert again.update({"a": rows[: 8 + more]}, longest) == 0
 
 
 class _Knows:
