@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,8 +29,10 @@ from pardec.drafting.run import Plan, Run  # noqa: E402
 from pardec.drafting.setup import RATE, prepare  # noqa: E402
 from pardec.drafting.texts import Writing, network_of, rows, write  # noqa: E402
 
-SHAPE = ("vocab", "layers", "mlp_width", "kv_heads", "heads", "block", "mask_id", "unroll", "decay", "prompt_share")
-SHAPE += ("dropout", "start", "seed")  # options that are named like those of a network
+SHAPE = (  # options that are named like those of a network
+    *("vocab", "layers", "mlp_width", "kv_heads", "heads", "block", "mask_id", "unroll", "decay", "prompt_share"),
+    *("dropout", "start", "seed"),
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,6 +44,8 @@ def parser() -> argparse.ArgumentParser:
     texts.add_argument("--task", default="", help="tasks whose training problems are the prompts, as arithmetic,lists")
     texts.add_argument("--prompts", type=Path, help='prompts, one {"prompt": text} a line')
     texts.add_argument("--texts", type=int, default=4000, help="texts to write, where no --rows are named")
+    texts.add_argument("--long", type=float, default=0.0, help="share of prompts that ask about several passages")
+    texts.add_argument("--at-once", type=int, default=96, help="texts that are written at once: 1000 or more on a GPU")
     texts.add_argument("--longest", type=int, default=600, help="tokens of a text; prompts are cut at their beginning")
     shape = parser.add_argument_group("network")
     shape.add_argument("--vocab", type=int, help="draft the commonest ids of the texts only")
@@ -97,7 +102,8 @@ def start(given: argparse.Namespace) -> Run:
     if not paths:
         paths = [state / "texts.jsonl"]
         tasks = [task for task in given.task.split(",") if task]
-        write(model, Writing(paths[0], given.texts, seed=given.seed, tasks=tasks, prompts=given.prompts))
+        how = Writing(paths[0], given.texts, given.seed, given.at_once, long=given.long, tasks=tasks)
+        write(model, replace(how, prompts=given.prompts))
     begin, end = (float(share) for share in given.ramp.split("-"))
     shape = {option: getattr(given, option) for option in SHAPE} | {"ramp": (begin, end)}
     shape["taps"] = tuple(int(tap) for tap in given.taps.split("-")) if given.taps else None

@@ -65,7 +65,7 @@ def align(model: pardec.Model, drafter: str, how: Alignment, report: Callable[[s
     """Train `drafter` on from its exported weights, and export it to `how.out` in the same layout.
 
     Args:
-        model: the target, on the host.
+        model: the target; the drafter learns on its device.
         drafter: an embedded name or a folder as `pardec.drafting` exports it.
         how: rows, length and loss.
         report: called with each line of the log, by default printed.

@@ -64,6 +64,7 @@ class Writing:
     warm: float = 0.3  # share of the chunks that are sampled; the others are greedy
     temperature: float = 0.8
     about: float = 0.25  # share of the prompts that ask about a passage
+    long: float = 0.0  # share that ask about several, of some 300 to 800 tokens
     tasks: Sequence[str] = ()
     prompts: Path | None = None
 
@@ -163,7 +164,18 @@ def _own_prompts(model: pardec.Model, how: Writing, rng: random.Random, number: 
     if len(passages) > 1:
         about = [rng.choice(ABOUT).format(*rng.sample(passages, 2)) for _ in texts]
         texts = [other if rng.random() < how.about else text for text, other in zip(texts, about, strict=True)]
+        if how.long:
+            texts = [_long(rng, passages, text) if rng.random() < how.long else text for text in texts]
     return [chat_ids(model, text) for text in texts]
+
+
+def _long(rng: random.Random, passages: Sequence[str], question: str) -> str:
+    """Several passages to summarise as one text, or to answer a question from."""
+    some = [passage.split() for passage in rng.sample(passages, min(8, len(passages)))]
+    if rng.random() < 0.5:
+        return "Summarize: " + " ".join(word for words in some for word in words)[: rng.randrange(1500, 3500)]
+    parts = [" ".join(words[: rng.randrange(60, 130)]) for words in some[: rng.randrange(3, 6)]]
+    return "\n".join([*parts, question])
 
 
 def rows(paths: Sequence[Path]) -> Iterator[tuple[list[int], list[int]]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import pardec
 from pardec.drafting.measure import measure
-from pardec.drafting.states import Batch, States, Text
+from pardec.drafting.states import Batch, States, Text, open_states
 from pardec.models.errors import ModelError
 from pardec.models.plan import Plan, Visible
 
@@ -34,6 +34,21 @@ def test_states_are_those_of_a_forward_over_the_text(model: pardec.Model, tmp_pa
     torch.testing.assert_close(batch.normed[row, :5].float(), hidden.normed()[0], rtol=2**-8, atol=1e-5)  # bfloat16's
     assert torch.equal(batch.best[row, :5], hidden.logits()[0].argmax(-1))
     assert states.counts(361)[3] == 2
+
+
+def test_what_is_computed_online_is_what_is_stored(model: pardec.Model, tmp_path: Path) -> None:
+    stored, online = (open_states(tmp_path, (0, 2), model.network, online=online) for online in (False, True))
+    assert stored.update({"a": ROWS}, 100) == online.update({"a": ROWS}, 100) == 12
+    assert {path.name for path in online.folder.iterdir()} == {"about.json", "files.json", "ids.bin", "index.jsonl"}
+    assert stored.texts == online.texts
+    assert torch.equal(stored.counts(361), online.counts(361))
+    for text in stored.texts:  # alone: in a batch the padding holds states as well
+        for name, value in vars(stored.batch([text])).items():
+            torch.testing.assert_close(getattr(online.batch([text]), name), value, rtol=2**-8, atol=1e-5)
+        assert stored.greedy(text) == online.greedy(text)
+    batch = online.batch(online.texts)
+    assert torch.equal(batch.ids, stored.batch(stored.texts).ids)
+    assert not batch.taps.is_inference()
 
 
 def test_only_what_is_new_is_added_and_what_was_cut_off_is_cut_away(model: pardec.Model, tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import random
 from pathlib import Path
 
 import pytest
 
 import pardec
-from pardec.drafting.texts import Writing, rows, write
+from pardec.drafting.texts import Writing, _long, rows, write
 from pardec.models.errors import SpecError
 
 
@@ -34,6 +36,27 @@ def test_answers_end_with_the_end_token_and_prompts_are_the_task_s(model: pardec
     assert len(texts) == 6
     assert all(answer[-1] == 3 and 3 not in answer[:-1] for _, answer in texts)
     assert all(model.tokenizer.decode(prompt).strip() for prompt, _ in texts)
+
+
+def test_long_prompts_ask_about_several_passages(
+    model: pardec.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passages = [" ".join(f"{name}{at}" for at in range(150)) for name in "abcdef"]
+    chosen = [_long(random.Random(seed), passages, "who is it?") for seed in range(40)]
+    questions = [text for text in chosen if text.endswith("\nwho is it?")]
+    summaries = [text for text in chosen if text.startswith("Summarize: ")]
+    assert len(questions) + len(summaries) == 40
+    assert min(len(questions), len(summaries)) > 10
+    assert all(3 <= text.count("\n") <= 5 and 60 <= len(text.split("\n")[0].split()) < 130 for text in questions)
+    assert all(1500 <= len(text) - len("Summarize: ") < 3500 for text in summaries)
+    how = Writing(tmp_path / "texts.jsonl", rows=8, batch=4, answer_tokens=100, prompt_tokens=8, about=0.0, long=1.0)
+    monkeypatch.setattr("pardec.drafting.texts.chat_ids", lambda model, text: model.tokenizer(text)["input_ids"])
+    long = [([5] * 12, [60 + at % 9 for at in range(90)])] * 4
+    how.out.write_text("".join(json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in long))
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    monkeypatch.setattr(model.tokenizer, "chat_template", template)
+    assert write(model, how) == 8
+    assert all(len(prompt) > 100 for prompt, _ in list(rows([how.out]))[4:])
 
 
 def test_tasks_without_training_problems_are_refused(model: pardec.Model, tmp_path: Path) -> None:
