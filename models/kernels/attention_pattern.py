@@ -90,17 +90,15 @@ def attention_pattern(
         return AttentionPattern(chosen, extent, plan.rows)
     span, uniform = plan.span, plan.uniform
     straight = plan.visible.kind == "causal" and span is not None and uniform == span[1] and window is None
-    ends = None if window is not None or uniform is None else plan.slot_span
-    few = not reference and ends is not None and ends[1] == uniform and ends[0] > 0 and plan.rows is None
-    few = few and (straight or plan.visible.parents is not None) and backend(device, dtype) == "c"
-    dense = None if reference or window is not None else _mask_of_the_last(plan, extent)
-    if dense is not None and backend(device, dtype) == "c":
+    in_c = not reference and backend(device, dtype) == "c"
+    dense = _mask_of_the_last(plan, extent) if in_c and window is None else None
+    if dense is not None:
         last = torch.zeros(dense.shape, device=device).masked_fill_(~dense, float("-inf"))
-        mask = F.pad(last, (plan.visible.before, 0)).to(dtype)[:, None]
+        mask = F.pad(last, (extent - last.shape[-1], 0)).to(dtype)[:, None]
         return AttentionPattern(chosen, extent, mask=mask, last=last)
     if straight and span is not None and chosen == "reference":
         if span[0] == 0:
-            own: Backend = chosen if reference or backend(device, dtype) != "c" else "c"
+            own: Backend = "c" if in_c else chosen
             return AttentionPattern(own, extent, plan.rows, causal=True)
         if device.type == "cuda":
             from torch.nn.attention.bias import causal_lower_right  # loads the compiler, which takes seconds
@@ -128,9 +126,7 @@ def attention_pattern(
     allowed |= ~allowed.any(-1, keepdim=True)
     mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
     pattern = AttentionPattern(chosen, extent, plan.rows, mask=mask[:, None], dead=_dead(plan, extent))
-    if few and ends is not None:
-        return replace(pattern, last=mask[..., ends[0] :].float())
-    if reference or plan.fixed or backend(device, dtype) != "c":
+    if plan.fixed or not in_c:
         return pattern
     return _of_row_ends(pattern, mask, plan.lengths)
 
@@ -203,11 +199,21 @@ def _sees_all(plan: Plan) -> bool:
 
 
 def _mask_of_the_last(plan: Plan, extent: int) -> Tensor | None:
-    """[B, Q, M] bool of a mask that is known to end with what is read, behind slots that all queries see."""
-    dense, before = plan.visible.dense, plan.visible.before
-    if dense is None or not before or plan.rows is not None or plan.uniform != extent:
+    """[B, Q, M] bool: what is seen of the last M slots that are read, all queries seeing those before.
+
+    Of masks, trees and chains that are known to end with what is read and not to begin with it; else None.
+    """
+    visible, span = plan.visible, plan.slot_span
+    if plan.rows is not None or plan.uniform != extent:
         return None
-    return dense if before + dense.shape[-1] == extent and dense.shape[-1] <= _LAST else None
+    if visible.dense is not None:
+        count = visible.dense.shape[-1]
+        return visible.dense if visible.before and visible.before + count == extent and count <= _LAST else None
+    if span is None or span[0] == 0 or span[1] != extent:
+        return None
+    if visible.kind == "causal" and plan.span is not None:
+        return torch.ones(plan.width, plan.width, dtype=torch.bool).tril_().expand(plan.batch, -1, -1)
+    return None if visible.parents is None else _lineage(visible.parents).expand(plan.batch, -1, -1)
 
 
 def _dead(plan: Plan, extent: int) -> Tensor | None:
@@ -223,12 +229,18 @@ def _dead(plan: Plan, extent: int) -> Tensor | None:
 def _tree(parents: Tensor, base: Tensor, extent: int) -> Tensor:
     """Slots below `base` and those of ancestors, for nodes stored from `base` on -> bool [B, T, S]."""
     nodes = parents.shape[-1]
+    rank = torch.arange(extent, device=base.device) - base[:, None]  # [B, S] node stored in each slot
+    inside = (rank >= 0) & (rank < nodes)
+    rows = _lineage(parents).expand(base.shape[0], nodes, nodes)
+    lineage = rows.gather(2, rank.clamp(0, nodes - 1)[:, None].expand(-1, nodes, -1))
+    return (rank < 0)[:, None] | (lineage & inside[:, None])
+
+
+def _lineage(parents: Tensor) -> Tensor:
+    """Which nodes each node of `parents` [T] or [B, T] descends from, and itself: bool [T, T] or [B, T, T]."""
+    nodes = parents.shape[-1]
     index = torch.arange(nodes, device=parents.device)
     reach = ((parents[..., None] == index) | (index[:, None] == index)).float()
     for _ in range(max(1, (nodes - 1).bit_length())):  # squaring doubles the depth that is covered
         reach = (reach @ reach).clamp_(max=1)
-    rank = torch.arange(extent, device=base.device) - base[:, None]  # [B, S] node stored in each slot
-    inside = (rank >= 0) & (rank < nodes)
-    rows = reach.bool().expand(base.shape[0], nodes, nodes)
-    lineage = rows.gather(2, rank.clamp(0, nodes - 1)[:, None].expand(-1, nodes, -1))
-    return (rank < 0)[:, None] | (lineage & inside[:, None])
+    return reach.bool()

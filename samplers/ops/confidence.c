@@ -1,4 +1,4 @@
-/* The highest of each row of logits, and its share of their exponentials' sum, while the row is in a cache. */
+/* The highest of each row of logits, and their shares of the exponentials' sum, while the row is in a cache. */
 
 #include <math.h>
 #include <stdint.h>
@@ -7,21 +7,44 @@
 
 #define PART 1024               /* logits whose exponentials are summed for themselves: a whole number of vectors */
 
+INLINE float highest_of(const float *x, int width)
+{
+    vec highest = every(-INFINITY), other = highest;
+    float top = -INFINITY;
+    int n = 0;
+    for (; n + 2 * LANES <= width; n += 2 * LANES) {
+        highest = larger(highest, *(const vec *)(x + n));
+        other = larger(other, *(const vec *)(x + n + LANES));
+    }
+    if (n) top = _mm512_reduce_max_ps((__m512)larger(highest, other));
+    for (; n < width; n++) top = x[n] > top ? x[n] : top;
+    return top;
+}
+
+/* sum exp(x[n] - top) over the `width` numbers x; no number where one of them is none. */
+INLINE float mass_above(const float *x, float top, int width)
+{
+    vec mass = {0};
+    float sum = 0;
+    int n = 0;
+    while (n + LANES <= width) { /* part by part: what is small would vanish in a sum that has grown */
+        vec part = {0};
+        for (int end = n + least(PART, width - n); n + LANES <= end; n += LANES)
+            part += exponential(*(const vec *)(x + n) - top);
+        mass += part;
+    }
+    for (; n < width; n++) sum += expf(x[n] - top);
+    return sum + sum_of(mass);
+}
+
 /* ids[r]: the first place of the highest x of logits[r, width]; probability[r]: 1 / sum exp(logits[r] - x). */
 int pardec_greedy(const float *logits, int64_t *ids, float *probability, int rows, int width, int threads)
 {
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int r = 0; r < rows; r++) {
         const float *x = logits + (ptrdiff_t)r * width;
-        vec highest = every(-INFINITY), other = highest, mass = {0};
-        float top = -INFINITY, sum = 0;
-        int n = 0, at = 0, whole = 1;
-        for (; n + 2 * LANES <= width; n += 2 * LANES) {
-            highest = larger(highest, *(const vec *)(x + n));
-            other = larger(other, *(const vec *)(x + n + LANES));
-        }
-        if (n) top = _mm512_reduce_max_ps((__m512)larger(highest, other));
-        for (; n < width; n++) top = x[n] > top ? x[n] : top;
+        float top = highest_of(x, width);
+        int at = 0, whole = 1;
         __m512 all = _mm512_set1_ps(top);
         for (; at + LANES <= width; at += LANES) {
             __mmask16 same = _mm512_cmp_ps_mask(*(const __m512_u *)(x + at), all, _CMP_EQ_OQ);
@@ -32,16 +55,61 @@ int pardec_greedy(const float *logits, int64_t *ids, float *probability, int row
             }
         }
         while (whole && at < width && x[at] != top) at++;
-        for (n = 0; n + LANES <= width;) { /* part by part: what is small would vanish in a sum that has grown */
-            vec part = {0};
-            for (int end = n + least(PART, width - n); n + LANES <= end; n += LANES)
-                part += exponential(*(const vec *)(x + n) - top);
-            mass += part;
-        }
-        for (; n < width; n++) sum += expf(x[n] - top);
-        float total = sum + sum_of(mass);
         ids[r] = at < width ? at : 0;
-        probability[r] = 1.0f / total;
+        probability[r] = 1.0f / mass_above(x, top, width);
+    }
+    return 0;
+}
+
+/* Places x[n] among the `count` numbers of `best`, which are in order, if it is above the last; of equals the first leads. */
+INLINE void enter(float x, int n, int count, float *best, int64_t *ids)
+{
+    int at = count - 1;
+    if (!(x > best[at])) return;
+    for (; at && x > best[at - 1]; at--) {
+        best[at] = best[at - 1];
+        ids[at] = ids[at - 1];
+    }
+    best[at] = x;
+    ids[at] = n;
+}
+
+/* The places ids[r, count] of the highest numbers of logits[r, width], the highest first, and the logarithms of their
+ * shares of sum exp(logits[r]), which are none where a number is none. */
+int pardec_likeliest(const float *logits, int64_t *ids, float *shares, int rows, int width, int count, int threads)
+{
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int r = 0; r < rows; r++) {
+        const float *x = logits + (ptrdiff_t)r * width;
+        float *best = shares + (ptrdiff_t)r * count;
+        int64_t *places = ids + (ptrdiff_t)r * count;
+        for (int i = 0; i < count; i++) { /* the first ones, in order */
+            int at = i;
+            for (; at && x[i] > best[at - 1]; at--) best[at] = best[at - 1], places[at] = places[at - 1];
+            best[at] = x[i], places[at] = i;
+        }
+        int n = count;
+        for (; n + LANES <= width; n += LANES) {
+            __mmask16 above = _mm512_cmp_ps_mask(*(const __m512_u *)(x + n), _mm512_set1_ps(best[count - 1]), _CMP_GT_OQ);
+            for (; above; above &= above - 1) {
+                int at = n + __builtin_ctz(above);
+                enter(x[at], at, count, best, places);
+            }
+        }
+        for (; n < width; n++) enter(x[n], n, count, best, places);
+        float top = best[0], mass = logf(mass_above(x, top, width));
+        for (int i = 0; i < count; i++) best[i] = best[i] - top - mass;
+    }
+    return 0;
+}
+
+/* shares[i]: exp(x[ids[i]]) / sum exp(x) of the row x of logits[.., width] at rows[i]. */
+int pardec_shares(const float *logits, const int64_t *rows, const int64_t *ids, float *shares, int count, int width)
+{
+    for (int i = 0; i < count; i++) {
+        const float *x = logits + (ptrdiff_t)rows[i] * width;
+        float top = highest_of(x, width);
+        shares[i] = expf(x[ids[i]] - top) / mass_above(x, top, width);
     }
     return 0;
 }

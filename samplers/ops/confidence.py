@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pardec.models.kernels.choice import backend
 
-from .confidence_c import compiled, greedy_c
+from .confidence_c import compiled, greedy_c, likeliest_c, probability_c
 from .rank import argmax
 
 _APIECE = 1 << 22  # logits whose probabilities are made at once
@@ -74,6 +74,23 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     rows = torch.split(logits.reshape(-1, logits.shape[-1]), max(_APIECE // logits.shape[-1], 1))
     ids, probability = zip(*((argmax(part), part.softmax(-1).amax(-1)) for part in rows), strict=True)
     return torch.cat(ids).view(logits.shape[:-1]), torch.cat(probability).view(logits.shape[:-1])
+
+
+def probability_of(logits: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+    """The probability [N] of each of `ids` [N] in the row at `rows` [N] of `logits` [..., V], counted flat."""
+    if logits.dtype == torch.float32 and backend(logits.device, logits.dtype) == "c" and compiled():
+        return probability_c(logits, rows, ids)
+    chosen = logits.flatten(0, -2)[rows]
+    return chosen.softmax(-1).gather(-1, ids[:, None])[:, 0]
+
+
+def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The log-probabilities [..., count] of the likeliest tokens of `logits` [..., V], in order, and their columns."""
+    count = min(count, logits.shape[-1])
+    if logits.dtype == torch.float32 and backend(logits.device, logits.dtype) == "c" and compiled():
+        return likeliest_c(logits, count)
+    top, columns = logits.log_softmax(-1).topk(count)
+    return top, columns
 
 
 def _define(logits: Tensor) -> Confidence:

@@ -1,4 +1,4 @@
-"""The argmax of each row of logits and its probability, by a kernel in C."""
+"""The likeliest ids of each row of logits and their probabilities, by kernels in C."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ _FILE = Path(__file__).with_name("confidence.c")
 _ARGUMENTS = (POINTER, POINTER, POINTER, COUNT, COUNT, COUNT)
 
 
+_LIKELIEST = (POINTER, POINTER, POINTER, COUNT, COUNT, COUNT, COUNT)
+_SHARES = (POINTER, POINTER, POINTER, POINTER, COUNT, COUNT)
+
+
 def compiled() -> bool:
-    """Whether there is a kernel: its file may not compile where others do."""
+    """Whether there are kernels: their file may not compile where others do."""
     return library.kernel(_FILE, "pardec_greedy", _ARGUMENTS) is not None
 
 
@@ -33,3 +37,24 @@ def greedy_c(logits: Tensor) -> tuple[Tensor, Tensor]:
         library.threads(logits.numel()),
     )
     return ids, probability
+
+
+def likeliest_c(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The log-probabilities [..., count] of the highest of float32 `logits` [..., V] on a CPU, and their places."""
+    logits = logits.contiguous()
+    width = logits.shape[-1]
+    shares = torch.empty(*logits.shape[:-1], count)
+    ids = torch.empty(shares.shape, dtype=torch.int64)
+    run = library.kernel(_FILE, "pardec_likeliest", _LIKELIEST)
+    threads = library.threads(logits.numel())
+    run(logits.data_ptr(), ids.data_ptr(), shares.data_ptr(), logits.numel() // width, width, count, threads)
+    return shares, ids
+
+
+def probability_c(logits: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+    """The probability [N] of each of `ids` [N] in the row at `rows` [N] of float32 `logits` [..., V] on a CPU."""
+    logits, rows, ids = logits.contiguous(), rows.contiguous(), ids.contiguous()
+    shares = torch.empty(len(ids))
+    run = library.kernel(_FILE, "pardec_shares", _SHARES)
+    run(logits.data_ptr(), rows.data_ptr(), ids.data_ptr(), shares.data_ptr(), len(ids), logits.shape[-1])
+    return shares

@@ -6,15 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from pardec.models.kernels.choice import backend
 
+from ..host_transfer import to_host
 from ..rng import wide
 from ..speculative.contracts import BatchedUniforms, Draft, InverseCDFUniforms, Uniforms, Verdict
-from .tree_walk import Walk, descend, reached
+from .tree_walk import Walk, descend, reached, walk_down
 
 _NOTHING = 1e-12  # a residual without a larger entry is rounding error: p equals q, and p is sampled from
 
@@ -27,6 +29,8 @@ def follow(draft: Draft, pick: Tensor) -> Verdict:
     if draft.width == 1:
         first = torch.zeros_like(draft.tokens)
         return Verdict(first, first[:, 0], pick[:, 0], first.bool(), first.float(), pick=pick)
+    if draft.parents is not None and draft.sure is None:
+        return _follow_on_host(draft, pick)
     if draft.parents is None:
         same = draft.tested & pad(draft.tokens[:, 1:] == pick[:, :-1], (1, 0))
     else:
@@ -38,6 +42,20 @@ def follow(draft: Draft, pick: Tensor) -> Verdict:
     if draft.sure is not None:
         tested &= ~draft.sure
     return Verdict(path, count, pick.gather(1, end)[:, 0], tested, same.float(), pick=pick)
+
+
+def _follow_on_host(draft: Draft, pick: Tensor) -> Verdict:
+    """The same for trees without `sure`: a few numbers, of which a device would begin a dozen operations."""
+    parts = {"tokens": draft.tokens, "parent": draft.parent, "tested": draft.tested, "pick": pick}
+    tokens, parent, tested, chosen = to_host(parts).values()
+    rows = np.arange(len(tokens))[:, None]
+    above = parent.clip(0)
+    same = tested & (tokens == chosen[rows, above])
+    path, count = walk_down(same, parent, draft.deepest)
+    reached = np.zeros(tokens.shape, dtype=bool)
+    np.put_along_axis(reached, path, True, 1)  # behind `count` the last one is repeated
+    values = path, count, chosen[rows, path][rows[:, 0], count], tested & reached[rows, above], same.astype(np.float32)
+    return Verdict(*(torch.from_numpy(each).to(pick.device) for each in values), pick=pick)
 
 
 def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Verdict:

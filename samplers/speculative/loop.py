@@ -26,6 +26,7 @@ from ..endings import Endings
 from ..events import Accepted, Event, Finished, RowFinished, Started
 from ..host_transfer import to_host
 from ..logprobs import LogprobRecorder
+from ..ops.confidence import probability_of
 from ..ops.processing import Processing
 from ..request import Request
 from ..rng import assign_rows
@@ -205,8 +206,8 @@ class VerifyLoop:
         device = path.device
         where, column_index, token = (torch.from_numpy(each).to(device) for each in (row, column, tokens[row, column]))
         node = torch.zeros_like(where) if path.shape[1] == 1 else path[where, column_index]
-        raw = distributions.raw[:, 0] if path.shape[1] == 1 else distributions.raw[where, node]
-        parts = {"score": raw.softmax(-1).gather(-1, token[:, None])[:, 0]}
+        flat = where * distributions.raw.shape[1] + node
+        parts = {"score": probability_of(distributions.raw, flat, token)}
         if distributions.logits is not distributions.raw:
             parts["highest"] = distributions.logits[where, node].amax(-1)
         summary = to_host(parts)
@@ -215,6 +216,7 @@ class VerifyLoop:
         scores = np.zeros(tokens.shape, dtype=np.float32)
         scores[row, column] = summary["score"]
         if self.logprobs is not None:
+            raw = distributions.raw[where, node]
             self.logprobs.add(self.text.rows[row], self.text.length[row] + column, token, raw)
         return scores
 

@@ -16,4 +16,4 @@ class LogitsOverIds:
 
     def tokens(self, columns: Tensor) -> Tensor:
         """The ids of these columns [...]."""
-        return columns if self.ids is None else self.ids[columns]
+        return columns if self.ids is None else self.ids.take(columns)

@@ -26,6 +26,7 @@ import torch
 from pardec.models.errors import SpecError
 
 from ...host_transfer import to_host
+from ...ops.confidence import likeliest
 from ...registry import register
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, SpeculativeSampler, Uniforms
 from ._growth import Tree, drops_last, highest, packed, stopped_rows
@@ -65,7 +66,7 @@ class Beam(Shape):
             nodes = torch.from_numpy(frontier).to(device)
             over = draft_model.forward_over_ids(tree.draft(), nodes)
             stopped = stopped_rows(context, draft_model, over.logits, nodes, depth)
-            top, columns = over.logits.log_softmax(-1).topk(min(self.beams, over.logits.shape[-1]))
+            top, columns = likeliest(over.logits, self.beams)
             children = to_host({"probs": top.exp(), "tokens": over.tokens(columns)})
             more = live if stopped is None else live & ~stopped
             expanding = (more if drops_last(context) else live)[:, None] & (frontier >= 0)
