@@ -129,7 +129,7 @@ def start(given: argparse.Namespace) -> Run:
         target_path=given.target_path or name,
     )
     chosen = {option: value for option, value in shape.items() if value is not None}
-    files = {path.name: list(rows([path])) for path in paths}
+    files = {str(path): list(rows([path])) for path in paths}
     target = network_of(model)
     return prepare(target, files, plan, chosen, folder=state, longest=given.longest, online=given.online)
 

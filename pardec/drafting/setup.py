@@ -35,7 +35,7 @@ def prepare(
 
     Args:
         target: what the drafter drafts for.
-        files: prompts and answers as ids, by the name of their file.
+        files: prompts and answers as ids, by the path of their file, for messages.
         plan: all but the network's options.
         chosen: the `Options` that are named; the others are those of the exported drafter `plan.init`, or the defaults.
         folder: where states are stored, for every kind of drafter that reads the same layers.

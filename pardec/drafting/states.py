@@ -7,6 +7,7 @@ token behind each position), `states.bin` bfloat16 [N, n + 1, E] (n layers' outp
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -33,6 +34,21 @@ _HEAD_ROWS = 512  # positions whose logits are made at once
 def _by_length(rows: Iterable[Row]) -> list[Row]:
     """The order in which texts are written, from the last on."""
     return sorted(rows, key=lambda row: len(row[0]) + len(row[1]))
+
+
+def _by_first_text(files: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
+    """The rows of these files by what each begins with; without those that have none."""
+    names: dict[str, str] = {}
+    known: dict[str, Sequence[Row]] = {}
+    for name, rows in files.items():
+        if not rows:
+            continue
+        prompt, answer = rows[0]
+        key = hashlib.sha256(json.dumps([list(prompt), list(answer)]).encode()).hexdigest()[:16]
+        if key in known:
+            raise ModelError(f"{names[key]} and {name} begin with the same text", "name a file of texts once")
+        names[key], known[key] = name, rows
+    return known
 
 
 @dataclass(frozen=True)
@@ -139,13 +155,18 @@ class States:
     def update(self, files: Mapping[str, Sequence[Row]], longest: int) -> int:
         """Add what these files have more than at the last call; prompts are cut at their beginning to fit `longest`.
 
+        A file is known again by its first text, wherever it lies and whatever it is called; files only grow.
         Where the same call was cut off it goes on; what another one left unfinished is dropped.
+
+        Raises:
+            ModelError: two of the files begin with the same text.
         """
         path, begun = self.folder / "files.json", self.folder / "begun.json"
         counts = json.loads(path.read_text()) if path.exists() else {}
-        new = [row for name, rows in files.items() for row in rows[counts.get(name, 0) :] if len(row[1]) > 1]
+        known = _by_first_text(files)
+        new = [row for key, rows in known.items() for row in rows[counts.get(key, 0) :] if len(row[1]) > 1]
         new = [(list(prompt)[-max(1, longest - len(answer)) :], list(answer)[:longest]) for prompt, answer in new]
-        call: dict[str, Any] = {"files": {name: len(rows) for name, rows in files.items()}, "longest": longest}
+        call: dict[str, Any] = {"files": {key: len(rows) for key, rows in known.items()}, "longest": longest}
         earlier = json.loads(begun.read_text()) if begun.exists() else {}
         first = earlier.pop("texts", len(self.texts))
         if earlier != call:

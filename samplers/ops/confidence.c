@@ -61,7 +61,8 @@ int pardec_greedy(const float *logits, int64_t *ids, float *probability, int row
     return 0;
 }
 
-/* Places x[n] among the `count` numbers of `best`, which are in order, if it is above the last; of equals the first leads. */
+/* Places x, the n-th number, among the `count` of `best`, which are in order, if it is above the last of them; of equals
+ * the first leads. */
 INLINE void enter(float x, int n, int count, float *best, int64_t *ids)
 {
     int at = count - 1;

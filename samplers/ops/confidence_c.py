@@ -12,8 +12,6 @@ from pardec.models.kernels.cpu.library import COUNT, POINTER
 
 _FILE = Path(__file__).with_name("confidence.c")
 _ARGUMENTS = (POINTER, POINTER, POINTER, COUNT, COUNT, COUNT)
-
-
 _LIKELIEST = (POINTER, POINTER, POINTER, COUNT, COUNT, COUNT, COUNT)
 _SHARES = (POINTER, POINTER, POINTER, POINTER, COUNT, COUNT)
 

@@ -26,7 +26,7 @@ def descend(draft: Draft, accepted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def walk_down(fits: np.ndarray, parent: np.ndarray, deepest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Path [B, D] and count [B] on the host: from node 0 of a tree, at each level the first child that `fits` [B, T]."""
+    """Path [B, D] and count [B] on the host: from node 0 of a tree on, at each level the first child that `fits`."""
     rows, node, alive = np.arange(len(fits)), np.zeros(len(fits), dtype=np.int64), np.ones(len(fits), dtype=bool)
     path, count = [node], np.zeros_like(node)
     for _ in range(deepest):

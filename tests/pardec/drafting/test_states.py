@@ -97,6 +97,17 @@ def test_what_was_cut_off_goes_on_and_no_text_is_there_twice(
     assert again.update({"a": rows[: 8 + more]}, longest) == 0
 
 
+def test_a_file_is_known_by_what_it_begins_with(model: pardec.Model, tmp_path: Path) -> None:
+    """Not by a name that another one may have, in this call or the next."""
+    states = States(tmp_path, (0,), model.network)
+    assert states.update({"one/own.jsonl": ROWS[:1], "two/own.jsonl": ROWS[1:]}, 100) == 12
+    assert states.update({"elsewhere.jsonl": ROWS[:1], "empty.jsonl": []}, 100) == 0
+    other = ([2, 60], [61, 3])
+    assert states.update({"one/own.jsonl": [other]}, 100) == 4
+    with pytest.raises(ModelError, match=r"a\.jsonl and b\.jsonl begin with the same text"):
+        states.update({"a.jsonl": ROWS, "b.jsonl": ROWS}, 100)
+
+
 class _Knows:
     """Drafts the text itself, but is wrong about the tokens at the positions in `wrong`."""
 
