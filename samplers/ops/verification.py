@@ -54,8 +54,10 @@ def _follow_on_host(draft: Draft, pick: Tensor) -> Verdict:
     path, count = walk_down(same, parent, draft.deepest)
     reached = np.zeros(tokens.shape, dtype=bool)
     np.put_along_axis(reached, path, True, 1)  # behind `count` the last one is repeated
-    values = path, count, chosen[rows, path][rows[:, 0], count], tested & reached[rows, above], same.astype(np.float32)
-    return Verdict(*(torch.from_numpy(each).to(pick.device) for each in values), pick=pick)
+    following = chosen[rows, path][rows[:, 0], count]
+    values = path, count, following, tested & reached[rows, above], same.astype(np.float32)
+    on_host = [torch.from_numpy(each).to(pick.device) for each in values]
+    return Verdict(on_host[0], on_host[1], on_host[2], on_host[3], on_host[4], pick=pick)
 
 
 def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Verdict:
