@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .errors import CacheError, CapacityError
+from .kernels.cpu.slots import move_c, moves
 from .plan import Plan
 from .readers import Reader
 
@@ -241,7 +242,7 @@ class KVCache:
         """
         if source.shape != target.shape:
             raise CacheError(f"move: source is {list(source.shape)} and target {list(target.shape)}; they must agree")
-        if target.device.type == "cpu" and not bool(((target >= 0) & (target != source)).any()):
+        if target.device.type == "cpu" and not ((target >= 0) & (target != source)).numpy().any():
             return  # nothing moves: every layer would be written as it is
         rows = torch.arange(source.shape[0], device=source.device) if rows is None else rows
         if self.copies > 1:
@@ -250,6 +251,9 @@ class KVCache:
             shift = self.shift[rows][:, None]
             source, target = source + shift, torch.where(target < 0, -1, target + shift)
         sources, targets = self._flat(rows, source), self._flat(rows, target)
+        if moves(stores := (*self.k, *self.v)):
+            move_c(stores, sources, targets)
+            return
         for store in (self.k, self.v):
             for tensor in store:
                 flat = tensor.flatten(0, 1)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from functools import partial
+from functools import cached_property, partial
 from typing import ClassVar
 
 import numpy as np
@@ -33,16 +33,19 @@ from ..decoder_config import DecoderConfig
 from ..errors import ModelError
 from ..hidden import Hidden
 from ..kernels.attention_pattern import attention_pattern
-from ..kernels.matmul import matmul
+from ..kernels.cpu.int8 import Int8Weight
+from ..kernels.cpu.int8_layer import Int8Layer
+from ..kernels.matmul import matmul, matmul_into
 from ..kernels.ops import Ops, choose_ops
 from ..kv_cache import KVCache
 from ..layer import DecoderLayer, LayerPass
 from ..model import LanguageModel
 from ..plan import Plan
 from ..rope import Rope
-from .contracts import DraftFiles, DraftModule
+from .contracts import DraftFiles, DraftModule, looked_up
 from .eagle_files import EagleLayout
 from .eagle_taps import Taps
+from .few_pairs import few_pairs
 from .parameters import parameter
 from .vocabulary import OwnIds, own_ids
 
@@ -60,6 +63,24 @@ class PairLayer(DecoderLayer):
     def pair(self, h: Tensor, inputs: Tensor, step: LayerPass, picked: Tensor | None) -> Tensor:
         """h [M, E], or its `picked` queries, plus attention among `inputs` [M, I], then the MLP."""
         return self._mlp(self._attend(h, inputs, step, 0, picked), step)
+
+    @cached_property
+    def in_c(self) -> Int8Layer | None:
+        """The layer for the kernels in C alone; None for one that has something that they leave out."""
+        config = self.config
+        norms = self.q_norm, self.k_norm, self.post_attn_norm, self.post_mlp_norm
+        biases = self.qkv_bias, self.out_bias, self.gate_up_bias, self.down_bias
+        limits = config.clip_qkv, config.window, config.attention_cap
+        if any(each is not None for each in (*norms, *biases, *limits)) or config.query_scale != 1:
+            return None
+        if config.activation != "silu" or config.values_from_keys or len(self.down_weight) != config.width:
+            return None
+        weights = self.qkv_weight, self.out_weight, self.gate_up_weight, self.down_weight
+        qkv, out, gate_up, down = (each if isinstance(each, Int8Weight) else None for each in weights)
+        if qkv is None or out is None or gate_up is None or down is None:
+            return None
+        sizes = config.norm_eps, config.heads, config.kv_heads, config.head_dim
+        return Int8Layer(qkv, out, gate_up, down, self.mlp_norm, *sizes)
 
 
 class SplitLayer(PairLayer):
@@ -149,10 +170,7 @@ class EagleModule(DraftModule):
         return module
 
     def embed(self, tokens: Tensor) -> Tensor:
-        if self.embedding is None:
-            return super().embed(tokens)
-        rows = nn.functional.embedding(tokens.clamp(min=0), self.embedding)
-        return rows.masked_fill((tokens < 0)[..., None], 0)
+        return super().embed(tokens) if self.embedding is None else looked_up(self.embedding, tokens)
 
     def new_cache(self, batch: int, capacity: int, *, scratch: int = 0) -> KVCache:
         """An empty cache; `scratch` more slots are for trees, whose nodes take more slots than positions."""
@@ -181,19 +199,27 @@ class EagleModule(DraftModule):
 
     def run(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
         """Runs a plan of pairs."""
-        step = self._pass(plan, cache)
         assert plan.soft is not None, "a pair has a state"
         narrowed = plan.narrow and plan.want.shape[1] <= _NARROW * plan.width
-        picked = plan.want.clamp(min=0) if narrowed else None
-        last = len(self.later)
-        h, inputs = self._enter(self.embed(plan.tokens).flatten(0, 1), plan.soft.flatten(0, 1), step.ops)
-        h = self.first.pair(h, inputs, step, None if last else picked)
-        for index, layer in enumerate(self.later, 1):
-            h = layer.forward(h, step, index, picked if index == last else None)
+        ops = choose_ops(self.device, self.dtype)
+        entry, inputs = self._enter(self.embed(plan.tokens).flatten(0, 1), plan.soft.flatten(0, 1), ops)
+        h = None
+        if cache is not None and self.first.in_c is not None and not self.later:
+            h = few_pairs(self.first.in_c, entry, inputs, plan, cache, self.rope, last=narrowed)
+        if h is None:
+            h = self._layers(entry, inputs, self._pass(plan, cache, ops), plan.want.clamp(min=0) if narrowed else None)
         if self.form.norm_output:
             h = self._normed(h)
         shape = plan.want.shape if narrowed else plan.tokens.shape
         return Hidden(plan, h.view(*shape, -1), partial(self._head, plan), {}, narrowed, subset=self.subset)
+
+    def _layers(self, h: Tensor, inputs: Tensor, step: LayerPass, picked: Tensor | None) -> Tensor:
+        """All layers over pairs h [M, E], of which the first attends among `inputs`; or those `picked` by the last."""
+        last = len(self.later)
+        h = self.first.pair(h, inputs, step, None if last else picked)
+        for index, layer in enumerate(self.later, 1):
+            h = layer.forward(h, step, index, picked if index == last else None)
+        return h
 
     def _enter(self, embedded: Tensor, states: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:
         """What the first layer adds to [M, E], and what its attention reads [M, I]."""
@@ -219,9 +245,11 @@ class EagleModule(DraftModule):
         if self.head is None:
             logits: Tensor = self.target.decoder.unembed(states)  # type: ignore[attr-defined]
             return logits.to(self.device)
-        logits = matmul(states, self.head)
+        count, more = len(self.head), 0 if self.own is None else len(self.own.ids)
+        logits = torch.empty(len(states), count + more, device=self.device)
+        matmul_into(logits[:, :count], states, self.head)
         if self.own is not None:
-            logits = torch.cat((logits, self.own.logits(states, plan)), -1)
+            logits[:, count:] = self.own.logits(states, plan)
         cap: float | None = self.target.decoder.config.logit_cap if self.form.tied else None  # type: ignore[attr-defined]
         return logits if cap is None else (logits / cap).tanh() * cap
 
@@ -229,7 +257,7 @@ class EagleModule(DraftModule):
         assert self.norm is not None
         return choose_ops(self.device, self.dtype).norm(states, self.norm, self.epsilon)
 
-    def _pass(self, plan: Plan, cache: KVCache | None) -> LayerPass:
+    def _pass(self, plan: Plan, cache: KVCache | None, ops: Ops) -> LayerPass:
         limit = None if cache is None else cache.capacity
         cos, sin = self.rope.rows(plan, limit=limit, device=self.device)
         extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
@@ -237,4 +265,4 @@ class EagleModule(DraftModule):
             plan, extent=extent, dtype=self.dtype, device=self.device, window=self.layers_config.window
         )
         slots = None if cache is None else cache.slots(plan)
-        return LayerPass(plan, choose_ops(self.device, self.dtype), pattern, slots, cos, sin)
+        return LayerPass(plan, ops, pattern, slots, cos, sin)

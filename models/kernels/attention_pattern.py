@@ -91,7 +91,7 @@ def attention_pattern(
     span, uniform = plan.span, plan.uniform
     straight = plan.visible.kind == "causal" and span is not None and uniform == span[1] and window is None
     in_c = not reference and backend(device, dtype) == "c"
-    dense = _mask_of_the_last(plan, extent) if in_c and window is None else None
+    dense = mask_of_the_last(plan, extent) if in_c and window is None else None
     if dense is not None:
         last = torch.zeros(dense.shape, device=device).masked_fill_(~dense, float("-inf"))
         mask = F.pad(last, (extent - last.shape[-1], 0)).to(dtype)[:, None]
@@ -198,7 +198,7 @@ def _sees_all(plan: Plan) -> bool:
     return visible.block is not None and (plan.uniform - 1) // visible.block <= plan.span[0] // visible.block
 
 
-def _mask_of_the_last(plan: Plan, extent: int) -> Tensor | None:
+def mask_of_the_last(plan: Plan, extent: int) -> Tensor | None:
     """[B, Q, M] bool: what is seen of the last M slots that are read, all queries seeing those before.
 
     Of masks, trees and chains that are known to end with what is read and not to begin with it; else None.

@@ -53,6 +53,14 @@ def add_matmul(h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None)
     return out if bias is None else out + bias
 
 
+def matmul_into(out: Tensor, x: Tensor, weight: Tensor) -> None:
+    """Writes x [M, K] @ weight [N, K].T to `out` [M, N], of any type, whose rows may lie apart."""
+    if isinstance(weight, PackedWeight):
+        weight.matmul_into(out, x)
+    else:
+        out.copy_(matmul(x, weight))
+
+
 class Linear(nn.Linear):
     """nn.Linear by `matmul`."""
 

@@ -20,23 +20,17 @@ def descend(draft: Draft, accepted: Tensor) -> tuple[Tensor, Tensor]:
         index = torch.arange(draft.width, device=accepted.device)
         return index.expand_as(draft.tokens), accepted[:, 1:].long().cumprod(1).sum(1)
     fits, parent = to_host({"fits": accepted & draft.tested, "parent": draft.parent}).values()
-    path, count = walk_down(fits, parent, draft.deepest)
-    device = accepted.device
-    return torch.from_numpy(path).to(device), torch.from_numpy(count).to(device)
-
-
-def walk_down(fits: np.ndarray, parent: np.ndarray, deepest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Path [B, D] and count [B] on the host: from node 0 of a tree on, at each level the first child that `fits`."""
     rows, node, alive = np.arange(len(fits)), np.zeros(len(fits), dtype=np.int64), np.ones(len(fits), dtype=bool)
     path, count = [node], np.zeros_like(node)
-    for _ in range(deepest):
+    for _ in range(draft.deepest):
         below = fits & (parent == node[:, None])
         first = below.argmax(1)
         alive = alive & below[rows, first]
         node = np.where(alive, first, node)
         count = count + alive
         path.append(node)
-    return np.stack(path, 1), count
+    device = accepted.device
+    return torch.from_numpy(np.stack(path, 1)).to(device), torch.from_numpy(count).to(device)
 
 
 def longest(draft: Draft, fits: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,17 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from pardec.models.kernels.choice import backend
 
-from ..host_transfer import to_host
 from ..rng import wide
 from ..speculative.contracts import BatchedUniforms, Draft, InverseCDFUniforms, Uniforms, Verdict
-from .tree_walk import Walk, descend, reached, walk_down
+from .tree_walk import Walk, descend, reached
 
 _NOTHING = 1e-12  # a residual without a larger entry is rounding error: p equals q, and p is sampled from
 
@@ -45,19 +43,32 @@ def follow(draft: Draft, pick: Tensor) -> Verdict:
 
 
 def _follow_on_host(draft: Draft, pick: Tensor) -> Verdict:
-    """The same for trees without `sure`: a few numbers, of which a device would begin a dozen operations."""
-    parts = {"tokens": draft.tokens, "parent": draft.parent, "tested": draft.tested, "pick": pick}
-    tokens, parent, tested, chosen = to_host(parts).values()
-    rows = np.arange(len(tokens))[:, None]
-    above = parent.clip(0)
-    same = tested & (tokens == chosen[rows, above])
-    path, count = walk_down(same, parent, draft.deepest)
-    reached = np.zeros(tokens.shape, dtype=bool)
-    np.put_along_axis(reached, path, True, 1)  # behind `count` the last one is repeated
-    following = chosen[rows, path][rows[:, 0], count]
-    values = path, count, following, tested & reached[rows, above], same.astype(np.float32)
-    on_host = [torch.from_numpy(each).to(pick.device) for each in values]
-    return Verdict(on_host[0], on_host[1], on_host[2], on_host[3], on_host[4], pick=pick)
+    """The same for trees without `sure`, number by number: operations on arrays take longer to begin than all of it."""
+    tokens, parents, tests, picks = (part.tolist() for part in (draft.tokens, draft.parent, draft.tested, pick))
+    rows = zip(tokens, parents, tests, picks, strict=True)
+    results = [_follow_row(*row, deepest=draft.deepest) for row in rows]
+    paths, counts, ends, compared, fits = zip(*results, strict=True)
+    device = pick.device
+    path, count, end = (torch.tensor(each, device=device) for each in (paths, counts, ends))
+    tested, ratio = torch.tensor(compared, device=device), torch.tensor(fits, dtype=torch.float32, device=device)
+    return Verdict(path, count, end, tested, ratio, pick=pick)
+
+
+def _follow_row(
+    tokens: list[int], parents: list[int], tested: list[bool], pick: list[int], *, deepest: int
+) -> tuple[list[int], int, int, list[bool], list[bool]]:
+    """Of one row: path, count, the next token, the nodes that were compared, and those that equal the pick."""
+    path, along = [0], [True]
+    compared, fits = [False], [False]
+    for node in range(1, len(tokens)):
+        above = parents[node]
+        fits.append(tested[node] and tokens[node] == pick[above])
+        compared.append(tested[node] and along[above])
+        along.append(fits[node] and above == path[-1])
+        if along[node]:
+            path.append(node)
+    count = len(path) - 1
+    return path + path[-1:] * (deepest - count), count, pick[path[-1]], compared, fits
 
 
 def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Verdict:

@@ -127,7 +127,8 @@ class DraftModelState(DraftModel):
         """[B, K, V] logits behind `nodes` [B, K], or over the ids that the model drafts, [B, K, N]."""
         first = self.own and not self.slot.shape[1]
         raw = self._catch_up(nodes, subset=subset) if first else self._feed(draft, nodes).logits(subset=subset)
-        self.highest = self.highest + torch.where(nodes >= 0, raw.amax(-1), 0).sum()
+        highest = raw.amax() if self.alone else torch.where(nodes >= 0, raw.amax(-1), 0).sum()
+        self.highest = self.highest + highest
         return raw
 
     def _processed(self, logits: Tensor, draft: Draft, nodes: Tensor) -> Tensor:

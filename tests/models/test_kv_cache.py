@@ -62,7 +62,9 @@ def test_keep_reorders_rows():
     assert cache.k[0][:, 0, 0, 0].tolist() == [3, 1]
 
 
-def test_move_reads_everything_before_it_writes():
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_move_reads_everything_before_it_writes(kernels, monkeypatch):
+    monkeypatch.setenv("PARDEC_KERNELS", kernels)
     cache = make()
     for tensor in (*cache.k, *cache.v):
         tensor[:, :6, 0, 0] = torch.arange(6.0)

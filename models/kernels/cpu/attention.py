@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ _Steps = ctypes.c_ssize_t * 14
 def faster(q: Tensor) -> bool:
     """Whether the kernel is compiled, and PyTorch's attention takes longer of these queries [B, Q, H, D]."""
     _, queries, _, dim = q.shape
-    return (queries > 1 or dim <= _WIDE) and library.kernel(_FILE, "pardec_attend", _ARGUMENTS) is not None
+    return (queries > 1 or dim <= _WIDE) and kernel() is not None
 
 
 def causal_c(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -61,7 +62,11 @@ def attend_c(
     threads = library.threads(2 * q.numel() * slots)
     operands = TYPES[q.dtype], q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), start
     wanted = None if sums is None else sums.data_ptr()
-    run = library.kernel(_FILE, "pardec_attend", _ARGUMENTS)
-    if run(*operands, wanted, steps, ends, batch, queries, heads, shared, slots, last, dim, threads):
+    if kernel()(*operands, wanted, steps, ends, batch, queries, heads, shared, slots, last, dim, threads):
         raise MemoryError(f"no memory for the attention of {queries} queries of {dim} dimensions")
     return out
+
+
+def kernel() -> Any:
+    """The compiled attention; None where there is none."""
+    return library.kernel(_FILE, "pardec_attend", _ARGUMENTS)

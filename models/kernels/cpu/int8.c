@@ -119,10 +119,11 @@ int pardec_multiplies_int8(void)
 }
 
 /* x [count, length] of rows `step` apart, times panels of `columns` rows, onto `base` (NULL: zeros; its rows lie
- * `base_step` apart, 0 where all are one) -> out [count, columns]; x, base and out are of `type`. Returns 0, or 1 where
- * there is no memory. */
+ * `base_step` apart, 0 where all are one) -> out [count, columns], rows `out_step` apart; x and base are of `type`, and
+ * out of `out_type`. Returns 0, or 1 where there is no memory. */
 int pardec_int8(int type, const void *x, ptrdiff_t step, const char *w, const float *scale, const void *base,
-                 ptrdiff_t base_step, void *out, int count, int columns, int length, int threads)
+                ptrdiff_t base_step, int out_type, void *out, ptrdiff_t out_step, int count, int columns, int length,
+                int threads)
 {
     int steps = (length + 3) / 4, panels = (columns + WIDTH - 1) / WIDTH, groups = (length + GROUP - 1) / GROUP;
     ptrdiff_t apart = (ptrdiff_t)steps * 4, numbers = (ptrdiff_t)count * groups;
@@ -140,7 +141,7 @@ int pardec_int8(int type, const void *x, ptrdiff_t step, const char *w, const fl
                 for (int j = 0, n = p * WIDTH; j < VECTORS && n < columns; j++, n += LANES) {
                     vec value = sum[i][j] * *(const vec *)(scale + n);
                     if (base) value += load(type, past(type, base, (m + i) * base_step), n, columns - n);
-                    store(type, past(type, out, (ptrdiff_t)(m + i) * columns), n, columns - n, value);
+                    store(out_type, past(out_type, out, (m + i) * out_step), n, columns - n, value);
                 }
         }
     free(rows.a), free(rows.s), free(rows.less);

@@ -21,7 +21,7 @@ from .packed import PackedWeight
 
 WIDTH, EACH = 32, 4  # rows of a panel, and k that lie together, as int8.c has them
 _FILE = Path(__file__).with_suffix(".c")
-_ARGUMENTS = (COUNT, POINTER, STEP, *[POINTER] * 3, STEP, POINTER, *[COUNT] * 4)
+_ARGUMENTS = (COUNT, POINTER, STEP, *[POINTER] * 3, STEP, COUNT, POINTER, STEP, *[COUNT] * 4)
 
 
 class Int8Weight(PackedWeight):
@@ -53,23 +53,59 @@ class Int8Weight(PackedWeight):
         return ((whole.float() - 128) * self.scale[:rows, None]).to(self.dtype)
 
     def matmul(self, x: Tensor, base: Tensor | None = None) -> Tensor:
-        run, (rows, length) = _kernel(), self.shape
-        if run is None or x.dtype not in library.TYPES or not x.is_cpu or x.requires_grad or library.is_traced():
+        if not self._takes(x):
             out = torch.nn.functional.linear(x, self.dense.to(x.dtype))
             return out if base is None else out + base
-        flat = x.reshape(-1, length)
-        flat = flat if flat.stride(1) == 1 else flat.contiguous()
+        rows, length = self.shape
+        flat = _by_rows(x, length)
         out = torch.empty((*x.shape[:-1], rows), dtype=x.dtype)
-        start, apart = None, 0
+        start, apart, kind = None, 0, library.TYPES[x.dtype]
         if base is not None:
             base = base.contiguous().to(x.dtype)
             start, apart = base.data_ptr(), 0 if base.dim() == 1 else rows
-        weights = self.packed.data_ptr(), self.scale.data_ptr()
-        counts = len(flat), rows, length, library.threads(len(flat) * self.numel())
-        entries = library.TYPES[x.dtype], flat.data_ptr(), flat.stride(0)
-        if run(*entries, *weights, start, apart, out.data_ptr(), *counts):
-            raise MemoryError(f"no memory for a matmul of {len(flat)} rows of {length}")
+        self._run(kind, flat.data_ptr(), flat.stride(0), start, apart, kind, out.data_ptr(), rows, len(flat))
         return out
+
+    def matmul_into(self, out: Tensor, x: Tensor) -> None:
+        if not self._takes(x) or out.dtype != torch.float32 or out.stride(1) != 1:
+            super().matmul_into(out, x)
+            return
+        flat, kinds = _by_rows(x, self.shape[1]), library.TYPES
+        to = kinds[out.dtype], out.data_ptr(), out.stride(0)
+        self._run(kinds[x.dtype], flat.data_ptr(), flat.stride(0), None, 0, *to, len(flat))
+
+    def matmul_at(self, kind: int, x: int, count: int, out: int, base: int | None = None) -> None:
+        """`matmul` of addresses: each has `count` rows, which lie together, of numbers of one of `library.TYPES`."""
+        rows, length = self.shape
+        self._run(kind, x, length, base, rows, kind, out, rows, count)
+
+    def _takes(self, x: Tensor) -> bool:
+        fits = x.dtype in library.TYPES and x.is_cpu and not x.requires_grad and not library.is_traced()
+        return fits and _kernel() is not None
+
+    def _run(
+        self,
+        kind: int,
+        x: int,
+        step: int,
+        base: int | None,
+        apart: int,
+        out_kind: int,
+        out: int,
+        out_step: int,
+        count: int,
+    ) -> None:
+        rows, length = self.shape
+        weights, threads = (self.packed.data_ptr(), self.scale.data_ptr()), library.threads(count * rows * length)
+        to = out_kind, out, out_step, count, rows, length, threads
+        if _kernel()(kind, x, step, *weights, base, apart, *to):
+            raise MemoryError(f"no memory for a matmul of {count} rows of {length}")
+
+
+def _by_rows(x: Tensor, length: int) -> Tensor:
+    """x [..., K] as [M, K], each row of which lies together."""
+    flat = x.reshape(-1, length)
+    return flat if flat.stride(1) == 1 else flat.contiguous()
 
 
 def quantized(weight: Tensor) -> Int8Weight:

@@ -25,7 +25,7 @@ _Steps = ctypes.c_ssize_t * 6
 def usable(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernels run for states of this dtype on `device`, now."""
     fits = device.type == "cpu" and dtype in TYPES and not torch.is_grad_enabled() and not library.is_traced()
-    return fits and library.allowed() and _kernel("pardec_norm", _NORM) is not None
+    return fits and library.allowed() and norm() is not None
 
 
 def norm_c(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -35,7 +35,7 @@ def norm_c(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if weight.dtype is not x.dtype:
         weight = weight.to(x.dtype)
     width = weight.shape[0]
-    run = _kernel("pardec_norm", _NORM)
+    run = norm()
     run(x.data_ptr(), weight.data_ptr(), out.data_ptr(), TYPES[x.dtype], x.numel() // width, width, eps)
     return out
 
@@ -45,7 +45,7 @@ def swiglu_c(gate_up: Tensor) -> Tensor:
     gate_up = gate_up.contiguous()
     width = gate_up.shape[-1] // 2
     out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype)
-    run = _kernel("pardec_gate", _GATE)
+    run = gate()
     run(gate_up.data_ptr(), out.data_ptr(), TYPES[gate_up.dtype], out.numel() // width, width)
     return out
 
@@ -70,10 +70,21 @@ def apply_rotary_c(
     apart = 0 if cos.shape[0] == 1 else queries * rotated
     tables = cos.data_ptr(), sin.data_ptr(), apart
     outputs = q.data_ptr(), k.data_ptr(), None if v is None else v.data_ptr(), steps
-    run = _kernel("pardec_turn", _ROTARY)
+    run = rotation()
     run(TYPES[qkv.dtype], qkv.data_ptr(), total * dim, *tables, *outputs, batch, queries, heads, kv, dim, rotated)
     return q, k
 
 
-def _kernel(name: str, arguments: tuple[Any, ...]) -> Any:
-    return library.kernel(_FILE, name, arguments)
+def norm() -> Any:
+    """The compiled norm; None where there is none."""
+    return library.kernel(_FILE, "pardec_norm", _NORM)
+
+
+def gate() -> Any:
+    """The compiled gate, of the same library."""
+    return library.kernel(_FILE, "pardec_gate", _GATE)
+
+
+def rotation() -> Any:
+    """The compiled rotation, of the same library."""
+    return library.kernel(_FILE, "pardec_turn", _ROTARY)

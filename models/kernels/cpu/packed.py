@@ -26,6 +26,10 @@ class PackedWeight(Tensor):
         """base + x [..., K] @ self.T: [..., N]; `base` is of that shape, or a bias [N]."""
         raise NotImplementedError
 
+    def matmul_into(self, out: Tensor, x: Tensor) -> None:
+        """Writes x [M, K] @ self.T to `out` [M, N], of any type, whose rows may lie apart."""
+        out.copy_(self.matmul(x))
+
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeight:
         copies = (part.clone() if isinstance(part, Tensor) else part for part in self.parts)
         return _rebuild(type(self), tuple(copies), isinstance(self, nn.Parameter))

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 import pardec
-from pardec.models.draft_modules import load
+from pardec.models.draft_modules import eagle, few_pairs, load
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.kernels import matmul
-from pardec.models.kernels.cpu import int8, library
+from pardec.models.kernels.cpu import int8, library, panels
+from pardec.models.kernels.ops import choose_ops
 from pardec.samplers.spec import parse
 from pardec.samplers.spec_values import check
 
@@ -116,6 +117,52 @@ def test_a_drafter_drafts_about_as_well_and_the_text_stays_the_same(kind, dtype)
     assert [True in each for each in kinds] == [False, True]
     assert less.tokens == whole.tokens == plain.tokens if dtype == "float32" else less.tokens
     assert sum(less.nfe) <= sum(whole.nfe) + 3
+
+
+@pytest.mark.usefixtures("able")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", ["", "+beam:beams=4,nodes=6", "+beam:beams=8,nodes=20", "+template:widths=2-2"])
+def test_a_layer_in_one_go_gives_the_bits_of_its_operations(monkeypatch, dtype, shape):
+    model = pardec.load("tiny-llama", device="cpu", dtype=dtype)
+    module = load.load_draft_module("tiny-llama-eagle", model.language_model, quantize="int8")
+    ways = []
+
+    def both(layer, h, inputs, plan, cache, rope, *, last):
+        found = few_pairs.few_pairs(layer, h, inputs, plan, cache, rope, last=last)
+        ways.append((plan.batch, plan.visible.kind, last, found is not None))
+        if found is None:
+            return None
+        stored = cache.k[0].clone(), cache.v[0].clone()
+        slots = slice(plan.uniform - plan.width, plan.uniform)
+        cache.k[0][:, slots], cache.v[0][:, slots] = torch.nan, torch.nan
+        picked = plan.want if last else None
+        step = module._pass(plan, cache, choose_ops(module.device, module.dtype))
+        assert torch.equal(module._layers(h, inputs, step, picked), found)
+        assert torch.equal(cache.k[0], stored[0])
+        assert torch.equal(cache.v[0], stored[1])
+        return found
+
+    monkeypatch.setattr(eagle, "few_pairs", both)
+    spec = f"eagle:name=tiny-llama-eagle,k=3,quantize=int8{shape}"
+    model.generate(PROMPTS[0], sampler=spec, max_new_tokens=24)
+    assert {way[3] for way in ways[1:]} == {True}, "all but the prompt"
+    assert {way[1] for way in ways} == ({"causal", "mask"} if shape else {"causal"})
+    assert any(way[2] for way in ways)
+    ways.clear()
+    model.generate(PROMPTS, sampler=spec, max_new_tokens=8)
+    assert (2, False) in {(way[0], way[3]) for way in ways}, "rows side by side go operation by operation"
+
+
+@pytest.mark.usefixtures("able")
+def test_products_go_where_they_are_wanted():
+    weight, x, out = int8.quantized(randn(70, 33, seed=1)), randn(5, 33).bfloat16(), torch.full((5, 100), 7.0)
+    matmul.matmul_into(out[:, 3:73], x, weight)
+    assert torch.equal(out[:, 3:73].bfloat16(), matmul.matmul(x, weight))
+    assert (out[:, :3] == 7).all()
+    assert (out[:, 73:] == 7).all()
+    for plain in (weight.dense, nn.Parameter(panels.empty(70, 33), requires_grad=False)):
+        matmul.matmul_into(out[:, :70], x.float(), plain)
+        assert torch.equal(out[:, :70], matmul.matmul(x.float(), plain))
 
 
 @pytest.mark.usefixtures("able")
