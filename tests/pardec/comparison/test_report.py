@@ -71,6 +71,8 @@ def opened(run: Run, model: pardec.Model, tmp_path_factory: pytest.TempPathFacto
             view.on("pageerror", lambda error: complaints.append(str(error)))
             view.on("request", lambda asked: complaints.append(asked.url) if asked.url != address else None)
             view.goto(address)
+            if name != "result":  # the plot is drawn once the browser has told how wide it is
+                view.locator("#frontier .point").first.wait_for(state="attached")
             return view
 
         yield show
