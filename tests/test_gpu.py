@@ -1,4 +1,4 @@
-"""On a GPU: every method decodes what it decodes on a CPU, and every kind of drafter learns."""
+"""On a GPU: every method decodes what it decodes on a CPU, captured or not, and every kind of drafter learns."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pardec
 from pardec.drafting.networks import KINDS
 from pardec.drafting.run import Plan
 from pardec.drafting.setup import prepare
+from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.errors import ModelError, SpecError
 from pardec.samplers import registry
 
@@ -60,6 +61,26 @@ def test_tokens_are_those_of_a_cpu(name: str, spec: str) -> None:
     result = pardec.load(name, device="cuda", dtype="float32").generate(PROMPTS[name], **options)
     assert [list(row) for row in result.tokens] == [list(row) for row in expected.tokens]
     assert list(result.nfe) == list(expected.nfe)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        *(("tiny-llama", spec) for spec in ("sequential", "lookup", EAGLE, f"{EAGLE}+beam:beams=4,nodes=6")),
+        *(("tiny-llada", spec) for spec in ("threshold", "threshold@dual")),
+        ("tiny-nemotron", "linearspec@causal"),
+    ],
+)
+def test_captured_forwards_decode_the_same(name: str, spec: str) -> None:
+    options = {"sampler": spec, "max_new_tokens": 32}
+    expected = pardec.load(name, device="cuda", dtype="float32").generate(PROMPTS[name], **options)
+    model = pardec.load(name, device="cuda", dtype="float32", cuda_graphs=True)
+    for _ in range(2):  # the second in the memory of the first
+        result = model.generate(PROMPTS[name], **options)
+        assert [list(row) for row in result.tokens] == [list(row) for row in expected.tokens]
+    runner = model.network.decoder
+    assert isinstance(runner, GraphRunner)
+    assert runner.counts["replayed"] > 0, runner.describe()
 
 
 @pytest.mark.parametrize("online", [False, True])
