@@ -77,8 +77,7 @@ def load(
         tp: under torchrun, each process holds a share of every layer, for models beyond one GPU. All of them have to
             make the same calls, and all get the same tokens.
         cuda_graphs: on a CUDA device, capture forwards of few queries whose shapes recur as CUDA graphs, so that small
-            batches do not wait for Python. KV caches keep their memory between requests. Off by default: it has been
-            tested without a GPU only, on recordings of tensor operations.
+            batches do not wait for Python. KV caches keep their memory between requests. Off by default.
         adapter: a LoRA adapter in PEFT's layout, a folder or a hub id, merged into the weights before anything else is
             done with them. The model is then called "name+adapter", and so it is in results.
         images: False loads a model that both draws and writes (Lumina-DiMOO, MMaDA) for its text: prompts are then

