@@ -29,13 +29,14 @@ NAMES = {
     },
     **{kind: f"{kind}:name=tiny-llama-draft" for kind in ("model", "pearl", "triforce", "sorted")},
     "auto": f'auto:model="{EAGLE}",copy="lookup:k=7"',
+    "linearspec": "linearspec:k=3,mask=4",
 }
 OTHERS = (
     ("tiny-llama", f"{EAGLE}+beam:beams=4,nodes=6"),
     *(("tiny-llada", spec) for spec in ("threshold", "threshold@dual")),
-    *(("tiny-nemotron", spec) for spec in ("threshold@block", "threshold@causal")),
+    ("tiny-nemotron", "threshold@causal"),
 )
-# Methods that rank or compare confidences which differ in the last bit alone, behind the answer's end.
+# On an H100 they took other numbers of forwards: they compare confidences that differ in the last bit alone.
 TIES = ("spacing", "saber")
 
 
@@ -62,8 +63,9 @@ def test_tokens_are_those_of_a_cpu(name: str, spec: str) -> None:
         pytest.skip(f"not alone, or not for this model: {error}")
     result = pardec.load(name, device="cuda", dtype="float32").generate(PROMPTS[name], **options)
     assert [list(row) for row in result.tokens] == [list(row) for row in expected.tokens]
-    if spec not in TIES:
-        assert list(result.nfe) == list(expected.nfe)
+    if spec in TIES and list(result.nfe) != list(expected.nfe):
+        pytest.xfail(f"{result.nfe} forwards, and {expected.nfe} on a CPU")
+    assert list(result.nfe) == list(expected.nfe)
 
 
 @pytest.mark.parametrize(

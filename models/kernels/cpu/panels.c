@@ -11,7 +11,8 @@
  * A panel holds WIDTH rows n of w, step by step, so that what is read next always lies next: w[n, k] is
  * panels[n / WIDTH][k][n % WIDTH] of float32, and panels[n / WIDTH][k / 2][n % WIDTH][k % 2] of bfloat16, both filled up
  * with zeros. With few rows a product takes as long as reading the weights does, and with more as long as its arithmetic:
- * then what lies AHEAD is fetched beside it. With fewer than FETCHED rows the processor fetches well by itself.
+ * then what lies AHEAD is fetched beside it. Below FETCHED the processor fetches well by itself. Every block of rows
+ * fetches: left to the first of them, 10 rows took longer.
  */
 
 #include <stdlib.h>
@@ -29,7 +30,7 @@
 #define CHUNK 96                /* rows of x that go over all panels before the next do, so that they stay in a cache */
 #define LINE 64                 /* bytes that are fetched together */
 #define AHEAD (128 * STEP)      /* bytes from what is read to what is fetched: 24 KiB */
-#define FETCHED 6               /* rows of x, or of pairs, from which on it is */
+#define FETCHED 6               /* products of each vector of w, from which on it is */
 
 /* What is multiplied: both float32, float32 by bfloat16, or both bfloat16. */
 enum { FLOATS, HALVES, PAIRS };
