@@ -6,6 +6,7 @@
   benchmarks;
 - `CONTRIBUTING.md`: the stages, with the signatures of their contracts;
 - `docs/papers.md`: the papers, from `docs/papers.toml`, the methods' files and the tests that are marked with one;
+- `benchmarks/gpu.md`, from the results of `scripts/gpu_queue` in `benchmarks/gpu/`;
 - `docs/images/frontier.svg`, from `benchmarks/samplers.json`;
 - the pages of `docs/` on methods, commands, families and benchmarks, which are not committed: every build of the
   documentation writes them.
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import readme_figures
+from gpu_runs import page as gpu_page
 
 import pardec
 from pardec.samplers.cards import STAGES_OF, Family
@@ -119,6 +121,7 @@ def files() -> dict[Path, str]:
         readme: _filled(readme, checkpoints=checkpoints(), methods=methods(), measured=measured()),
         contributing: _filled(contributing, stages=stages()),
         papers: _filled(papers, papers=_pages().papers.papers(ROOT)),
+        ROOT / "benchmarks" / "gpu.md": gpu_page.page(sorted((ROOT / "benchmarks" / "gpu").glob("*.json"))),
         readme_figures.FOLDER / "frontier.svg": readme_figures.plot(_read("samplers.json")["sections"][0]),
     }
 

@@ -1,21 +1,39 @@
-"""On a GPU: every method decodes what it decodes on a CPU, captured or not, and every kind of drafter learns."""
+"""On a GPU: every method decodes what it decodes on a CPU, captured or not, and every kind of drafter learns.
+
+PARDEC_TEST_DEVICE=cpu runs these tests without a GPU, to see that they are in order; captured forwards are left out
+then. `-m short` chooses the tests that `scripts/gpu_queue` runs within a minute.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import pardec
 from pardec.drafting.networks import KINDS
-from pardec.drafting.run import Plan
+from pardec.drafting.run import Plan as TrainingPlan
 from pardec.drafting.setup import prepare
+from pardec.models.continuous.contracts import ContinuousModel
+from pardec.models.continuous.mar_reader import Reader
 from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.errors import ModelError, SpecError
+from pardec.models.model import LanguageModel
+from pardec.models.plan import Plan
+from pardec.models.scales.contracts import ScaleModel
+from pardec.models.scales.transformer import VARTransformer
 from pardec.samplers import registry
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+DEVICE = os.environ.get("PARDEC_TEST_DEVICE", "cuda")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a GPU"),
+]
+CAPTURES = pytest.mark.skipif(DEVICE != "cuda", reason="CUDA graphs need a GPU")
+GOLDEN = Path(__file__).parent / "golden"
 
 PROMPTS = {
     "tiny-dream": ["Tom has 18 cups. He loses 4. How many cups does Tom have now?", "sort: d a c b"],
@@ -36,6 +54,13 @@ OTHERS = (
     *(("tiny-llada", spec) for spec in ("threshold", "threshold@dual")),
     ("tiny-nemotron", "threshold@causal"),
 )
+SHORT = {
+    *(("tiny-llama", spec) for spec in ("sequential", "lookup", EAGLE, f"{EAGLE}+beam:beams=4,nodes=6")),
+    *(("tiny-llada", spec) for spec in ("threshold", "threshold@dual")),
+    ("tiny-dream", "credit"),
+    ("tiny-dream", "threshold@dkv"),
+}
+IMAGES = {"c2i_tiny": "llamagen/checkpoint/c2i_tiny.pt", "mar": "mar/checkpoint", "var": "var/checkpoint/var_plain.pth"}
 # On an H100 they took other numbers of forwards: they compare confidences that differ in the last bit alone.
 TIES = ("spacing", "saber")
 
@@ -53,7 +78,12 @@ def specs() -> list[tuple[str, str]]:
     return [*chosen, *OTHERS]
 
 
-@pytest.mark.parametrize(("name", "spec"), specs(), ids=lambda value: str(value))
+def marked(pairs: list[tuple[str, str]]) -> list[Any]:
+    """The pairs as parameters; those of `SHORT` are marked."""
+    return [pytest.param(*pair, marks=[pytest.mark.short] if pair in SHORT else []) for pair in pairs]
+
+
+@pytest.mark.parametrize(("name", "spec"), marked(specs()), ids=lambda value: str(value))
 def test_tokens_are_those_of_a_cpu(name: str, spec: str) -> None:
     host = pardec.load(name, device="cpu", dtype="float32")
     options = {"sampler": spec, "max_new_tokens": 32}
@@ -61,24 +91,97 @@ def test_tokens_are_those_of_a_cpu(name: str, spec: str) -> None:
         expected = host.generate(PROMPTS[name], **options)
     except (ModelError, SpecError, ValueError, TypeError) as error:
         pytest.skip(f"not alone, or not for this model: {error}")
-    result = pardec.load(name, device="cuda", dtype="float32").generate(PROMPTS[name], **options)
+    result = pardec.load(name, device=DEVICE, dtype="float32").generate(PROMPTS[name], **options)
     assert [list(row) for row in result.tokens] == [list(row) for row in expected.tokens]
     if spec in TIES and list(result.nfe) != list(expected.nfe):
         pytest.xfail(f"{result.nfe} forwards, and {expected.nfe} on a CPU")
     assert list(result.nfe) == list(expected.nfe)
 
 
+def image_model(name: str, device: str, dtype: str) -> pardec.Model:
+    """A small checkpoint in the authors' format. VAR's tokenizer lies beside it."""
+    more = {"decoder": GOLDEN / "var/checkpoint/vae.pth"} if name == "var" else {}
+    return pardec.load(GOLDEN / IMAGES[name], device=device, dtype=dtype, **more)
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_are_those_of_a_cpu(name: str) -> None:
+    """Codes are equal, and vectors within float32's rounding."""
+    options: dict[str, Any] = {"label": [1, 2], "seed": 3}
+    expected = image_model(name, "cpu", "float32").generate(**options)
+    result = image_model(name, DEVICE, "float32").generate(**options)
+    assert list(result.nfe) == list(expected.nfe)
+    if expected.latents is None:
+        assert [list(row) for row in result.tokens] == [list(row) for row in expected.tokens]
+    else:
+        for found, wanted in zip(result.latents, expected.latents, strict=True):
+            torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(wanted), atol=2e-3, rtol=2e-3)
+
+
+@torch.inference_mode()
+def outputs(model: pardec.Model) -> list[torch.Tensor]:
+    """Logits of a whole forward and of one that reads a cache; states of MAR; logits of all maps of VAR."""
+    network = model.network
+    if isinstance(network, ScaleModel):
+        transformer = network.transformer
+        assert isinstance(transformer, VARTransformer)
+        labels = torch.tensor([1, 2], device=network.device)
+        maps = torch.randn(
+            2, network.quantizer.scales.tokens - 1, network.quantizer.channels, generator=torch.manual_seed(0)
+        )
+        states = transformer.states(
+            labels, maps.to(labels.device), transformer.new_cache(2), first=0, last=len(network.quantizer.scales) - 1
+        )
+        return [transformer.read(states, labels)]
+    if isinstance(network, ContinuousModel):
+        backbone = network.backbone
+        assert isinstance(backbone, Reader)
+        size = network.head.size
+        tokens = torch.randn(2, backbone.tokens, size, generator=torch.manual_seed(0)).to(network.device, network.dtype)
+        known = torch.arange(backbone.tokens, device=network.device).repeat(2, 1) % 2 == 0
+        states, place, _ = backbone.network.encode(tokens, known, torch.tensor([1, 2], device=network.device))
+        return [backbone.network.decode(states, place)]
+    assert isinstance(network, LanguageModel)
+    top = min(network.vocab_size, 200)
+    ids = torch.randint(5, top, (2, 24), generator=torch.manual_seed(0)).to(network.device)
+    whole = network.forward(Plan.full(ids, network.visible())).logits()
+    cache = network.new_cache(2, 24)
+    network.forward(Plan.full(ids, network.visible()), cache)
+    window = torch.arange(8, 16, device=network.device).repeat(2, 1)
+    lengths = torch.full((2,), 24, device=network.device)
+    plan = Plan(ids[:, 8:16], window, window, network.visible(), lengths, window - 8, uniform=24, span=(8, 16))
+    return [whole, network.forward(plan, cache).logits()]
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("name", ["tiny-llada", "tiny-dream", "tiny-llama", *IMAGES])
+def test_bfloat16_logits_are_near_those_of_float32(name: str) -> None:
+    """By the norm of the difference; bfloat16 keeps 8 bits, and errors of a few layers add up."""
+
+    def made(device: str, dtype: str) -> list[torch.Tensor]:
+        model = image_model(name, device, dtype) if name in IMAGES else pardec.load(name, device=device, dtype=dtype)
+        return [values.float().cpu() for values in outputs(model)]
+
+    for found, expected in zip(made(DEVICE, "bfloat16"), made("cpu", "float32"), strict=True):
+        assert found.isfinite().all()
+        assert (found - expected).norm() < 0.03 * expected.norm()
+
+
+@CAPTURES
 @pytest.mark.parametrize(
     ("name", "spec"),
-    [
-        *(("tiny-llama", spec) for spec in ("sequential", "lookup", EAGLE, f"{EAGLE}+beam:beams=4,nodes=6")),
-        *(("tiny-llada", spec) for spec in ("threshold", "threshold@dual")),
-    ],
+    marked(
+        [
+            *(("tiny-llama", spec) for spec in ("sequential", "lookup", EAGLE, f"{EAGLE}+beam:beams=4,nodes=6")),
+            *(("tiny-llada", spec) for spec in ("threshold", "threshold@dual")),
+        ]
+    ),
 )
 def test_captured_forwards_decode_the_same(name: str, spec: str) -> None:
     options = {"sampler": spec, "max_new_tokens": 32}
-    expected = pardec.load(name, device="cuda", dtype="float32").generate(PROMPTS[name], **options)
-    model = pardec.load(name, device="cuda", dtype="float32", cuda_graphs=True)
+    expected = pardec.load(name, device=DEVICE, dtype="float32").generate(PROMPTS[name], **options)
+    model = pardec.load(name, device=DEVICE, dtype="float32", cuda_graphs=True)
     for _ in range(2):  # the second in the memory of the first
         result = model.generate(PROMPTS[name], **options)
         assert [list(row) for row in result.tokens] == [list(row) for row in expected.tokens]
@@ -90,10 +193,10 @@ def test_captured_forwards_decode_the_same(name: str, spec: str) -> None:
 @pytest.mark.parametrize("online", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_drafter_learns(kind: str, online: bool, tmp_path: Path) -> None:
-    model = pardec.load("tiny-llama", device="cuda", dtype="bfloat16")
+    model = pardec.load("tiny-llama", device=DEVICE, dtype="bfloat16")
     rows = [(list(range(20, 30 + n % 5)), [40 + (n * 7 + at) % 60 for at in range(12)]) for n in range(12)]
     out, state = tmp_path / "out", tmp_path / "run"
-    plan = Plan(kind, kind, out, state, steps=3, batch=100, validation=2, drafts=2, optimizer="muon")
+    plan = TrainingPlan(kind, kind, out, state, steps=3, batch=100, validation=2, drafts=2, optimizer="muon")
     options = {"heads": 2, "block": 4, "unroll": 2, "mlp_width": 64, "mask_id": 4, "ramp": (0.0, 0.1)}
     if kind in ("eagle", "dflash"):
         options["vocab"] = 120
@@ -103,6 +206,6 @@ def test_a_drafter_learns(kind: str, online: bool, tmp_path: Path) -> None:
     assert any(not torch.equal(value, before[name]) for name, value in run.parameters.items())
     again = prepare(model.network, {"rows": rows}, plan, options, folder=tmp_path, longest=100, online=online)
     assert again.step == 3
-    assert pardec.load("tiny-llama", device="cuda").generate(
+    assert pardec.load("tiny-llama", device=DEVICE).generate(
         PROMPTS["tiny-llama"], sampler=f"{kind}:name={out}", max_new_tokens=8
     )

@@ -19,6 +19,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064, "rms_norm_eps": 1e-6,
         "rope_theta": 1000000.0, "max_position_embeddings": 131072, "tie_word_embeddings": False,
     },
+    "qwen3-8b": {
+        "model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936,
+        "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "max_position_embeddings": 40960, "tie_word_embeddings": False,
+    },
     "llamagen-xl": {
         "model_type": "llamagen", "gpt_type": "c2i", "dim": 1280, "n_layer": 36, "n_head": 20, "vocab_size": 16384,
         "block_size": 576, "cls_token_num": 1,

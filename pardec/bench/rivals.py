@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,6 +57,8 @@ def rivals(model: LanguageModel, call: Call) -> Rivals:
         others.runs["plain"] = lambda: plain.run(canvas, prompt, block)[:, prompt:]
         if cache == "dual":
             others.left_out["diffusers"] = "its pipeline has no cache"
+        elif find_spec("diffusers") is None:
+            others.left_out["diffusers"] = "it is not installed"
         elif prompt % block or (length - prompt) % block:
             reason = f"its blocks of {block} begin at position 0: --context and --new must be multiples of {block}"
             others.left_out["diffusers"] = reason

@@ -1,0 +1,176 @@
+"""Entry c: seconds of a decoding step at the shapes of LLaDA-8B and Qwen3-8B, beside other loops and a fair bound.
+
+Weights are random, in bfloat16; rows never end early. `step_ms` is the time of a whole decode over its steps, the best
+of `_TIMES` after one that is not counted. `median_ms` is the median of single steps, the GPU waited for after each: for
+`dual` and `dkv` that is a step on the window of 32. `matmuls_ms` is the time of the model's own matmuls alone, over all
+layers, with as many rows as such a step has, and the head's: a bound that a step of these shapes cannot pass.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+import pardec
+from gpu_runs.report import Report
+from gpu_runs.shapes import CAUSAL, MASKED, model
+from pardec.bench.clock import settle
+from pardec.bench.decode import prepare
+from pardec.bench.rivals import rivals
+from pardec.models.cuda_graphs.capture import Graphs
+from pardec.models.cuda_graphs.runner import GraphRunner
+from pardec.models.kernels.matmul import matmul
+from pardec.requests.text import Call
+
+_TIMES = 2
+BATCHES = (1, 8)
+WINDOW = 32
+
+
+def cases(dry: bool) -> list[tuple[str, str, int, int, int]]:
+    """(shape, sampler, batch, prompt, new tokens); without a cache a few steps tell as much as 32."""
+    prompt, few, window = (24, 2, 8) if dry else (448, 8, WINDOW)
+    found = []
+    for batch in BATCHES:
+        found.append((MASKED, "sequential@none", batch, prompt + window - few, few))
+        found += [(MASKED, f"sequential@{cache}", batch, prompt, window) for cache in ("dual", "dkv")]
+    for batch in BATCHES:
+        found += [(CAUSAL, spec, batch, prompt, window) for spec in ("sequential", "lookup:k=7")]
+    return found
+
+
+def run(report: Report) -> None:
+    for name in (MASKED, CAUSAL):
+        loaded = model(name, dry=report.dry)
+        bounds(report, name, loaded)
+        for graphs in (False, True):
+            if graphs and report.dry:
+                continue
+            if graphs:
+                network: Any = loaded.network
+                network.decoder = GraphRunner(network.decoder, Graphs())
+            for _, spec, batch, prompt, new in [case for case in cases(report.dry) if case[0] == name]:
+                names = {"model": name, "loop": "pardec", "sampler": spec, "batch": batch, "cuda_graphs": graphs}
+                report.measure(names, partial(timed, loaded, spec, batch, prompt, new))
+                if not graphs and spec != "lookup:k=7":
+                    beside(report, names, loaded, prepared(loaded, spec, batch, prompt, new))
+        del loaded
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    report.line(_line(report.rows))
+
+
+def prepared(loaded: pardec.Model, spec: str, batch: int, prompt: int, new: int) -> Call:
+    call = prepare(loaded, spec, batch, prompt, new, new if loaded.family == "masked" else None)
+    assert isinstance(call, Call), "of text"
+    return call
+
+
+def timed(loaded: pardec.Model, spec: str, batch: int, prompt: int, new: int) -> dict[str, Any]:
+    """Milliseconds of a step of pardec's loop."""
+    call = prepared(loaded, spec, batch, prompt, new)
+    single: list[float] = []
+    tokens = [_steps(loaded, call, single)]
+    whole: list[float] = []
+    for _ in range(_TIMES):
+        settle(loaded.network.device)
+        started = time.perf_counter()
+        *_, last = loaded.run(call, steps=False)
+        settle(loaded.network.device)
+        whole.append(time.perf_counter() - started)
+        tokens.append(last.tokens)
+    single.clear()
+    tokens.append(_steps(loaded, call, single))
+    steps = len(single) + 1
+    figures: dict[str, Any] = {"steps": steps, "step_ms": 1e3 * min(whole) / steps}
+    figures |= {"median_ms": 1e3 * statistics.median(single), "tokens_per_second": batch * new / min(whole)}
+    stack = loaded.network.decoder
+    if isinstance(stack, GraphRunner):
+        figures["forwards"] = dict(stack.counts)
+    return {**figures, "repeats": all((each == tokens[0]).all() for each in tokens)}
+
+
+def _steps(loaded: pardec.Model, call: Call, seconds: list[float]) -> Any:
+    """Decodes, and notes the seconds of each step but the first, which follows the prompt."""
+    from pardec.samplers.events import Step
+
+    tokens, before = None, 0.0
+    for event in loaded.run(call):
+        settle(loaded.network.device)
+        now = time.perf_counter()
+        if isinstance(event, Step):
+            if event.number:
+                seconds.append(now - before)
+            before = now
+        tokens = getattr(event, "tokens", tokens)
+    return tokens
+
+
+def beside(report: Report, names: dict[str, Any], loaded: pardec.Model, call: Call) -> None:
+    """The plain loop of the papers' form, and transformers' generate, on the same weights."""
+    others = rivals(loaded.language_model, call)
+    steps = call.lengths[0] - call.prompts[0]
+    for loop, decode in others.runs.items():
+        if loop != "diffusers":
+            report.measure({**names, "loop": loop}, partial(_other, decode, steps, call, loaded.network.device))
+
+
+def _other(decode: Callable[[], Any], steps: int, call: Call, device: torch.device) -> dict[str, Any]:
+    whole = []
+    for _ in range(_TIMES + 1):
+        settle(device)
+        started = time.perf_counter()
+        decode()
+        settle(device)
+        whole.append(time.perf_counter() - started)
+    best = min(whole[1:])
+    return {"steps": steps, "step_ms": 1e3 * best / steps, "tokens_per_second": len(call.lengths) * steps / best}
+
+
+def bounds(report: Report, name: str, loaded: pardec.Model) -> None:
+    """The time of all matmuls of a forward with so many rows, and what they would take by reading the weights once."""
+    whole = (1, 8, WINDOW, 8 * WINDOW, 480, 8 * 480)
+    for rows in (1, 8) if report.dry else whole:
+        report.measure({"model": name, "loop": "matmuls alone", "rows": rows}, partial(matmuls, loaded, rows))
+
+
+@torch.inference_mode()
+def matmuls(loaded: pardec.Model, rows: int) -> dict[str, Any]:
+    """Best of three runs over the weights of all layers, so that none of them lies in the GPU's cache."""
+    stack, device, dtype = loaded.language_model.decoder, loaded.network.device, loaded.network.dtype
+    weights = [
+        weight
+        for layer in stack.layers
+        for weight in (layer.qkv_weight, layer.out_weight, layer.gate_up_weight, layer.down_weight)
+    ]
+    inputs = {width: torch.randn(rows, width, device=device).to(dtype) for width in {w.shape[1] for w in weights}}
+    last = torch.randn(min(rows, 8 * WINDOW), stack.head.weight.shape[1], device=device).to(dtype)
+    seconds = []
+    for _ in range(4):
+        settle(device)
+        started = time.perf_counter()
+        for weight in weights:
+            matmul(inputs[weight.shape[1]], weight)
+        matmul(last, stack.head.weight)
+        settle(device)
+        seconds.append(time.perf_counter() - started)
+    best = min(seconds[1:])
+    multiplications = rows * sum(weight.numel() for weight in weights) + len(last) * stack.head.weight.numel()
+    size = sum(weight.numel() * weight.element_size() for weight in (*weights, stack.head.weight))
+    return {"matmuls_ms": 1e3 * best, "tflops": 2e-12 * multiplications / best, "gb_per_second": 1e-9 * size / best}
+
+
+def _line(rows: list[dict[str, Any]]) -> str:
+    measured = [row for row in rows if "step_ms" in row]
+    failed = [row for row in rows if "error" in row or "not_measured" in row]
+    shown = [
+        f"{row['model']} {row['sampler']}{' graphs' if row['cuda_graphs'] else ''} {row['step_ms']:.1f}"
+        for row in measured
+        if row["loop"] == "pardec" and row["batch"] == 1
+    ]
+    return f"{len(measured)} loops timed, {len(failed)} not; ms per step at batch 1: {', '.join(shown)}"

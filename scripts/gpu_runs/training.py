@@ -1,0 +1,317 @@
+"""Entry e: the next stretch of SmolLM2 as a masked model, by Fast-dLLM v2's recipe (arXiv:2509.26328).
+
+Texts are cut into blocks of 32. A block draws a rate, and each of its answer tokens is masked at that rate in one view
+and kept in the other, so that every answer token is predicted once. The output at p - 1 predicts the token at p: that
+of the view inside a block, that of the clean copy for a block's first token. Both views and the clean copy are one
+forward of three times the tokens (in `scripts/text_training/block_diffusion.py` each view has its own clean copy).
+
+A stretch ends by writing the state: the difference of all weights to SmolLM2's in a few bits (`difference.py`), and how
+far the training has come. The optimizer's moments are not kept; AdamW starts anew after each checkpoint, also in a run
+that goes on, which also goes on from the weights as they were written: resuming is bit-equal.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpu_runs import difference
+from gpu_runs.llama import Weights, states
+from gpu_runs.parcels import missing
+from gpu_runs.report import Report
+from gpu_runs.smollm2 import Shape, read
+from gpu_runs.texts import Texts, captured, packed, views, write
+
+WANTED = 10_000_000  # tokens of texts
+HELD_OUT = 64  # texts at the beginning, which are never trained on; a tenth where there are few
+WRITING_S = 150.0  # seconds at most for writing texts
+_MOMENTS = (0.9, 0.95)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Sizes and rates of the training."""
+
+    total: float = (
+        170e6  # tokens of all forwards, three for each token of a text, after which the rate has fallen to 5%
+    )
+    rate: float = 4e-4  # AdamW's, at its peak
+    warmup: int = 40  # steps after each start of the optimizer
+    rows: int = 16
+    length: int = 512
+    block: int = 32
+    decay: float = 0.01
+    clip: float = 1.0
+    head_rows: int = 4096  # positions whose logits are made at once
+
+
+class Training:
+    """One run: weights, optimizer, texts, and how far it has come."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        base: dict[str, Tensor],
+        texts: Texts,
+        template: dict[str, Any],
+        recipe: Recipe,
+        device: torch.device,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        self.shape, self.base, self.recipe, self.template = shape, base, recipe, template
+        self.weights = Weights(shape, base, device, dtype)
+        self.first, self.second = (torch.zeros_like(self.weights.master) for _ in range(2))
+        self.step, self.local, self.tokens = 0, 0, 0.0
+        held_out = min(HELD_OUT, len(texts) // 10 + 1)
+        self.held_out, self.texts = texts.slice(0, held_out), texts.slice(held_out, len(texts))
+        self._epoch, self._rows = -1, dict[str, np.ndarray]()
+        size = (recipe.rows, recipe.length)
+        self.inputs = {name: torch.zeros(size, dtype=torch.int64, device=device) for name in ("ids", "doc", "pos")}
+        self.inputs |= {name: torch.zeros(size, dtype=torch.bool, device=device) for name in ("answer", "masked")}
+        self.rates = torch.zeros(3, device=device)  # the learning rate, and what the moments are divided by
+        self.loss = torch.zeros((), device=device)
+        self._take: Callable[[], None] = self._one_step
+        if device.type == "cuda":
+            self._fill(0)
+            kept = self.weights.master.clone()
+            self._take = captured(self._one_step)
+            with torch.no_grad():  # the steps before the capture do not count
+                self.weights.master.copy_(kept)
+                self.first.zero_()
+                self.second.zero_()
+                self.weights.refresh()
+
+    # -- batches ---------------------------------------------------------------------------------------------------
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        """The rows of a step, and which of their answer tokens the first view masks: a function of the step alone."""
+        rows = self._epoch_rows(step)
+        per_epoch = max(len(rows["ids"]) // self.recipe.rows, 1)
+        at = step % per_epoch * self.recipe.rows
+        chosen = {name: _resized(values[at : at + self.recipe.rows], self.recipe.rows) for name, values in rows.items()}
+        return {**chosen, "masked": masked_by(chosen, self.recipe.block, np.random.default_rng((7, step)))}
+
+    def _epoch_rows(self, step: int) -> dict[str, np.ndarray]:
+        while True:
+            per_epoch = max(len(self._rows["ids"]) // self.recipe.rows, 1) if self._rows else 1
+            epoch = step // per_epoch if self._rows else 0
+            if epoch == self._epoch:
+                return self._rows
+            if self._epoch < 0:
+                self._rows = self._pack(0)
+                self._epoch = 0
+                continue
+            fresh = self._pack(epoch)
+            count = len(self._rows["ids"])  # every epoch has as many rows, so that a step has its place
+            self._rows = {name: _resized(values, count) for name, values in fresh.items()}
+            self._epoch = epoch
+
+    def _pack(self, epoch: int) -> dict[str, np.ndarray]:
+        order = np.random.default_rng((5, epoch)).permutation(len(self.texts))
+        return packed(self.texts, self.recipe.length, self.recipe.block, self.template["end"], order)
+
+    def _fill(self, step: int) -> None:
+        for name, values in self.batch(step).items():
+            self.inputs[name].copy_(torch.from_numpy(values))
+
+    # -- a step ----------------------------------------------------------------------------------------------------
+
+    def _one_step(self) -> None:
+        """Loss, gradients and AdamW's step on all weights, from `inputs` and `rates`; no value is read on the host."""
+        loss = block_loss(self.weights, self.inputs, self.template["mask"], self.recipe)
+        loss.backward()
+        gradient = self.weights.flat.grad
+        assert gradient is not None
+        with torch.no_grad():
+            self.loss.copy_(loss)
+            values = gradient.float()
+            values *= (self.recipe.clip / (values.norm() + 1e-6)).clamp(max=1.0)
+            gradient.zero_()
+            one, two = _MOMENTS
+            self.first.lerp_(values, 1 - one)
+            self.second.lerp_(values.square_(), 1 - two)
+            rate, first, second = self.rates.unbind()
+            master = self.weights.master
+            master.mul_(1 - rate * self.recipe.decay)
+            master.sub_(rate * (self.first / first) / ((self.second / second).sqrt_() + 1e-8))
+            self.weights.refresh()
+
+    def rate(self) -> float:
+        """The learning rate: linear to the recipe's, then down to 5% of it at the end of all tokens."""
+        share = max(0.05, 1 - self.tokens / self.recipe.total)
+        return self.recipe.rate * share * min(1.0, (self.local + 1) / self.recipe.warmup)
+
+    def take(self) -> None:
+        """One step."""
+        self._fill(self.step)
+        one, two = _MOMENTS
+        self.rates.copy_(torch.tensor([self.rate(), 1 - one ** (self.local + 1), 1 - two ** (self.local + 1)]))
+        self._take()
+        self.step, self.local = self.step + 1, self.local + 1
+        self.tokens += 3.0 * self.recipe.rows * self.recipe.length
+
+    @torch.no_grad()
+    def validation(self) -> float:
+        """The loss over the held-out texts, with the same masks each time."""
+        rows = packed(
+            self.held_out, self.recipe.length, self.recipe.block, self.template["end"], np.arange(len(self.held_out))
+        )
+        rows["masked"] = masked_by(rows, self.recipe.block, np.random.default_rng(3))
+        losses, counts = [], []
+        for at in range(0, len(rows["ids"]), self.recipe.rows):
+            inputs = {
+                name: torch.from_numpy(values[at : at + self.recipe.rows]).to(self.weights.device)
+                for name, values in rows.items()
+            }
+            losses.append(float(block_loss(self.weights, inputs, self.template["mask"], self.recipe)))
+            counts.append(int(inputs["answer"].sum()))
+        return float(np.average(losses, weights=counts))
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def checkpoint(self, folder: Path, steps: dict[str, float] = difference.FINE) -> list[Path]:
+        """Writes the state, and goes on from it as a run that loads it does."""
+        now = self.weights.views(self.weights.master)
+        changes = {name: now[name].cpu() - self.base[name] for name in self.base}
+        content = difference.encode(self.shape, changes, steps)
+        about = {"step": self.step, "tokens": self.tokens, "steps": steps}
+        files = difference.save(folder, content, about)
+        self.restore(folder)
+        return files
+
+    def restore(self, folder: Path) -> bool:
+        """Goes on from a state; False where there is none."""
+        found = difference.load(folder)
+        if found is None:
+            return False
+        content, about = found
+        changes = difference.decode(self.shape, content, about["steps"])  # type: ignore[arg-type]
+        flat = torch.cat([(self.base[name] + changes[name]).flatten() for name in self.shape.names()])
+        with torch.no_grad():
+            self.weights.master.copy_(flat)
+            self.weights.refresh()
+            for moment in (self.first, self.second):
+                moment.zero_()
+        self.step, self.tokens, self.local = int(about["step"]), float(about["tokens"]), 0  # type: ignore[call-overload, arg-type]
+        return True
+
+
+def _resized(rows: np.ndarray, count: int) -> np.ndarray:
+    """`count` rows: the first ones, or these again from the start."""
+    return np.resize(rows, (count, *rows.shape[1:]))
+
+
+def masked_by(rows: dict[str, np.ndarray], block: int, rng: np.random.Generator) -> np.ndarray:
+    """Which answer tokens the first view masks, bool [B, L]: each block of a text draws a rate."""
+    size = rows["ids"].shape
+    number = np.cumsum(rows["pos"] % block == 0, 1) - 1  # of the block in the row
+    rates = rng.random((size[0], size[1] // block + 1))
+    return np.asarray(rows["answer"] & (rng.random(size) < np.take_along_axis(rates, number, 1)))
+
+
+def block_states(weights: Weights, inputs: dict[str, Tensor], mask: int, block: int) -> Tensor:
+    """The state [B, L, E] from which each token is predicted; that of a text's first token says nothing."""
+    ids, answer, first = inputs["ids"], inputs["answer"], inputs["masked"]
+    second = answer & ~first
+    length = ids.shape[1]
+    streams = torch.cat([ids.masked_fill(first, mask), ids.masked_fill(second, mask), ids], 1)
+    visible = views({"doc": inputs["doc"], "block": inputs["pos"] // block})
+    found = states(weights, streams, inputs["pos"].repeat(1, 3), visible)
+    at = torch.arange(length, device=ids.device)
+    stream = torch.where(first, 0, 1)  # the view that masks the token
+    stream = torch.where(inputs["pos"] % block == 0, 2, stream)
+    source = stream * length + (at - 1).clamp(min=0)
+    return found.gather(1, source[..., None].expand(-1, -1, found.shape[-1]))
+
+
+def block_loss(weights: Weights, inputs: dict[str, Tensor], mask: int, recipe: Recipe) -> Tensor:
+    """Mean cross entropy of the answer tokens."""
+    wanted = block_states(weights, inputs, mask, recipe.block).flatten(0, 1)
+    embed = weights.matrices()[0]
+    targets, counted = inputs["ids"].flatten(), inputs["answer"].flatten()
+    total = torch.zeros((), device=wanted.device)
+    for at in range(0, len(wanted), recipe.head_rows):
+        part = slice(at, at + recipe.head_rows)
+        losses = F.cross_entropy(F.linear(wanted[part], embed).float(), targets[part], reduction="none")
+        total = total + (losses * counted[part]).sum()
+    return total / counted.sum().clamp(min=1)
+
+
+def run(report: Report) -> None:
+    """Texts where there are too few, then steps until the time is over, then the state."""
+    folder = report.file.parent
+    if report.dry:
+        shape, template, base = tiny()
+        recipe = Recipe(total=1e6, rate=3e-3, warmup=4, rows=4, length=64, block=8)
+        device, wanted = torch.device("cpu"), 2500
+    else:
+        gone = missing(report.inputs, "smollm2.bin")
+        if gone is not None:
+            report.set(status="waits")
+            report.line(gone)
+            return
+        shape, template, base = read(report.inputs / "smollm2.bin")
+        recipe, device, wanted = Recipe(), torch.device("cuda"), WANTED
+    texts = Texts.load(report.inputs if not report.dry else folder / "none")
+    have = 0 if texts is None else len(texts.ids)
+    if have < wanted:
+        started = time.monotonic()
+        model = Weights(shape, base, device, torch.bfloat16)
+        budget = min(WRITING_S, 0.6 * report.left())
+        small = {"message": 24, "answer": 24} if report.dry else {}
+        fresh = write(
+            model, template, tokens=wanted - have, seconds=budget, rows=32 if report.dry else 2048, seed=have, **small
+        )
+        texts = fresh if texts is None else texts + fresh
+        del model
+        files = texts.save(folder)
+        report.row(
+            part="texts", texts=len(texts), tokens=len(texts.ids), seconds=time.monotonic() - started, files=len(files)
+        )
+    if texts is None or len(texts) < 2:
+        raise RuntimeError("no texts were written")
+    training = Training(shape, base, texts, template, recipe, device)
+    resumed = training.restore(report.inputs if not report.dry else folder / "none")
+    before = training.validation()
+    report.row(part="start", resumed=resumed, step=training.step, tokens=training.tokens, validation=before)
+    saving = 5.0 if report.dry else 30.0  # seconds that are kept for the state
+    started, first, losses = time.monotonic(), training.step, []
+    most = 30 if report.dry else 10**9
+    while report.left() > saving and training.step - first < most and training.tokens < recipe.total:
+        training.take()
+        if training.step % (10 if report.dry else 100) == 0:
+            losses.append(float(training.loss))
+            seconds = time.monotonic() - started
+            speed = 3 * recipe.rows * recipe.length * (training.step - first) / seconds
+            report.row(part="steps", step=training.step, loss=losses[-1], tokens_per_second=speed, rate=training.rate())
+    trained = training.validation()
+    files = training.checkpoint(folder)
+    kept = training.validation()
+    size = sum(file.stat().st_size for file in files)
+    report.row(part="state", step=training.step, validation=trained, as_written=kept, bytes=size, files=len(files))
+    report.set(recipe=json.loads(json.dumps(recipe.__dict__)))
+    report.line(
+        f"{training.tokens / 1e6:.1f} of {recipe.total / 1e6:.0f} million tokens; validation loss {before:.3f} before, "
+        f"{trained:.3f} after, {kept:.3f} as written in {size / 1e6:.1f} MB"
+    )
+
+
+def tiny() -> tuple[Shape, dict[str, Any], dict[str, Tensor]]:
+    """A shape, a chat template and random weights for a dry run."""
+    shape = Shape(vocab=40, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=48)
+    generator = torch.Generator().manual_seed(0)
+    base = {
+        name: torch.randn(size, generator=generator) * (0.08 if len(size) > 1 else 0) + (len(size) == 1)
+        for name, size in shape.names().items()
+    }
+    openings = [[[20, 21], 0.5], [[], 0.5]]
+    return shape, {"before": [1, 9, 3], "after": [2, 3, 1, 8], "end": 2, "mask": 4, "openings": openings}, base

@@ -1,0 +1,184 @@
+"""`scripts/gpu_queue`: its entries run without a GPU, a fault in one leaves the others, and what is carried arrives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from gpu_runs import page, parcels, run_queue  # noqa: E402
+from gpu_runs.report import Report  # noqa: E402
+
+QUEUE = ROOT / "scripts" / "gpu_queue"
+
+
+def queue(*arguments: str, cwd: Path = ROOT, timeout: float = 400) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHON": sys.executable}
+    return subprocess.run(
+        [str(cwd / "scripts/gpu_queue"), *arguments], env=environment, capture_output=True, text=True, timeout=timeout
+    )
+
+
+def test_dry_run_runs_every_entry(tmp_path: Path) -> None:
+    done = queue("--dry-run", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert list(results["entries"]) == ["a", "b", "c", "d", "e"]
+    for letter, entry in results["entries"].items():
+        assert entry["status"] == "done", entry
+        assert f"{letter}  done in {entry['seconds']:.0f} s" in done.stdout
+        assert entry["line"]
+        assert entry["rows"]
+        assert not [row for row in entry["rows"] if "error" in row or "not_measured" in row]
+    assert {row["outcome"] for row in results["entries"]["a"]["rows"]} == {"passed", "skipped"}
+    assert all(row["different"] == 0 for row in results["entries"]["b"]["rows"])
+    assert {"plain", "transformers"} <= {row["loop"] for row in results["entries"]["c"]["rows"]}
+    assert all(row["launches"] > 0 for row in results["entries"]["d"]["rows"])
+    files = list(tmp_path.iterdir())
+    assert len(files) <= run_queue.MOST_FILES
+    assert {"results.json", "log.txt", "state-1.bin", "texts-1.bin"} == {file.name for file in files}
+
+
+@dataclass(frozen=True)
+class Scripted(run_queue.Entry):
+    """An entry that runs a line of Python, with FILE for its JSON file."""
+
+    code: str = ""
+
+    def command(self, file: Path, seconds: float, *, dry: bool) -> list[str]:
+        return [sys.executable, "-c", self.code.replace("FILE", repr(str(file)))]
+
+
+WRITES = 'open(FILE, "w").write(\'{"line": "well", "rows": [1]}\')'
+
+
+def scripted(letter: str, code: str, seconds: float | None = 20) -> Scripted:
+    return Scripted(letter, f"entry_{letter}", "a test", seconds, 20, code)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("raise ValueError", "failed with 1"),
+        (WRITES + "; import os; os.kill(os.getpid(), 9)", "failed with -9"),
+        (WRITES + "; import time; time.sleep(60)", "cut off"),
+    ],
+)
+def test_a_fault_leaves_the_results_of_other_entries(code: str, status: str, tmp_path: Path) -> None:
+    entries = [scripted("x", WRITES), scripted("y", code, 3), scripted("z", WRITES, None)]
+    assert run_queue.run(entries, tmp_path, 30) == 1
+    found = json.loads((tmp_path / "results.json").read_text())["entries"]
+    assert [found[letter]["status"] for letter in "xyz"] == ["done", status, "done"]
+    assert [found[letter]["line"] for letter in "xz"] == ["well", "well"]
+    assert found["y"]["line"] == ("well" if "open" in code else "it left no results")  # what it had is kept
+
+
+def test_an_entry_without_time_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_queue, "_machine", dict)
+    assert run_queue.run([scripted("x", "import time; time.sleep(9)", 2), scripted("y", WRITES)], tmp_path, 2) == 1
+    found = json.loads((tmp_path / "results.json").read_text())["entries"]
+    assert (found["x"]["status"], found["y"]["status"]) == ("cut off", "left out")
+
+
+def test_only_chooses_entries(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    entries = [scripted(letter, WRITES) for letter in "abc"]
+    assert run_queue.main(["--only", "a,c", "--out", str(tmp_path)], entries) == 0
+    assert list(json.loads((tmp_path / "results.json").read_text())["entries"]) == ["a", "c"]
+    assert run_queue.main(["--only", "a,q", "--out", str(tmp_path)], entries) == 2
+    assert "there is no entry q" in capsys.readouterr().err
+
+
+def test_list_names_every_entry_with_its_time() -> None:
+    lines = queue("--list").stdout.splitlines()
+    assert [line[0] for line in lines] == ["a", "b", "c", "d", "e"]
+    assert [line.split(",")[0].split("  ")[-1].strip() for line in lines] == [
+        "60 s",
+        "60 s",
+        "150 s",
+        "30 s",
+        "the rest",
+    ]
+    assert sum(entry.seconds or 0 for entry in run_queue.ENTRIES) < run_queue.WHOLE <= 540
+
+
+@pytest.mark.slow
+def test_slim_clone_runs_the_dry_run(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", "--no-local", str(ROOT), str(clone)], check=True)
+    assert queue("--slim", cwd=clone).returncode == 0
+    size = sum(file.stat().st_size for file in clone.rglob("*") if file.is_file() and ".git" not in file.parts)
+    assert size < 30e6
+    done = queue("--dry-run", "--out", str(tmp_path / "out"), cwd=clone)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_parcels_arrive_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are cut at the borders of parcels are joined; one that is not complete yet is named."""
+    state, gguf = tmp_path / "state", tmp_path / "model.gguf"
+    state.mkdir()
+    (state / "state-1.bin").write_bytes(bytes(range(256)) * 1000)
+    gguf.write_bytes(b"")
+    monkeypatch.setattr(parcels, "STATE", state)
+    whole = os.urandom(600_000)
+    monkeypatch.setattr("gpu_runs.smollm2.carried", lambda file: whole)
+    work, there = tmp_path / "work", tmp_path / "there"
+    assert parcels.pack(gguf, work, 250_000) == 0
+    folders = sorted(work.glob("parcel-*"))
+    assert len(folders) == 4
+    assert all(sum(file.stat().st_size for file in folder.iterdir()) <= 250_000 for folder in folders)
+    for folder in reversed(folders):
+        assert parcels.missing(there / "inputs", "smollm2.bin") is not None
+        there.mkdir(exist_ok=True)
+        folder.rename(there / folder.name)
+        parcels.collect(there)
+    assert parcels.missing(there / "inputs", "smollm2.bin") is None
+    assert (there / "inputs/smollm2.bin").read_bytes() == whole
+    assert (there / "inputs/state-1.bin").read_bytes() == bytes(range(256)) * 1000
+    assert sorted(file.name for file in (there / "inputs").iterdir()) == ["smollm2.bin", "state-1.bin"]
+
+
+def test_a_file_that_is_not_there_cannot_be_packed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert parcels.pack(tmp_path / "none.gguf", tmp_path, 10**6) == 2
+    assert "none.gguf is no file" in capsys.readouterr().err
+
+
+def test_report_keeps_what_an_entry_had(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    report = Report(file, 100)
+    report.measure({"case": 1}, lambda: {"ms": 2.5})
+    report.measure({"case": 2}, lambda: {"ms": 1 / 0})
+    report.measure({"case": 3}, lambda: {"ms": 1.0}, least=1000)
+    rows = json.loads(file.read_text())["rows"]
+    assert rows[0] == {"case": 1, "ms": 2.5}
+    assert rows[1]["error"].startswith("ZeroDivisionError")
+    assert rows[2] == {"case": 3, "not_measured": "no time was left"}
+
+
+def test_page_says_what_was_not_measured(tmp_path: Path) -> None:
+    assert "not measured" in page.page([])
+    measured = {"model": "llada-8b", "loop": "pardec", "sampler": "sequential@dual", "batch": 1, "cuda_graphs": False}
+    entry = {"status": "done", "seconds": 20.0, "rows": [{**measured, "step_ms": 6.25, "repeats": True}]}
+    run = {
+        "date": "2026-01-02",
+        "dry": False,
+        "machine": {"cuda:0": "A Card", "torch": "2.11"},
+        "entries": {"c": entry},
+    }
+    dry = {**run, "date": "2026-01-03", "dry": True, "entries": {"a": entry}}
+    files = []
+    for name, content in (("old", run), ("dry", dry)):
+        files.append(tmp_path / f"{name}.json")
+        files[-1].write_text(json.dumps(content))
+    text = page.page(files)
+    assert "One A Card, torch 2.11, 2026-01-02; entry c, done in 20 s." in text
+    assert "| llada-8b | pardec | `sequential@dual` | 1 | no | 6.25 |  |  | yes |" in text
+    assert "| llada-8b | pardec | `sequential@dual` | 1 | yes | not measured |" in text
+    assert "Not measured: no run of entry a has been committed." in text  # a dry run is no measurement

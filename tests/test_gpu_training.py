@@ -1,0 +1,242 @@
+"""The training that `scripts/gpu_queue` runs: masks and shift are the family's own, and resuming is bit-equal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+from gpu_runs import difference, smollm2
+from gpu_runs.llama import Weights
+from gpu_runs.texts import Texts, _Decoder, packed, views, write
+from gpu_runs.training import Recipe, Training, block_loss, block_states, masked_by, tiny
+from text_training.block_diffusion import streams
+
+import pardec
+from pardec.models.plan import Plan
+
+BLOCK = 8
+RECIPE = Recipe(total=1e6, rate=3e-3, warmup=4, rows=4, length=64, block=BLOCK)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def texts() -> Texts:
+    """Answers that repeat a pattern, which can be learned."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(60):
+        first, count = int(rng.integers(5, 30)), int(rng.integers(6, 20))
+        answer = [first + (index % 4) for index in range(count)]
+        rows.append(([1, 9, 3, *rng.integers(5, 30, int(rng.integers(1, 9))).tolist(), 2, 3, 1, 8], [*answer, 2]))
+    return Texts.of(rows)
+
+
+def training(texts: Texts, dtype: torch.dtype = torch.bfloat16) -> Training:
+    shape, template, base = tiny()
+    return Training(shape, base, texts, template, RECIPE, CPU, dtype)
+
+
+def rows_of(texts: Texts) -> dict[str, Tensor]:
+    rows = packed(texts, RECIPE.length, BLOCK, 2, np.arange(len(texts)))
+    rows["masked"] = masked_by(rows, BLOCK, np.random.default_rng(0))
+    return {name: torch.from_numpy(values) for name, values in rows.items()}
+
+
+def export(folder: Path, shape: smollm2.Shape, tensors: dict[str, Tensor], mask: int) -> pardec.Model:
+    """The weights as a folder in Fast-dLLM v2's format."""
+    config: dict[str, Any] = {
+        "model_type": "Fast_dLLM_Qwen",
+        "architectures": ["Fast_dLLM_QwenForCausalLM"],
+        "hidden_act": "silu",
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.mlp_width,
+        "rope_theta": shape.theta,
+        "rms_norm_eps": shape.eps,
+        "tie_word_embeddings": True,
+        "mask_token_id": mask,
+        "bd_size": BLOCK,
+        "max_position_embeddings": 512,
+        "eos_token_id": 2,
+        "bos_token_id": 1,
+    }
+    biases = {
+        name.replace(".weight", ".bias"): torch.zeros(len(values))
+        for name, values in tensors.items()
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: values.clone() for name, values in (tensors | biases).items()}, folder / "model.safetensors")
+    return pardec.load(folder, device="cpu", dtype="float32")
+
+
+def test_views_are_those_of_two_separate_copies() -> None:
+    """Three streams see what each view sees beside a clean copy of its own, within one text."""
+    length = 3 * BLOCK
+    visible, _ = streams(length, BLOCK)  # [noisy, clean]
+    found = views({"doc": torch.zeros(1, length), "block": torch.arange(length)[None] // BLOCK})[0]
+    for view in (0, 1):
+        kept = torch.cat([torch.arange(length) + view * length, torch.arange(length) + 2 * length])
+        assert torch.equal(found[kept][:, kept], visible)
+    assert not found[:length, length : 2 * length].any()
+    assert not found[length : 2 * length, :length].any()
+
+
+def test_masks_and_shift_are_those_of_the_family(texts: Texts, tmp_path: Path) -> None:
+    """Each block's predictions are those of pardec's own block-causal forward of the view that masks the token."""
+    shape, template, base = tiny()
+    base = {name: values * 3 if values.dim() > 1 else values for name, values in base.items()}
+    network = export(tmp_path / "model", shape, base, template["mask"]).language_model
+    assert (network.family, network.decoding_config.shift, network.decoding_config.block) == ("fast_dllm_v2", 1, BLOCK)
+    inputs = {name: values[:2] for name, values in rows_of(texts).items()}
+    weights = Weights(shape, base, CPU, torch.float32)
+    with torch.no_grad():
+        found = block_states(weights, inputs, template["mask"], BLOCK) @ base["model.embed_tokens.weight"].T
+    compared = 0
+    for row in range(2):
+        for doc in range(int(inputs["doc"][row].max()) + 1):
+            at = (inputs["doc"][row] == doc).nonzero().flatten()
+            clean, first, answer = (inputs[name][row, at] for name in ("ids", "masked", "answer"))
+            for mask in (first, answer & ~first):
+                for start in range(0, len(at), BLOCK):
+                    block = slice(start, start + BLOCK)
+                    noisy = clean[block].masked_fill(mask[block], template["mask"])
+                    canvas = torch.cat([clean[:start], noisy])[None]
+                    expected = network.forward(Plan.full(canvas, network.visible())).logits()[0]
+                    for position in (start + mask[block].nonzero().flatten()).tolist():
+                        torch.testing.assert_close(
+                            found[row, at[position]], expected[position - 1], atol=2e-4, rtol=1e-3
+                        )
+                        compared += 1
+    assert compared == int(inputs["answer"].sum()) > 50
+
+
+def test_every_answer_token_is_predicted_once(texts: Texts) -> None:
+    rows = rows_of(texts)
+    assert not (rows["masked"] & ~rows["answer"]).any()
+    assert 0.3 < float(rows["masked"].sum() / rows["answer"].sum()) < 0.7
+    assert int((rows["doc"] >= 0).sum()) == sum(-(-int(length) // BLOCK) * BLOCK for length in texts.lengths)
+    block_start = rows["pos"] % BLOCK == 0
+    assert torch.equal(rows["pos"][block_start] // BLOCK * BLOCK, rows["pos"][block_start])
+    for text in range(len(texts)):  # the ids of each text are there as they were
+        ids = texts.ids[texts.starts()[text] : texts.starts()[text] + texts.lengths[text]]
+        assert any(
+            np.array_equal(row[at : at + len(ids)], ids) for row in rows["ids"].numpy() for at in range(0, 64, BLOCK)
+        )
+
+
+def test_loss_counts_each_answer_token_by_its_own_view(texts: Texts) -> None:
+    """The loss is the mean over answer tokens; with a view that masks nothing the other predicts all of them."""
+    run = training(texts, torch.float32)
+    inputs = {name: values[:4] for name, values in rows_of(texts).items()}
+    whole = float(block_loss(run.weights, inputs, 4, RECIPE).detach())
+    inputs["masked"] = torch.zeros_like(inputs["masked"])
+    assert float(block_loss(run.weights, inputs, 4, RECIPE).detach()) != whole
+
+
+def test_loss_falls(texts: Texts) -> None:
+    run = training(texts)
+    before = run.validation()
+    for _ in range(60):
+        run.take()
+    assert run.validation() < before - 0.8
+
+
+def test_resuming_is_bit_equal(texts: Texts, tmp_path: Path) -> None:
+    """A run that wrote its state and went on, and one that read the state, end with the same bits."""
+    whole = training(texts)
+    for _ in range(5):
+        whole.take()
+    whole.checkpoint(tmp_path)
+    for _ in range(5):
+        whole.take()
+    resumed = training(texts)
+    assert resumed.restore(tmp_path)
+    assert (resumed.step, resumed.tokens) == (5, 5 * 3.0 * 4 * 64)
+    for _ in range(5):
+        resumed.take()
+    assert torch.equal(resumed.weights.master, whole.weights.master)
+    assert torch.equal(resumed.weights.flat, whole.weights.flat)
+    assert (resumed.step, resumed.tokens, resumed.rate()) == (whole.step, whole.tokens, whole.rate())
+    other = training(texts)
+    for _ in range(10):
+        other.take()
+    assert not torch.equal(other.weights.master, whole.weights.master)  # the state is coarser than the weights
+
+
+@pytest.mark.parametrize(("step", "most_bits", "energy"), [(0.55, 3.1, 0.03), (1.1, 2.2, 0.11)])
+def test_difference_keeps_normal_values(step: float, most_bits: float, energy: float) -> None:
+    shape = smollm2.Shape(64, 256, 1, 4, 2, 64, 512)
+    generator = torch.Generator().manual_seed(0)
+    changes = {name: torch.randn(size, generator=generator) * 1e-3 for name, size in shape.names().items()}
+    steps = {"matrix": step, "embedding": step}
+    content = difference.encode(shape, changes, steps)
+    assert 8 * len(content) / sum(values.numel() for values in changes.values()) < most_bits
+    for name, values in difference.decode(shape, content, steps).items():
+        lost = (values - changes[name]).square().sum() / changes[name].square().sum()
+        assert lost < (energy if values.dim() > 1 else 1e-5)
+
+
+def test_unchanged_weights_have_no_difference(texts: Texts, tmp_path: Path) -> None:
+    run = training(texts)
+    run.checkpoint(tmp_path)
+    base = torch.cat([run.base[name].flatten() for name in run.shape.names()])
+    assert torch.equal(run.weights.master, base)
+
+
+def test_texts_are_saved_and_read_back(texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_runs.texts.FILE_TOKENS", 500)
+    assert len(texts.save(tmp_path)) > 2
+    again = Texts.load(tmp_path)
+    assert again is not None
+    assert all(np.array_equal(getattr(again, name), getattr(texts, name)) for name in ("ids", "prompts", "lengths"))
+    assert Texts.load(tmp_path / "none") is None
+
+
+def test_texts_are_written_by_the_model() -> None:
+    """Greedy rows are the argmax of the model's own causal forward; prompts have the template around the message."""
+    shape, template, base = tiny()
+    weights = Weights(shape, base, CPU, torch.float32)
+    [row, other] = _Decoder(weights, 2, 40)([[1, 9, 3], [1, 5]], 2, 20, 0.0, seed=0)
+    for ids, prompt in ((row, 3), (other, 2)):
+        with torch.no_grad():
+            causal = torch.ones(1, len(ids), len(ids), dtype=torch.bool).tril()
+            from gpu_runs.llama import states
+
+            found = states(weights, torch.tensor([ids]), torch.arange(len(ids))[None], causal)[0]
+            likeliest = (found @ base["model.embed_tokens.weight"].T).argmax(-1).tolist()
+        assert ids[prompt:] == likeliest[prompt - 1 : -1]
+    found_texts = write(weights, template, tokens=300, seconds=30, rows=16, message=24, answer=16)
+    assert len(found_texts.ids) >= 300
+    for text, start in enumerate(found_texts.starts()):
+        ids = found_texts.ids[start : start + found_texts.lengths[text]].tolist()
+        prompt = int(found_texts.prompts[text])
+        assert ids[:3] == template["before"]
+        assert ids[prompt - 4 : prompt] == template["after"]
+        assert ids[:prompt].count(2) == 1  # the message has no end token of its own
+        assert 1 <= len(ids) - prompt <= 16
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "F32"])
+def test_carried_blocks_are_dequantized_as_gguf_does(kind: str) -> None:
+    gguf = pytest.importorskip("gguf")
+    values = np.random.default_rng(0).normal(size=(6, 64)).astype(np.float32)
+    coded = gguf.quants.quantize(values, getattr(gguf.GGMLQuantizationType, kind))
+    expected = gguf.quants.dequantize(coded, getattr(gguf.GGMLQuantizationType, kind))
+    found = smollm2.dequantized(torch.frombuffer(bytearray(coded.tobytes()), dtype=torch.uint8), kind)
+    np.testing.assert_array_equal(found.view(6, 64).numpy(), expected)
