@@ -155,8 +155,7 @@ Shapes = Annotated[
     _option(
         IO,
         "A published architecture with random weights: llada-8b, dream-7b, qwen3-8b, llamagen-xl, mar-l, random-2m, "
-        "random-100m, "
-        "random-100m-ar or random-wide; may be repeated.",
+        "random-100m, random-100m-ar or random-wide; may be repeated.",
         "--shape",
     ),
 ]

@@ -32,7 +32,8 @@ def run(report: Report) -> None:
                 network.decoder = GraphRunner(network.decoder, Graphs())
             for spec in [spec for shape, spec in CASES if shape == name]:
                 names = {"model": name, "sampler": spec, "batch": 1, "cuda_graphs": graphs}
-                report.measure(names, partial(profiled, loaded, spec, 24 if report.dry else 448), least=3)
+                size = (24, 12) if report.dry else (448, 32)
+                report.measure(names, partial(profiled, loaded, spec, *size), least=3)
         del loaded
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -41,8 +42,8 @@ def run(report: Report) -> None:
     report.line(f"GPU busy: {', '.join(shown) or 'no GPU'}; launches a step: {', '.join(counted)}")
 
 
-def profiled(loaded: pardec.Model, spec: str, prompt: int) -> dict[str, Any]:
-    """Figures of one step, the mean over a few in the middle of a decode of 32 tokens.
+def profiled(loaded: pardec.Model, spec: str, prompt: int, new: int) -> dict[str, Any]:
+    """Figures of one step, the mean over a few in the middle of a decode of `new` tokens.
 
     `launches` are calls that start work on the GPU (on a CPU: operations of PyTorch); in `waits` the host waits for it;
     `busy` is the share of the time in which at least one kernel runs; `longest_gap_ms` is the longest time without one.
@@ -50,11 +51,11 @@ def profiled(loaded: pardec.Model, spec: str, prompt: int) -> dict[str, Any]:
     device = loaded.network.device
     cuda = device.type == "cuda"
     for _ in range(2 if isinstance(loaded.network.decoder, GraphRunner) else 1):  # captures and compiled kernels
-        *_, _ = loaded.run(prepared(loaded, spec, 1, prompt, 32), steps=False)
+        *_, _ = loaded.run(prepared(loaded, spec, 1, prompt, new), steps=False)
     activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA][: int(cuda)]]
     steps, profiler, seconds = 0, profile(activities=activities), 0.0
     running = False
-    for event in loaded.run(prepared(loaded, spec, 1, prompt, 32)):
+    for event in loaded.run(prepared(loaded, spec, 1, prompt, new)):
         if not isinstance(event, Step):
             continue
         if event.number == SKIPPED:

@@ -103,7 +103,8 @@ def write(
 ) -> Texts:
     """Writes `rows` texts at once until there are `tokens` of them or `seconds` have passed."""
     started, found, number, longest = time.monotonic(), list[tuple[list[int], list[int]]](), 0, 0.0
-    decode = _Decoder(weights, rows, len(template["before"]) + len(template["after"]) + message + answer + 8)
+    longest_text = len(template["before"]) + len(template["after"]) + message + answer + 8
+    decode = _Decoder(weights, rows, -(-longest_text // 8) * 8)  # masks of other widths are padded at every step
     count = 0
     while count < tokens and time.monotonic() - started + longest < seconds:
         begun = time.monotonic()
