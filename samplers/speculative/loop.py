@@ -34,6 +34,7 @@ from . import one_pass
 from .contracts import DecodeContext, Draft, RoundResult, SpeculativeSampler, TargetDistributions, Verdict
 from .forward import VerifyForward
 from .recorder import TraceRecorder
+from .rounds import without_excluded
 from .sequences import Sequences
 from .shared_prompt import shared_length
 from .uniforms import RoundUniforms
@@ -129,6 +130,8 @@ class VerifyLoop:
             raw, states, more = self._verify(draft)
         distributions = TargetDistributions(raw, self.processing(raw, draft), not self.request.temperature, **more)
         verdict = sampler.accept.accept(draft, distributions, uniforms, self.state(sampler.accept))
+        if sampler.exact == "relaxed":
+            verdict = without_excluded(draft, distributions, verdict, uniforms)
         self.forward.keep_path(draft, verdict)
         text.count_forward()
         before = text.length.copy()

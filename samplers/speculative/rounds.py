@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..ops.rank import argmax
 from .drafts import Draft
+from .uniform_contracts import Uniforms
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +48,28 @@ class Verdict:
     ratio: Tensor | None = None  # [B, T] float32: the acceptance probability of each tested node
     deviation: Tensor | None = None  # [B] float32: accumulated deviation of a relaxed rule; see each rule
     pick: Tensor | None = None  # [B, T] int64: the token that follows each node, if the rule determines all of them
+
+
+def without_excluded(draft: Draft, distributions: TargetDistributions, verdict: Verdict, uniforms: Uniforms) -> Verdict:
+    """The verdict without tokens that the request's constraints and filters exclude: for rules that are relaxed.
+
+    A path ends before the first such token, and the token that follows it is then the target's own.
+    """
+    logits, path = distributions.logits, verdict.path
+    rows = torch.arange(len(path), device=path.device)
+    inside = torch.arange(path.shape[1], device=path.device) <= verdict.count[:, None]
+    path = path.masked_fill(~inside, 0)
+    tokens = draft.ids.gather(1, path)
+    stands = logits[rows[:, None], path[:, :-1], tokens[:, 1:]] > -torch.inf
+    count = (stands & inside[:, 1:]).cumprod(1).sum(1)
+    last = path.gather(1, count[:, None])[:, 0]
+    stays = (count == verdict.count) & (logits[rows, last, verdict.next] > -torch.inf)
+    if path.device.type == "cpu" and bool(stays.all()):  # elsewhere the host would wait
+        return verdict
+    own = distributions.pick[rows, last]
+    if not distributions.greedy:
+        own = uniforms.draw(logits[rows, last].softmax(-1), "next after an excluded one")
+    return replace(verdict, count=count, next=torch.where(stays, verdict.next, own))
 
 
 @dataclass(frozen=True, eq=False)

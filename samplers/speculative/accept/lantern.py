@@ -22,7 +22,8 @@ of such tokens is taken; a row's deviation is then the number of its tokens that
 
 Deviates from the authors' code: siblings of probability 0 under q are skipped in both modes; delta=0 is the exact rule
 in reference mode too, where the code would still clear the neighbourhoods of rejected tokens. As published, reference
-mode falls back on the uniform distribution where clearing leaves no probability, and may emit filtered tokens.
+mode falls back on the uniform distribution where clearing leaves no probability. Tokens that the request's filters
+exclude are accepted by this rule; the loop ends the path before them, and draws the next token from the target.
 Exact: no, except with k=0, delta=0 or ratio=1.
 """
 

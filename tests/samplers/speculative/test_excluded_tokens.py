@@ -1,0 +1,156 @@
+"""Tokens that the request's constraints and filters exclude: no acceptance commits one, of any drafter's draft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.models.model import LanguageModel
+from pardec.requests import draft_models
+from pardec.samplers import registry
+from pardec.samplers.request import Allowed
+from pardec.samplers.speculative.contracts import Draft, TargetDistributions, Verdict
+from pardec.samplers.speculative.loop import VerifyLoop
+from tests.grids import one_in, thinned
+from tests.samplers.ar_toys import prompts, run, toy_ar
+from tests.samplers.module_files import random_modules
+from tests.samplers.picture_toys import draw, features, toy_pictures
+from tests.samplers.speculative import test_image_contract as images
+from tests.samplers.speculative import test_verify_contract as texts
+
+VOCAB, LENGTHS, NEW = texts.VOCAB, (3, 1, 6), 9
+
+
+class Alternating:
+    """A grammar: even ids and odd ones in turn, even ones first."""
+
+    def mask(self, ids: Sequence[int]) -> np.ndarray:
+        which: np.ndarray = np.arange(VOCAB) % 2 == len(ids) % 2
+        return which
+
+
+def _allowed(lengths: Sequence[int], new: int, vocab: int) -> Allowed:
+    """Two tokens at every second position."""
+    sets = torch.ones(4, vocab, dtype=torch.bool)
+    for at in range(1, 4):
+        sets[at] = False
+        sets[at, [at, at + 2]] = True
+    each = [torch.cat([torch.zeros(size), torch.arange(new) % 2 * (torch.arange(new) % 3 + 1)]) for size in lengths]
+    return Allowed(sets, tuple(row.long() for row in each))
+
+
+FILTERS: dict[str, dict[str, Any]] = {
+    "top_k": {"temperature": 1.0, "top_k": 2},
+    "top_p": {"temperature": 1.0, "top_p": 0.5},
+    "min_p": {"temperature": 1.3, "min_p": 0.5},
+}
+TEXT: dict[str, dict[str, Any]] = {
+    "allowed": {"allowed": _allowed(LENGTHS, NEW, VOCAB)},
+    "allowed, sampled": {"allowed": _allowed(LENGTHS, NEW, VOCAB), "temperature": 1.0},
+    "grammar": {"grammars": (Alternating(), None, Alternating())},
+    "grammar, sampled": {"grammars": (Alternating(), None, Alternating()), "temperature": 1.0},
+    "min_new_tokens": {"min_new_tokens": 6, "stop_ids": (1, 2, 3)},
+    "min_new_tokens, sampled": {"min_new_tokens": 6, "stop_ids": (1, 2, 3), "temperature": 1.0},
+    **FILTERS,
+}
+CAPTIONS = features((3, 1, 2), seed=6)
+CELLS = images.SIDE**2
+PICTURES: dict[str, dict[str, Any]] = {
+    "allowed": {"allowed": _allowed((3, 1, 2), CELLS, images.VOCAB), "cfg": 3.0},
+    "allowed, sampled": {"allowed": _allowed((3, 1, 2), CELLS, images.VOCAB), "temperature": 1.0},
+    **{name: {**more, "cfg": 3.0} for name, more in FILTERS.items()},
+}
+
+
+def accepted(spec: str, constraint: dict[str, Any]) -> bool:
+    """Whether the spec resolves at the constraint's temperature."""
+    try:
+        registry.resolve(spec, "ar", sampling=bool(constraint.get("temperature")))
+    except SpecError:
+        return False
+    return True
+
+
+def of_text() -> list[str]:
+    """Every drafter with every acceptance and its other modes."""
+    rules = [
+        f"{name}{more}"
+        for name in texts.names("accept")
+        for more in ("", *(f":{each}" for each in texts.SETTINGS.get(name, ())))
+    ]
+    shapes = [f"{texts.NEEDS['model']}+{shape}" for shape in texts.names("shape")]
+    return [f"{draft}+{rule}" for draft, rule in product((*texts.names("draft"), *shapes), rules)]
+
+
+def ordinary(spec: str, name: str) -> bool:
+    """Every acceptance with `sjd`, and one in 40 of the other pairs."""
+    return spec.startswith("sjd+") or one_in(40, spec, name)
+
+
+@pytest.fixture(autouse=True)
+def other_models(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(draft_models, "language_model", lambda name, device, dtype: near())
+    with random_modules():
+        yield
+
+
+@cache
+def target() -> LanguageModel:
+    return toy_ar(3, VOCAB, 1.5, layers=4)
+
+
+@cache
+def near() -> LanguageModel:
+    return texts.drafter()
+
+
+@contextmanager
+def watched() -> Iterator[list[int]]:
+    """Fails where a committed token has no probability after the request's constraints and filters."""
+    commit, rounds = VerifyLoop._commit, list[int]()
+
+    def checked(self: VerifyLoop, draft: Draft, distributions: TargetDistributions, verdict: Verdict) -> np.ndarray:
+        gained = commit(self, draft, distributions, verdict)
+        for row, count in enumerate(gained.tolist()):
+            path, end = verdict.path[row].tolist(), int(self.text.length[row])
+            for at, token in enumerate(self.text.host[row, end - count : end].tolist()):
+                assert distributions.logits[row, path[at], token] > -torch.inf, (row, at, token)
+        rounds.append(len(gained))
+        return gained
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VerifyLoop, "_commit", checked)
+        yield rounds
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    thinned(((s, name) for s, (name, more) in product(of_text(), TEXT.items()) if accepted(s, more)), ordinary),
+)
+def test_no_excluded_token_is_committed_to_text(spec: str, name: str) -> None:
+    with watched() as rounds:
+        run(target(), spec, prompts(LENGTHS, vocab=VOCAB), NEW, **TEXT[name])
+    assert rounds
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    thinned(
+        ((s, name) for s, (name, more) in product(images.SPECS, PICTURES.items()) if accepted(s, more)),
+        lambda spec, name: spec.startswith("sjd+") or one_in(40, spec, name),
+    ),
+)
+def test_no_excluded_code_is_committed_to_images(spec: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = toy_pictures(5, images.SIDE, images.VOCAB, 0.7, layers=3, knock=1)
+    monkeypatch.setattr(draft_models, "language_model", lambda *_: other)
+    with watched() as rounds:
+        draw(images.target(), spec, CAPTIONS, **PICTURES[name])
+    assert rounds
