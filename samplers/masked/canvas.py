@@ -104,6 +104,7 @@ class Canvas:
         self.serial = torch.arange(self.length + 1, dtype=torch.int32, device=device).repeat(len(rows), 1)
         self.rows = np.arange(len(rows))
         self.prompt, self.total, self.planned = np.array(prompts, dtype=np.int64), total, total
+        self.absolute = absolute
         self.origin = np.zeros_like(self.prompt) if absolute else self.prompt.copy()
         self.block_causal, self.bounded = block_causal, bounded or block_causal
         self.sliding, self.moving = sliding, moving
@@ -196,6 +197,13 @@ class Canvas:
         self.left = self.eligible_host.sum(1)
         if ((self.left == 0) & (self.first_open < self.total) & ~self.stays).any():
             raise RuntimeError("a span has no open position of a row that has some")
+
+    @property
+    def block_lengths(self) -> np.ndarray:
+        """[B] `block_length`, or all that a row generates where that is less: what the row alone would have."""
+        own = self.planned - self.prompt
+        lengths: np.ndarray = np.clip(self.block_length if self.absolute else own, 1, self.block_length)
+        return np.broadcast_to(lengths, own.shape)
 
     @property
     def clocks(self) -> np.ndarray:

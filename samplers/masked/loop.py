@@ -231,7 +231,9 @@ class MaskedLoop:
             soft = added if soft is None or added is None else soft + added
         distribution, shadow = forward.distribution(queries, wanted, soft)
         eligible = canvas.eligible if query.only is None else canvas.eligible & query.only.to(canvas.eligible.device)
-        evidence = Evidence(distribution, canvas.window, eligible, self.request, shadow, forward.attention, forward.row)
+        known = torch.from_numpy(wanted).to(eligible.device)
+        seen = shadow, forward.attention, forward.row, known
+        evidence = Evidence(distribution, canvas.window, eligible, self.request, *seen)
         if self.sampler.block is not None:
             evidence = self._narrow(self.sampler.block, evidence)
         self._observe(evidence, after_logits=False)

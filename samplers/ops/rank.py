@@ -38,15 +38,19 @@ def top(score: Tensor, count: Tensor) -> Tensor:
     return descending(score)[1] < count
 
 
-def top_as_published(score: Tensor, count: np.ndarray, at: tuple[np.ndarray, np.ndarray], length: np.ndarray) -> Tensor:
+def top_as_published(score: Tensor, count: np.ndarray, window: np.ndarray, length: np.ndarray) -> Tensor:
     """[B, W] bool: torch.topk over each whole row, with its order of ties, which published loops rely on.
 
-    Window `at` = (lo, hi) [B] of rows of `length` [B] holds the scores. A loop over rows, since the order of ties
-    depends on `count` [B] and the length.
+    The scores are those of the positions `window` [B, W], -inf where nothing can be chosen; rows have `length` [B]
+    positions. A loop over rows, since the order of ties depends on `count` [B] and the length.
     """
     mask = torch.zeros_like(score, dtype=torch.bool)
-    for row, (lo, hi, total, quota) in enumerate(zip(*at, length, count, strict=True)):
+    for row, (positions, total, quota) in enumerate(zip(window, length.tolist(), count.tolist(), strict=True)):
+        inside = torch.from_numpy(positions < total).to(score.device)
+        where = torch.from_numpy(positions).to(score.device)[inside]
         whole = torch.full((total,), -torch.inf, dtype=score.dtype, device=score.device)
-        whole[lo:hi] = score[row, : hi - lo]
-        mask[row, whole.topk(quota).indices - lo] = True
-    return mask
+        whole[where] = score[row, inside]
+        taken = torch.zeros_like(whole, dtype=torch.bool)
+        taken[whole.topk(min(quota, total)).indices] = True
+        mask[row, inside] = taken[where]
+    return mask & (score > -torch.inf)

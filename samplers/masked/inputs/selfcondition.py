@@ -57,4 +57,4 @@ class SelfCondition(Inputs):
         return state.expected.masked_fill(torch.from_numpy(canvas.entered).to(state.expected.device)[:, None, None], 0)
 
     def observe(self, evidence: Evidence, embed: Callable[[Tensor], Tensor], canvas: Canvas, state: Signal) -> None:
-        state.expected = evidence.distribution.expected(embed)
+        state.expected = evidence.distribution.expected(embed).masked_fill(~evidence.predicted[..., None], 0)

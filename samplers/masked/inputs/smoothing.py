@@ -6,8 +6,9 @@ https://arxiv.org/abs/2510.08666
     input_i = E[mask] + w_t * softmax(l_i) E        w_t = min(weight + growth * t, most), t counts forwards
 
 The mask's own embedding keeps its full weight. Only open positions of the active block are smoothed, and none at a
-block's first forward; the reference smooths later blocks too and lets the mask id take part in the mixture. The
-threshold that falls with t, with which it is published, is `threshold:fall=0.02`.
+block's first forward, or where the forward before predicted nothing (that of a causal prefix predicts one position).
+The reference smooths later blocks too and lets the mask id take part in the mixture. The threshold that falls with t,
+with which it is published, is `threshold:fall=0.02`.
 Exact: no; `weight=0,growth=0` changes nothing.
 """
 
@@ -28,7 +29,11 @@ from ..contracts import Canvas, Evidence, Inputs
 
 @dataclass
 class Mixture:
-    """The expected embeddings of the active block, [B, W, E]; None before the first forward."""
+    """What the last forward expected of the active block.
+
+    Attributes:
+        expected: [B, W, E] embeddings, 0 where it predicted nothing; None before the first forward.
+    """
 
     expected: Tensor | None = None
 
@@ -56,4 +61,5 @@ class Smoothing(Inputs):
 
     def observe(self, evidence: Evidence, embed: Callable[[Tensor], Tensor], canvas: Canvas, state: Mixture) -> None:
         if self.weight or self.growth:
-            state.expected = evidence.distribution.expected(embed)
+            unknown = ~evidence.predicted[..., None]
+            state.expected = evidence.distribution.expected(embed).masked_fill(unknown, 0)

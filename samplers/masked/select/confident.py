@@ -98,5 +98,5 @@ class Confident(Select):
             last = torch.from_numpy(state.last).to(proposal.score.device)[:, None]
             return best(proposal.eligible.to(torch.int8)) | (proposal.eligible & last)
         if self.reference:
-            return top_as_published(proposal.score, state.quota, (canvas.lo, canvas.hi), canvas.total)
+            return top_as_published(proposal.score, state.quota, canvas.window_host, canvas.total)
         return top(proposal.score, torch.from_numpy(state.quota).to(proposal.score.device)[:, None])

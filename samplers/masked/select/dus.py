@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +28,7 @@ from ...registry import register
 from ..contracts import Canvas, Proposal, Propose, Request, Select
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def rounds(width: int, base: int) -> tuple[int, ...]:
     """The round in which each position of a block is committed, counted from 0.
 
@@ -75,21 +76,26 @@ class DUS(Select):
 
     def commit_order(self, canvas: Canvas, request: Request, state: State) -> Tensor:
         eligible = torch.from_numpy(canvas.eligible_host)
-        level = self._levels(eligible)
+        level = self._levels(eligible, canvas)[0]
         chosen = eligible & (level == level.amin(1, keepdim=True))
         return chosen.cumsum(1) * chosen
 
     def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
-        level = self._levels(proposal.eligible)
+        level, last = self._levels(proposal.eligible, canvas)
         entered = torch.from_numpy(canvas.entered).to(level.device)[:, None]
         state.round = torch.maximum(state.round.masked_fill(entered, -1) + 1, level.amin(1, keepdim=True))
         due = proposal.eligible & (level <= state.round)
         if not self.skip:
             return due
-        last = max(rounds(canvas.block_length, self.base))
         return due & ((proposal.score >= self.skip) | (state.round >= last))
 
-    def _levels(self, eligible: Tensor) -> Tensor:
-        """[B, W] int64: the round of each open position, past the last where nothing is open."""
-        each = torch.tensor(rounds(eligible.shape[1], self.base), device=eligible.device)
-        return each.expand_as(eligible).masked_fill(~eligible, eligible.shape[1])
+    def _levels(self, eligible: Tensor, canvas: Canvas) -> tuple[Tensor, Tensor]:
+        """[B, W] int64: the round of each open position, past the last where nothing is open; [B, 1]: the last."""
+        widths = canvas.hi - canvas.lo if canvas.moving else canvas.block_lengths
+        each = np.full((len(widths), max(int(widths.max()), 1)), -1)
+        for width in np.unique(widths[widths > 0]).tolist():
+            each[widths == width, :width] = rounds(width, self.base)
+        column = np.clip(canvas.window_host - canvas.lo[:, None], 0, each.shape[1] - 1)
+        level = torch.from_numpy(np.take_along_axis(each, column, 1)).to(eligible.device)
+        last = torch.from_numpy(each.max(1, keepdims=True)).to(eligible.device)
+        return level.masked_fill(~eligible, eligible.shape[1]), last

@@ -88,7 +88,7 @@ class Fixed(Select):
     def _chosen(self, score: Tensor, canvas: Canvas, state: Block) -> Tensor:
         """[B, W] bool: the best-scored, as many as the quota."""
         if self.reference:
-            return top_as_published(score, state.quota, (canvas.lo, canvas.hi), canvas.total)
+            return top_as_published(score, state.quota, canvas.window_host, canvas.total)
         if (state.quota == 1).all():
             return best(score)
         return top(score, torch.from_numpy(state.quota).to(score.device)[:, None])

@@ -17,6 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -67,16 +69,20 @@ class Learned(Select):
         assert self.filter is not None, "set by `fit`"
         network = load_filter(self.filter).to(canvas.tokens.device)
         length = getattr(network, "block_length", canvas.block_length)
-        if canvas.block_length > length:
+        if (own := int(canvas.block_lengths.max())) > length:
             raise SpecError(
-                f"learned: the filter {self.filter!r} is for blocks of {length}, not of {canvas.block_length}",
+                f"learned: the filter {self.filter!r} is for blocks of {length}, not of {own}",
                 hint=f"decode with block_length={length} or less, or train one for longer blocks",
             )
         return network
 
     def select(self, proposal: Proposal, canvas: Canvas, state: nn.Module) -> Tensor:
-        width = proposal.score.shape[1]
         sure = proposal.evidence.distribution.probability(proposal.tokens).masked_fill(~proposal.eligible, 1.0)
-        logits: Tensor = state(pad(sure, (0, getattr(state, "block_length", width) - width), value=1.0))
+        # The block begins at the first column, but where blocks move.
+        first = canvas.lo - canvas.prompt if canvas.moving else np.zeros_like(canvas.lo)
+        width, length = sure.shape[1], getattr(state, "block_length", canvas.block_length)
+        column = torch.from_numpy(first[:, None] + np.arange(length)).to(sure.device)
+        logits: Tensor = state(pad(sure, (0, length), value=1.0).gather(1, column))
         assert self.tau is not None
-        return logits[:, :width].sigmoid() > self.tau
+        final = torch.zeros(len(sure), width + length, dtype=torch.bool, device=sure.device)
+        return final.scatter_(1, column, logits.sigmoid() > self.tau)[:, :width]

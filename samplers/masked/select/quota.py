@@ -57,7 +57,7 @@ class Quota(Select):
         share = np.zeros_like(state.begun)
         if self.steps is not None:
             at = np.minimum(canvas.step - state.begun, self.steps - 1)
-            share = even_share(canvas.block_length, self.steps, at)
+            share = even_share(canvas.block_lengths, self.steps, at)
         state.least = np.clip(share, self.least, np.maximum(canvas.left, 1))
         return np.zeros_like(canvas.step)
 

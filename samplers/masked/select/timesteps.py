@@ -85,5 +85,5 @@ class Timesteps(Select):
             uniform = source.uniform(canvas.rows, canvas.step, proposal.evidence.positions, "transfer")
             score = wide(score) / self.alg_temp + gumbel(uniform)
         if self.reference:
-            return top_as_published(score, state.quota, (canvas.lo, canvas.hi), canvas.total)
+            return top_as_published(score, state.quota, canvas.window_host, canvas.total)
         return top(score, torch.from_numpy(state.quota).to(score.device)[:, None])

@@ -42,10 +42,10 @@ class Spacing(Widen):
     def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         if self.gap == 1:
             return chosen
-        width = canvas.block_length
+        width, size = chosen.shape[1], canvas.block_lengths
         gap = np.full_like(canvas.left, self.gap or 2)
         if self.gap is None:
-            gap = np.maximum(2, canvas.left * (width // self.base) // width)
+            gap = np.maximum(2, canvas.left * (size // self.base) // size)
         each, column = torch.from_numpy(gap).to(chosen.device)[:, None, None], torch.arange(width, device=chosen.device)
         near = (column[:, None] - column).abs() < each  # [B, W, W]
         rank = descending(proposal.score)[1]

@@ -92,3 +92,12 @@ def test_a_falling_threshold() -> None:
 def test_bad_numbers_are_refused(spec: str) -> None:
     with pytest.raises(SpecError):
         resolve(spec)
+
+
+def test_smoothing_adds_nothing_where_the_forward_before_predicted_nothing() -> None:
+    """A causal prefix's first forward of a block predicts one position, whoever stands beside the row."""
+    model, given = toy("nemotron", sharp=1.2), prompts(LENGTHS)
+    spec = "smoothing:weight=0.6,most=1+threshold:tau=0.4@causal"
+    whole = fill(model, spec, given, NEW)
+    for row in range(3):
+        assert same(fill(model, spec, [given[row]], NEW[row], seeds=[100 + row]), 0, whole, row)

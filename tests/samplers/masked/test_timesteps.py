@@ -15,7 +15,7 @@ from pardec.samplers.registry import resolve
 from tests.grids import chequered
 from tests.reference import naive_schedules as naive
 from tests.samplers.schedules import SURE, agree, check_a_held_row, first_sets, steps_of
-from tests.samplers.toys import FAMILIES, fill, prompts, same, toy
+from tests.samplers.toys import FAMILIES, MASK, accepted, fill, prompts, same, toy
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,25 @@ def test_times_and_shares() -> None:
 def test_published_ties_are_those_of_topk_over_the_whole_row() -> None:
     score = torch.tensor([[1.0, 1.0, 0.5, 1.0, 1.0, 1.0], [0.2, 0.9, 0.9, 0.9, 0.1, -torch.inf]])
     lo, hi, length, count = np.array([30, 2]), np.array([36, 7]), np.array([40, 9]), np.array([3, 2])
-    found = top_as_published(score, count, (lo, hi), length)
+    window = lo[:, None] + np.arange(6)
+    window[1, 5] = 9  # past its end
+    found = top_as_published(score, count, window, length)
     for row in range(2):
         whole = torch.full((int(length[row]),), -torch.inf)
         whole[lo[row] : hi[row]] = score[row, : hi[row] - lo[row]]
         expected = sorted((whole.topk(int(count[row])).indices - lo[row]).tolist())
         assert found[row].nonzero()[:, 0].tolist() == expected
+
+
+@pytest.mark.parametrize("select", ["fixed:steps=1", "timesteps:steps=1", "confident:tau=none,steps=1"])
+@pytest.mark.parametrize("more", ["", "@window", "+slowfast", "+dsb", "+multiblock"])
+def test_published_ties_where_a_step_owes_more_than_the_window_has(select: str, more: str) -> None:
+    spec = f"{select},reference=true{more}"
+    if not accepted(spec):
+        pytest.skip("refused by name")
+    whole = fill(toy(sharp=1.2), spec, prompts((3, 6)), (9, 5))
+    assert (whole.tokens != MASK).all()
+    assert same(fill(toy(sharp=1.2), spec, prompts((3, 6))[1:], 5, seeds=[101]), 0, whole, 1)
 
 
 def test_a_row_held_with_nothing_open_owes_nothing_and_keeps_its_clock() -> None:

@@ -1,0 +1,82 @@
+"""A row's tokens and log-probabilities are its own: alone, beside longer and shorter rows, and served beside others.
+
+Every stage that remembers something with every stage that moves blocks, for every kind of family.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+
+import pardec
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from pardec.samplers.cards import MASKED
+from pardec.samplers.events import Finished
+from tests.grids import one_in, thinned
+from tests.samplers.toys import EVERY_FAMILY, accepted, fill, names, prompts, same, toy
+
+LENGTHS, NEW = (3, 6, 1), (10, 12, 5)
+BLOCKS = ("", "adablock:delimiters=3-5-7", "dcd:masks=2", "dsb", "dsb:most=3", "multiblock", "slowfast")
+CACHES = ("", "@dual", "@d2cache:k=2", "@subblock:size=2", "@causal", "@window", "@dkv_greedy")
+WAYS = ({}, {"temperature": 0.8, "cfg": 1.5}, {"logprobs": 1})
+MORE = (
+    *("dus:skip=0.5", "quota:steps=3,tau=none", "spacing+dus", "spacing:base=4+localleap+threshold"),
+    *(f"{name},reference=true" for name in ("fixed:steps=3", "timesteps:steps=2", "confident:steps=2")),
+)
+
+
+def specs() -> list[str]:
+    """What each method is part of, where it is accepted."""
+    others = [name for stage in MASKED if stage not in ("block", "cache", "select") for name in names(stage)]
+    methods = [*(f"{name}+threshold:tau=0.4" for name in others), *names("select"), *MORE]
+    found = (f"{block}{'+' * bool(block)}{method}{cache}" for block, method, cache in product(BLOCKS, methods, CACHES))
+    return [spec for spec in found if accepted(spec)]
+
+
+SPECS = specs()
+
+
+@cache
+def model(family: str) -> pardec.Model:
+    return pardec.Model(toy(family, sharp=1.2))
+
+
+def logprobs(done: Finished, row: int) -> np.ndarray:
+    """[L] of the row's committed tokens; empty where none were recorded."""
+    if done.trace.logprobs is None:
+        return np.zeros(0)
+    return np.asarray(done.trace.logprobs.own[row, : done.trace.lengths[row]])
+
+
+@pytest.mark.parametrize(
+    ("spec", "family"), thinned(product(SPECS, EVERY_FAMILY), lambda spec, family: one_in(40, spec, family))
+)
+def test_a_row_is_the_same_alone_in_a_batch_and_served(spec: str, family: str) -> None:
+    network, given = toy(family, sharp=1.2), prompts(LENGTHS)
+    way = WAYS[sum(map(ord, spec)) % 3]
+    engine, arguments = model(family), {"sampler": spec, "stop_ids": [], **way}
+    try:
+        next(iter(engine.run(engine.prepare(input_ids=given, max_new_tokens=4, **arguments))))
+    except SpecError as error:
+        pytest.skip(str(error))
+    whole = fill(network, spec, given, NEW, **way)
+    for row, (prompt, new) in enumerate(zip(given, NEW, strict=True)):
+        alone = fill(network, spec, [prompt], new, seeds=[100 + row], **way)
+        assert same(alone, 0, whole, row)
+        assert np.allclose(logprobs(alone, 0), logprobs(whole, row), atol=1e-4, equal_nan=True)
+    items = [{"input_ids": p, "max_new_tokens": n, "seed": i} for i, (p, n) in enumerate(zip(given, NEW, strict=True))]
+    with engine.serve_batch(items, batch_size=2, **arguments) as rows:
+        served = {row.index: row.tokens for row in rows}
+    for item, row in zip(items, range(3), strict=True):
+        own = {"input_ids": [item["input_ids"]], "max_new_tokens": item["max_new_tokens"], "seed": [item["seed"]]}
+        assert served[row] == list(engine.generate(**own, **arguments).tokens[0])
+
+
+def test_every_masked_method_is_among_them() -> None:
+    for card in registry.cards():
+        if card.family == "masked" and card.stage != "cache":
+            assert any(card.name in spec.replace("@", "+").replace(":", "+").split("+") for spec in SPECS), card.name
