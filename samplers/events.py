@@ -64,7 +64,7 @@ class RowFinished(Event):
     reason: str  # "stop": its first end token or stop string; "length": nothing left to fill
     nfe: int
     text: str | None = None  # the text that no step has had yet; the texts of all its events make up its Result.text
-    commit_step: np.ndarray | None = None  # [L_i] int16, as in `Trace`; None for continuous tokens
+    commit_step: np.ndarray | None = None  # [L_i] int32, as in `Trace`; None for continuous tokens
     logprobs: TokenLogprobs | None = None  # of L_i positions; None where none were asked for
 
 

@@ -1,4 +1,4 @@
-"""The decode order of a request: stored in six bytes a position, and expanded on demand."""
+"""The decode order of a request: stored in eight bytes per position, and expanded on demand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Commit:
 class Trace:
     """Which forward committed each position, with what score, and which positions each forward queried.
 
-    `commit_step` and `commit_score` are stored and saved, six bytes a position; the rest is derived from them.
+    `commit_step` and `commit_score` are stored and saved, eight bytes per position; the rest is derived from them.
 
     >>> trace.steps[0][3].positions        # doctest: +SKIP
     (17, 21)
@@ -47,7 +47,7 @@ class Trace:
     """
 
     tokens: np.ndarray  # [B, L] int64
-    commit_step: np.ndarray  # [B, L] int16: forward number in the row, or GIVEN (-1), or NEVER (-2)
+    commit_step: np.ndarray  # [B, L] int32: forward number in the row, or GIVEN (-1), or NEVER (-2)
     commit_score: np.ndarray  # [B, L] float32
     lengths: np.ndarray  # [B] where each row ends
     fed: tuple[tuple[Fed, ...], ...]  # per row and forward: the positions queried

@@ -33,7 +33,7 @@ from .output_paths import occupied
 from .result_schema import check
 
 FORMAT = "pardec.result/2"
-_TENSORS = {"sequences": torch.int64, "commit_step": torch.int16, "commit_score": torch.float32}
+_TENSORS = {"sequences": torch.int64, "commit_step": torch.int32, "commit_score": torch.float32}
 _LOGPROBS: dict[str, tuple[str, Any]] = {  # of `TokenLogprobs`; not in every file
     "token_logprobs": ("own", np.float32),
     "top_ids": ("ids", np.int64),

@@ -57,7 +57,7 @@ class ContinuousLoop:
         self.rounds = 0
         count, tokens = len(self.images), self.images.tokens
         self.latents = np.zeros((count, tokens, head.size), dtype=np.float32)
-        self.commit_step = np.zeros((count, tokens), dtype=np.int16)
+        self.commit_step = np.zeros((count, tokens), dtype=np.int32)
         self.commit_score = np.zeros((count, tokens), dtype=np.float32)
         self.row_events: dict[int, RowFinished] = {}
         self.copies = 1 if request.cfg is None else 2

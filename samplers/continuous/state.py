@@ -69,7 +69,7 @@ class ImageState:
         self.visits = torch.zeros_like(self.rank)  # [n, S] int64: how often a token was drafted and dropped again
         self.count = np.zeros(rows, dtype=np.int64)  # [n] on the host: known tokens
         self.nfe = np.zeros(rows, dtype=np.int64)  # [n] calls of the target's backbone that each took part in
-        self.commit_step = np.full((rows, tokens), NEVER, dtype=np.int16)
+        self.commit_step = np.full((rows, tokens), NEVER, dtype=np.int32)
         self.commit_score = np.zeros((rows, tokens), dtype=np.float32)
 
     def __len__(self) -> int:
@@ -132,7 +132,7 @@ class ImageState:
         if not np.isfinite(host["checksum"]):
             raise self.failure("vectors")
         marks = host["which"]
-        self.commit_step[marks] = np.repeat(self.nfe - 1, marks.sum(1)).astype(np.int16)
+        self.commit_step[marks] = np.repeat(self.nfe - 1, marks.sum(1)).astype(np.int32)
         self.commit_score[marks] = host.get("score", 1.0)
         self.count = self.count + marks.sum(1)
 

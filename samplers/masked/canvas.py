@@ -23,7 +23,7 @@ from .writing import Revision, Span, Writing, refuse_masks
 
 _OPEN = -2  # stands for a mask where tokens are read back; -1 is a position of an image's condition
 _CLOCKS = 64  # forwards there is room for at first
-_LONGEST = np.iinfo(np.int16).max  # that commit_step can count
+_LONGEST = np.iinfo(np.int32).max  # positions that commit_step and serial can count
 _ROWS = (
     "rows", "prompt", "total", "planned", "origin", "lo", "hi", "end", "step", "entry_step", "nfe", "entered", "left",
     "first_open",
@@ -41,7 +41,7 @@ class Canvas:
     Attributes:
         tokens: [B, L + 1] int64.
         open: [B, L + 1] bool, the positions still to be committed.
-        commit_step: [B, L + 1] int16, the forward that committed a position, or GIVEN or NEVER.
+        commit_step: [B, L + 1] int32, the forward that committed a position, or GIVEN or NEVER.
         commit_score: [B, L + 1] float32, the score it was committed with.
         serial: [B, L + 1] int32, the number that a token keeps where edits move it, as in `Trace.serial`.
         rows: [B] index of each live row in the request.
@@ -99,7 +99,7 @@ class Canvas:
         generated = torch.arange(self.length + 1) >= torch.tensor(prompts)[:, None]
         self.tokens = tokens.to(device)
         self.open = (inside & generated & (tokens == mask_id)).to(device)
-        self.commit_step = torch.where(self.open, NEVER, GIVEN).to(torch.int16)
+        self.commit_step = torch.where(self.open, NEVER, GIVEN).to(torch.int32)
         self.commit_score = torch.zeros_like(self.tokens, dtype=torch.float32)
         self.serial = torch.arange(self.length + 1, dtype=torch.int32, device=device).repeat(len(rows), 1)
         self.rows = np.arange(len(rows))
@@ -296,7 +296,7 @@ class Canvas:
 
     def _forward(self) -> Tensor:
         """[B, 1] the present forward, as `commit_step` records it."""
-        return torch.from_numpy(self.nfe.astype(np.int16)).to(self.tokens.device)[:, None]
+        return torch.from_numpy(self.nfe.astype(np.int32)).to(self.tokens.device)[:, None]
 
     def _put(
         self, which: Tensor, tokens: Tensor | int, forward: Tensor | int, scores: Tensor | float, *, stays: bool

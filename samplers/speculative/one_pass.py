@@ -238,14 +238,14 @@ def _leave(over: list[Pass], request: Request, finished: dict[int, tuple[Pass, T
 
 def _commit_step(each: Pass, draft: TextDraft) -> np.ndarray:
     start = len(each.prompt)
-    return (np.arange(len(draft.ids)) - start).clip(GIVEN).astype(np.int16)
+    return (np.arange(len(draft.ids)) - start).clip(GIVEN).astype(np.int32)
 
 
 def _finished(model: LanguageModel, request: Request, finished: dict[int, tuple[Pass, TextDraft]]) -> Finished:
     """The result. What a pass fed is counted once, for its first row."""
     ends = [finished[row] for row in range(len(request.canvases))]
     lengths = np.array([len(draft.ids) for _, draft in ends])
-    commit_step = np.full((len(ends), lengths.max()), GIVEN, dtype=np.int16)
+    commit_step = np.full((len(ends), lengths.max()), GIVEN, dtype=np.int32)
     commit_score = np.zeros(commit_step.shape, dtype=np.float32)
     fed: list[tuple[Fed, ...]] = []
     for row, (each, draft) in enumerate(ends):

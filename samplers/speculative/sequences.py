@@ -33,7 +33,7 @@ class Sequences:
         self.nfe = np.zeros_like(self.rows)
         self.pad_id = pad_id
         self.host = np.full((len(prompts), int(self.limit.max())), pad_id, dtype=np.int64)
-        self.commit_step = np.full(self.host.shape, NEVER, dtype=np.int16)
+        self.commit_step = np.full(self.host.shape, NEVER, dtype=np.int32)
         self.commit_score = np.zeros(self.host.shape, dtype=np.float32)
         for row, prompt in enumerate(prompts):
             self.host[row, : len(prompt)] = prompt.cpu().numpy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def test_what_is_loaded_is_what_was_saved(result: pardec.Result, tmp_path: Path,
     assert loaded.sequences.dtype == torch.int64
     assert np.array_equal(loaded.trace.commit_step, result.trace.commit_step)
     assert np.array_equal(loaded.trace.commit_score, result.trace.commit_score)
-    assert loaded.trace.commit_step.dtype == np.int16
+    assert loaded.trace.commit_step.dtype == np.int32
     assert loaded.trace.steps == result.trace.steps
     plain = (
         "tokens",
@@ -154,7 +155,7 @@ def test_the_trace_says_when_each_position_came(model: pardec.Model, tmp_path: P
             trace.at(1, int(trace.lengths[1]))
         assert (trace.clock[1, trace.lengths[1] :] < 0).all()
     bare = Trace(
-        np.array([[7, 8]]), np.array([[0, 1]], dtype=np.int16), np.ones((1, 2)), np.array([2]), (((0,), (1,)),)
+        np.array([[7, 8]]), np.array([[0, 1]], dtype=np.int32), np.ones((1, 2)), np.array([2]), (((0,), (1,)),)
     )
     assert bare.clock.tolist() == [[0, 1]]
     assert [step.clock for step in bare.steps[0]] == [0, 1]
@@ -172,3 +173,17 @@ def test_results_are_data_frames_where_pandas_is() -> None:
     result = pardec.load("tiny-dream", device="cpu").generate(["Tom has 3 cups.", "Ann."], max_new_tokens=2)
     frame = result.to_pandas()
     assert frame.to_dict("records") == result.rows()
+
+
+def test_a_result_of_many_forwards_is_read_back(result: pardec.Result, tmp_path: Path) -> None:
+    """More than sixteen bits count; the first row's last token is that of forward 39,999."""
+    trace = result.trace
+    more = 40_000 - len(trace.fed[0])
+    steps = trace.commit_step.copy()
+    steps[0, int(trace.lengths[0]) - 1] = 39_999
+    last = trace.fed[0][-1]
+    fed = ((*trace.fed[0], *[last] * more), *trace.fed[1:])
+    clocks = ((*trace.clocks[0], *[trace.clocks[0][-1]] * more), *trace.clocks[1:])
+    long = replace(result, trace=replace(trace, commit_step=steps, fed=fed, clocks=clocks))
+    for name in ("long", "long.json"):
+        assert np.array_equal(pardec.Result.load(long.save(tmp_path / name)).trace.commit_step, steps)

@@ -184,7 +184,7 @@ class Network(nn.Module):
         start, length = tokens.shape[1] - sequences.shape[1], tokens.shape[1]
         outputs = [*self.inputs[1:], torch.cat((tokens[:, :start], sequences), 1)]
         self._record_scores(outputs[-1])
-        commit_step = torch.full_like(tokens, GIVEN, dtype=torch.int16)
+        commit_step = torch.full_like(tokens, GIVEN, dtype=torch.int32)
         commit_step[:, start:] = NEVER
         commit_score = torch.zeros_like(tokens, dtype=torch.float32)
         for forward, (previous, following, score) in enumerate(zip(self.inputs, outputs, self.scores, strict=True)):

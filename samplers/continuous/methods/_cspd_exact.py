@@ -18,6 +18,7 @@ from ._cspd_settings import CSpDSettings
 from ._drafting import Drafter, draft
 
 _ROWS = 256  # tries at once, unless there are more tokens to try for
+_TRIES = 2**16  # for a token: right densities need more once in 10^5 tokens at worst
 
 
 def exact_round(method: CSpDSettings, context: ContinuousContext, drafter: Drafter) -> RoundResult:
@@ -75,6 +76,12 @@ def _residual(
     left = torch.arange(len(result), device=images.device)
     past, size = 0, 1  # tries so far, and tries that come next
     while len(left):
+        if past >= _TRIES:
+            raise ModelError(
+                f"cspd: none of {past} draws of {context.model.name} passed for a token of {drafter.model.name}: the "
+                "densities are not those of what is drawn",
+                hint="load both models with dtype=float32, or decode with mar",
+            )
         open_ = torch.zeros_like(again)
         open_[again] = torch.isin(torch.arange(len(result), device=left.device), left)
         tries = range(past, past + size)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 import pardec
 from pardec.models.continuous.contracts import ContinuousModel, Head, States
+from pardec.models.errors import ModelError
 from pardec.samplers.continuous.contracts import ContinuousContext, ImageRequest
 from pardec.samplers.continuous.methods import _cspd_exact
 from pardec.samplers.continuous.methods._ahead import Group, group_states
@@ -253,3 +254,11 @@ def test_accepted_and_redrawn_vectors_pass_a_kolmogorov_test_and_a_smaller_mar_d
     end = model.generate(label=[1], sampler="cspd:draft=tiny-mar-draft,steps=4,k=4", seed=0)
     assert sum(map(sum, end.trace.accepted)) > 0  # drafted by one layer for four
     assert end.images is not None
+
+
+def test_the_residual_of_a_wrong_density_ends_in_an_error() -> None:
+    """A draft that the densities find likelier than the target does wherever it is drawn: no draw would ever pass."""
+    target, draft = pair(TOKENS, 1, 2)
+    wrong = patch.object(_cspd_exact, "share", lambda ratio: torch.zeros_like(ratio).double())
+    with wrong, patch.object(_cspd_exact, "_TRIES", 500), pytest.raises(ModelError, match="draws of .* passed"):
+        generate(target, SPEC, draft=draft, count=40, seed=12)

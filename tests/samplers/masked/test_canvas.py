@@ -123,3 +123,14 @@ def test_the_first_committed_end_token() -> None:
     assert held.first_committed((7,)).tolist() == [2, 4]
     assert held.first_committed((6, 7)).tolist() == [2, 4]
     assert held.first_committed(()).tolist() == [5, 5]
+
+
+def test_commit_step_counts_more_forwards_than_sixteen_bits_hold() -> None:
+    held = canvas([[1, M, M]], [1])
+    held.nfe += 40_000
+    commit(held, [[1]])
+    assert held.commit_step[0, :3].tolist() == [GIVEN, 40_000, NEVER]
+
+
+def test_a_canvas_is_as_long_as_the_longest_request() -> None:
+    assert canvas([[1] * 40_000 + [M]], [40_000]).total.tolist() == [40_001]

@@ -64,3 +64,10 @@ def test_a_given_prompt_is_copied() -> None:
     text.commit(np.array([[3]]), np.array([1]), np.zeros((1, 1), dtype=np.float32))
     assert prompt.tolist() == [1, 2]
     assert text.at(np.array([0])).tolist() == [1]
+
+
+def test_commit_step_counts_more_forwards_than_sixteen_bits_hold() -> None:
+    text = made()
+    text.nfe += 40_001
+    text.commit(np.array([[1]] * 3), np.array([1, 1, 1]), np.full((3, 1), 0.5, dtype=np.float32))
+    assert text.commit_step[0, 2] == 40_000
