@@ -67,7 +67,8 @@ class ResultData:
         candidate_logprobs: per row, those of `logprob_ids`, [n, c] float32; None without them.
         padding: positions fed besides `tokens_fed`, in forwards of rows of unequal length (verify loop).
         exact: "greedy" if the output is that of the `sequential` baseline, "distribution" if it is sampled from the
-            same distribution, else "relaxed".
+            same distribution, else "relaxed". In 16 bits "greedy up to bfloat16 rounding" (or float16): near-ties may
+            fall otherwise than in `sequential`.
         trace: which forward committed each position, and what each forward queried. For continuous tokens forwards are
             calls of the backbone, and ids are 0.
         finish: per row "stop" (first end token or stop string) or "length" (nothing left to fill).

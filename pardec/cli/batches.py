@@ -150,7 +150,7 @@ class Batches:
         return {
             "model": self.model.name,
             "spec": str(self.call.sampler.spec),
-            "exact": self.call.sampler.exact,
+            "exact": self.model.exactness(self.call),
             "settings": self.call.settings,
             "environment": self.model.environment(),
             "timing": {"total_s": self.seconds, "tokens": self.tokens, "forwards": self.forwards},

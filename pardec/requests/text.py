@@ -263,6 +263,18 @@ def _sampler(model: LanguageModel, settings: Settings) -> MaskedSampler | Specul
     return masked.fit(sampler, model)
 
 
+def with_own_cache(model: LanguageModel, sampler: MaskedSampler) -> MaskedSampler:
+    """`sampler`, whose spec names no cache, with the one that a causal-prefix family has to have."""
+    exact = _EXACT_CACHES.get(model.decoding_config.attention)
+    if exact is None or model.decoding_config.attention != "causal-prefix":
+        return sampler
+    cache = registry.resolve(Spec((Part("threshold"),), exact), "masked")
+    changed = replace(sampler, cache=cache.cache, spec=replace(sampler.spec, cache=cache.spec.cache))
+    for stage in (changed.cache, *([] if changed.block is None else [changed.block])):
+        stage.check(changed)
+    return changed
+
+
 _EXACT_CACHES: dict[str, Part] = {
     "block-causal": Part("block"),
     "windowed-causal": Part("window", (("slide", "false"),)),

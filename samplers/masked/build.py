@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
 
-from ..cards import MASKED, SINGLE, find, name_of
+from ..cards import MASKED, SINGLE, name_of
 from ..spec import Spec
 from ..spec_values import Named, add_default, by_stage, exactness, full, refuse_doubles
 from .contracts import MaskedSampler, Stage, Stateful
@@ -71,11 +71,8 @@ def fit(sampler: MaskedSampler, model: LanguageModel) -> MaskedSampler:
     new: dict[int, Stage] = {id(stage): stage.fit(model) for stage in sampler.stages}
     if all(stage is new[id(stage)] for stage in sampler.stages):
         return sampler
-    values = {type(stage): stage for stage in new.values()}
-    parts = [
-        full(part.name, values[kind]) if (kind := find(part.name, "masked").make) in values else part
-        for part in sampler.spec.every
-    ]
+    values = {name_of(stage): stage for stage in new.values() if hasattr(type(stage), "registered")}
+    parts = [full(part.name, values[part.name]) if part.name in values else part for part in sampler.spec.every]
     chosen: dict[str, Any] = {}
     for name in MASKED:
         stage = getattr(sampler, name)

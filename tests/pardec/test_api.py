@@ -224,3 +224,12 @@ def test_a_block_causal_model_takes_its_exact_cache_unless_another_is_named(mode
     assert model.prepare(TEXTS[0]).sampler.spec.cache == Part("none")
     with pytest.raises(pardec.SpecError, match="'block' is for block-causal models and random-dream is bidirectional"):
         model.prepare(TEXTS[0], sampler="threshold@block")
+
+
+@pytest.mark.parametrize(("dtype", "promise"), [("float32", "greedy"), ("bfloat16", "greedy up to bfloat16 rounding")])
+def test_exact_names_the_precision_that_it_holds_up_to(dtype: str, promise: str) -> None:
+    model = pardec.load("tiny-llama", device="cpu", dtype=dtype)
+    given: dict[str, Any] = {"max_new_tokens": 4, "stop_ids": []}
+    assert model.generate("Tom has 3 cups.", sampler="lookup", **given).exact == promise
+    assert model.generate("Tom has 3 cups.", sampler="sequential", **given).exact == "greedy"
+    assert model.generate("Tom has 3 cups.", sampler="lookup+typical", temperature=1.0, **given).exact == "relaxed"

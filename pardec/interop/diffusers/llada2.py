@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
@@ -67,6 +68,12 @@ def run(pipeline: Any, call: Mapping[str, Any], scheduler: Any) -> tuple[Tensor,
     started = time.perf_counter()
     sequences, texts = _run_loop(pipeline, network, scheduler, call)
     seconds = time.perf_counter() - started
+    if call["eos_early_stop"] and (missed := network.forwards_after_the_end(ready)):
+        warnings.warn(
+            f"diffusers' loop made {missed} of {len(network.inputs)} forwards after every row had ended: it stops only "
+            "where the end token is committed last; sampler= decodes in pardec's loop, which ends there",
+            stacklevel=4,
+        )
     ready = replace(ready, request=replace(ready.request, temperature=float(call["temperature"])))
     return (sequences, texts, model.result(ready, network.result(ready, sequences, call["eos_early_stop"]), seconds))
 
@@ -177,6 +184,19 @@ class Network(nn.Module):
         block = tokens[:, width - self.block : width]
         distribution = self.logits[:, : block.shape[1]].softmax(-1)
         self.scores.append(distribution.gather(-1, block[..., None])[..., 0])
+
+    def forwards_after_the_end(self, call: Call) -> int:
+        """How many forwards were made in blocks that were begun after every row had ended."""
+        mask = self.model.decoding_config.mask_id
+        start, width = max(call.prompts), 0
+        for number, tokens in enumerate(self.inputs):
+            if tokens.shape[1] > width and number:  # a block begins
+                given = tokens[:, start:width]
+                ended = torch.isin(given, torch.tensor(call.stop_ids, device=given.device)).cumsum(1) > 0
+                if bool((ended & ~((given == mask).cumsum(1) > 0)).any(1).all()):
+                    return len(self.inputs) - number
+            width = tokens.shape[1]
+        return 0
 
     def result(self, call: Call, sequences: Tensor, early: bool) -> Finished:
         """The outcome for `sequences` [B, gen_length] after the prompts; `early`: rows may stop at an end token."""

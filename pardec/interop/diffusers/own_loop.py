@@ -12,10 +12,10 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.samplers.events import Finished, Step
 from pardec.samplers.masked.contracts import MaskedSampler
-from pardec.samplers.spec import Policy, Spec
+from pardec.samplers.spec import Policy, Spec, parse
 
 from ...api import Model
-from ...requests.text import BLOCK, Call
+from ...requests.text import BLOCK, Call, with_own_cache
 from ...result import Result
 from .arguments import draw_seeds, sampling_settings
 from .callbacks import StepCallbacks
@@ -38,6 +38,8 @@ def run(
         raise SpecError(f'output_type is "seq" or "text", got {call["output_type"]!r}')
     pace = {name: call[name] for name in _PACE}
     resolved = with_eos(select_sampler(pipeline.scheduler, sampler, pace), call["eos_early_stop"])
+    if _names_no_cache(pipeline.scheduler, sampler):
+        resolved = with_own_cache(model.language_model, resolved)
     callbacks = StepCallbacks(pipeline, call["callback_on_step_end"], call["callback_on_step_end_tensor_inputs"])
     if call["input_ids"] is not None:
         rows = remove_padding(call["input_ids"], call["attention_mask"])
@@ -58,6 +60,12 @@ def run(
     if call["output_type"] == "text" and pipeline.tokenizer is not None:
         texts = pipeline.tokenizer.batch_decode(result.tokens, skip_special_tokens=True)
     return torch.stack(sequences).to(pipeline.device), texts, result
+
+
+def _names_no_cache(scheduler: Any, sampler: str | Spec | Policy | MaskedSampler | None) -> bool:
+    """Whether the call leaves the cache to the model's family."""
+    value = getattr(scheduler.config, "sampler", None) if sampler is None else sampler
+    return value is None or (not isinstance(value, MaskedSampler) and parse(value).cache is None)
 
 
 def prepare(pipeline: Any, rows: Sequence[Sequence[int]], sampler: MaskedSampler, call: Mapping[str, Any]) -> Call:

@@ -173,8 +173,10 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
         """Decodes as LLaDA2Pipeline's call does.
 
         For a network of the caller or a block-causal pardec model, a call without a sampler runs diffusers' own loop:
-        the same tokens, draws and callbacks. A pardec model never commits its mask token there, reads complete blocks
-        from a cache, has its own block length, and also accepts lists of texts and of conversations.
+        the same tokens, draws and callbacks. As many forwards, too: diffusers goes on after every row has ended, where
+        an end token was committed before the tokens that precede it or is part of the prompt; a warning then says so.
+        A pardec model never commits its mask token there, reads complete blocks from a cache, has its own block length,
+        and also accepts lists of texts and of conversations.
 
         `sampler`, as in `Model.generate`, or the spec of a PardecScheduler, replaces num_inference_steps, threshold,
         editing_threshold, max_post_steps and minimal_topk, which must keep their defaults. It runs in pardec's loop, as

@@ -27,6 +27,8 @@ from pardec.samplers.speculative.contracts import (
     Uniforms,
 )
 
+from .lending import own_attention
+
 
 def candidates(source: Any, *, accept: str = "speculative", k: int = 20) -> SpeculativeSampler:
     """A sampler that drafts with transformers' candidate generators.
@@ -88,8 +90,9 @@ class Candidates(Drafter):
         all_logits: list[Tensor | None] = []
         for at in range(batch):
             ids = torch.from_numpy(text.row(at).copy())[None].to(device)
-            generator = state.generators[at] = state.generators[at] or _check_generator(self.source(ids))
-            ids_out, logits = generator.get_candidates(ids) if room[at] > 0 else (ids, None)
+            with own_attention():
+                generator = state.generators[at] = state.generators[at] or _check_generator(self.source(ids))
+                ids_out, logits = generator.get_candidates(ids) if room[at] > 0 else (ids, None)
             tokens = ids_out[0, ids.shape[1] :][: min(self.k, max(int(room[at]), 0))].to(device)
             drafted[at, : len(tokens)], counts[at] = tokens, len(tokens)
             all_logits.append(None if logits is None else _match_vocabulary(logits[0, : len(tokens)].to(device), vocab))
@@ -112,7 +115,10 @@ class Candidates(Drafter):
         for row, generator in enumerate(state.generators):
             ids = torch.from_numpy(text.row(row).copy())[None].to(text.device)
             matches = min(int(outcome.gained[row]) - 1, int(sizes[row]) - 1)
-            generator.update_candidate_strategy(ids, outcome.distributions.logits[row : row + 1, : sizes[row]], matches)
+            with own_attention():
+                generator.update_candidate_strategy(
+                    ids, outcome.distributions.logits[row : row + 1, : sizes[row]], matches
+                )
 
 
 class _Generators:

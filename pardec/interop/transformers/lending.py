@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from pardec.models.hf.attention import ATTENTION
@@ -13,6 +14,8 @@ from pardec.models.model import DecodingConfig, LanguageModel
 from ...api import Model
 
 _VIEW_ATTRIBUTE = "_pardec_view"  # the attribute of the model that holds pardec's view of it
+# The model in use, and its own attention implementations.
+_lent: ContextVar[tuple[Any, Any] | None] = ContextVar("pardec_lent", default=None)
 
 
 @contextmanager
@@ -23,10 +26,28 @@ def model_view(model: Any) -> Iterator[Model]:
         ModelError: this would change the model's logits.
     """
     previous = _attention(model.config)
+    token = _lent.set((model, previous))
     try:
         yield Model(_view(model))
     finally:
+        _lent.reset(token)
         model.set_attn_implementation(previous)
+
+
+@contextmanager
+def own_attention() -> Iterator[None]:
+    """Gives the model in use its own attention back while other code may call it, such as one that drafts with it."""
+    lent = _lent.get()
+    if lent is None:
+        yield
+        return
+    model, own = lent
+    current = _attention(model.config)
+    model.set_attn_implementation(own)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(current)
 
 
 def _attention(config: Any) -> Any:

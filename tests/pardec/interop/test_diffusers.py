@@ -653,3 +653,16 @@ def test_a_policy_refuses_what_it_cannot_be() -> None:
     assert policy(BlockRefinementScheduler(editing_threshold=0.5), "edit:tau=0.5+eos").revise
     with pytest.raises(SpecError, match="threshold"):
         policy(EntropyBoundScheduler(), threshold=0.5)
+
+
+@pytest.mark.parametrize("sampler", [None, "threshold", "threshold:tau=0.7+eos@causal"])
+def test_a_causal_prefix_model_needs_no_cache_named(sampler: str | None) -> None:
+    model = pardec.Model(toys.toy("nemotron", sharp=1.2))
+    pipeline = ours(model)
+    ids = [[1, 2, 3], [4, 5, 6]]
+    how = {"gen_length": 8, "block_length": 4, "eos_early_stop": False, "mask_token_id": toys.MASK}
+    plain = {} if sampler else {"editing_threshold": None, "threshold": 0.9, "num_inference_steps": 8}
+    out = pipeline(input_ids=torch.tensor(ids), sampler=sampler, **how, **plain)
+    spec = (sampler or "threshold:tau=0.9").replace("+eos", "")
+    expected = model.generate(input_ids=ids, sampler=spec, max_new_tokens=8, block_length=4, stop_ids=[])
+    assert out.sequences.tolist() == [list(row) for row in expected.tokens]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -237,3 +238,16 @@ def test_schedulers_that_decode_no_masked_text_are_refused_by_name(scheduler: An
         policy(made)
     with pytest.raises(SpecError, match=f"{name} is not a scheduler"):
         PardecPipeline(model=pardec.Model(model(0)), scheduler=made)
+
+
+def test_forwards_that_diffusers_makes_after_the_end_are_warned_of() -> None:
+    """An end token in the prompt, which diffusers takes for the first one: it never sees that the row has ended."""
+    network = toys.biased(model(0), toys.EOS, 30.0)
+    how = {"gen_length": 8 * toys.BLOCK, "eos_token_id": toys.EOS, "editing_threshold": None, "threshold": 0.5}
+    pipeline = PardecPipeline(model=pardec.Model(network))
+    pipeline.set_progress_bar_config(disable=True)
+    with pytest.warns(UserWarning, match=r"made \d+ of \d+ forwards after every row had ended"):
+        pipeline(input_ids=torch.tensor([[toys.EOS, 2, 3, 4]]), **how)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipeline(input_ids=torch.tensor([[1, 2, 3, 4]]), **how)

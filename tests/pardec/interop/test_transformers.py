@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import product
@@ -13,7 +14,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import CandidateGenerator, StopStringCriteria
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 
@@ -524,3 +525,26 @@ def test_what_is_no_generator_is_refused(tmp_path: Path) -> None:
         candidates(Fixed(0), accept="lookup")
     with pytest.raises(SpecError, match="candidates: k must be at least 1, got 0"):
         candidates(Fixed(0), k=0)
+
+
+def test_a_model_may_draft_for_itself() -> None:
+    """The generator calls the model that pardec decodes with, which has its own attention back meanwhile."""
+    model = network()
+
+    def drafting(ids: torch.Tensor) -> AssistedCandidateGenerator:
+        config = copy.deepcopy(model.generation_config)
+        config.max_length = 64
+        config.update(**config._get_default_generation_params(), defaults_only=True)
+        return AssistedCandidateGenerator(
+            input_ids=ids,
+            assistant_model=model,
+            generation_config=config,
+            model_kwargs={"use_cache": True},
+            inputs_tensor=ids,
+            logits_processor=LogitsProcessorList(),
+        )
+
+    before = model.config._attn_implementation
+    expected, made = both(candidates(drafting), 4, model, max_new_tokens=12)
+    assert made.tolist() == expected.tolist()
+    assert model.config._attn_implementation == before
