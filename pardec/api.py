@@ -216,6 +216,8 @@ class Model(Engine):
 
         Raises:
             SpecError: an argument that cannot work; for one of a prompt, once the rows before it are finished.
+            Exception: a row failed while it was decoded; once all other rows are finished, which do not feel it.
+                `failed` has the errors of such rows by the index of their prompt.
 
         >>> model = load("tiny-dream", device="cpu")
         >>> rows = model.serve_batch((f"Tom has {n} cups." for n in range(3)), batch_size=2, max_new_tokens=4)

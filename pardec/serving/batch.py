@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from pardec.models.errors import SpecError
+from pardec.models.errors import PardecError, SpecError
 
 from ..result import Result
 from .queue import QueuedRow
@@ -75,6 +75,8 @@ class Serving(Iterator[Served]):
         rows, tokens, forwards: totals of finished rows: rows, their generated tokens, and the forwards that each took
             part in.
         seconds: time inside this iterator, reading prompts and decoding texts included; the caller's own is not.
+        failed: the errors of rows that failed while they were decoded, by the index of their prompt. The first one is
+            raised after all other rows.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Serving(Iterator[Served]):
         self.batch = Cost(0)
         self.rows = self.tokens = self.forwards = 0
         self.seconds = 0.0
+        self.failed: dict[int, Exception] = {}
         self._sampler: Any = None
         self._next: QueuedRow | None = None  # read, but not compatible with the current batch
         self._error: Exception | None = None  # of a prompt; raised when the rows before it are finished
@@ -156,21 +159,53 @@ class Serving(Iterator[Served]):
 
     def _serve(self) -> Generator[Served, None, None]:
         while rows := self._next_rows(self.batch_size):
-            with closing(start_batch(self.model, rows)) as running:
-                yield from self._decode(running, rows[0].kind)
+            yield from self._decode(rows)
         if self._error is not None:
             raise self._error
+        if self.failed:
+            index, error = next(iter(self.failed.items()))
+            raise _of_prompt(index, error, len(self.failed))
 
-    def _decode(self, running: RunningBatch, kind: tuple[Any, ...]) -> Iterator[Served]:
-        """A batch, from its first rows until nothing is left that can join it."""
+    def _decode(self, rows: list[QueuedRow], *, alone: bool = False) -> Iterator[Served]:
+        """A batch, from its first rows until nothing is left that can join it; where it fails, its rows each alone."""
+        pending = list(rows)  # admitted, and not yielded
+        try:
+            with closing(start_batch(self.model, rows)) as running:
+                for row, served in self._advance(running, pending, None if alone else rows[0].kind):
+                    pending.remove(row)
+                    yield served
+        except Exception as error:
+            for row in pending:
+                self.model.demand_weights(row.call.weights_version)
+            if alone:
+                self.failed[pending[0].index] = error
+                return
+            for row in pending:
+                yield from self._decode([row], alone=True)
+
+    def _advance(
+        self, running: RunningBatch, pending: list[QueuedRow], kind: tuple[Any, ...] | None
+    ) -> Iterator[tuple[QueuedRow, Served]]:
+        """Decodes a batch and whatever can join it, which it adds to `pending`; nothing joins where `kind` is None."""
         self.batch = running.cost
         while running.live:
             yield from _served(running.advance())
             self.waits = running.waits
-            if isinstance(running, TokenBatch) and running.joinable:
+            if isinstance(running, TokenBatch) and running.joinable and kind is not None:
                 while len(running.free) and (more := self._next_rows(len(running.free), kind)):
+                    pending += more
                     yield from _served(running.join(more))
 
 
-def _served(ended: Ended) -> Iterator[Served]:
-    return (Served(row.index, result, row.sample) for row, result in ended)
+def _of_prompt(index: int, error: Exception, count: int) -> Exception:
+    """The error of the prompt `index`, one of `count` that failed."""
+    others = f", and {count - 1} others failed" if count > 1 else ""
+    if isinstance(error, PardecError):
+        error.message = f"prompt {index} of serve_batch{others}: {error.message}"
+    else:
+        error.add_note(f"prompt {index} of serve_batch{others}; all other rows are finished")
+    return error
+
+
+def _served(ended: Ended) -> Iterator[tuple[QueuedRow, Served]]:
+    return ((row, Served(row.index, result, row.sample)) for row, result in ended)

@@ -53,9 +53,14 @@ class Job:
     listener: Listener
     waited: str | None = None
     kind: Kind = field(init=False)
+    alone: bool = False  # in a batch of its own, after one that failed
 
     def __post_init__(self) -> None:
         self.kind = (str(self.row.call.sampler.spec), *self.row.kind)
+
+    def separate(self) -> None:
+        """From now on the row shares a batch with no other."""
+        self.alone, self.kind = True, (*self.kind, id(self))
 
 
 class Scheduler:
@@ -106,7 +111,7 @@ class Scheduler:
                 with self._guard(batch.live):
                     ended = batch.advance()
             except Exception as error:
-                self._give_up(kind, error)
+                self._break_up(kind, error)
                 continue
             finally:
                 self.forwards += batch.cost.forwards - before
@@ -147,7 +152,8 @@ class Scheduler:
         rows, batch = [job.row for job in jobs], self._batches.get(kind)
         self._jobs.update(zip(rows, jobs, strict=True))
         for job in jobs:
-            job.listener.started(job.waited)
+            if not job.alone:
+                job.listener.started(job.waited)
         try:
             with self._guard(rows):
                 if batch is None:
@@ -159,10 +165,9 @@ class Scheduler:
                     self.forwards += batch.cost.forwards - before
         except Exception as error:
             if batch is not None and batch.intact:
-                self._fail(rows, error)
+                self._retry(rows, error)
             else:
-                self._give_up(kind, error)
-                self._fail(rows, error)
+                self._break_up(kind, error)
 
     def _remove_empty(self) -> None:
         for kind, batch in list(self._batches.items()):
@@ -201,6 +206,27 @@ class Scheduler:
         if batch is not None:
             self._fail(batch.live, error)
             batch.close()
+
+    def _break_up(self, kind: Kind, error: Exception) -> None:
+        """Ends a batch that failed; its rows, and those that were to join it, are decoded again, each alone."""
+        batch = self._batches.pop(kind, None)
+        if batch is not None:
+            batch.close()
+        self._retry([row for row, job in self._jobs.items() if job.kind == kind], error)
+
+    def _retry(self, rows: Sequence[QueuedRow], error: Exception) -> None:
+        """Queues rows of a batch that failed again, each alone: which of them the error is of then shows.
+
+        A row that was decoded alone already has failed, and so have all where weights were replaced.
+        """
+        jobs = [job for row in rows if (job := self._jobs.get(row)) is not None]
+        current = self.model.network.weights_version
+        again = [job for job in jobs if not job.alone and len(rows) > 1 and job.row.call.weights_version == current]
+        for job in again:
+            del self._jobs[job.row]
+            job.separate()
+        self.waiting.extendleft(reversed(again))
+        self._fail([job.row for job in jobs if job not in again], error)
 
     def _fail(self, rows: Sequence[QueuedRow], error: Exception) -> None:
         for row in rows:

@@ -7,7 +7,7 @@ What a hypothesis is made from, and which of them survives, is up to the branch 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -19,12 +19,16 @@ from .contracts import Branch, Canvas, Choice, Evidence, Hypotheses, MaskedSampl
 from .decision import Decision
 from .writing import Writing
 
+if TYPE_CHECKING:
+    from .forward import MaskedForward
+
 
 class Loop(Protocol):
     """What hypotheses need of the masked loop."""
 
     canvas: Canvas
     sampler: MaskedSampler
+    forward: MaskedForward
 
     def take(self, keep: np.ndarray) -> None:
         """Keeps these live rows; one may be repeated."""
@@ -131,7 +135,10 @@ class Branching:
             # it: a hypothesis that commits it would see those of an earlier forward. One that ends the block does not.
             ends = torch.from_numpy(canvas.left).to(chosen.device) == chosen.sum(1)
             chosen = chosen & (~chosen[:, :1] | ends[:, None])
-        canvas.draft(Writing(chosen, choice.tokens, proposal.score))
+        draft = Writing(chosen, choice.tokens, proposal.score)
+        if joints := self.loop.forward.joints:  # tokens of one gap that cannot stand beside each other
+            draft, chosen = (kept := joints.consistent(canvas, draft, None, None)[0]), kept.which
+        canvas.draft(draft)
         added: np.ndarray = chosen.any(1).cpu().numpy()
         return added
 

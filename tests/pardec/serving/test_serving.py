@@ -328,3 +328,24 @@ def test_a_long_run_frees_the_memory_of_finished_rows(
         loop = loops[0]
         history = loop.recorder.history if model is dream else loop.forward.fed
         assert len(history) <= 12
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_row_that_fails_while_it_is_decoded_ends_alone(llama: Model, size: int) -> None:
+    wrong = 2
+
+    def refuse(ids: Any, scores: Any) -> Any:
+        if (ids[:, : len(marked)] == torch.tensor(marked)).all(1).any():
+            raise ValueError("not this one")
+        return scores
+
+    prompts = [f"Tom has {at} cups." for at in range(6)]
+    marked = llama.tokenizer(prompts[wrong])["input_ids"]
+    arguments: dict[str, Any] = {"max_new_tokens": 5, "stop_ids": []}
+    serving, got = llama.serve_batch(prompts, batch_size=size, logits_processor=[refuse], **arguments), {}
+    with pytest.raises(ValueError, match="not this one"):
+        got.update((row.index, row.tokens) for row in serving)
+    assert sorted(got) == [0, 1, 3, 4, 5]
+    assert list(serving.failed) == [wrong]
+    for at, tokens in got.items():
+        assert tokens == list(llama.generate(prompts[at], **arguments).tokens[0])

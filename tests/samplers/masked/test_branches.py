@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -421,3 +423,19 @@ def test_the_script_prints_a_graph_that_freedave_reads(capsys: pytest.CaptureFix
     assert "times after 1 steps: 0\n" in printed.err
     with pytest.raises(SystemExit, match="has drafts already"):
         script.main(["tiny-llada", "--task=arithmetic", "--problems=1", "-s", "freedave+sequential"])
+
+
+@pytest.mark.parametrize("branch", ["freedave", "lopa"])
+def test_hypotheses_keep_to_what_the_tokens_of_a_schema_allow_beside_each_other(branch: str) -> None:
+    model = pardec.load("tiny-dream", device="cpu")
+    schemas: tuple[dict[str, Any], ...] = (
+        {"enum": ["red", "blue", 3]},
+        {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
+        {"type": "string", "pattern": "[0-9]{2,6}"},
+    )
+    for schema, temperature in product(schemas, (0.0, 1.3)):
+        asked: dict[str, Any] = {"response_format": schema, "max_new_tokens": 16, "temperature": temperature, "seed": 3}
+        got = model.generate(["Tom has 8 cups.", "a"], sampler=f"{branch}+sequential", **asked)
+        assert got.parsed is not None
+        if branch == "freedave" and not temperature:
+            assert got.tokens == model.generate(["Tom has 8 cups.", "a"], sampler="sequential", **asked).tokens
