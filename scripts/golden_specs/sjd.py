@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from golden_specs import Case, Reader, Replay
-from golden_specs.llamagen import LOOSE, arguments, model_of
+from golden_specs.llamagen import LOOSE, apart, arguments, model_of
 from pardec.samplers.ops.verification import follow
 from pardec.samplers.spec import parse
 from pardec.samplers.speculative.accept.speculative import Speculative
@@ -50,8 +50,7 @@ class _Tape:
             raise _Differs(f"forward {self.number}: {what} {found}, expected {expected}")
 
     def far(self, what: str, found: Tensor, name: str) -> None:
-        expected = self.tensors[name]
-        error = float((found - expected).abs().max()) if found.shape == expected.shape else float("inf")
+        error = apart(found, self.tensors[name])
         if error > LOOSE:
             raise _Differs(f"forward {self.number}: {what} differ by {error:.1e}")
 
