@@ -11,7 +11,7 @@ from .errors import ModelError
 from .families import FAMILIES, FamilySpec, Unsupported, architecture, mar, match, var
 from .families.llamagen import read_config
 from .loading import configs
-from .loading.decoding_config import build_decoding_config
+from .loading.decoding_config import build_decoding_config, end_ids, shown_ends
 from .loading.kinds import IMAGE_MODELS, NEXTSTEP
 from .loading.sources import MAR_FILE, Source, locate, read_json
 from .loading.tokenizers import load_tokenizer
@@ -86,7 +86,9 @@ def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = Non
     with configs.reading(source.name):
         spec, why = recognise(config, published)
     if spec is None:
-        return {**description, "family": str(config.get("model_type")), "loads": f"through transformers: {why}"}
+        ends = _shown_ends(source, config)
+        kind = {"family": str(config.get("model_type")), "loads": f"through transformers: {why}"}
+        return {**description, **kind, **({"end tokens": ends} if ends else {})}
     with configs.reading(source.name):
         shape, positions = spec.decoder(config), spec.positions(config)
     description |= {"family": f"{spec.name} ({spec.summary})", "loads": "natively", "known by": spec.evidence(config)}
@@ -99,5 +101,18 @@ def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = Non
         description |= {
             name: f"{value} (from {decoding.sources[name]})" for name, value in values.items() if value is not None
         }
+        description |= {"end tokens": ends} if (ends := decoding.sources["ends"]) else {}
     description |= {"layers": shape.layers, "width": shape.width, "vocabulary": shape.vocab, "positions": positions}
     return description
+
+
+def _shown_ends(source: Source, config: dict[str, Any]) -> str:
+    """The end tokens of a language model that runs through transformers; images have none."""
+    if config.get("model_type") in IMAGE_MODELS:
+        return ""
+    inner = config.get("text_config")
+    flat = {**config, **(inner if isinstance(inner, dict) else {})}
+    vocabulary = flat.get("vocab_size")
+    generation = read_json(source.folder / "generation_config.json")
+    known = vocabulary if isinstance(vocabulary, int) else 2**31
+    return shown_ends(end_ids(flat, generation, load_tokenizer(source.tokenizer), known))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import ModelError, listed, one_line
 from ..loading import configs
-from ..loading.decoding_config import end_ids, pad_id
+from ..loading.decoding_config import end_ids, pad_id, shown_ends
 from ..loading.kinds import IMAGE_MODELS
 from ..loading.lora import Adapter
 from ..loading.placement import choose_dtype, guarded, out_of_memory, short, stored_dtype
@@ -105,14 +105,15 @@ def load_adapter(
 def _decoding_config(
     config: dict[str, Any], generation: dict[str, Any], tokenizer: Any | None, vocab: int
 ) -> DecodingConfig:
-    ends = end_ids(config, generation, vocab)
+    ends = end_ids(config, generation, tokenizer, vocab)
     return DecodingConfig(
         mask_id=None,
         eos_ids=tuple(ends),
-        pad_id=pad_id(config, generation, tokenizer, ends, vocab),
+        pad_id=pad_id(config, generation, tokenizer, list(ends), vocab),
         bos_id=config.get("bos_token_id"),
         shift=1,
         attention="causal",
+        sources={"ends": shown_ends(ends)},
     )
 
 

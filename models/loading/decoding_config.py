@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -76,12 +77,11 @@ def build_decoding_config(
     mask, sources["mask"] = _mask(spec, config, generation, tokenizer, vocab, overrides.mask_id)
     # Only behind a causal prefix do masks read the keys and values that a causal model has.
     both = causal and spec.attention == "causal-prefix" and not spec.uniform and mask is not None
-    ends = end_ids(config, generation, vocab)
-    ends += [
-        number
-        for number, token in spec.turn_ends.items()
-        if _has_token(tokenizer, number, token, vocab) and number not in ends
-    ]
+    ends = end_ids(config, generation, tokenizer, vocab)
+    for number, token in spec.turn_ends.items():
+        if _has_token(tokenizer, number, token, vocab):
+            ends.setdefault(number, f"the family {spec.name}")
+    sources["ends"] = shown_ends(ends)
     start = spec.start[0] if spec.start and _has_token(tokenizer, *spec.start, vocab) else None
     candidates = (
         start,
@@ -93,7 +93,7 @@ def build_decoding_config(
     return DecodingConfig(
         mask_id=None if causal else mask,
         eos_ids=tuple(ends),
-        pad_id=pad_id(config, generation, tokenizer, ends, vocab),
+        pad_id=pad_id(config, generation, tokenizer, list(ends), vocab),
         bos_id=bos,
         shift=shift,
         attention=attention,
@@ -116,15 +116,27 @@ def _block(spec: FamilySpec, config: dict[str, Any], name: str, override: int | 
     return spec.block, f"the family {spec.name}"
 
 
-def end_ids(config: dict[str, Any], generation: dict[str, Any], vocab: int) -> list[int]:
-    """End tokens that the generation config and the config name, each once, in that order."""
-    ends: list[int] = []
-    for source in (generation, config):
-        value = source.get("eos_token_id")
+def end_ids(config: dict[str, Any], generation: dict[str, Any], tokenizer: Any | None, vocab: int) -> dict[int, str]:
+    """End tokens and where each was found first: the generation config, the config and the tokenizer, all together.
+
+    Fine-tuned chat models are published whose tokenizer alone names the end of a turn.
+    """
+    ends: dict[int, str] = {}
+    named = {
+        "generation_config.json": generation.get("eos_token_id"),
+        "config.json": config.get("eos_token_id"),
+        "the tokenizer": getattr(tokenizer, "eos_token_id", None),
+    }
+    for source, value in named.items():
         for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, int) and 0 <= number < vocab and number not in ends:
-                ends.append(number)
+            if isinstance(number, int) and 0 <= number < vocab:
+                ends.setdefault(number, source)
     return ends
+
+
+def shown_ends(ends: Mapping[int, str]) -> str:
+    """End tokens by where they were found: `2 (config.json), 7 (the tokenizer)`."""
+    return ", ".join(f"{number} ({source})" for number, source in ends.items())
 
 
 def pad_id(

@@ -15,6 +15,7 @@ class Words:
         self.mask_token_id = special.get("mask")
         self.pad_token_id = special.get("pad")
         self.bos_token_id = special.get("bos")
+        self.eos_token_id = special.get("eos")
 
     def get_vocab(self):
         return self.words
@@ -65,6 +66,16 @@ def test_end_tokens_come_from_the_configs_and_the_family():
     assert decoding_config("llama", {"eos_token_id": 500}, vocab=100).eos_ids == ()
 
 
+def test_end_tokens_hold_the_tokenizers_own():
+    chat = Words({"<|im_end|>": 7}, eos=7)
+    config = decoding_config("llama", {"eos_token_id": 2}, {"eos_token_id": [2, 3]}, chat)
+    assert config.eos_ids == (2, 3, 7)
+    assert config.sources["ends"] == "2 (generation_config.json), 3 (generation_config.json), 7 (the tokenizer)"
+    assert decoding_config("llama", {"eos_token_id": 7}, tokenizer=chat).eos_ids == (7,)
+    assert decoding_config("llama", {}, tokenizer=Words({}, eos=100), vocab=100).eos_ids == ()
+    assert decoding_config("llada", {"eos_token_id": 126081}, tokenizer=Words({}, eos=5)).eos_ids == (126081, 5)
+
+
 def test_padding_falls_back_to_the_end_token():
     assert decoding_config("llama", {"pad_token_id": 9, "eos_token_id": 2}).pad_id == 9
     assert decoding_config("llama", {"eos_token_id": 2}, tokenizer=Words({}, pad=4)).pad_id == 4
@@ -100,6 +111,7 @@ def test_every_setting_says_where_it_was_found():
         "shift": "the family sdar",
         "block": "the name SDAR-8B-Chat-b32",
         "mask": "config.json",
+        "ends": "151645 (the family sdar)",
     }
     assert decoding_config("sdar", {"block_size": 8}, name="SDAR-8B-Chat-b32").sources["block"] == (
         "config.json: block_size"

@@ -326,6 +326,7 @@ def test_show_tells_what_a_model_is_taken_for(cli: Cli, tmp_path: Path) -> None:
     assert "mask: 4 (from config.json)" in out
     assert "shift: 1 (from the family dream)" in out
     assert json.loads(cli("show", str(folder), "--json")[1])["attention"] == "bidirectional (from the family dream)"
+    assert "\nend tokens: 3 (generation_config.json)\n" in out
     (folder / "config.json").write_text(json.dumps({"model_type": "starcoder2"}))
     assert "loads: through transformers: no native family for model_type starcoder2" in cli("show", str(folder))[1]
     (folder / "config.json").write_text(json.dumps({"model_type": "nothing"}))
