@@ -115,18 +115,17 @@ def read_layout(files: DraftFiles, layers: int, taps: str | None = None) -> DFla
             f"types that are: {listed(TRANSITIONS)}",
         )
     windows = [shaped.of(layer).window for layer in range(shaped.layers)]
-    sliding = _sliding(config.get("transformer_layer_config") or config, shaped.layers)
+    sliding = [window is not None for window in windows]
     if spark and any(sliding):
         raise ModelError(f"{files.name} is a DSpark with sliding layers, which are not built")
-    causal = value("is_causal")
-    inside = tuple(bool(causal) if causal is not None else slides for slides in sliding)
+    inside = _causal(files, value, sliding)
     if any(window is not None and window < block and not each for window, each in zip(windows, inside, strict=True)):
         raise ModelError(
             f"{files.name} has sliding layers that are not causal, with a window below its blocks of {block}",
             "these are not built",
         )
-    reduced = value("draft_vocab_size")
-    selected, taps_group = _selector(files, value, shaped.width, bool(reduced) or spark)
+    reduced = _reduced(files, value("draft_vocab_size"), shaped.vocab)
+    selected, taps_group = _selector(files, value, shaped.width, reduced is not None or spark)
     if selected:
         transition = "selector"
     rank = "selector_rank" if selected else "markov_rank"
@@ -139,7 +138,7 @@ def read_layout(files: DraftFiles, layers: int, taps: str | None = None) -> DFla
         reason,
         bool(value("sample_from_anchor", spark)),
         inside,
-        int(reduced) if reduced and ("d2t" in published or int(reduced) < shaped.vocab) else None,
+        reduced,
         float(value("input_embedding_scale", 1.0)),
         float(value("output_multiplier", 1.0)),
         float(value("final_logit_softcapping", 0.0)) or None,
@@ -148,6 +147,38 @@ def read_layout(files: DraftFiles, layers: int, taps: str | None = None) -> DFla
         selected,
         *taps_group,
     )
+
+
+def _causal(files: DraftFiles, value: Any, sliding: list[bool]) -> tuple[bool, ...]:
+    """For each layer, whether a query of a block sees those before it only: sliding layers do, if nothing else is said.
+
+    z-lab's `is_causal` says it of all layers, `sliding_window_non_causal` of the speculators library of sliding ones;
+    that library leaves out what is a DFlash 2's default, True.
+    """
+    causal, both_ways = value("is_causal"), value("sliding_window_non_causal")
+    for name, stated in (("is_causal", causal), ("sliding_window_non_causal", both_ways)):
+        if stated is not None and not isinstance(stated, bool):
+            raise ModelError(f"{name} of {files.name} is true or false, got {stated!r}")
+    if both_ways is None and causal is None and files.config.get("speculators_model_type") == "dflash2":
+        both_ways = True
+    if causal is not None:
+        if both_ways is not None and any(sliding) and causal == both_ways:
+            raise ModelError(
+                f"{files.name} says is_causal {causal} and sliding_window_non_causal {both_ways}, which contradict"
+                " each other",
+                "leave one of them out of its config.json",
+            )
+        return (causal,) * len(sliding)
+    return tuple(slides and not both_ways for slides in sliding)
+
+
+def _reduced(files: DraftFiles, stated: Any, whole: int) -> int | None:
+    """How many ids are drafted, None where that is the whole vocabulary: the speculators library states it always."""
+    if stated is None:
+        return None
+    if not isinstance(stated, int) or isinstance(stated, bool) or not 0 < stated <= whole:
+        raise ModelError(f"draft_vocab_size of {files.name} is a number of its {whole} ids, got {stated!r}")
+    return stated if stated < whole or "d2t" in files.published else None
 
 
 def _selector(files: DraftFiles, value: Any, width: int, mixed: bool) -> tuple[int, tuple[int, int]]:
@@ -231,11 +262,6 @@ def _layers(files: DraftFiles, config: Mapping[str, Any]) -> DecoderConfig:
         qk_norm="layers.0.self_attn.q_norm.weight" in published,
         tied=False,
     )
-
-
-def _sliding(config: Mapping[str, Any], layers: int) -> list[bool]:
-    kinds = config.get("layer_types") or ["full_attention"] * layers
-    return [kind == "sliding_attention" for kind in kinds[:layers]]
 
 
 def _layer(stem: str) -> dict[str, str | tuple[str, ...]]:

@@ -297,6 +297,52 @@ def test_configs_that_say_nothing_usable(change: dict[str, Any], message: str, t
     assert re.search(message, refusal(changed(tmp_path, change)))
 
 
+SPECULATORS = {"architectures": ["DFlash2DraftModel"], "speculators_model_type": "dflash2", "draft_vocab_size": 5}
+SLIDES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
+
+
+@pytest.mark.parametrize(
+    ("change", "causal"),
+    [
+        ({"sliding_window_non_causal": True}, (False, False)),
+        ({"sliding_window_non_causal": False}, (True, False)),
+        ({"speculators_model_type": "dflash"}, (True, False)),
+        ({"speculators_model_type": "dflash2"}, (False, False)),
+        ({"is_causal": False, "sliding_window_non_causal": True}, (False, False)),
+        ({"is_causal": True}, (True, True)),
+        ({"layer_types": None, "use_sliding_window": True, "max_window_layers": 1}, (False, True)),
+    ],
+)
+def test_dflash_sliding_layers_see_the_block_as_the_config_says(
+    change: dict[str, Any], causal: tuple[bool, ...], tmp_path: Path
+) -> None:
+    write(tmp_path, selected=3, **SLIDES)
+    module = load_draft_module(changed(tmp_path, change), toy_ar(0, 5, 3.0, layers=4), kind="dflash")
+    assert isinstance(module, DFlashModule)
+    assert module.layout.causal == causal
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"is_causal": True, "sliding_window_non_causal": True}, "contradict each other"),
+        ({"sliding_window_non_causal": "yes"}, "sliding_window_non_causal of .* is true or false, got 'yes'"),
+        ({"draft_vocab_size": 6}, "draft_vocab_size of .* is a number of its 5 ids, got 6"),
+        ({"draft_vocab_size": 4}, "with a Markov head, a confidence head or a reduced vocabulary"),
+    ],
+)
+def test_dflash_settings_that_cannot_be(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write(tmp_path, selected=3, **SLIDES)
+    assert re.search(message, refusal(changed(tmp_path, change)))
+
+
+def test_dflash2_of_speculators_drafts_the_whole_vocabulary(tmp_path: Path) -> None:
+    """That library writes draft_vocab_size always."""
+    write(tmp_path, selected=3)
+    module = load_draft_module(changed(tmp_path, SPECULATORS), toy_ar(0, 5, 3.0, layers=4), kind="dflash")
+    assert module.vocabulary is None
+
+
 def test_taps_say_what_a_config_leaves_open(tmp_path: Path) -> None:
     write(tmp_path)
     changed(tmp_path, {"dflash_config": {"mask_token_id": 4}, "aux_hidden_state_layer_ids": [1, 3, 4]})
