@@ -193,6 +193,14 @@ def _check(
                 f"{files.name}: head {at} has {list(out)}, and the states of {target.name} have {target.width} entries",
                 "draft for the target that the heads were trained on",
             )
+        biases = [(stem, target.width) for stem in (*stems, *filter(None, [names.entry]))] + [(names.out, out[0])]
+        for stem, size in biases:
+            bias = shapes.get(f"{stem}.bias", (size,))
+            if bias != (size,):
+                raise ModelError(
+                    f"{files.name}: {stem}.bias is {list(bias)}, and {[size]} is needed",
+                    "draft for the target that the heads were trained on",
+                )
         if row_index is None:
             fits = abs(rows - out[0]) <= min(_PADDING, rows // 4)
         else:

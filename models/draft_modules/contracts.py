@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError, listed
+from ..finite import damaged
 from ..hidden import IdSubset, TargetStates
 from ..kv_cache import KVCache
 from ..loading.weights import Published, read
@@ -36,23 +37,36 @@ class DraftFiles:
     config: Mapping[str, Any]
     published: Mapping[str, Published]  # by the name of each tensor
     quantize: str | None = None  # "int8": matrices are multiplied in 8 bits
+    source: str = "config.json"  # the file that its config is from
 
     def read(self, names: Mapping[str, str], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-        """The tensors by their new names, from {published: new}; whole numbers and booleans keep their type.
+        """The weights by their new names, from {published: new}. Nothing else is read.
 
-        Raises ModelError for one that is missing. Nothing else is read.
+        Raises ModelError for one that is missing, is not floating-point, or holds NaN or infinity.
         """
         missing = [name for name in names if name not in self.published]
         if missing:
             raise ModelError(f"{self.name} lacks {listed(missing)}", f"it has {listed(sorted(self.published))}")
+        if foreign := [name for name in names if self.published[name].dtype is None]:
+            raise ModelError(f"{self.name}: {listed(foreign)} is not floating-point", "export its weights again")
         tensors: dict[str, Tensor] = {}
 
         def keep(name: str, tensor: Tensor) -> None:
-            kind = dtype if tensor.is_floating_point() else tensor.dtype
-            tensors[names[name]] = tensor.to(device=device, dtype=kind, copy=True)
+            if wrong := damaged([(name, tensor)]):
+                raise ModelError(f"{self.name} cannot draft: {wrong}", "fetch its files again")
+            tensors[names[name]] = tensor.to(device=device, dtype=dtype, copy=True)
 
         read({name: self.published[name] for name in names}, keep)
         return tensors
+
+    def read_ids(self, name: str) -> Tensor:
+        """[n] int64 on the CPU: a list of ids, or of marks. Raises ModelError for another shape or type."""
+        tensors: list[Tensor] = []
+        read({name: self.published[name]}, lambda _, tensor: tensors.append(tensor.clone()))
+        ids = tensors[0]
+        if ids.dim() != 1 or ids.is_floating_point() or ids.is_complex():
+            raise ModelError(f"{self.name}: {name} is no list of whole numbers", "export it again")
+        return ids.long()
 
 
 class DraftModule(nn.Module):

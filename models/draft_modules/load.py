@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import ModelError, listed
 from ..kernels.cpu import int8
+from ..loading.configs import check_config, reading
 from ..loading.sources import local_drafter, locate, read_json
 from ..loading.weights import inspect, weight_files
 from ..model import LanguageModel
@@ -46,14 +47,17 @@ def load_draft_module(
     such matmuls cannot be made.
     """
     files = replace(find(name_or_path, revision=revision, offline=offline), quantize=quantize)
-    match = recognise(files)
+    check_config(files.config, f"{files.name}: {files.source}", files.published)
+    with reading(files.name):
+        match = recognise(files)
     if kind is not None and match.name != kind:
         raise ModelError(
             f"{files.name} is a draft module of kind {match.name}, not {kind}", f"write {match.name}:name=..."
         )
     if quantize is not None:
         _check_quantize(files, target)
-    module = match.load(files, target, **options)
+    with reading(files.name):
+        module = match.load(files, target, **options)
     if quantize is not None and not any(isinstance(weight, int8.Int8Weight) for weight in module.parameters()):
         raise ModelError(f"{files.name} has no matrices that could be multiplied in 8 bits", "leave quantize out")
     return module.to(target.device).eval()
@@ -80,8 +84,10 @@ def find(name_or_path: str | os.PathLike[str], *, revision: str | None = None, o
     """The config and the tensors' names and shapes; no weights are read."""
     source = local_drafter(name_or_path) or locate(name_or_path, revision=revision, offline=offline)
     name, folder = source.name, source.folder
-    config = read_json(folder / "config.json") or read_json(folder / "adapter_config.json", required=True)
-    return DraftFiles(name, folder, config, inspect(_weights(folder)))
+    file = "config.json"
+    if not (config := read_json(folder / file)):
+        config = read_json(folder / (file := "adapter_config.json"), required=True)
+    return DraftFiles(name, folder, config, inspect(_weights(folder)), source=file)
 
 
 def recognise(files: DraftFiles) -> DraftKind:

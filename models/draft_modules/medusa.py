@@ -77,7 +77,7 @@ def _load(files: DraftFiles, target: LanguageModel) -> Medusa:
         about.append("one matrix of logits for all heads (original_lm_head)")
     mapped = [name for name in files.published if name.rpartition(".")[2] == "token_map"]
     if mapped:
-        row_index = files.read({mapped[0]: "ids"}, target.dtype, target.device)["ids"].long()
+        row_index = files.read_ids(mapped[0]).to(target.device)
         rows = len(row_index)
         if rows and not 0 <= int(row_index.min()) <= int(row_index.max()) < target.vocab_size:
             raise ModelError(

@@ -12,7 +12,6 @@ from torch import Tensor
 from ..errors import ModelError
 from ..kernels import layout
 from ..kernels.matmul import matmul
-from ..loading.weights import read
 from ..model import LanguageModel
 from ..plan import Plan
 from .contracts import DraftFiles
@@ -45,10 +44,7 @@ def find_vocabulary(files: DraftFiles, target: LanguageModel, count: int | None,
             f"{files.name} lacks d2t, which says which {count} of {target.vocab_size} ids its head has",
             "export it with d2t, or with a head of the whole vocabulary",
         )
-    names = [name for name in ("d2t", "t2d") if name in published]
-    tensors: dict[str, Tensor] = {}
-    read({name: published[name] for name in names}, lambda name, tensor: tensors.update({name: tensor.clone()}))
-    offsets = tensors["d2t"].long()
+    offsets = files.read_ids("d2t")
     if offsets.shape != (count,):
         raise ModelError(f"d2t of {files.name} has {len(offsets)} entries and its head {count} rows")
     ids = torch.arange(count) + offsets
@@ -60,8 +56,8 @@ def find_vocabulary(files: DraftFiles, target: LanguageModel, count: int | None,
     ordered = ids.sort().values
     if repeated := int((ordered[1:] == ordered[:-1]).sum()):
         raise ModelError(f"d2t of {files.name} names {repeated} ids twice")
-    if (marks := tensors.get("t2d")) is not None:
-        known = marks.bool()
+    if "t2d" in published:
+        known = files.read_ids("t2d").bool()
         inside = ids[ids < len(known)]
         wrong = int(known.sum()) - int(known[inside].sum()) + count - int(known[inside].sum())
         if wrong:
