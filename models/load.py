@@ -187,7 +187,7 @@ def load_any(
     published = published or inspect(weight_files(source.folder))
     if lora is not None:
         tied = (str(spec.names["embed.weight"]), str(spec.names["head.weight"])) if shape.tied else None
-        published = lora.merge(published, base=source.name, tied=tied)
+        published = lora.merge(published, base=source.name, tied=tied, twin=spec.twin)
     stored = stored_dtype(published)
     kind, dtype_reason = preferred_dtype(quantize, dtype) or choose_dtype(dtype, target, stored)
     quantization = None if quantize is None else quantizer(quantize, target, kind)

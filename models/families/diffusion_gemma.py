@@ -13,8 +13,9 @@ from .base import Config, FamilySpec, Unsupported, register, require
 from .llama_like import ACTIVATIONS, HARMLESS, complete, rotary
 
 _KIND = "diffusion_gemma_text"
-_LAYER = "model.decoder.layers.{i}."
-_CONDITIONING = "model.decoder.self_conditioning."
+_DECODER, _ENCODER = "model.decoder.", "model.encoder.language_model."
+_LAYER = _DECODER + "layers.{i}."
+_CONDITIONING = _DECODER + "self_conditioning."
 
 
 def _text(config: Config) -> Config:
@@ -76,6 +77,16 @@ def _norm(name: str) -> str:
     return f"{_LAYER}{name}_layernorm.weight"
 
 
+def _twin(name: str) -> str | None:
+    """The name in the decoder of a tensor of the encoder, and the other way: all but the scales of their layers."""
+    if name.startswith(_CONDITIONING) or name.endswith(".layer_scalar"):
+        return None
+    for own, other in ((_DECODER, _ENCODER), (_ENCODER, _DECODER)):
+        if name.startswith(own):
+            return other + name.removeprefix(own)
+    return None
+
+
 DIFFUSION_GEMMA = register(
     FamilySpec(
         name="diffusion_gemma",
@@ -108,12 +119,13 @@ DIFFUSION_GEMMA = register(
             "layers.{i}.experts_gate_up_weight": _LAYER + "experts.gate_up_proj",
             "layers.{i}.experts_down_weight": _LAYER + "experts.down_proj",
             "layers.{i}.canvas_scale": _LAYER + "layer_scalar",
-            "layers.{i}.text_scale": "model.encoder.language_model.layers.{i}.layer_scalar",
+            "layers.{i}.text_scale": _ENCODER + "layers.{i}.layer_scalar",
         },
         attention="causal-prefix",
         shift=0,
         uniform=True,
         block=256,
+        twin=_twin,
         harmless=(
             *HARMLESS,
             r"model\.encoder\.language_model\.(?!layers\.\d+\.layer_scalar$).*",  # copies of the decoder's

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,13 @@ class _Update:
         only = self.bias if self.whole is None else self.whole
         return None if only is None else tuple(only.shape)
 
+    def equals(self, other: _Update | None) -> bool:
+        """Whether another one does the same."""
+        if other is None or (self.scale, self.transposed) != (other.scale, other.transposed):
+            return False
+        pairs = [(getattr(self, part), getattr(other, part)) for part in ("whole", "a", "b", "magnitude", "bias")]
+        return all(one is two if one is None or two is None else torch.equal(one, two) for one, two in pairs)
+
     @property
     def only_whole(self) -> Tensor | None:
         """What takes the tensor's place; None where something is added."""
@@ -104,6 +111,7 @@ class Adapter:
         *,
         base: str,
         tied: tuple[str, str] | None = None,
+        twin: Callable[[str], str | None] = lambda name: None,
         conv1d: bool = False,
     ) -> dict[str, Published]:
         """The tensors of the checkpoint `base`, of which those that the adapter changes are merged when they are read.
@@ -111,12 +119,14 @@ class Adapter:
         Args:
             published: the checkpoint's.
             tied: the names of an embedding and of the head that shares its tensor.
+            twin: the other name of a tensor that two modules of the checkpoint share, None for all others.
             conv1d: whether linear layers may hold their weight [in, out], as GPT-2's of transformers do.
 
         Raises ModelError, with the names, where the adapter is not one of this checkpoint.
         """
+        self._refuse_one_of_twins(twin, base)
         updates = self._without_tied(published, tied, base) if tied else self.updates
-        unknown = [name for name in updates if name not in published]
+        unknown = [name for name in updates if name not in published and twin(name) not in published]
         if unknown:
             raise ModelError(
                 f"the adapter {self.name} changes {len(unknown)} tensors that {base} does not have: {listed(unknown)}",
@@ -125,6 +135,8 @@ class Adapter:
             )
         merged, misshapen = dict(published), []
         for name, update in updates.items():
+            if name not in published:  # the checkpoint has its tensor under the twin's name
+                continue
             entry = published[name]
             fitting = self._fit(update, entry.shape, conv1d=conv1d)
             if fitting is None:
@@ -139,6 +151,17 @@ class Adapter:
                 "load the base that it was trained on; of a vocabulary that was resized, " + _MERGE,
             )
         return merged
+
+    def _refuse_one_of_twins(self, twin: Callable[[str], str | None], base: str) -> None:
+        """Refuses what changes one of two modules with shared tensors, or the two differently: merged, both change."""
+        for name, update in self.updates.items():
+            other = twin(name)
+            if other is not None and not update.equals(self.updates.get(other)):
+                raise ModelError(
+                    f"the adapter {self.name} changes {name} otherwise than {other}, and in {base} they are one tensor",
+                    "merged, it would change both modules: train the adapter on both with the same values, or run it "
+                    "unmerged in transformers",
+                )
 
     def summary(self) -> str:
         """What was merged, in words."""

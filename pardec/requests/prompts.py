@@ -205,15 +205,24 @@ def _templates(model: LanguageModel, template: Any, mask: int) -> list[Tensor]:
     tensors = []
     for i, item in enumerate(template):
         if isinstance(item, str):
+            if model.decoding_config.uniform:
+                raise SpecError(
+                    f"template {i} is text, and {model.name} has no mask token that could mark a gap in it",
+                    hint="give ids, with None at positions to fill: template=[30, None, 31]",
+                )
             tokenize = partial(_tokenizer(model), item, add_special_tokens=False)
             ids = _read(f"template {i} cannot be read", item, tokenize, "give plain text")
         else:
-            row = [mask if t is None else t for t in (item.tolist() if isinstance(item, Tensor) else item)]
-            (ids,) = _id_rows([row], "template")
+            row = item.tolist() if isinstance(item, Tensor) else list(item)
+            (ids,) = _id_rows([[0 if t is None else t for t in row]], "template")
         canvas = _ids_tensor(model, ids, f"template {i}")
+        if not isinstance(item, str):
+            canvas[[t is None for t in row]] = mask
         if not (canvas == mask).any():
-            token = model.tokenizer.convert_ids_to_tokens(mask) if model.tokenizer else mask
-            raise SpecError(f"template {i} has no position to fill", hint=f"write {token!r} once for each of them")
+            token = "None" if model.decoding_config.uniform else repr(mask)
+            if model.tokenizer and not model.decoding_config.uniform:
+                token = repr(model.tokenizer.convert_ids_to_tokens(mask))
+            raise SpecError(f"template {i} has no position to fill", hint=f"write {token} once for each of them")
         tensors.append(canvas)
     return tensors
 

@@ -371,5 +371,10 @@ def _block_length(model: LanguageModel, settings: Settings, rows: list[Row]) -> 
         return 1
     fixed = model.decoding_config.block if model.decoding_config.attention == "block-causal" else None
     check_block(model.name, settings.block_length, longest, fixed)
-    usual = longest if model.imaging is not None else model.decoding_config.block or BLOCK  # an image is one block
+    usual = longest if model.imaging is not None else usual_block(model)  # an image is one block
     return fixed or settings.block_length or min(usual, longest)
+
+
+def usual_block(model: LanguageModel) -> int:
+    """The width of a block where the request names none and is not shorter: the family's own, or BLOCK."""
+    return model.decoding_config.block or BLOCK

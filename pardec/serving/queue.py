@@ -16,7 +16,7 @@ from pardec.samplers.rng import JoinableSource, row_seed, row_seeds
 
 from ..requests.class_images import ClassCall
 from ..requests.settings import Settings
-from ..requests.text import BLOCK, Call
+from ..requests.text import Call, usual_block
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -72,8 +72,8 @@ class Prompts(Iterator[QueuedRow]):
         self._prompts = enumerate(prompts)
         self._samples = settings.num_return_sequences
         self._ready: deque[QueuedRow] = deque()  # further rows of the latest prompt
-        self._seed, self._block = int(settings.seed), min(BLOCK, settings.max_new_tokens)
-        self._grows = blocks_grow(model, settings)
+        self._seed, self._grows = int(settings.seed), blocks_grow(model, settings)
+        self._block = min(usual_block(model.language_model), settings.max_new_tokens) if self._grows else 0
 
     def __next__(self) -> QueuedRow:
         if not self._ready:
@@ -112,7 +112,7 @@ def queued_rows(model: Engine, call: Call | ClassCall, settings: Settings) -> li
     grows, rows = blocks_grow(model, settings), []
     for row in range(len(call.seeds)):
         one: Any = call.take([row])
-        length = {"block_length": max(one.request.block_length, BLOCK)} if grows else {}
+        length = {"block_length": max(one.request.block_length, usual_block(model.language_model))} if grows else {}
         rows.append(QueuedRow(row, one, replace(one.request, **length)))
     return rows
 

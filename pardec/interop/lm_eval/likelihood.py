@@ -104,7 +104,15 @@ class Likelihood:
             pairs: (context ids, answer ids); the context has at least one token.
             seed: of the masks. Answers to the same context share random numbers, which reduces the variance of
                 comparisons.
+
+        Raises:
+            SpecError: a model that starts from random tokens, without a mask token that could hide an answer.
         """
+        if self.decoding_config.uniform:
+            raise SpecError(
+                f"{self.distributions.model.name} has no mask token, so likelihoods are not defined here",
+                hint="choose tasks that generate their answers",
+            )
         units = [self._units(context, answer, seed) for context, answer in pairs]
         flat = [unit for unit_list in units for unit in unit_list]
         results = iter(self._score(flat) if flat else [])

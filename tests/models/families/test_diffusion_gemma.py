@@ -5,6 +5,7 @@ That generate is the plain version of `selfcondition`, `anneal`, `denoise` and `
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import peft
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion, DiffusionGemmaTextConfig
 from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
@@ -23,7 +26,9 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
 from transformers.models.gemma4 import Gemma4VisionConfig
 
 import pardec
-from pardec.models.errors import SpecError
+from pardec.interop.lm_eval.likelihood import Likelihood
+from pardec.interop.lm_eval.token_probabilities import Batches, TokenProbabilities
+from pardec.models.errors import ModelError, SpecError
 from pardec.models.load import load
 from pardec.models.plan import Plan
 from pardec.samplers.rng import Keyed
@@ -183,3 +188,72 @@ def test_prompts_that_begin_alike_share_keys_and_values(tmp_path: Path) -> None:
     assert cache is not None
     longer = [*base, *plain.tokens[0][:12]]  # the answer's first block is final, the last is not stored
     assert model.generate(input_ids=[longer], **options).reused == [48]
+
+
+def spelling(folder: Path, **changes: Any) -> pardec.Model:
+    """A model of tiny-dream's vocabulary with its tokenizer."""
+    published(folder, vocab_size=361, bos_token_id=2, eos_token_id=3, pad_token_id=0, **changes)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(str(pardec.load("tiny-dream", device="cpu").path)) / name, folder)
+    return pardec.load(folder, device="cpu")
+
+
+def test_templates_of_ids_are_filled_and_texts_refused(tmp_path: Path) -> None:
+    """No token marks a gap: what is open holds random tokens."""
+    model = spelling(tmp_path)
+    for template in ([30, None, 31], [[30, None, None, 31], [None, 7]]):
+        several = isinstance(template[0], list)
+        made = model.generate(["Tom has 8 cups."] * (2 if several else 1), template=template, seed=1)
+        for row, wanted in zip(made.tokens, template if several else [template], strict=True):
+            assert all(want in (None, token) for token, want in zip(row, wanted, strict=True))
+            assert all(0 <= token < 361 for token in row)
+    with pytest.raises(SpecError, match="has no mask token that could mark a gap"):
+        model.generate("Tom has 8 cups.", template="8 - <mask> = <mask>")
+    with pytest.raises(SpecError, match="has id 361 at position 1, outside the vocabulary of 361"):
+        model.generate("Tom has 8 cups.", template=[30, 361, None])
+    with pytest.raises(SpecError, match="has no position to fill"):
+        model.generate("Tom has 8 cups.", template=[30, 31])
+
+
+def test_likelihoods_are_refused_for_want_of_a_mask_token(tmp_path: Path) -> None:
+    model = spelling(tmp_path).language_model
+    with pytest.raises(SpecError, match="no mask token, so likelihoods"):
+        Likelihood(TokenProbabilities(model, Batches(1))).score([([5, 6], [7])])
+
+
+@pytest.mark.parametrize("new", [5, 16, 20])
+def test_serving_decodes_the_canvases_of_generate(new: int, tmp_path: Path) -> None:
+    model = spelling(tmp_path)
+    prompts = ["Tom has 8 cups.", "Ann has 12 cups and loses 3."]
+    settings: dict[str, Any] = {"max_new_tokens": new, "sampler": "threshold", "stop_ids": []}
+    alone = [model.generate(prompt, seed=[7], **settings).tokens[0] for prompt in prompts]
+    served = model.serve_batch([{"prompt": prompt, "seed": 7} for prompt in prompts], **settings)
+    assert {row.index: row.tokens for row in served} == dict(enumerate(alone))
+
+
+@pytest.mark.parametrize(
+    ("modules", "refused"),
+    [
+        (r".*model\.decoder\.layers.*q_proj", "decoder.layers.0.self_attn.q_proj.weight otherwise than"),
+        (r".*encoder\.language_model\.layers.*mlp\.up_proj", "encoder.language_model.layers.0.mlp.up_proj.weight oth"),
+        (r".*language_model\.layers.*o_proj|.*decoder\.layers.*o_proj", "otherwise than"),
+        (r".*decoder\.self_conditioning\.up_proj", ""),
+    ],
+)
+def test_an_adapter_of_shared_tensors_has_to_change_both_modules_alike(
+    modules: str, refused: str, tmp_path: Path
+) -> None:
+    reference = published(tmp_path / "base")
+    torch.manual_seed(1)
+    lora = peft.LoraConfig(r=2, lora_alpha=8, target_modules=modules, init_lora_weights=False)
+    peft.get_peft_model(reference, lora).save_pretrained(tmp_path / "adapter")
+    if refused:
+        with pytest.raises(ModelError, match=refused):
+            load(tmp_path / "base", device="cpu", adapter=tmp_path / "adapter")
+        file = tmp_path / "adapter" / "adapter_model.safetensors"
+        own = "encoder.language_model" if "encoder" in refused else "decoder"
+        other = "decoder" if "encoder" in refused else "encoder.language_model"
+        tensors = {name: tensor for name, tensor in load_file(file).items() if f"model.{own}." in name}
+        twins = {name.replace(f"model.{own}.", f"model.{other}."): tensor.clone() for name, tensor in tensors.items()}
+        save_file({**tensors, **twins}, file)
+    load(tmp_path / "base", device="cpu", adapter=tmp_path / "adapter")
