@@ -27,7 +27,7 @@ from .loading.kinds import NEXTSTEP
 from .loading.lora import Adapter, read_adapter
 from .loading.placement import choose_device, choose_dtype, guarded, short, stored_dtype
 from .loading.quantize import Quantizer, preferred_dtype, quantizer
-from .loading.sources import locate, read_json
+from .loading.sources import generation_of, locate, read_json
 from .loading.tokenizers import load_tokenizer
 from .loading.weights import Published, inspect, weight_files
 from .model import LanguageModel
@@ -212,6 +212,7 @@ def load_any(
         decoding_config=decoding_config,
         config=config,
         tokenizer=tokenizer,
+        generation=generation_of(source.folder, config),
         name=source.name,
         path=source.folder,
         family=spec.name,

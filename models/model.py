@@ -87,6 +87,8 @@ class LanguageModel:
     whole: int | None = field(default=None, repr=False)  # parameters of the checkpoint, where this process has a share
     embedding_scale: float = field(default=1.0, repr=False)
     adapter: str | None = None  # the LoRA adapter that is merged into its weights
+    generation: Mapping[str, Any] = field(default_factory=dict, repr=False)  # generation_config.json, else config.json
+    prepared: dict[str, Any] = field(default_factory=dict, init=False, repr=False)  # what requests have read of it
     draft_modules: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # loaded ones that draft for it
     prefix_cache: PrefixCache | None = field(default=None, init=False, repr=False)  # K/V that requests leave to others
     head_read: bool = field(default=False, init=False, repr=False)  # its weights are finite: see `finite.demand_head`

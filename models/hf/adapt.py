@@ -16,7 +16,7 @@ from ..loading.kinds import IMAGE_MODELS
 from ..loading.lora import Adapter
 from ..loading.placement import choose_dtype, guarded, out_of_memory, short, stored_dtype
 from ..loading.quantize import preferred_dtype, quantize_linears, quantizer
-from ..loading.sources import Source, read_json
+from ..loading.sources import Source, generation_of, read_json
 from ..loading.tokenizers import load_tokenizer
 from ..loading.weights import Published, inspect, read, weight_files
 from ..model import DecodingConfig, LanguageModel
@@ -84,6 +84,7 @@ def load_adapter(
         decoding_config=decoding_config,
         config=config,
         tokenizer=tokenizer,
+        generation=generation_of(source.folder, flat),
         name=source.name,
         path=source.folder,
         family=f"transformers {type(model).__name__}",

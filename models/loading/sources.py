@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +108,15 @@ def local_drafter(name_or_path: str | os.PathLike[str]) -> Source | None:
         near, names = did_you_mean(name, embedded_drafters()), ", ".join(embedded_drafters())
         hint = f"give an embedded one ({names}), a folder in a published layout, or a hub id"
         raise UnknownModelError(f"there is no draft module {name!r}{near}", hint) from error
+
+
+def generation_of(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """generation_config.json, or where a checkpoint has none its config.json, which transformers then reads for it."""
+    file = folder / "generation_config.json"
+    if file.is_file():
+        return read_json(file)
+    inner = config.get("text_config")
+    return {**(inner if isinstance(inner, dict) else {}), **config}
 
 
 def read_json(file: Path, *, required: bool = False) -> dict[str, Any]:

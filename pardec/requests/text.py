@@ -24,6 +24,7 @@ from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from . import allowed, corpus, draft_models
 from .early import check_block, check_family, check_least
+from .generation_config import rules_of
 from .image_layout import intersect
 from .images import ImageInputs, image_inputs, imaging_for, refuse_images, size_of
 from .prompts import Row, check_length, encode
@@ -169,6 +170,8 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         prompts = encode(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens, beyond=beyond)
         rows = repeat_each(prompts, settings.num_return_sequences)
         samples = tuple(range(settings.num_return_sequences)) * len(prompts)
+    if (rules := rules_of(model)) is not None:
+        given, settings = settings, rules.fill(settings, min(len(row.rest) for row in rows))
     stops, special = _stops(model, settings)
     stop_ids = tuple(dict.fromkeys((*_stop_ids(model, settings), *special)))
     structured = structure(model, settings, len(rows), stop_ids)
@@ -199,7 +202,9 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         draft_model=draft_models.for_text(sampler, model),
         stop_ids=stop_ids,
         stops=() if stops is None else (stops,) * len(rows),
-        allowed=_allowed(model, imaging, settings, rows),
+        allowed=_allowed(model, imaging, settings, rows)
+        if rules is None
+        else rules.restrict(allowed.read(model, settings.allowed, rows), rows, given, stop_ids, model.vocab_size),
         processors=tuple(settings.logits_processor or ()),
         logprobs=_logprobs(model, settings),
         logprob_ids=_logprob_ids(model, settings),

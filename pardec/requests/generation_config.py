@@ -1,0 +1,263 @@
+"""What generation_config.json says of the tokens of an AR model, applied as transformers' generate applies it.
+
+What an argument of the call says wins. Settings of sampling and of length are left to the call, whose defaults are
+pardec's own: temperature 0 and 64 tokens. What would change tokens and is not built is refused by name. Without that
+file transformers takes the same keys from config.json. Families of other decoding (masked, images) have no such rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pardec.models.errors import ModelError, SpecError
+from pardec.samplers.request import Allowed
+
+from .settings import Settings, is_number
+
+if TYPE_CHECKING:
+    from pardec.models.model import LanguageModel
+
+    from .prompts import Row
+
+_FILE = "generation_config.json"
+# Followed: what each has to be.
+FOLLOWED: Mapping[str, str] = {
+    "suppress_tokens": "a list of ids",
+    "begin_suppress_tokens": "a list of ids",
+    "repetition_penalty": "a number above 0",
+    "no_repeat_ngram_size": "a whole number",
+    "bad_words_ids": "a list of lists of ids",
+    "sequence_bias": "a list of pairs of ids and a number",
+    "forced_bos_token_id": "an id",
+    "forced_eos_token_id": "an id or a list of them",
+    "min_length": "a whole number",
+    "min_new_tokens": "a whole number",
+    "stop_strings": "a text or a list of texts",
+}
+# Refused, unless they are one of these values (or null).
+REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "guidance_scale": (1,),
+    "encoder_repetition_penalty": (1,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "exponential_decay_length_penalty": (),
+    "watermarking_config": (),
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0,),
+    "dola_layers": (),
+    "constraints": (),
+    "force_words_ids": (),
+    "token_healing": (False,),
+}
+# Left to the call, or without an effect on which tokens are decoded.
+LEFT: tuple[str, ...] = (
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *("max_length", "max_new_tokens", "max_time", "num_return_sequences", "early_stopping", "length_penalty"),
+    *("diversity_penalty", "renormalize_logits", "remove_invalid_values", "use_cache", "use_mtp", "low_memory"),
+    *("cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size", "compile_config"),
+    *("disable_compile", "continuous_batching_config", "output_attentions", "output_hidden_states", "output_scores"),
+    *("output_logits", "return_dict_in_generate", "pad_token_id", "bos_token_id", "eos_token_id"),
+    *("decoder_start_token_id", "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule"),
+    *("assistant_confidence_threshold", "prompt_lookup_num_tokens", "max_matching_ngram_size"),
+    *("assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight"),
+    *("speculation_type", "transformers_version"),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rules:
+    """The rules of one checkpoint."""
+
+    suppress: tuple[int, ...] = ()  # never decoded
+    begin_suppress: tuple[int, ...] = ()  # not decoded first
+    first: int | None = None  # what follows a prompt of one token
+    last: tuple[int, ...] = ()  # the last token of a row that does not end before: of several the lowest, as there
+    repetition_penalty: float | None = None
+    min_length: int = 0  # tokens, of the prompt too, before an end token
+    min_new_tokens: int | None = None
+    ngram: int = 0  # no sequence of so many tokens twice
+    bad_words: Any = None
+    bias: Any = None
+    stop: Any = None
+    ends: tuple[int, ...] = ()
+    built: dict[float | None, tuple[Callable[[Tensor, Tensor], Tensor], ...]] = field(default_factory=dict)
+
+    def fill(self, settings: Settings, longest: int) -> Settings:
+        """The settings with these rules where the call says nothing else, for rows of up to `longest` new tokens."""
+        penalty = self.repetition_penalty if settings.repetition_penalty is None else settings.repetition_penalty
+        changes: dict[str, Any] = {"repetition_penalty": penalty}
+        if settings.min_new_tokens is None and self.min_new_tokens is not None:
+            changes["min_new_tokens"] = min(self.min_new_tokens, longest)
+        if settings.stop is None and settings.template is None:
+            changes["stop"] = self.stop
+        if own := self._processors(None if penalty in (None, 1) else penalty):
+            changes["logits_processor"] = [*own, *(settings.logits_processor or ())]
+            if self.bias is not None:  # comes before the penalty, which is then one of these
+                changes["repetition_penalty"] = None
+        return replace(settings, **changes)
+
+    def restrict(
+        self, allowed: Allowed | None, rows: Sequence[Row], settings: Settings, stop_ids: Sequence[int], vocabulary: int
+    ) -> Allowed | None:
+        """The intersection of `allowed` with what these rules leave at each position. SpecError where it is empty."""
+        least = self.min_length if settings.min_new_tokens is None else 0
+        if not (self.suppress or self.begin_suppress or self.last or self.first is not None or least):
+            return allowed
+        whole = torch.ones(vocabulary, dtype=torch.bool)
+        own: dict[tuple[bool, bool, bool, bool], Tensor] = {}  # suppressed at the beginning, no end, first, last
+        outer = whole[None] if allowed is None else allowed.sets.cpu()
+        sets, indices, at = [whole], dict[tuple[int, tuple[bool, ...]], int](), []
+        for number, row in enumerate(rows):
+            prompt, count = len(row.prompt), len(row.rest)
+            before = torch.zeros(prompt + count, dtype=torch.int64) if allowed is None else allowed.at[number].cpu()
+            after = torch.zeros_like(before)
+            begins = 0 if prompt > 1 or self.first is None else 1
+            for index in range(count):
+                kind = (
+                    index == begins and bool(self.begin_suppress),
+                    prompt + index < least,
+                    index == 0 and prompt == 1 and self.first is not None,
+                    index == count - 1 and bool(self.last),
+                )
+                if kind not in own:
+                    own[kind] = self._left(whole, stop_ids, *kind)
+                key = int(before[prompt + index]), kind
+                if key not in indices:
+                    both = own[kind] & outer[key[0]]
+                    if not both.any():
+                        raise SpecError(
+                            f"{_FILE} leaves no token at index {index} of row {number}",
+                            hint="allow other tokens, or take its keys (suppress_tokens, forced_eos_token_id) out",
+                        )
+                    if bool(both.all()):
+                        indices[key] = 0
+                    else:
+                        indices[key] = len(sets)
+                        sets.append(both)
+                after[prompt + index] = indices[key]
+            at.append(after)
+        return Allowed(torch.stack(sets).to("cpu" if allowed is None else allowed.sets.device), tuple(at))
+
+    def _left(self, whole: Tensor, ends: Sequence[int], begin: bool, early: bool, first: bool, last: bool) -> Tensor:
+        left = whole.clone()
+        left[list(self.suppress)] = False
+        if begin:
+            left[list(self.begin_suppress)] = False
+        if early:
+            left[list(ends)] = False
+        for forced, ids in ((first, (self.first,)), (last, self.last)):
+            if forced:
+                left = torch.zeros_like(whole)
+                left[[token for token in ids if token is not None]] = True
+        return left
+
+    def _processors(self, penalty: float | None) -> tuple[Callable[[Tensor, Tensor], Tensor], ...]:
+        """transformers' processors, the same objects for every request: rows with others share no batch."""
+        if self.bias is None and self.bad_words is None and not self.ngram:
+            return ()
+        key = penalty if self.bias is not None else None
+        if key not in self.built:
+            import transformers as hf
+
+            chosen: list[Any] = []
+            if self.bias is not None:
+                chosen.append(hf.SequenceBiasLogitsProcessor(self.bias))
+                chosen += [] if penalty is None else [hf.RepetitionPenaltyLogitsProcessor(penalty)]
+            if self.ngram:
+                chosen.append(hf.NoRepeatNGramLogitsProcessor(self.ngram))
+            if self.bad_words is not None:
+                chosen.append(hf.NoBadWordsLogitsProcessor(self.bad_words, list(self.ends) or None))
+            self.built[key] = tuple(chosen)
+        return self.built[key]
+
+
+def rules_of(model: LanguageModel) -> Rules | None:
+    """The rules of a checkpoint, None where it has none. Raises ModelError for one that is refused, or malformed."""
+    if model.decoding_config.masked or model.imaging is not None or not model.generation:
+        return None
+    if "rules" not in model.prepared:
+        model.prepared["rules"] = _read(model)
+    rules: Rules | None = model.prepared["rules"]
+    return rules
+
+
+def _read(model: LanguageModel) -> Rules | None:
+    values = {key: value for key, value in model.generation.items() if value is not None}
+    for key, plain in REFUSED.items():
+        value = values.get(key)
+        if value is not None and value not in plain:
+            raise ModelError(
+                f"{model.name} says {key} {str(value)[:80]} in its {_FILE}, which would change the tokens and is not"
+                " built",
+                f"take {key} out of {_FILE} in a copy of the checkpoint to decode without it",
+            )
+    chosen = {key: values[key] for key in FOLLOWED if key in values}
+    if not chosen:
+        return None
+    size = model.vocab_size
+
+    def fail(key: str) -> ModelError:
+        value = str(chosen[key])[:80]
+        return ModelError(f"{model.name} says {key} {value} in its {_FILE}, and {FOLLOWED[key]} is needed")
+
+    def ids(key: str) -> tuple[int, ...]:
+        value = chosen.get(key, [])
+        value = [value] if _is_id(value) and not key.endswith("_tokens") else value
+        if not isinstance(value, list) or not all(map(_is_id, value)):
+            raise fail(key)
+        return tuple(each for each in value if 0 <= each < size)  # transformers passes over the others
+
+    def whole(key: str) -> int:
+        value = chosen.get(key, 0)
+        if not _is_id(value) or value < 0:
+            raise fail(key)
+        return int(value)
+
+    penalty = chosen.get("repetition_penalty")
+    if penalty is not None and (not is_number(penalty) or penalty <= 0):
+        raise fail("repetition_penalty")
+    bad, bias = chosen.get("bad_words_ids"), chosen.get("sequence_bias")
+    if bad is not None and not (isinstance(bad, list) and bad and all(_is_sequence(each, size) for each in bad)):
+        raise fail("bad_words_ids")
+    if bias is not None and not (isinstance(bias, list) and bias and all(_is_bias(each, size) for each in bias)):
+        raise fail("sequence_bias")
+    stop = chosen.get("stop_strings")
+    if stop is not None and not (
+        isinstance(stop, str) or (isinstance(stop, list) and stop and all(isinstance(each, str) for each in stop))
+    ):
+        raise fail("stop_strings")
+    ends = model.decoding_config.eos_ids
+    singles = [[end] for end in ends]
+    bad = None if bad is None else [each for each in bad if each not in singles] or None
+    first = ids("forced_bos_token_id")
+    return Rules(
+        suppress=ids("suppress_tokens"),
+        begin_suppress=ids("begin_suppress_tokens"),
+        first=first[0] if first else None,
+        last=ids("forced_eos_token_id") and (min(ids("forced_eos_token_id")),),
+        repetition_penalty=None if penalty is None else float(penalty),
+        min_length=whole("min_length") if "min_new_tokens" not in chosen else 0,
+        min_new_tokens=whole("min_new_tokens") or None,
+        ngram=whole("no_repeat_ngram_size"),
+        bad_words=bad,
+        bias=bias,
+        stop=stop,
+        ends=ends,
+    )
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_sequence(value: object, size: int) -> bool:
+    return isinstance(value, list) and bool(value) and all(_is_id(each) and 0 <= each < size for each in value)
+
+
+def _is_bias(value: object, size: int) -> bool:
+    return isinstance(value, list) and len(value) == 2 and _is_sequence(value[0], size) and is_number(value[1])
