@@ -10,6 +10,7 @@ import numpy as np
 from ...errors import ModelError, listed
 from .architectures import ARCHITECTURES, Architecture
 from .header import Header
+from .keys import check_keys
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3.1 and later: a divisor of each rotary frequency
@@ -78,14 +79,12 @@ def describe(header: Header) -> tuple[dict[str, Any], dict[str, Target]]:
             f"{header.file} is one of {fields.whole('split.count')} parts of a model",
             "merge the parts into one file first (llama-gguf-split --merge)",
         )
-    for unsupported in ("expert_count", "attention.sliding_window", "rope.scale_linear"):
-        if fields.optional(unsupported):
-            raise ModelError(f"{header.file}: {name}.{unsupported} is {fields.optional(unsupported)!r}: not supported")
     architecture = ARCHITECTURES[name]
+    check_keys(header, name, architecture)
     config = _config(fields, header, architecture)
     targets = _targets(header, config, architecture)
     if architecture.keys and config["rope_parameters"]["rope_type"] != "default":
-        raise ModelError(f"{header.file}: rotary scaling is not supported for {name}")
+        raise ModelError(f"{header.file}: {name}.rope.scaling.factor: rotary scaling is not supported for {name}")
     return architecture.published(config), targets
 
 
@@ -118,7 +117,7 @@ def _config(fields: Fields, header: Header, architecture: Architecture) -> dict[
         "hidden_act": "silu",
         "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": fields.whole("context_length"),
-        "rope_parameters": _rope(fields, header, head_dim),
+        "rope_parameters": _rope(fields, header, head_dim, architecture),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
     if architecture.optional_biases:
@@ -126,15 +125,29 @@ def _config(fields: Fields, header: Header, architecture: Architecture) -> dict[
     return config
 
 
-def _rope(fields: Fields, header: Header, head_dim: int) -> dict[str, Any]:
+def _rope(fields: Fields, header: Header, head_dim: int, architecture: Architecture) -> dict[str, Any]:
+    """The rotary parameters. A file that names no kind of scaling has the linear one, as llama.cpp reads it."""
     theta = fields.number("rope.freq_base", 10000.0)
     kind = fields.optional("rope.scaling.type")
     if kind not in (None, "none", "linear"):
-        raise ModelError(f"{fields.file}: rotary scaling of type {str(kind)[:80]!r} is not supported")
+        raise ModelError(
+            f"{fields.file}: {fields.architecture}.rope.scaling.type: rotary scaling of type {str(kind)[:80]!r} is not"
+            " supported",
+            "none and linear are, and the divisors of Llama 3",
+        )
+    factor = 1.0
+    for key in ("rope.scaling.factor", "rope.scale_linear"):
+        if kind != "none" and fields.optional(key) is not None:
+            factor = fields.number(key) if fields.optional(key) else 1.0  # 0 is off
+            break
     if _ROPE_FACTORS in header.tensors:
+        if not architecture.scaled_frequencies or factor != 1:
+            raise ModelError(
+                f"{fields.file}: {_ROPE_FACTORS} is not supported for {fields.architecture} with a factor of {factor:g}"
+            )
         return _llama3(header, theta, head_dim)
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": fields.number("rope.scaling.factor"), "rope_theta": theta}
+    if factor != 1:
+        return {"rope_type": "linear", "factor": factor, "rope_theta": theta}
     return {"rope_type": "default", "rope_theta": theta}
 
 

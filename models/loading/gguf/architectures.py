@@ -71,6 +71,9 @@ class Architecture:
     optional_biases: bool = False  # tensors say which there are
     keys: Mapping[str, str] = field(default_factory=dict)  # of the config, where they are not those of transformers
     settings: Mapping[str, Any] = field(default_factory=dict)
+    causal: bool = True  # a position sees those before it alone
+    shift: bool | None = None  # of masked models: a token is predicted at the position before it
+    scaled_frequencies: bool = False  # a tensor may divide the rotary frequencies, as Llama 3's does
 
     def published(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The config with keys of transformers as it is published."""
@@ -84,10 +87,10 @@ class Architecture:
 
 # By the name in the file.
 ARCHITECTURES = {
-    "llama": Architecture("LlamaForCausalLM", "llama", interleaved=True, optional_biases=True),
+    "llama": Architecture("LlamaForCausalLM", "llama", interleaved=True, optional_biases=True, scaled_frequencies=True),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", qkv_bias=True),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", query_norms=True),
-    "dream": Architecture("DreamModel", "Dream", qkv_bias=True),
+    "dream": Architecture("DreamModel", "Dream", qkv_bias=True, causal=False, shift=True),
     "llada": Architecture(
         "LLaDAModelLM",
         "llada",
@@ -97,5 +100,7 @@ ARCHITECTURES = {
         interleaved=True,
         keys=_LLADA_KEYS,
         settings=_LLADA_SETTINGS,
+        causal=False,
+        shift=False,
     ),
 }

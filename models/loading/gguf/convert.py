@@ -28,7 +28,7 @@ from .header import Header, StoredTensor, library, read_header
 from .listing import FOLDER, SOURCE
 from .tokenizer import special_ids, tokenizer_files
 
-_FORMAT = 1  # of the folders; another number lets files be converted again
+_FORMAT = 2  # of the folders; another number lets files be converted again
 _PART = "part-"
 _WEIGHTS = "model.safetensors"
 _AS_THEY_ARE = {"F32": "F32", "F16": "F16", "BF16": "BF16"}

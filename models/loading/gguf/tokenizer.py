@@ -9,8 +9,11 @@ from ...errors import ModelError, one_line
 from .header import Header
 
 _PREFIX = "tokenizer.ggml."
-_CONTROL, _USER = 3, 4  # token types
-_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # token types
+# Tokens that end a text, by the key of their id or by their text, as llama.cpp finds them.
+_ENDS = tuple(f"{name}_token_id" for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<end_of_utterance>")
+_TURN_TOKENS = {(text, _CONTROL) for text in _TURN_ENDS}
 _SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id"}
 _SPECIAL |= {"pad_token": "padding_token_id", "mask_token": "mask_token_id"}
 
@@ -30,7 +33,12 @@ _SPLITS |= dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING)
 def special_ids(header: Header, vocabulary: int) -> dict[str, Any]:
     """The ids of special tokens as configs name them; eos_token_id has every token that ends a text."""
     values = {name: _id(header, name, vocabulary) for name in (*_ENDS, *_SPECIAL.values())}
-    ends = list(dict.fromkeys(values[name] for name in _ENDS if values[name] is not None))
+    tokens, types = (header.metadata.get(_PREFIX + name) for name in ("tokens", "token_type"))
+    by_text: list[int] = []
+    if isinstance(tokens, list) and isinstance(types, list):
+        by_text = [i for i, pair in enumerate(zip(tokens, types, strict=False)) if pair in _TURN_TOKENS]
+    named = [values[name] for name in _ENDS if values[name] is not None]
+    ends = list(dict.fromkeys([*named, *(number for number in by_text if number < vocabulary)]))
     ids = {"bos_token_id": values["bos_token_id"], "pad_token_id": values["padding_token_id"]}
     ids["mask_token_id"] = values["mask_token_id"]
     ids["eos_token_id"] = ends[0] if len(ends) == 1 else ends or None  # type: ignore[assignment]
@@ -46,20 +54,27 @@ def tokenizer_files(header: Header, vocabulary: int, positions: int) -> dict[str
     fields, file = header.metadata, header.file
     if _PREFIX + "model" not in fields:
         return {}
-    kind, split = fields[_PREFIX + "model"], fields.get(_PREFIX + "pre", "gpt-2")
+    kind, split = fields[_PREFIX + "model"], fields.get(_PREFIX + "pre")
     if kind != "gpt2":
         raise ModelError(
             f"{file} has a tokenizer of type {str(kind)[:80]!r}, and only gpt2 (byte-level BPE) is supported"
         )
+    if split is None:
+        raise ModelError(
+            f"{file} lacks {_PREFIX}pre, which says how its tokenizer splits text",
+            "write it into a copy, from the original model: gguf-new-metadata --pre-tokenizer llama-bpe IN OUT",
+        )
     if split not in _SPLITS:
         raise ModelError(
-            f"{file}: its tokenizer splits text like {str(split)[:80]!r}, which is not supported",
+            f"{file}: its tokenizer splits text like {str(split)[:80]!r} ({_PREFIX}pre), which is not supported",
             f"supported: {', '.join(_SPLITS)}",
         )
     tokens, merges = _texts(header, "tokens"), _texts(header, "merges")
     types = fields.get(_PREFIX + "token_type", [1] * len(tokens))
     if not isinstance(types, list):
         raise ModelError(f"{file}: {_PREFIX}token_type is no list")
+    if strange := [own for own in types if own not in range(_NORMAL, _BYTE + 1)]:
+        raise ModelError(f"{file}: {_PREFIX}token_type holds {strange[0]!r}, and types are 1 to 6")
     if len(tokens) > vocabulary or len(types) != len(tokens) or len(set(tokens)) != len(tokens):
         raise ModelError(
             f"{file}: {len(tokens)} tokens, {len(set(tokens))} different ones, {len(types)} types and "
@@ -69,14 +84,19 @@ def tokenizer_files(header: Header, vocabulary: int, positions: int) -> dict[str
     settings: dict[str, Any] = {name: tokens[index] for name, index in special.items() if index is not None}
     like_llama3 = _SPLITS[split] == _LLAMA3  # which has it by default
     adds_bos = fields.get(_PREFIX + "add_bos_token", like_llama3) is True and special["bos_token"] is not None
+    adds_eos = fields.get(_PREFIX + "add_eos_token") is True and special["eos_token"] is not None
     settings |= {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": adds_bos,
+        "add_eos_token": adds_eos,
         "clean_up_tokenization_spaces": False,
         "model_max_length": positions,
     }
     try:
-        tokenizer = _byte_level(tokens, merges, types, split, special["bos_token"] if adds_bos else None)
+        named = set(special.values())
+        types = [_CONTROL if own in (_UNUSED, _BYTE) and index in named else own for index, own in enumerate(types)]
+        ends = special["bos_token"] if adds_bos else None, special["eos_token"] if adds_eos else None
+        tokenizer = _byte_level(tokens, merges, types, split, ends)
     except Exception as error:  # the library raises Exception itself
         raise ModelError(f"the tokenizer of {file} cannot be built: {one_line(error)}") from error
     files = {"tokenizer.json": tokenizer, "tokenizer_config.json": json.dumps(settings, indent=2)}
@@ -86,7 +106,10 @@ def tokenizer_files(header: Header, vocabulary: int, positions: int) -> dict[str
     return files
 
 
-def _byte_level(tokens: list[str], merges: list[str], types: list[int], split: str, bos: int | None) -> str:
+def _byte_level(
+    tokens: list[str], merges: list[str], types: list[int], split: str, ends: tuple[int | None, int | None]
+) -> str:
+    """tokenizer.json; `ends` are the ids that every text begins and ends with."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     halves = [merge.split(" ") for merge in merges]
@@ -104,17 +127,25 @@ def _byte_level(tokens: list[str], merges: list[str], types: list[int], split: s
     tokenizer.decoder = decoders.ByteLevel()
     if split == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
-    for kind, add in ((_CONTROL, tokenizer.add_special_tokens), (_USER, tokenizer.add_tokens)):
-        chosen = [token for token, own in zip(tokens, types, strict=True) if own == kind]
-        add([AddedToken(token, normalized=False, special=kind == _CONTROL) for token in chosen])
-    if bos is not None:
-        start = tokens[bos]
+    for kinds, add in (((_CONTROL, _UNKNOWN), tokenizer.add_special_tokens), ((_USER,), tokenizer.add_tokens)):
+        chosen = [token for token, own in zip(tokens, types, strict=True) if own in kinds]
+        add([AddedToken(token, normalized=False, special=_USER not in kinds) for token in chosen])
+    if any(number is not None for number in ends):
+        start, end = ("" if number is None else tokens[number] for number in ends)
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{start} $A", pair=f"{start} $A {start}:1 $B:1", special_tokens=[(start, bos)]
+            single=[part for part in (start, "$A", end) if part],
+            pair=[part for part in (start, "$A", end, start and f"{start}:1", "$B:1", end and f"{end}:1") if part],
+            special_tokens=[(tokens[number], number) for number in dict.fromkeys(ends) if number is not None],
         )
     if tokenizer.get_vocab_size() != len(tokens):
         raise ValueError("special tokens are not in the vocabulary")
     text: str = tokenizer.to_str()
+    without = [token for token, own in zip(tokens, types, strict=True) if own in (_UNUSED, _BYTE)]
+    if without:  # no text has these, and they print as nothing
+        content = json.loads(text)
+        for token in without:
+            del content["model"]["vocab"][token]
+        text = json.dumps(content, ensure_ascii=False)
     return text
 
 

@@ -20,6 +20,10 @@ import pardec
 from pardec.models.errors import ModelError
 from pardec.models.load import load
 from pardec.models.loading.gguf import convert
+from pardec.models.loading.gguf.architecture import describe
+from pardec.models.loading.gguf.architectures import ARCHITECTURES
+from pardec.models.loading.gguf.header import read_header
+from pardec.models.loading.gguf.keys import FOLLOWED, IGNORED, TOKENIZER_FOLLOWED, TOKENIZER_IGNORED, known_keys
 from pardec.models.loading.gguf.listing import converted_files
 from pardec.models.loading.kinds import kind_of
 from tests.models.loading.gguf_files import (
@@ -391,3 +395,129 @@ def test_a_request_is_checked_without_torch(tmp_path: Path) -> None:
     code += "; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.stdout, done.returncode) == ("128\n", 0), done.stderr
+
+
+# --- every key that llama.cpp knows is followed, refused by name, or has no effect there ---
+
+
+def refusals(folder: Path, family: str, keys: list[str], value: Any) -> dict[str, str]:
+    """Per key, what is said of a file that has it; empty where the file is read."""
+    header = read_header(write_gguf(folder / "plain.gguf", family=family))
+    said = {}
+    for key in keys:
+        changed = type(header)(header.file, header.content, {**header.metadata, key: value}, header.tensors)
+        try:
+            describe(changed)
+        except ModelError as error:
+            said[key] = str(error)
+        else:
+            said[key] = ""
+    return said
+
+
+@pytest.mark.parametrize("value", [3, 2.5, [1, 2]])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_keys_that_change_the_output_are_refused_by_name(tmp_path: Path, family: str, value: Any) -> None:
+    known = known_keys(read_header(write_gguf(tmp_path / "toy.gguf")))
+    own = [key.removeprefix("{arch}.") for key in known if key.startswith("{arch}.")]
+    others = [key for key in known if key.startswith("tokenizer.")]
+    keys = [f"{family}.{key}" for key in own if key not in FOLLOWED | IGNORED | {"attention.causal"}]
+    handled = TOKENIZER_FOLLOWED | TOKENIZER_IGNORED
+    keys += [key for key in others if key.removeprefix("tokenizer.") not in handled and "{" not in key]
+    assert len(keys) > 40
+    for key, text in refusals(tmp_path, family, keys, value).items():
+        assert f"{key} is" in text, key
+
+
+def test_keys_that_are_off_or_unknown_change_nothing(tmp_path: Path) -> None:
+    plain = logits(pardec.load(write_gguf(tmp_path / "plain.gguf"), device="cpu", dtype="float32"))
+    fields: dict[str, Any] = {f"llama.{key}": 3 for key in IGNORED}
+    fields |= {"llama.logit_scale": 1.0, "llama.attention.scale": 0.0, "llama.attention.causal": True}
+    fields |= {"llama.expert_count": 0, "llama.rope.scaling.attn_factor": 1.0, "llama.of_nobody": 5.0}
+    fields |= {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0, "general.quantized_by": "me"}
+    fields |= {"tokenizer.ggml.add_space_prefix": True, "tokenizer.ggml.scores": [1.0, 2.0]}
+    file = write_gguf(tmp_path / "toy.gguf", metadata=fields)
+    assert torch.equal(logits(pardec.load(file, device="cpu", dtype="float32")), plain)
+
+
+@pytest.mark.parametrize(
+    ("fields", "factor"),
+    [
+        ({"rope.scaling.factor": 4.0}, 4.0),
+        ({"rope.scaling.factor": 4.0, "rope.scaling.type": "linear"}, 4.0),
+        ({"rope.scale_linear": 2.0}, 2.0),
+        ({"rope.scale_linear": 2.0, "rope.scaling.factor": 4.0}, 4.0),
+        ({"rope.scaling.type": "linear"}, None),
+        ({"rope.scaling.factor": 0.0}, None),
+    ],
+)
+def test_a_factor_without_a_kind_scales_positions(tmp_path: Path, fields: dict[str, Any], factor: float | None) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", metadata={f"llama.{key}": value for key, value in fields.items()})
+    rope = load(file, device="cpu").config["rope_parameters"]
+    assert rope.get("factor") == factor
+    assert rope["rope_type"] == ("default" if factor is None else "linear")
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_flags_of_decoding_have_to_be_those_of_the_architecture(tmp_path: Path, family: str) -> None:
+    masked = family in ("dream", "llada")
+    for key, wrong, right in (
+        (f"{family}.attention.causal", masked, not masked),
+        ("diffusion.shift_logits", family != "dream", family == "dream"),
+    ):
+        if not masked and key.startswith("diffusion"):
+            continue
+        for value in (wrong, right):
+            file = tmp_path / f"{value}.gguf"
+            if masked:
+                published = pardec.load(f"tiny-{family}", device="cpu")
+                header = read_header(write_embedded_gguf(file, published.path, family))
+            else:
+                header = read_header(write_gguf(file, family=family))
+            changed = type(header)(header.file, header.content, {**header.metadata, key: value}, header.tensors)
+            if value == right:
+                describe(changed)
+            else:
+                with pytest.raises(ModelError, match=f"{key} is {value}"):
+                    describe(changed)
+
+
+def test_a_tokenizer_that_does_not_say_how_it_splits_is_refused(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", metadata={"tokenizer.ggml.pre": None})
+    with pytest.raises(ModelError, match=r"lacks tokenizer\.ggml\.pre") as error:
+        load(file, device="cpu")
+    assert "gguf-new-metadata --pre-tokenizer" in str(error.value.hint)
+    file = write_gguf(tmp_path / "other.gguf", metadata={"tokenizer.ggml.pre": "default"})
+    with pytest.raises(ModelError, match=r"'default' \(tokenizer\.ggml\.pre\), which is not supported"):
+        load(file, device="cpu")
+
+
+def test_unused_tokens_print_as_nothing_and_no_text_has_them(tmp_path: Path) -> None:
+    fields = tokenizer_fields()
+    tokens = [*fields["tokenizer.ggml.tokens"], "[PAD268]", "<|unknown|>"]
+    types = [*fields["tokenizer.ggml.token_type"], 5, 2]
+    new: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    file = write_gguf(tmp_path / "toy.gguf", metadata=new, changes={"vocab_size": len(tokens)})
+    own = pardec.load(file, device="cpu").tokenizer
+    at = len(tokens) - 2
+    assert own.decode([at]) == ""
+    assert own.decode([40, at, 41]) == own.decode([40, 41])
+    assert at not in own.encode("a [PAD268] b")
+    assert own.decode(own.encode("a [PAD268] b")) == "a [PAD268] b"
+    assert own.encode("<|unknown|>") == [at + 1]
+    assert own.decode([at + 1], skip_special_tokens=True) == ""
+
+
+def test_an_end_token_is_added_where_the_file_says_so(tmp_path: Path) -> None:
+    plain = load(write_gguf(tmp_path / "plain.gguf"), device="cpu").tokenizer.encode("the")
+    for adds_bos in (True, False):
+        flags = {"tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.add_bos_token": adds_bos}
+        own = load(write_gguf(tmp_path / f"{adds_bos}.gguf", metadata=flags), device="cpu").tokenizer
+        assert own.encode("the") == [*([1] if adds_bos else []), *plain, 2]
+        assert own.encode("the", add_special_tokens=False) == plain
+
+
+def test_tokens_that_end_a_turn_or_a_gap_end_a_text(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.fim_pad_token_id": 9}
+    file = write_gguf(tmp_path / "toy.gguf", metadata=fields)
+    assert load(file, device="cpu").decoding_config.eos_ids == (0, 9, 2)  # 2 is <|im_end|>

@@ -1,0 +1,135 @@
+"""The metadata keys of GGUF files that llama.cpp knows: which are followed, which change nothing, which are refused.
+
+A key that the package gguf knows and no table names is refused unless its value is off (0, false, empty): so are keys
+of later versions. Keys that it does not know are those of no reader, and change nothing there either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...errors import ModelError
+from .architectures import Architecture
+from .header import Header, library
+
+# Of an architecture, read by `architecture.py`.
+FOLLOWED = frozenset(
+    (
+        *("block_count", "context_length", "embedding_length", "feed_forward_length"),
+        *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
+        *("attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base"),
+        *("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear"),
+    )
+)
+# Of an architecture: without an effect on the five that are read, alone or while what they belong to is off.
+IGNORED = frozenset(
+    (
+        *("vocab_size", "tensor_data_layout", "pooling_type", "decoder_start_token_id", "decoder_block_count"),
+        *("attention.layer_norm_epsilon", "attention.group_norm_epsilon", "attention.group_norm_groups"),
+        *("attention.relative_buckets_count", "attention.sliding_window_pattern", "attention.key_length_swa"),
+        *("attention.value_length_swa", "rope.dimension_count_swa", "rope.freq_base_swa"),
+        *("rope.scaling.finetuned", "rope.scaling.original_context_length"),
+        *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
+        *("expert_used_count", "expert_feed_forward_length", "expert_shared_feed_forward_length"),
+        *("expert_chunk_feed_forward_length", "expert_weights_scale", "expert_weights_norm", "expert_gating_func"),
+        *("expert_group_count", "expert_group_used_count", "expert_group_scale", "experts_per_group"),
+        *("moe_every_n_layers", "interleave_moe_layer_step", "router_logit_softcapping", "classifier.output_labels"),
+    )
+)
+# Of an architecture: what leaves the output as it is. Others are off at 0, false or nothing.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "attention.output_scale": (0, 1),
+    "rope.scaling.attn_factor": (1,),
+    "rope.scaling.yarn_attn_factor": (1, -1),
+    "rope.scaling.yarn_ext_factor": (0, -1),
+    "attention.temperature_scale": (0,),
+}
+_TOKENIZER = "tokenizer."
+TOKENIZER_FOLLOWED = frozenset(
+    (
+        *("ggml.model", "ggml.pre", "ggml.tokens", "ggml.token_type", "ggml.merges", "chat_template"),
+        *("ggml.bos_token_id", "ggml.eos_token_id", "ggml.eot_token_id", "ggml.eom_token_id"),
+        *("ggml.unknown_token_id", "ggml.padding_token_id", "ggml.mask_token_id"),
+        *("ggml.fim_pad_token_id", "ggml.fim_rep_token_id", "ggml.fim_sep_token_id"),
+        *("ggml.add_bos_token", "ggml.add_eos_token"),
+    )
+)
+# Of tokenizers of other types than byte-level BPE, of filling in the middle, and templates that a caller has to name.
+TOKENIZER_IGNORED = frozenset(
+    (
+        *("ggml.scores", "ggml.token_type_count", "ggml.seperator_token_id", "ggml.add_space_prefix"),
+        *("ggml.remove_extra_whitespaces", "ggml.precompiled_charsmap", "huggingface.json", "rwkv.world"),
+        *("chat_templates", "ggml.prefix_token_id", "ggml.suffix_token_id", "ggml.middle_token_id"),
+        *("ggml.fim_pre_token_id", "ggml.fim_suf_token_id", "ggml.fim_mid_token_id"),
+    )
+)
+_OTHERS_IGNORED = ("general.", "split.", "imatrix.", "clip.", "adapter.", "quantize.")
+_SHIFT, _CAUSAL = "diffusion.shift_logits", "attention.causal"
+
+
+def known_keys(header: Header) -> frozenset[str]:
+    """Every key that the package gguf knows, those of architectures as `{arch}.name`."""
+    found, groups = {"{arch}.rope.scale_linear"}, [library(header.file).constants.Keys]
+    while groups:
+        for value in vars(groups.pop()).values():
+            if isinstance(value, type):
+                groups.append(value)
+            elif isinstance(value, str) and "." in value and not value.startswith("gguf."):
+                found.add(value)
+    return frozenset(found)
+
+
+def check_keys(header: Header, name: str, architecture: Architecture) -> None:
+    """Raises ModelError, naming it, for a key that changes what llama.cpp computes and is not followed here."""
+    known = known_keys(header)
+    for key, value in header.metadata.items():
+        if key.startswith(_OTHERS_IGNORED):
+            continue
+        own = key.removeprefix(f"{name}.")
+        if key == _SHIFT:
+            _check_flag(header, key, value, architecture.shift)
+        elif key.startswith(_TOKENIZER):
+            own = key.removeprefix(_TOKENIZER)
+            if own in TOKENIZER_FOLLOWED | TOKENIZER_IGNORED or key not in known:
+                continue
+            if _on(value):
+                raise _refusal(header, key, value)
+        elif own != key and own == _CAUSAL:
+            _check_flag(header, key, value, architecture.causal)
+        elif own != key and own in FOLLOWED | IGNORED:
+            continue
+        elif (f"{{arch}}.{own}" in known if own != key else key in known) and not _neutral(own, value):
+            raise _refusal(header, key, value)
+
+
+def _neutral(own: str, value: Any) -> bool:
+    if own in NEUTRAL:
+        return isinstance(value, int | float) and any(np.float32(value) == each for each in NEUTRAL[own])
+    return not _on(value)
+
+
+def _on(value: Any) -> bool:
+    return any(map(_on, value)) if isinstance(value, list) else bool(value)
+
+
+def _check_flag(header: Header, key: str, value: Any, wanted: bool | None) -> None:
+    """Of models that predict a token at its own position, or before; and that see what follows, or do not."""
+    if not isinstance(value, bool) or (wanted is not None and value != wanted):
+        raise ModelError(
+            f"{header.file}: {key} is {str(value)[:80]}, and models of this architecture are run with {wanted}",
+            "the file contradicts its architecture: convert the original again",
+        )
+
+
+def _refusal(header: Header, key: str, value: Any) -> ModelError:
+    text = str(np.float32(value)) if isinstance(value, float) else repr(value)[:80]
+    return ModelError(
+        f"{header.file}: {key} is {text}: not supported",
+        "load the original checkpoint, a folder of safetensors, in its place",
+    )
