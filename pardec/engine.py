@@ -32,6 +32,7 @@ from .requests import scales as map_requests
 from .requests import text as requests
 from .requests.class_images import ClassCall, ImageModel
 from .requests.continuous import VectorCall
+from .requests.generation_config import with_published_sampler
 from .requests.images import render
 from .requests.prompts import open_id
 from .requests.scales import ScaleCall
@@ -118,7 +119,8 @@ class Engine:
             return vector_requests.prepare(self.network, prompt, Settings.of(arguments, CLASS_IMAGES))
         if isinstance(self.network, ScaleModel):
             return map_requests.prepare(self.network, prompt, Settings.of(arguments, CLASS_IMAGES))
-        call = requests.prepare(self.network, prompt, Settings.of(arguments))
+        given = with_published_sampler(self.network, arguments)
+        call = requests.prepare(self.network, prompt, Settings.of(given))
         length = call.sampler.length if isinstance(call.sampler, SpeculativeSampler) else None
         if self.network.processes > 1 and length is not None and length.times_rounds:
             raise SpecError(

@@ -251,6 +251,44 @@ def _read(model: LanguageModel) -> Rules | None:
     )
 
 
+_DIFFUSION: Mapping[str, float] = {
+    "max_denoising_steps": 48,
+    "t_max": 0.8,
+    "t_min": 0.4,
+    "stability_threshold": 1,
+    "confidence_threshold": 0.005,
+    "entropy_bound": 0.1,
+}
+
+
+def with_published_sampler(model: LanguageModel, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments, and for a model of random canvases that no sampler is named for its published rule, which samples.
+
+    Its numbers are those of generation_config.json. Raises ModelError for one that this rule cannot have.
+    """
+    if not model.decoding_config.uniform or arguments.get("sampler") is not None:
+        return arguments
+    stated = dict(model.generation)
+    inner = stated.get("sampler_config")
+    stated |= inner if isinstance(inner, dict) else {}
+    values = {key: plain if stated.get(key) is None else stated[key] for key, plain in _DIFFUSION.items()}
+    for key, value in values.items():
+        whole = key in ("max_denoising_steps", "stability_threshold")
+        least = 1 if key == "max_denoising_steps" else 0
+        if not is_number(value) or value < least or (whole and not _is_id(value)):
+            raise ModelError(f"{model.name} says {key} {str(value)[:80]} in its {_FILE}, and a number is needed")
+    if values["stability_threshold"] != 1:
+        raise ModelError(
+            f"{model.name} says stability_threshold {values['stability_threshold']} in its {_FILE}, and a canvas is"
+            " compared with the one before it alone (1)",
+            "name the sampler: preset:diffusion-gemma",
+        )
+    steps, high, low = (values[key] for key in ("max_denoising_steps", "t_max", "t_min"))
+    spec = f"selfcondition+anneal:high={high},low={low},steps={steps}"
+    spec += f"+renoise:gamma={values['entropy_bound']},confidence={values['confidence_threshold']},steps={steps}"
+    return {"temperature": 1.0, **arguments, "sampler": spec + "+eos@causal"}
+
+
 def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 

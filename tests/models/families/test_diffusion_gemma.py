@@ -5,6 +5,7 @@ That generate is the plain version of `selfcondition`, `anneal`, `denoise` and `
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -257,3 +258,39 @@ def test_an_adapter_of_shared_tensors_has_to_change_both_modules_alike(
         twins = {name.replace(f"model.{own}.", f"model.{other}."): tensor.clone() for name, tensor in tensors.items()}
         save_file({**tensors, **twins}, file)
     load(tmp_path / "base", device="cpu", adapter=tmp_path / "adapter")
+
+
+def test_the_default_sampler_is_the_published_rule(tmp_path: Path) -> None:
+    """With the numbers of generation_config.json, as transformers takes them."""
+    reference, prompt = published(tmp_path, spread=0.05), tokens(9).tolist()
+    for keys in ({}, {"max_denoising_steps": 5, "t_min": 0.2, "t_max": 0.9, "confidence_threshold": 0.5}):
+        bound = {"sampler_config": {"entropy_bound": 2.0, "_cls_name": "EntropyBoundSamplerConfig"}} if keys else {}
+        (tmp_path / "generation_config.json").write_text(json.dumps({**keys, **bound, "pad_token_id": 0}))
+        reference = DiffusionGemmaForBlockDiffusion.from_pretrained(tmp_path).eval()
+        model = pardec.load(tmp_path, device="cpu")
+        with drawing(5, len(prompt)), torch.no_grad():
+            expected = reference.generate(torch.tensor([prompt]), max_new_tokens=2 * CANVAS, eos_token_id=None)
+        made = model.generate(input_ids=[prompt], max_new_tokens=2 * CANVAS, seed=[5], stop_ids=[])
+        assert made.sequences[0].tolist() == expected.sequences[0].tolist()
+        served = list(model.serve_batch([{"input_ids": prompt, "seed": 5}], max_new_tokens=2 * CANVAS, stop_ids=[]))
+        assert served[0].tokens == made.tokens[0]
+    assert model.prepare(input_ids=[prompt]).request.temperature == 1
+    assert model.prepare(input_ids=[prompt], temperature=0.5).request.temperature == 0.5
+    assert model.prepare(input_ids=[prompt], sampler="threshold").request.temperature == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"stability_threshold": 2}, "stability_threshold 2 in its generation_config.json"),
+        ({"t_max": "hot"}, "t_max hot in its generation_config.json, and a number is needed"),
+        ({"max_denoising_steps": 0}, "max_denoising_steps 0"),
+    ],
+)
+def test_a_published_rule_that_is_not_built_is_refused(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
+    published(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps(keys))
+    model = pardec.load(tmp_path, device="cpu")
+    with pytest.raises(ModelError, match=said):
+        model.generate(input_ids=[[3, 4]], max_new_tokens=4)
+    model.generate(input_ids=[[3, 4]], max_new_tokens=4, sampler="threshold")
