@@ -15,8 +15,9 @@ from .continuous.contracts import ContinuousModel
 from .cuda_graphs.capture import Graphs, check_graphs
 from .cuda_graphs.runner import GraphRunner
 from .decoder import Decoder
+from .decoder_config import DecoderConfig
 from .errors import ArgumentError, ModelError
-from .families import FamilySpec, mar, nextstep, var
+from .families import FamilySpec, mar, match, nextstep, var
 from .hf.adapt import load_adapter
 from .images.contracts import CodeImaging, ImagingParts
 from .loading import assemble, configs
@@ -163,7 +164,12 @@ def load_any(
                     f"leave {name} out",
                 )
         placement: Any = {"device": target, "reason": device_reason, "dtype": dtype, "device_map": device_map}
-        return _described(load_adapter(source, config, why, **placement, quantize=quantize, lora=lora), lora)
+        try:
+            return _described(load_adapter(source, config, why, **placement, quantize=quantize, lora=lora), lora)
+        except ModelError as error:
+            if match(config, published) is None:
+                raise
+            raise ModelError(f"{error}; natively, {why}", error.hint) from error
     if config.get("quantization_config"):
         raise ModelError(
             f"{source.name} is quantised, which is not supported", "load the 16-bit checkpoint it was made from"
@@ -185,14 +191,16 @@ def load_any(
         overrides=Overrides(mask_id, block, shift, attention),
     )
     published = published or inspect(weight_files(source.folder))
+    shape = assemble.as_published(spec, shape, published)
     if lora is not None:
-        tied = (str(spec.names["embed.weight"]), str(spec.names["head.weight"])) if shape.tied else None
+        names = assemble.names_of(spec, shape, published)
+        tied = (str(names["embed.weight"]), str(names["head.weight"])) if shape.tied else None
         published = lora.merge(published, base=source.name, tied=tied, twin=spec.twin)
     stored = stored_dtype(published)
     kind, dtype_reason = preferred_dtype(quantize, dtype) or choose_dtype(dtype, target, stored)
     quantization = None if quantize is None else quantizer(quantize, target, kind)
     shares = tensor_parallel.shares(target, shape) if tp else None
-    make_stack = partial(_native, spec, config, published, kind, target, device_map, quantization or shares)
+    make_stack = partial(_native, spec, shape, published, kind, target, device_map, quantization or shares)
     stack = guarded(source.name, make_stack, published, kind)
     entry = stack.embed_device
     where = f"on {entry} ({device_reason})"
@@ -251,16 +259,16 @@ def _imaging(builder: str, parts: ImagingParts) -> CodeImaging:
 
 def _native(
     spec: FamilySpec,
-    config: dict[str, Any],
+    shape: DecoderConfig,
     published: dict[str, Published],
     dtype: torch.dtype,
     device: torch.device,
     device_map: DeviceMap | None,
     finish: Quantizer | Shares | None,
 ) -> Decoder:
-    decoder = assemble.empty(spec.decoder(config))
+    decoder = assemble.empty(shape)
     expected = assemble.targets(spec, decoder, published)
-    used = assemble.check(spec, expected, published, decoder.config.tied)
+    used = assemble.check(spec, expected, published, shape)
     if device_map is None:
         more: Any = {"memory": assemble.matmul_memory} if finish is None else {"finish": finish}
         assemble.fill(spec, decoder, expected, used, dtype=dtype, device_of=lambda name: device, **more)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..decoder_config import DecoderConfig
@@ -27,6 +27,49 @@ class Unsupported(ModelError):
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigKeys:
+    """What a family does with each key of its config.json, as its reference implementation reads them.
+
+    A key in neither of the first two fields is one that the reference ignores, and so it never reaches the decoder.
+    """
+
+    followed: frozenset[str]
+    refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the values that mean what the stack computes
+    inside: Mapping[str, ConfigKeys] = field(default_factory=dict)  # of configs within the config
+
+    def read(self, config: Config) -> Config:
+        """The followed keys of a config. Raises Unsupported, with the key, for a refused value."""
+        require(config, self.refused)
+        followed = {key: value for key, value in config.items() if key in self.followed}
+        for key, keys in self.inside.items():
+            if isinstance(inner := config.get(key), dict):
+                followed[key] = keys.read(inner)
+        return followed
+
+    def without(self, *keys: str) -> ConfigKeys:
+        """The same table, in which these keys are ignored."""
+        refused = {key: values for key, values in self.refused.items() if key not in keys}
+        return replace(self, followed=self.followed.difference(keys), refused=refused)
+
+    def also(self, *keys: str, **refused: tuple[Any, ...]) -> ConfigKeys:
+        """The same table, in which these keys are followed, and those refused."""
+        return replace(
+            self, followed=self.followed.union(keys).difference(refused), refused={**self.refused, **refused}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _FollowedKeys:
+    """A family's `decoder`, which gets the followed keys alone."""
+
+    build: Callable[[Config], DecoderConfig]
+    keys: ConfigKeys
+
+    def __call__(self, config: Config) -> DecoderConfig:
+        return self.build(self.keys.read(config))
+
+
+@dataclass(frozen=True, slots=True)
 class FamilySpec:
     """One checkpoint family: which configs belong to it, its shape, its tensor names, and how it decodes."""
 
@@ -38,6 +81,7 @@ class FamilySpec:
     names: Names
     attention: Literal["bidirectional", "block-causal", "windowed-causal", "causal-prefix", "causal"]
     shift: Literal[0, 1]
+    keys: ConfigKeys | None = None  # the keys that `decoder` gets; None: all
     mask: tuple[int, str] | None = None  # default id and token of the mask
     turn_ends: Mapping[int, str] = field(default_factory=dict)  # further end tokens, where the vocabulary has them
     start: tuple[int, str] | None = None  # default id and token that open a sequence
@@ -49,6 +93,7 @@ class FamilySpec:
     block_in_name: str = ""  # block-causal: a pattern whose first group is the width, in a checkpoint's name
     harmless: tuple[str, ...] = ()  # patterns of published tensors that need not be loaded
     twin: Callable[[str], str | None] = lambda name: None  # the other published name of a tensor that two modules share
+    copies: tuple[tuple[str, str], ...] = ()  # of these, ones that repeat another: a pattern, and the other's name
     convert: Callable[[str, Tensor, DecoderConfig], Tensor] = lambda name, tensor, config: tensor
     imaging: str = ""  # image models: "module:function" that builds their interface from `ImagingParts`
     text: bool = False  # image models: they write text as well, and can be loaded for that
@@ -56,6 +101,11 @@ class FamilySpec:
         None  # image models: what images are conditioned on; None: gpt_type says it
     )
     positions: Callable[[Config], int | None] = lambda config: config.get("max_position_embeddings")
+
+    def __post_init__(self) -> None:
+        if self.keys is not None:
+            build = self.decoder.build if isinstance(self.decoder, _FollowedKeys) else self.decoder
+            object.__setattr__(self, "decoder", _FollowedKeys(build, self.keys))
 
     def fits(self, tensors: Container[str]) -> bool:
         """Whether a file's `tensors` may be this family's; nothing is known of an empty one."""

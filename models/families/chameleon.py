@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..decoder_config import DecoderConfig
 from .base import Config, FamilySpec, register
-from .llama_like import HARMLESS, NAMES, shape
+from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, shape
 
 MODEL_TYPES = ("chameleon", "xllmx_chameleon")
 _LAYER = "model.layers.{i}."
@@ -27,7 +27,7 @@ _BEFORE = ("layers.{i}.attn_norm", "layers.{i}.mlp_norm")
 
 
 def _decoder(config: Config) -> DecoderConfig:
-    plain = shape({key: value for key, value in config.items() if key != "vq_config"}, "chameleon")
+    plain = shape(config, "chameleon")
     return replace(plain, head_norms=True, post_norms=bool(config.get("swin_norm")))
 
 
@@ -45,6 +45,7 @@ def _register(name: str, summary: str, names: dict[str, str | tuple[str, ...]], 
             names=names,
             attention="causal",
             shift=1,
+            keys=LLAMA_LIKE.without("head_dim").also("attention_bias", "mlp_bias", "swin_norm"),
             harmless=(*HARMLESS, r"model\.vqmodel\..*"),
             imaging="pardec.models.images.chameleon:build",
             draws="text",

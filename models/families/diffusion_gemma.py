@@ -10,12 +10,29 @@ from typing import Any
 
 from ..decoder_config import AttentionConfig, DecoderConfig, ExpertsConfig
 from .base import Config, FamilySpec, Unsupported, register, require
-from .llama_like import ACTIVATIONS, HARMLESS, complete, rotary
+from .llama_like import ACTIVATIONS, HARMLESS, LLAMA_LIKE, complete, rotary, window
 
 _KIND = "diffusion_gemma_text"
 _DECODER, _ENCODER = "model.decoder.", "model.encoder.language_model."
 _LAYER = _DECODER + "layers.{i}."
 _CONDITIONING = _DECODER + "self_conditioning."
+_COPY = r"model\.encoder\.language_model\.((?!layers\.\d+\.layer_scalar$).*)"  # of a tensor of the decoder's
+
+_TEXT_KEYS = LLAMA_LIKE.without("hidden_act", "tie_word_embeddings", "rope_scaling", "per_layer_config").also(
+    "hidden_activation",
+    "global_head_dim",
+    "num_global_key_value_heads",
+    "per_layer_config",
+    "sliding_window",
+    "layer_types",
+    "num_experts",
+    "top_k_experts",
+    "moe_intermediate_size",
+    "final_logit_softcapping",
+    attention_bias=(False, None),
+    use_bidirectional_attention=(None, "vision"),  # of pictures, which are left out
+)
+_KEYS = replace(_TEXT_KEYS.also("tie_word_embeddings"), inside={"text_config": _TEXT_KEYS})
 
 
 def _text(config: Config) -> Config:
@@ -23,13 +40,13 @@ def _text(config: Config) -> Config:
     return inner if isinstance(inner, dict) else config
 
 
-def _attention(full: Any, config: Config, index: int, layer_type: str) -> AttentionConfig:
+def _attention(full: Any, index: int, layer_type: str) -> AttentionConfig:
     own, slides = full.per_layer_config[index], layer_type == "sliding_attention"
-    frequencies, scale = rotary(full, config, own.head_dim, layer_type)
+    frequencies, scale = rotary(full, own.head_dim, layer_type, partial=True)
     return AttentionConfig(
         frequencies=frequencies,
         rope_scale=scale,
-        window=full.sliding_window if slides else None,
+        window=window(full, layer_type),
         head_dim=own.head_dim,
         kv_heads=own.num_key_value_heads,
         query_scale=own.head_dim**0.5,  # scores are products as they are
@@ -40,12 +57,11 @@ def _attention(full: Any, config: Config, index: int, layer_type: str) -> Attent
 def _decoder(config: Config) -> DecoderConfig:
     text = _text(config)
     full = complete(text, _KIND)
-    require(text, {"attention_bias": (False,), "hidden_activation": tuple(ACTIVATIONS)})
-    require(text, {"use_bidirectional_attention": (None, "vision")})  # of pictures, which are left out
+    require(text, {"hidden_activation": tuple(ACTIVATIONS)})
     if not full.num_experts:
         raise Unsupported("DiffusionGemma without experts is not supported natively")
     first = full.per_layer_config[0]  # the stack's, where a layer has none of its own
-    each = tuple(_attention(full, text, index, kind) for index, kind in enumerate(full.layer_types))
+    each = tuple(_attention(full, index, kind) for index, kind in enumerate(full.layer_types))
     plain = DecoderConfig(
         vocab=full.vocab_size,
         width=full.hidden_size,
@@ -123,14 +139,16 @@ DIFFUSION_GEMMA = register(
         },
         attention="causal-prefix",
         shift=0,
+        keys=_KEYS,
         uniform=True,
         block=256,
         twin=_twin,
         harmless=(
             *HARMLESS,
-            r"model\.encoder\.language_model\.(?!layers\.\d+\.layer_scalar$).*",  # copies of the decoder's
+            _COPY,
             r"model\.encoder\.(vision_tower|embed_vision)\..*",
         ),
+        copies=((_COPY, r"model.decoder.\1"),),
         positions=lambda config: _text(config).get("max_position_embeddings"),
     )
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..decoder_config import DecoderConfig
-from .base import Config, FamilySpec, register, require
-from .llama_like import HARMLESS, NAMES, shape
+from .base import Config, FamilySpec, register
+from .llama_like import HARMLESS, NAMES, QWEN2_KEYS, both_ways, shape
 
 
 def _text(config: Config) -> Config:
@@ -16,7 +16,6 @@ def _text(config: Config) -> Config:
 
 
 def _decoder(config: Config) -> DecoderConfig:
-    require(config, {"full_attn_mask": (True,)})
     return shape(_text(config), "qwen2", qkv_bias=True)
 
 
@@ -29,6 +28,7 @@ DIMPLE = register(
         names=NAMES,
         attention="bidirectional",
         shift=1,
+        keys=both_ways(QWEN2_KEYS).also(full_attn_mask=(True,)),
         mask=(151666, "<|mask|>"),
         turn_ends={151645: "<|im_end|>"},
         harmless=(*HARMLESS, r"visual\..*", r"img_projector\..*"),

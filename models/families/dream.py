@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import FamilySpec, register
-from .llama_like import HARMLESS, NAMES, QUERY_NORM, shape
+from .llama_like import HARMLESS, NAMES, QUERY_NORM, QWEN2_KEYS, both_ways, shape
 
 DREAM = register(
     FamilySpec(
@@ -14,6 +14,7 @@ DREAM = register(
         names=NAMES,
         attention="bidirectional",
         shift=1,
+        keys=both_ways(QWEN2_KEYS),
         mask=(151666, "<|mask|>"),
         turn_ends={151645: "<|im_end|>"},
         lacks=(QUERY_NORM,),

@@ -6,7 +6,7 @@ Its norms of queries and keys, which Dream does not have, tell the two apart.
 from __future__ import annotations
 
 from .base import FamilySpec, register
-from .llama_like import HARMLESS, NAMES, QUERY_NORM, shape
+from .llama_like import HARMLESS, NAMES, QUERY_NORM, QWEN3_KEYS, both_ways, shape
 
 DREAM_REASONER = register(
     FamilySpec(
@@ -18,6 +18,7 @@ DREAM_REASONER = register(
         has=(QUERY_NORM,),
         attention="block-causal",
         shift=0,
+        keys=both_ways(QWEN3_KEYS),
         mask=(151666, "<|mask|>"),
         turn_ends={151645: "<|im_end|>"},
         block=32,

@@ -9,17 +9,24 @@ authors' (model_type "Emu3"), with a flat config and an image tokenizer of its o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
 from .base import Config, FamilySpec, register
-from .llama_like import HARMLESS, NAMES, shape
+from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, shape
 
 VQ_PREFIXES = ("model.vqmodel.", "vqmodel.")  # of the image tokenizer's tensors, in a state dict and in files
 _POSITIONS = 9216  # where a config names none
 
 _Names = dict[str, str | tuple[str, ...]]
+
+
+TEXT_KEYS = LLAMA_LIKE.also("attention_bias", "mlp_bias")
+EMU3_KEYS = replace(
+    TEXT_KEYS.also("model_type"), inside={"text_config": TEXT_KEYS.without("tie_word_embeddings")}
+)  # two layouts: all of it in one object, or the transformer in an object of its own
 
 
 def text_config(config: Config) -> Config:
@@ -33,7 +40,10 @@ def text_config(config: Config) -> Config:
 
 
 def _decoder(config: Config) -> DecoderConfig:
-    return shape(text_config(config), "emu3_text_model")
+    text = text_config(config)
+    if text is not config and "tie_word_embeddings" in config:  # the class reads that of the whole model alone
+        text["tie_word_embeddings"] = config["tie_word_embeddings"]
+    return shape(text, "emu3_text_model")
 
 
 def _named(prefix: str, head: str) -> _Names:
@@ -63,6 +73,7 @@ EMU3 = register(
         ),
         attention="causal",
         shift=1,
+        keys=EMU3_KEYS,
         harmless=(*HARMLESS, *(prefix.replace(".", r"\.") + ".*" for prefix in VQ_PREFIXES)),
         imaging="pardec.models.images.emu3:build",
         draws="text",

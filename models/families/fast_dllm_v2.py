@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import FamilySpec, register
-from .llama_like import HARMLESS, NAMES, shape
+from .llama_like import HARMLESS, NAMES, QWEN2_KEYS, both_ways, shape
 
 FAST_DLLM_V2 = register(
     FamilySpec(
@@ -14,6 +14,7 @@ FAST_DLLM_V2 = register(
         names=NAMES,
         attention="block-causal",
         shift=1,
+        keys=both_ways(QWEN2_KEYS),
         mask=(151665, "|<MASK>|"),
         turn_ends={151645: "<|im_end|>"},
         block=32,

@@ -9,19 +9,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..decoder_config import DecoderConfig
-from .base import Config, FamilySpec, register, require
-from .llama_like import HARMLESS, NAMES, shape
+from .base import Config, FamilySpec, register
+from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, shape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TANH = "gelu_pytorch_tanh"
+GEMMA_KEYS = LLAMA_LIKE.also("attention_bias", use_bidirectional_attention=(None, False))
 
 
 def _decoder(config: Config) -> DecoderConfig:
-    known = {"hidden_act": ("gelu", _TANH), "hidden_activation": (None, _TANH)}  # "gelu": of the first checkpoints
-    require(config, {**known, "use_bidirectional_attention": (None, False)})
-    plain = shape({**config, "hidden_act": _TANH}, "gemma")
+    plain = shape(config, "gemma")  # whose class reads "gelu", of the first checkpoints, as its tanh approximation
     return replace(plain, embedding_scale=plain.width**0.5)
 
 
@@ -39,6 +37,7 @@ GEMMA = register(
         names=NAMES,
         attention="causal",
         shift=1,
+        keys=GEMMA_KEYS,
         harmless=HARMLESS,
         convert=add_one,
     )

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..decoder_config import DecoderConfig
-from .base import Config, FamilySpec, register, require
-from .gemma import add_one
+from .base import Config, FamilySpec, register
+from .gemma import GEMMA_KEYS, add_one
 from .llama_like import HARMLESS, NAMES, complete, shape
 
 _LAYER = "model.layers.{i}."
@@ -21,10 +21,18 @@ GEMMA_NAMES = {
     "layers.{i}.post_mlp_norm": _LAYER + "post_feedforward_layernorm.weight",
 }
 
+GEMMA2_KEYS = GEMMA_KEYS.without("hidden_act").also(
+    "hidden_activation",
+    "sliding_window",
+    "layer_types",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+)
+
 
 def gemma_shape(config: Config, kind: str, **more: Any) -> DecoderConfig:
     """The stack of Gemma 2 and 3, whose queries are scaled by a number of the config."""
-    require(config, {"use_bidirectional_attention": (None, False)})
     full, plain = complete(config, kind), shape(config, kind, **more)
     return replace(
         plain,
@@ -45,6 +53,7 @@ GEMMA2 = register(
         names=GEMMA_NAMES,
         attention="causal",
         shift=1,
+        keys=GEMMA2_KEYS,
         harmless=HARMLESS,
         convert=add_one,
     )

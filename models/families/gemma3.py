@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from .base import FamilySpec, register
 from .gemma import add_one
-from .gemma2 import GEMMA_NAMES, gemma_shape
+from .gemma2 import GEMMA2_KEYS, GEMMA_NAMES, gemma_shape
 from .llama_like import HARMLESS
+
+# Its class in transformers keeps attn_logit_softcapping, and does not cap with it.
+GEMMA3_KEYS = GEMMA2_KEYS.without("attn_logit_softcapping").also("sliding_window_pattern", "rope_local_base_freq")
 
 GEMMA3 = register(
     FamilySpec(
@@ -16,6 +19,7 @@ GEMMA3 = register(
         names=GEMMA_NAMES,
         attention="causal",
         shift=1,
+        keys=GEMMA3_KEYS,
         harmless=HARMLESS,
         convert=add_one,
     )

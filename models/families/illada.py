@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import FamilySpec, register
-from .llama_like import HARMLESS, NAMES, shape
+from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, both_ways, shape
 
 ILLADA = register(
     FamilySpec(
@@ -14,6 +14,7 @@ ILLADA = register(
         names=NAMES,
         attention="bidirectional",
         shift=0,
+        keys=both_ways(LLAMA_LIKE).also("attention_bias", "mlp_bias", sliding_window=(None,), layer_types=(None,)),
         mask=(5, "<|mask|>"),
         harmless=HARMLESS,
     )

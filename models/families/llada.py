@@ -4,31 +4,38 @@ from __future__ import annotations
 
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
-from .base import Config, FamilySpec, architecture, register, require
+from .base import Config, ConfigKeys, FamilySpec, architecture, register
 from .llada_moe import is_llada_moe
 
 _BLOCK = "model.transformer.blocks.{i}."
 _DRAW = ("LLaDAForMultiModalGeneration", "MMadaModelLM")  # families of their own, which have codes of images as well
 
+# The published code is OLMo's: what it has beside the one block that was trained is refused.
+LLADA_KEYS = ConfigKeys(
+    frozenset(
+        (
+            *("vocab_size", "embedding_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "multi_query_attention"),
+            *("mlp_hidden_size", "mlp_ratio", "rms_norm_eps", "rope_theta", "include_qkv_bias", "weight_tying"),
+        )
+    ),
+    refused={
+        "block_type": ("llama",),
+        "activation_type": ("silu",),
+        "layer_norm_type": ("rms",),
+        "rope": (True,),
+        "alibi": (False,),
+        "attention_layer_norm": (False,),
+        "input_emb_norm": (False,),
+        "scale_logits": (False,),
+        "include_bias": (False,),
+        "bias_for_layer_norm": (False, None),
+        "layer_norm_with_affine": (True,),
+        "clip_qkv": (None,),
+    },
+)
+
 
 def _decoder(config: Config) -> DecoderConfig:
-    require(
-        config,
-        {
-            "block_type": ("llama",),
-            "activation_type": ("silu",),
-            "layer_norm_type": ("rms",),
-            "rope": (True,),
-            "alibi": (False,),
-            "attention_layer_norm": (False,),
-            "input_emb_norm": (False,),
-            "scale_logits": (False,),
-            "include_bias": (False,),
-            "bias_for_layer_norm": (False, None),
-            "layer_norm_with_affine": (True,),
-            "clip_qkv": (None,),
-        },
-    )
     try:
         width, heads = int(config["d_model"]), int(config["n_heads"])
         layers, vocab = int(config["n_layers"]), int(config.get("embedding_size") or config["vocab_size"])
@@ -74,6 +81,7 @@ LLADA = register(
         },
         attention="bidirectional",
         shift=0,
+        keys=LLADA_KEYS,
         mask=(126336, "<|mdm_mask|>"),
         turn_ends={126348: "<|eot_id|>"},
         start=(126080, "<|startoftext|>"),

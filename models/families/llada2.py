@@ -10,18 +10,39 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..decoder_config import DecoderConfig, ExpertsConfig
-from .base import Config, FamilySpec, architecture, register, require
+from .base import Config, FamilySpec, architecture, register
 from .experts import EXPERT_NAMES, LAYOUTS, whole
-from .llama_like import HARMLESS, shape
+from .llama_like import HARMLESS, QWEN3_KEYS, shape
 
 _LAYER = "model.layers.{i}."
 
+# Whatever norm_topk_prob says, the published code normalises where more than one expert is chosen.
+LLADA2_KEYS = QWEN3_KEYS.without("is_causal", "attention_bias").also(
+    "use_qkv_bias",
+    "use_qk_norm",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "num_shared_experts",
+    "first_k_dense_replace",
+    "routed_scaling_factor",
+    "moe_router_enable_expert_bias",
+    "n_group",
+    "topk_group",
+    "expert_capacity",
+    "block_topk_experts",
+    "block_size",
+    score_function=("sigmoid",),
+    use_bias=(False,),
+    use_rmsnorm=(True,),
+    norm_head=(False, None),
+    using_split_qkv_in_self_attention=(False, None),
+)
+
 
 def _decoder(config: Config) -> DecoderConfig:
-    known = {"hidden_act": ("silu",), "score_function": ("sigmoid",), "use_bias": (False,), "use_rmsnorm": (True,)}
-    require(config, {**known, "norm_head": (False, None), "using_split_qkv_in_self_attention": (False, None)})
     biased = bool(config.get("use_qkv_bias"))
-    plain = shape(config, "qwen3", qkv_bias=biased, qk_norm=bool(config.get("use_qk_norm", True)))
+    plain = shape(config, "qwen3", qkv_bias=biased, qk_norm=bool(config.get("use_qk_norm", True)), partial=True)
     width, first = whole(config, "moe_intermediate_size"), whole(config, "first_k_dense_replace", 0)
     capacity = config.get("expert_capacity") or 0
     pool = capacity or config.get("block_topk_experts") or 0
@@ -69,6 +90,7 @@ LLADA2 = register(
         layouts=LAYOUTS,
         attention="block-causal",
         shift=0,
+        keys=LLADA2_KEYS,
         mask=(156895, "<|mask|>"),
         turn_ends={156900: "<|role_end|>"},
         block=32,

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..decoder_config import DecoderConfig, ExpertsConfig
-from .base import Config, FamilySpec, architecture, register, require
+from .base import Config, FamilySpec, architecture, register
 from .experts import EXPERT_NAMES, LAYOUTS, as_flags, whole
-from .llama_like import HARMLESS, shape
+from .llama_like import HARMLESS, QWEN3_KEYS, shape
 
 _LAYER = "model.layers.{i}."
 
@@ -22,13 +22,28 @@ def is_llada_moe(config: Config) -> bool:
     return kind in ("lladamoe", "llada_moe") or (kind == "llada" and sparse)
 
 
+# A head's size is hidden_size over the heads, and norm_topk_prob is not read: the published code sets both.
+LLADA_MOE_KEYS = QWEN3_KEYS.without("is_causal", "head_dim").also(
+    "dense_intermediate_size",
+    "expert_intermediate_size",
+    "shared_expert_intermediate_size",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_layer_freq",
+    "moe_router_enable_expert_bias",
+    "qk_layernorm",
+    "clip_qkv",
+    moe_router_score_function=("softmax", None),
+    router_num_group=(None, 1),
+    routed_scaling_factor=(None, 1),
+)
+
+
 def _decoder(config: Config) -> DecoderConfig:
-    known = {"hidden_act": ("silu",), "moe_router_score_function": ("softmax", None)}
-    require(config, {**known, "router_num_group": (None, 1), "routed_scaling_factor": (None, 1, 1.0)})
     dense = config.get("dense_intermediate_size") or whole(config, "expert_intermediate_size")
     head_dim = whole(config, "hidden_size") // whole(config, "num_attention_heads")  # always
     settings = {**config, "intermediate_size": dense, "head_dim": head_dim}
-    plain = shape(settings, "qwen3", qk_norm=bool(config.get("qk_layernorm", True)))
+    plain = shape(settings, "qwen3", qk_norm=bool(config.get("qk_layernorm", True)), partial=True)
     clip = config.get("clip_qkv")
     experts = ExpertsConfig(
         count=whole(config, "num_experts"),
@@ -59,6 +74,7 @@ LLADA_MOE = register(
         layouts=LAYOUTS,
         attention="bidirectional",
         shift=0,
+        keys=LLADA_MOE_KEYS,
         mask=(156895, "<|mask|>"),
         turn_ends={156900: "<|role_end|>"},
         harmless=HARMLESS,

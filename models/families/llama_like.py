@@ -7,7 +7,7 @@ from typing import Any
 from ..decoder_config import Activation, AttentionConfig, DecoderConfig
 from ..errors import ModelError, one_line
 from ..hf.hf_logging import silence
-from .base import Config, Unsupported, require
+from .base import Config, ConfigKeys, Unsupported, require
 
 _LAYER = "model.layers.{i}."
 NAMES: dict[str, str | tuple[str, ...]] = {
@@ -34,6 +34,27 @@ HARMLESS = (
     r"medusa_head\..*",  # heads of Medusa 1.0 beside their target: a draft module
 )
 
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+_WINDOWS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
+# What every class of transformers reads that is built like Llama. Keys that differ by layer are read by none of them.
+LLAMA_LIKE = ConfigKeys(
+    frozenset(
+        (
+            *(*_SIZES, "num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings", "hidden_act"),
+            *(*_ROTARY, "max_position_embeddings"),  # the length that scaling starts from where it names none
+        )
+    ),
+    refused={"is_causal": (True, None), "per_layer_config": (None, {})},
+)
+QWEN2_KEYS = LLAMA_LIKE.also(*_WINDOWS)
+QWEN3_KEYS = QWEN2_KEYS.also("attention_bias")
+
+
+def both_ways(keys: ConfigKeys) -> ConfigKeys:
+    """The table of a model that attends both ways, whose code has no use for is_causal and rotates whole heads."""
+    return keys.without("is_causal").also(partial_rotary_factor=(None, 1))
+
 
 def complete(config: Config, kind: str) -> Any:
     """The config as the transformers class `kind` ("llama", ...) completes it. Raises ModelError if it will not."""
@@ -49,15 +70,25 @@ def complete(config: Config, kind: str) -> Any:
         raise ModelError(f"config.json does not describe a {kind} model: {one_line(error)}") from error
 
 
-def shape(config: Config, kind: str, *, qkv_bias: bool | None = None, qk_norm: bool = False) -> DecoderConfig:
-    """The decoder that a config of `kind` ("llama", ...) describes; `qkv_bias` None reads it from the config."""
+def shape(
+    config: Config, kind: str, *, qkv_bias: bool | None = None, qk_norm: bool = False, partial: bool = False
+) -> DecoderConfig:
+    """The decoder that a config of `kind` ("llama", ...) describes, as its class in transformers reads it.
+
+    Args:
+        config: the keys that the family follows; any other would be read as well.
+        qkv_bias: whether queries, keys and values have biases; None reads it from the config.
+        qk_norm: whether the heads of queries and keys have a norm.
+        partial: whether the class rotates the part of a head that `partial_rotary_factor` names.
+    """
     full = complete(config, kind)
-    activation = getattr(full, "hidden_activation", None) or full.hidden_act
-    require({"hidden_act": activation}, {"hidden_act": tuple(ACTIVATIONS)})
+    key = "hidden_activation" if getattr(full, "hidden_activation", None) else "hidden_act"
+    activation = getattr(full, key)
+    require({key: activation}, {key: tuple(ACTIVATIONS)})
     biased = bool(getattr(full, "attention_bias", False))
     head_dim = getattr(full, "head_dim", None) or full.hidden_size // full.num_attention_heads
     layer_types = getattr(full, "layer_types", None) or [_type_of_all(full)] * full.num_hidden_layers
-    each = tuple(_attention(full, config, head_dim, layer_type) for layer_type in layer_types)
+    each = tuple(_attention(full, head_dim, layer_type, partial) for layer_type in layer_types)
     return DecoderConfig(
         vocab=full.vocab_size,
         width=full.hidden_size,
@@ -82,36 +113,57 @@ def shape(config: Config, kind: str, *, qkv_bias: bool | None = None, qk_norm: b
 
 def _type_of_all(full: Any) -> str:
     """The type of every layer where the config names none."""
-    return "sliding_attention" if getattr(full, "sliding_window", None) else "full_attention"
+    return "sliding_attention" if getattr(full, "sliding_window", None) is not None else "full_attention"
 
 
-def _attention(full: Any, config: Config, head_dim: int, layer_type: str) -> AttentionConfig:
+def _attention(full: Any, head_dim: int, layer_type: str, partial: bool) -> AttentionConfig:
     """The attention of a layer of this type. Raises Unsupported for one that is no softmax over earlier positions."""
     require({"layer_types": layer_type}, {"layer_types": ("full_attention", "sliding_attention")})
-    frequencies, scale = rotary(full, config, head_dim, layer_type)
-    window = int(full.sliding_window) if layer_type == "sliding_attention" and full.sliding_window else None
-    return AttentionConfig(frequencies, scale, window)
+    frequencies, scale = rotary(full, head_dim, layer_type, partial=partial)
+    return AttentionConfig(frequencies, scale, window(full, layer_type))
 
 
-def rotary(full: Any, config: Config, head_dim: int, layer_type: str = "") -> tuple[tuple[float, ...], float]:
-    """Rotary frequencies and table scale: default, linear, llama3 and yarn; anything else is Unsupported."""
+def window(full: Any, layer_type: str) -> int | None:
+    """The window of a layer of this type. Raises ModelError where it slides, and the config has no window for it."""
+    if layer_type != "sliding_attention":
+        return None
+    width = getattr(full, "sliding_window", None)
+    if not isinstance(width, int) or width < 1:
+        raise ModelError(
+            f"config.json: layers slide over earlier positions (layer_types), and sliding_window is {width!r}",
+            "it is the number of positions that such a layer sees, and at least 1",
+        )
+    return width
+
+
+def rotary(full: Any, head_dim: int, layer_type: str = "", *, partial: bool = False) -> tuple[tuple[float, ...], float]:
+    """Rotary frequencies and table scale: default, linear, llama3 and yarn; anything else is Unsupported.
+
+    With `partial`, a part of each head is rotated where the config says so. Raises ModelError where it says so of a
+    scaling that transformers computes for that part, in a class that rotates whole heads.
+    """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     from ..rope import default_frequencies
 
     scaling = getattr(full, "rope_parameters", None) or getattr(full, "rope_scaling", None) or {}
-    own = layer_type if isinstance(scaling.get(layer_type), dict) else None
+    of_types = layer_type in (getattr(full, "layer_types", None) or ())  # other classes do not look into such parts
+    own = layer_type if of_types and isinstance(scaling.get(layer_type), dict) else None
     scaling = scaling[own] if own else scaling
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if "mrope_section" in scaling or kind == "mrope":
-        raise Unsupported("rope_scaling of type mrope is not supported natively")
+    part = scaling.get("partial_rotary_factor")
     if kind == "default":
         theta = scaling.get("rope_theta") or getattr(full, "rope_theta", None) or 10000.0
-        rotated = int(
-            head_dim * float(scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
-        )
+        rotated = int(head_dim * float(part or 1.0)) if partial else head_dim
         return tuple(default_frequencies(float(theta), rotated).tolist()), 1.0
     if kind not in ("linear", "llama3", "yarn", "proportional"):
-        raise Unsupported(f"rope_scaling of type {kind} is not supported natively (only linear, llama3 and yarn)")
+        raise Unsupported(
+            f"rope_parameters (rope_scaling) of type {kind} are not supported natively (only linear, llama3 and yarn)"
+        )
     frequencies, scale = ROPE_INIT_FUNCTIONS[kind](full, "cpu", **({"layer_type": own} if own else {}))
+    if not partial and 2 * len(frequencies) != head_dim:
+        raise ModelError(
+            f"config.json: partial_rotary_factor={part!r} with rope_type={kind!r}, in a model that rotates whole heads",
+            "leave partial_rotary_factor out",
+        )
     return tuple(frequencies.tolist()), float(scale)

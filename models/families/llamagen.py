@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
 from ..loading.sources import read_json
-from .base import Config, FamilySpec, register
+from .base import Config, ConfigKeys, FamilySpec, register
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +39,15 @@ _NAMES: dict[str, str | tuple[str, ...]] = {
     "layers.{i}.gate_up_weight": (_LAYER + "feed_forward.w1.weight", _LAYER + "feed_forward.w3.weight"),
     "layers.{i}.down_weight": _LAYER + "feed_forward.w2.weight",
 }
+
+KEYS = ConfigKeys(
+    frozenset(
+        (
+            *("vocab_size", "dim", "n_layer", "n_head", "n_kv_head", "ffn_hidden", "ffn_dim_multiplier", "multiple_of"),
+            *("norm_eps", "rope_base", "block_size"),
+        )
+    )
+)
 
 
 def read_config(file: Path, published: Mapping[str, Published]) -> Config:
@@ -156,6 +165,7 @@ LLAMAGEN = register(
         names=_NAMES,
         attention="causal",
         shift=1,
+        keys=KEYS,
         harmless=(r"cls_embedding\..*", "freqs_cis"),
         convert=to_halves,
         imaging="pardec.models.images.llamagen:build",

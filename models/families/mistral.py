@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from .base import FamilySpec, register
-from .llama_like import HARMLESS, NAMES, shape
+from ..decoder_config import DecoderConfig
+from .base import Config, FamilySpec, register
+from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, shape
+
+
+def _decoder(config: Config) -> DecoderConfig:
+    kind = "ministral" if "layer_types" in config else "mistral"  # the class that transformers' auto classes choose
+    return shape(config, kind, qkv_bias=False)
+
 
 MISTRAL = register(
     FamilySpec(
         name="mistral",
         summary="Mistral",
         matches=lambda config: config.get("model_type") == "mistral",
-        decoder=lambda config: shape(config, "mistral", qkv_bias=False),
+        decoder=_decoder,
         names=NAMES,
         attention="causal",
         shift=1,
+        keys=LLAMA_LIKE.also("sliding_window", "layer_types"),
         harmless=HARMLESS,
     )
 )

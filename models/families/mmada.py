@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .base import Config, architecture, register
-from .llada import LLADA
+from .llada import LLADA, LLADA_KEYS
 
 
 def is_mmada(config: Config) -> bool:
@@ -28,6 +28,7 @@ MMADA = register(
         summary="MMaDA (images of captions)",
         matches=is_mmada,
         decoder=lambda config: LLADA.decoder(_shape(config)),
+        keys=LLADA_KEYS.also("new_vocab_size"),
         imaging="pardec.models.images.mmada:build",
         text=True,
         draws="text",

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ..decoder_config import DecoderConfig
 from .base import Config, FamilySpec, register
-from .llama_like import HARMLESS, NAMES, shape
+from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, both_ways, shape
 
 
 def _decoder(config: Config) -> DecoderConfig:
@@ -35,6 +35,9 @@ NEMOTRON = register(
         },
         attention="causal-prefix",
         shift=0,
+        keys=both_ways(LLAMA_LIKE).also(
+            "sliding_window", "layer_types", attention_bias=(None, False), mlp_bias=(None, False)
+        ),
         mask=(100, "<SPECIAL_100>"),
         harmless=(*HARMLESS, r".*self_attn\.[kv]_scale"),
     )

@@ -35,7 +35,7 @@ from ..loading.sources import Source, read_json
 from ..loading.tokenizers import load_tokenizer
 from ..loading.weights import Published, count_parts, unwrapped
 from .base import Config, FamilySpec, require
-from .llama_like import HARMLESS, NAMES, shape
+from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, shape
 
 STEPS = 30  # of the flow in the newest published script; earlier ones take 20 to 50
 DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "cfg": 7.5, "sampler": "sequential:guidance=constant,last=noise"}
@@ -48,7 +48,6 @@ _UNUSED = (r"lm_head\.weight", r"gen_pos_embed", r"before_lm_head\..*")
 
 
 def _decoder(config: Config) -> Any:
-    require(config, {"use_gen_pos_embed": (False, None), "attention_use_qk_norm": (False, None)})
     own = {**config, "attention_bias": False, "tie_word_embeddings": True}
     out = config.get("o_attention_bias")
     return replace(
@@ -70,6 +69,13 @@ SPEC = FamilySpec(
     },
     attention="causal",
     shift=1,
+    keys=LLAMA_LIKE.also(
+        "attention_bias",
+        "o_attention_bias",
+        "mlp_bias",
+        use_gen_pos_embed=(False, None),
+        attention_use_qk_norm=(False, None),
+    ),
     harmless=(*HARMLESS, *_UNUSED),
 )
 
@@ -200,7 +206,7 @@ def load_nextstep(
     _check_depth(source.name, config, published)
     theirs = {name: entry for name, entry in published.items() if not name.startswith("image_")}
     expected = assemble.targets(SPEC, stack, theirs)
-    used = assemble.check(SPEC, expected, theirs, stack.config.tied)
+    used = assemble.check(SPEC, expected, theirs, stack.config)
     images = {name: entry for name, entry in published.items() if name.startswith("image_")}
     fill_modules(source.name, images, parts, dtype=dtype, device=device)
     assemble.fill(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import FamilySpec, register
-from .llama_like import HARMLESS, NAMES, shape
+from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, shape
 
 _LAYER = "model.layers.{i}."
 
@@ -12,7 +12,7 @@ PHI3 = register(
         name="phi3",
         summary="Phi-3, Phi-4",
         matches=lambda config: config.get("model_type") == "phi3",
-        decoder=lambda config: shape(config, "phi3", qkv_bias=False),
+        decoder=lambda config: shape(config, "phi3", qkv_bias=False, partial=True),
         names={
             **NAMES,
             "layers.{i}.qkv_weight": _LAYER + "self_attn.qkv_proj.weight",
@@ -20,6 +20,7 @@ PHI3 = register(
         },
         attention="causal",
         shift=1,
+        keys=LLAMA_LIKE.also("sliding_window"),
         harmless=HARMLESS,
     )
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import FamilySpec, register
-from .llama_like import HARMLESS, NAMES, shape
+from .llama_like import HARMLESS, NAMES, QWEN2_KEYS, shape
 
 QWEN2 = register(
     FamilySpec(
@@ -14,6 +14,7 @@ QWEN2 = register(
         names=NAMES,
         attention="causal",
         shift=1,
+        keys=QWEN2_KEYS,
         harmless=HARMLESS,
     )
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import FamilySpec, register
-from .llama_like import HARMLESS, NAMES, shape
+from .llama_like import HARMLESS, NAMES, QWEN3_KEYS, shape
 
 QWEN3 = register(
     FamilySpec(
@@ -14,6 +14,7 @@ QWEN3 = register(
         names=NAMES,
         attention="causal",
         shift=1,
+        keys=QWEN3_KEYS,
         harmless=HARMLESS,
     )
 )

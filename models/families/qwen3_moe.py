@@ -7,13 +7,24 @@ from dataclasses import replace
 from ..decoder_config import DecoderConfig
 from .base import Config, FamilySpec, register
 from .experts import EXPERT_NAMES, LAYOUTS, softmax_experts
-from .llama_like import HARMLESS, shape
+from .llama_like import HARMLESS, QWEN3_KEYS, shape
 
 
 def decoder(config: Config) -> DecoderConfig:
     """Qwen3's stack with experts."""
     return replace(shape(config, "qwen3_moe", qk_norm=True), experts=softmax_experts(config, "qwen3_moe"))
 
+
+# Every layer slides or none does, whatever layer_types says.
+QWEN3_MOE_KEYS = QWEN3_KEYS.without("max_window_layers", "layer_types").also(
+    "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+)
 
 QWEN3_MOE = register(
     FamilySpec(
@@ -25,6 +36,7 @@ QWEN3_MOE = register(
         layouts=LAYOUTS,
         attention="causal",
         shift=1,
+        keys=QWEN3_MOE_KEYS,
         harmless=HARMLESS,
     )
 )

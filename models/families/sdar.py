@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import FamilySpec, register
-from .llama_like import HARMLESS, NAMES, shape
+from .llama_like import HARMLESS, NAMES, QWEN3_KEYS, both_ways, shape
 
 BLOCK_IN_NAME = r"-b(\d+)(?![\d.])"  # published names end so where blocks are longer than 4
 
@@ -16,6 +16,7 @@ SDAR = register(
         names=NAMES,
         attention="block-causal",
         shift=0,
+        keys=both_ways(QWEN3_KEYS),
         mask=(151669, "<|MASK|>"),
         turn_ends={151645: "<|im_end|>"},
         block=4,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .base import FamilySpec, register
 from .experts import EXPERT_NAMES, LAYOUTS
-from .llama_like import HARMLESS
-from .qwen3_moe import decoder
+from .llama_like import HARMLESS, both_ways
+from .qwen3_moe import QWEN3_MOE_KEYS, decoder
 from .sdar import BLOCK_IN_NAME
 
 SDAR_MOE = register(
@@ -18,6 +18,7 @@ SDAR_MOE = register(
         layouts=LAYOUTS,
         attention="block-causal",
         shift=0,
+        keys=both_ways(QWEN3_MOE_KEYS),
         mask=(151669, "<|MASK|>"),
         turn_ends={151645: "<|im_end|>"},
         block=4,

@@ -6,7 +6,7 @@ Its config says `model_type: llama`: the architecture, or the files it names, te
 from __future__ import annotations
 
 from .base import Config, FamilySpec, architecture, register
-from .llama_like import HARMLESS, NAMES, shape
+from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, both_ways, shape
 
 
 def is_stable_diffcoder(config: Config) -> bool:
@@ -25,6 +25,7 @@ STABLE_DIFFCODER = register(
         names=NAMES,
         attention="block-causal",
         shift=0,
+        keys=both_ways(LLAMA_LIKE).also("attention_bias", "mlp_bias"),
         mask=(5, "<[MASK]>"),
         block=4,
         harmless=HARMLESS,

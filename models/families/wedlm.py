@@ -6,7 +6,7 @@ Both flags of the config are read: `attention_bias` (7B) and `qk_norm` (8B). Pre
 from __future__ import annotations
 
 from .base import FamilySpec, register
-from .llama_like import HARMLESS, NAMES, shape
+from .llama_like import HARMLESS, NAMES, QWEN3_KEYS, both_ways, shape
 
 WEDLM = register(
     FamilySpec(
@@ -19,6 +19,7 @@ WEDLM = register(
         names=NAMES,
         attention="windowed-causal",
         shift=0,
+        keys=both_ways(QWEN3_KEYS).also("qk_norm"),
         mask=(151665, "<|mask|>"),
         turn_ends={151645: "<|im_end|>"},
         harmless=HARMLESS,

@@ -180,6 +180,9 @@ class HFAdapter:
         """Refuse by name what is known not to go through the attention interface."""
         if self._body is self.model:
             raise self._refusal("its layers cannot be told from its head")
+        for key, value in (("is_causal", False), ("use_bidirectional_attention", True)):
+            if getattr(self._text, key, None) is value:
+                raise self._refusal(f"{key} is {str(value).lower()} in its config.json: tokens attend to later ones")
         kinds = set(getattr(self._text, "layer_types", None) or ())
         foreign = kinds - {"full_attention", "sliding_attention", "chunked_attention", "attention"}
         if foreign:

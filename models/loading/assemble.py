@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -18,6 +18,7 @@ from ..decoder_config import DecoderConfig
 from ..errors import ModelError, listed
 from ..families import FamilySpec
 from ..kernels import layout
+from .unread import check_unread, has_own_head
 from .weights import Published, read
 
 ROUTER = (
@@ -56,11 +57,7 @@ def targets(spec: FamilySpec, decoder: Decoder, published: Container[str] = ()) 
 
     Of the family's layouts of files, it is the one that `published` has tensors of.
     """
-    names = dict(spec.names)
-    for layout_names in spec.layouts:
-        if _has_layout(layout_names, decoder.config.layers, published):
-            names |= layout_names
-            break
+    names = names_of(spec, decoder.config, published)
     expected: dict[str, Target] = {}
     for name, parameter in decoder.named_parameters():  # a tied head appears once, as the embedding
         layer, generic = _generic(name)
@@ -82,13 +79,32 @@ def targets(spec: FamilySpec, decoder: Decoder, published: Container[str] = ()) 
     return expected
 
 
+def names_of(spec: FamilySpec, config: DecoderConfig, published: Container[str]) -> dict[str, str | tuple[str, ...]]:
+    """The family's names, in the layout of files that `published` has tensors of."""
+    names = dict(spec.names)
+    names |= next((each for each in spec.layouts if _has_layout(each, config.layers, published)), {})
+    if config.tied and names["embed.weight"] not in published and names["head.weight"] in published:
+        names["embed.weight"] = names["head.weight"]  # the one tensor, under its other name
+    return names
+
+
+def as_published(spec: FamilySpec, config: DecoderConfig, published: Mapping[str, Published]) -> DecoderConfig:
+    """The shape that the tensors have, whatever the config says of a tied head."""
+    names = names_of(spec, config, published)
+    own = has_own_head(config, published, str(names["embed.weight"]), str(names["head.weight"]))
+    return replace(config, tied=False) if own else config
+
+
 def check(
-    spec: FamilySpec, expected: dict[str, Target], published: dict[str, Published], tied: bool
+    spec: FamilySpec, expected: dict[str, Target], published: dict[str, Published], config: DecoderConfig
 ) -> dict[str, Published]:
-    """The tensors to read. Raises ModelError naming what is missing, surplus, misshapen or not floating-point."""
+    """The tensors to read. Raises ModelError naming what is missing, surplus, misshapen or not floating-point, and
+
+    any that is not read and is not what the decoder computes.
+    """
     harmless = list(spec.harmless)
-    if tied:
-        harmless.append(re.escape(str(spec.names["head.weight"])))  # some files repeat the tied embedding
+    if config.tied:  # some files repeat the tied embedding
+        harmless.append(re.escape(str(names_of(spec, config, published)["head.weight"])))
     surplus = [
         name for name in published if name not in expected and not any(re.fullmatch(entry, name) for entry in harmless)
     ]
@@ -112,6 +128,7 @@ def check(
             f"the tensors do not match a {spec.name} model of this config; {'; '.join(mismatches)}",
             "check that config.json and the weights belong together",
         )
+    check_unread(spec, config, published)
     return used
 
 

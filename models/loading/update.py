@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,6 +33,7 @@ from . import assemble
 from .configs import reading
 from .quantize import quantizer
 from .sources import Source
+from .unread import same
 from .weights import Published, in_memory, inspect, read, unwrapped, weight_files
 
 Weights = Mapping[str, Tensor] | str | os.PathLike[str]
@@ -143,14 +145,16 @@ def _native(
             f"the weights of {model.name} are not all on its devices, and cannot be replaced",
             "load it without device_map, or in a smaller dtype, so that no layer is kept elsewhere",
         )
-    whole = assemble.empty(spec.decoder(model.config))
+    shape = replace(spec.decoder(model.config), tied=stack.config.tied)  # its own head, whatever the config says
+    whole = assemble.empty(shape)
     if source is not None:
         _check_config(model, spec, source, published)
     published = unwrapped(published, assemble.targets(spec, whole))
     expected = assemble.targets(spec, whole, published)
-    used = assemble.check(spec, expected, published, whole.config.tied)
+    used = assemble.check(spec, expected, published, whole.config)
     if whole.config.tied:
-        _check_tied(model.name, published, str(spec.names["embed.weight"]), str(spec.names["head.weight"]))
+        names = assemble.names_of(spec, whole.config, published)
+        _check_tied(model.name, published, str(names["embed.weight"]), str(names["head.weight"]))
     own = {} if model.imaging is None else dict(model.imaging.weights)
     parts = {name.split(".")[0] for name in own}
     conditions = {name: entry for name, entry in published.items() if name.split(".")[0] in parts}
@@ -186,12 +190,7 @@ def _check_config(model: LanguageModel, spec: FamilySpec, source: Source, publis
 
 def _check_tied(name: str, published: Mapping[str, Published], embed: str, head: str) -> None:
     """Raises ModelError where a tied embedding is published twice, and not the same both times."""
-    pair = {each: published[each] for each in (embed, head) if each in published}
-    if len(pair) < 2:
-        return
-    tensors: dict[str, Tensor] = {}
-    read(pair, lambda each, tensor: tensors.__setitem__(each, tensor.clone()))
-    if not torch.equal(tensors[embed], tensors[head].to(tensors[embed])):
+    if embed in published and head in published and not same(published, embed, head):
         raise ModelError(
             f"{embed} and {head} differ, and in {name} they are one tensor", "train with tied embeddings, as it is"
         )

@@ -13,7 +13,9 @@ from pardec.models.errors import ModelError, PardecError, UnknownModelError
 from pardec.models.families import FAMILIES
 from pardec.models.load import embedded_names, load
 from pardec.models.loading import catalog, placement
+from pardec.models.loading.update import load_weights
 from pardec.models.plan import Plan
+from pardec.models.rope import default_frequencies
 from tests.models.toys import llama_config, llama_folder, llama_tensors, write_checkpoint
 
 
@@ -77,9 +79,41 @@ def test_harmless_tensors_are_passed_over(tmp_path):
     config = llama_config(tie_word_embeddings=True)
     tensors = llama_tensors(config)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    own = default_frequencies(config.get("rope_theta", 10000.0), head_dim)
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = own.half()
     model = load(write_checkpoint(tmp_path, config, tensors), device="cpu")
     assert model.decoder.head.weight is model.decoder.embed.weight
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_a_tied_head_that_differs_from_the_embedding_is_used(stored, tmp_path):
+    config = llama_config(tie_word_embeddings=True)
+    tensors = {name: tensor.to(stored) for name, tensor in llama_tensors(config).items()}
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["lm_head.weight"][7, 3] += 1
+    model = load(write_checkpoint(tmp_path, config, tensors), device="cpu", dtype="float32")
+    assert torch.equal(model.decoder.head.weight, tensors["lm_head.weight"].float())
+    assert torch.equal(model.decoder.embed.weight, tensors["model.embed_tokens.weight"].float())
+    new = {name: tensor * 2 for name, tensor in tensors.items()}
+    load_weights(model, new)  # its two tensors stay two
+    assert torch.equal(model.decoder.head.weight, new["lm_head.weight"].float())
+
+
+def test_a_tied_embedding_may_be_published_as_the_head_alone(tmp_path):
+    config = llama_config(tie_word_embeddings=True)
+    tensors = {name: tensor for name, tensor in llama_tensors(config).items() if name != "lm_head.weight"}
+    expected = logits(load(write_checkpoint(tmp_path / "one", config, tensors), device="cpu"))
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    assert torch.equal(logits(load(write_checkpoint(tmp_path / "other", config, tensors), device="cpu")), expected)
+
+
+def test_rotary_frequencies_of_another_model_are_refused(tmp_path):
+    config = llama_config()
+    tensors = llama_tensors(config)
+    tensors["model.layers.1.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    with pytest.raises(ModelError, match=r"layers\.1\.self_attn\.rotary_emb\.inv_freq is not the rotary frequencies"):
+        load(write_checkpoint(tmp_path, config, tensors), device="cpu")
 
 
 def test_tensors_that_do_not_match_are_named(tmp_path):

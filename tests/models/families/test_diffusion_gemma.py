@@ -6,6 +6,7 @@ That generate is the plain version of `selfcondition`, `anneal`, `denoise` and `
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -294,3 +295,16 @@ def test_a_published_rule_that_is_not_built_is_refused(keys: dict[str, Any], sai
     with pytest.raises(ModelError, match=said):
         model.generate(input_ids=[[3, 4]], max_new_tokens=4)
     model.generate(input_ids=[[3, 4]], max_new_tokens=4, sampler="threshold")
+
+
+@pytest.mark.parametrize("part", ["layers.1.mlp.down_proj.weight", "embed_tokens.weight", "norm.weight"])
+def test_weights_of_the_encoder_are_compared_with_those_of_the_decoder(part: str, tmp_path: Path) -> None:
+    published(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    own = tensors[f"model.decoder.{part}"]
+    save_file(tensors | {f"model.encoder.language_model.{part}": own.clone()}, file, metadata={"format": "pt"})
+    load(tmp_path, device="cpu")
+    save_file(tensors | {f"model.encoder.language_model.{part}": own * 2}, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=rf"model\.encoder\.language_model\.{re.escape(part)} differs from"):
+        load(tmp_path, device="cpu")

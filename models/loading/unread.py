@@ -1,0 +1,99 @@
+"""Published tensors that the decoder does not read: each is what it computes from others, or a refusal.
+
+Old files hold the rotary frequencies, some repeat a tied head or the weights of an encoder that the decoder shares.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..decoder_config import DecoderConfig
+from ..errors import ModelError
+from ..families import FamilySpec
+from .weights import Published, read
+
+_FREQUENCIES = re.compile(r"(?:.*\.)?(?:layers|blocks)\.(\d+)\..*rotary_emb\.inv_freq|.*rotary_emb\.inv_freq")
+_ROUNDING = 5e-3  # of frequencies that were stored in 16 bits at some time
+_TABLE = "freqs_cis"  # of the rotation over an image's grid
+
+
+def has_own_head(config: DecoderConfig, published: Mapping[str, Published], embed: str, head: str) -> bool:
+    """Whether a config ties the head to the embedding, and the file has two that differ.
+
+    As in transformers since 5.0, which then uses both.
+    """
+    both = config.tied and embed in published and head in published
+    return both and not same(published, embed, head)
+
+
+def same(published: Mapping[str, Published], first: str, second: str) -> bool:
+    """Whether two published tensors are equal, as numbers."""
+    if published[first].shape != published[second].shape or None in (published[first].dtype, published[second].dtype):
+        return False
+    one, other = _tensors(published, first, second)
+    kind = torch.promote_types(one.dtype, other.dtype)
+    return torch.equal(one.to(kind), other.to(kind))
+
+
+def check_unread(spec: FamilySpec, config: DecoderConfig, published: Mapping[str, Published]) -> None:
+    """Raises ModelError, with the name, for an unread tensor that is not what the decoder computes."""
+    for name, entry in published.items():
+        if match := _FREQUENCIES.fullmatch(name):
+            (found,) = _tensors(published, name)
+            layers = range(config.layers) if match[1] is None else [min(int(match[1]), config.layers - 1)]
+            own = {config.of(layer).frequencies for layer in layers}
+            if entry.dtype is None or not any(_are_frequencies(found, each) for each in own):
+                raise ModelError(
+                    f"{name} is not the rotary frequencies of this config.json ({_said(found)})",
+                    "correct rope_theta or rope_parameters; where the buffer is stale, leave it out of the file",
+                )
+        elif name == _TABLE and config.grid is not None:
+            (found,) = _tensors(published, name)
+            if not _is_grid(found, config, config.grid):
+                raise ModelError(f"{name} is not the rotation of this configuration", "leave it out of the file")
+        for pattern, original in spec.copies:
+            of = re.sub(pattern, original, name) if re.fullmatch(pattern, name) else name
+            if of in published and of != name and not same(published, name, of):
+                raise ModelError(
+                    f"{name} differs from {of}, and in a {spec.name} model they are one tensor",
+                    "a checkpoint whose two passes have weights of their own is not supported",
+                )
+
+
+def _are_frequencies(found: Tensor, own: tuple[float, ...]) -> bool:
+    """Whether these are the frequencies, or those that scaling began with."""
+    scaled = torch.tensor(own, dtype=torch.float64)
+    if found.shape != scaled.shape:
+        return False
+    candidates = [scaled]
+    if len(own) > 1:
+        candidates += [scaled / scaled[0], (scaled[1] / scaled[0]) ** torch.arange(len(own), dtype=torch.float64)]
+    return any(torch.allclose(found.double(), each, rtol=_ROUNDING, atol=1e-7) for each in candidates)
+
+
+def _is_grid(found: Tensor, config: DecoderConfig, side: int) -> bool:
+    """Whether these are zeros for the condition, then the cosines and sines of row and column."""
+    half, index = torch.tensor(config.frequencies, dtype=torch.float64), torch.arange(side * side)
+    angle = torch.cat([at[:, None] * half for at in (index // side, index % side)], -1)
+    table = torch.stack((angle.cos(), angle.sin()), -1)
+    start = found.shape[0] - len(table)
+    if start < 0 or found.shape[1:] != table.shape[1:]:
+        return False
+    return not found[:start].any() and torch.allclose(found[start:].double(), table, rtol=0, atol=2 * _ROUNDING)
+
+
+def _said(found: Tensor) -> str:
+    values = found.flatten().tolist() or [math.nan]
+    return f"it holds {found.numel()}, from {values[0]:.3g} to {values[-1]:.3g}"
+
+
+def _tensors(published: Mapping[str, Published], *names: str) -> list[Tensor]:
+    """Published tensors, in memory."""
+    found: dict[str, Tensor] = {}
+    read({name: published[name] for name in names}, lambda name, tensor: found.__setitem__(name, tensor.clone()))
+    return [found[name] for name in names]
