@@ -23,7 +23,7 @@ from .images.contracts import CodeImaging, ImagingParts
 from .loading import assemble, configs
 from .loading.arguments import check, exclusive
 from .loading.catalog import EMBEDDED, embedded_names
-from .loading.decoding_config import Overrides, build_decoding_config
+from .loading.decoding_config import Overrides, build_decoding_config, check_autoregressive
 from .loading.kinds import NEXTSTEP
 from .loading.lora import Adapter, read_adapter
 from .loading.placement import choose_device, choose_dtype, guarded, short, stored_dtype
@@ -127,6 +127,8 @@ def load_any(
     with suppress(ModelError):  # errors of the files themselves are raised when they are needed
         published = published or inspect(weight_files(source.folder))
     configs.check_config(config, f"{source.name}: config.json", published)
+    if attention not in (None, "causal"):  # said by the caller
+        config = {key: value for key, value in config.items() if key != "is_causal"}
     if (other := _OTHER.get(config.get("model_type"))) is not None:
         foreign = {
             "mask_id": mask_id,
@@ -163,6 +165,7 @@ def load_any(
                     f"{name}={value} was given, but {source.name} runs through transformers as an AR model ({why})",
                     f"leave {name} out",
                 )
+        check_autoregressive(source.name, None, config, read_json(source.folder / "generation_config.json"))
         placement: Any = {"device": target, "reason": device_reason, "dtype": dtype, "device_map": device_map}
         try:
             return _described(load_adapter(source, config, why, **placement, quantize=quantize, lora=lora), lora)

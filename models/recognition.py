@@ -11,7 +11,7 @@ from .errors import ModelError
 from .families import FAMILIES, FamilySpec, Unsupported, architecture, mar, match, var
 from .families.llamagen import read_config
 from .loading import configs
-from .loading.decoding_config import build_decoding_config, end_ids, shown_ends
+from .loading.decoding_config import build_decoding_config, check_autoregressive, end_ids, shown_ends
 from .loading.kinds import IMAGE_MODELS, NEXTSTEP
 from .loading.sources import MAR_FILE, Source, locate, read_json
 from .loading.tokenizers import load_tokenizer
@@ -86,6 +86,7 @@ def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = Non
     with configs.reading(source.name):
         spec, why = recognise(config, published)
     if spec is None:
+        check_autoregressive(source.name, None, config, read_json(source.folder / "generation_config.json"))
         ends = _shown_ends(source, config)
         kind = {"family": str(config.get("model_type")), "loads": f"through transformers: {why}"}
         return {**description, **kind, **({"end tokens": ends} if ends else {})}

@@ -182,7 +182,10 @@ class HFAdapter:
             raise self._refusal("its layers cannot be told from its head")
         for key, value in (("is_causal", False), ("use_bidirectional_attention", True)):
             if getattr(self._text, key, None) is value:
-                raise self._refusal(f"{key} is {str(value).lower()} in its config.json: tokens attend to later ones")
+                raise self._refusal(
+                    f"{key} is {str(value).lower()} in its config.json: tokens attend to later ones",
+                    'a masked model of a native family is loaded with attention="bidirectional" (--attention)',
+                )
         kinds = set(getattr(self._text, "layer_types", None) or ())
         foreign = kinds - {"full_attention", "sliding_attention", "chunked_attention", "attention"}
         if foreign:
@@ -279,8 +282,5 @@ class HFAdapter:
                 raise
             raise self._refusal(f"run with pardec's attention, it fails: {one_line(error)}") from error
 
-    def _refusal(self, reason: str) -> ModelError:
-        kind = type(self.model).__name__
-        return ModelError(
-            f"{self.name} ({kind}) cannot be run: {reason}", "use a causal LM with plain attention in every layer"
-        )
+    def _refusal(self, reason: str, hint: str = "use a causal LM with plain attention in every layer") -> ModelError:
+        return ModelError(f"{self.name} ({type(self.model).__name__}) cannot be run: {reason}", hint)

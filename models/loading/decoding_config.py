@@ -27,11 +27,12 @@ class Overrides:
         """Raises ArgumentError for a value that a family of this kind cannot have."""
         for name in ("mask_id", "block", "shift"):
             check_whole(name, getattr(self, name))
-        if self.mask_id is not None and (spec.mask is None or spec.uniform):
+        as_masked = spec.attention == "causal" and self.attention not in (None, "causal")
+        if self.mask_id is not None and (spec.mask is None or spec.uniform) and not as_masked:
             raise ArgumentError(
                 f"mask_id={self.mask_id} was given, but {spec.name} models are not masked models", "leave mask_id out"
             )
-        if self.block is not None and spec.block is None:
+        if self.block is not None and spec.block is None and not (as_masked and self.attention == "block-causal"):
             raise ArgumentError(
                 f"block={self.block} was given, but {spec.name} models are not block-causal", "leave block out"
             )
@@ -70,11 +71,19 @@ def build_decoding_config(
         "shift": "as asked" if overrides.shift is not None else f"the family {spec.name}",
     }
     block = None
-    if spec.block is not None and not causal:
+    as_masked = spec.attention == "causal" and not causal
+    if not causal and (spec.block is not None or (as_masked and attention == "block-causal")):
         block, sources["block"] = _block(spec, config, name, overrides.block)
-        if block is None or block < 1:
+        if block is None:
+            raise ArgumentError(
+                f"attention={attention!r} was given, and nothing says how long the blocks of {name or spec.name} are",
+                "pass block= (--block)",
+            )
+        if block < 1:
             raise ModelError(f"block must be at least 1, got {block}")
-    mask, sources["mask"] = _mask(spec, config, generation, tokenizer, vocab, overrides.mask_id)
+    if overrides.attention is None and not spec.imaging:
+        check_autoregressive(name or spec.name, spec, config, generation)
+    mask, sources["mask"] = _mask(spec, config, generation, tokenizer, vocab, overrides.mask_id, as_masked=as_masked)
     # Only behind a causal prefix do masks read the keys and values that a causal model has.
     both = causal and spec.attention == "causal-prefix" and not spec.uniform and mask is not None
     ends = end_ids(config, generation, tokenizer, vocab)
@@ -101,6 +110,37 @@ def build_decoding_config(
         uniform=spec.uniform and not causal,
         denoising=BlockDenoising(mask, spec.shift) if both and mask is not None else None,
         sources=sources,
+    )
+
+
+def check_autoregressive(
+    name: str, spec: FamilySpec | None, config: dict[str, Any], generation: dict[str, Any]
+) -> None:
+    """Refuses to decode a masked model token by token: one that is published as a model of an autoregressive family.
+
+    Args:
+        name: of the checkpoint.
+        spec: its family; None where transformers runs it.
+        config: its config.json.
+        generation: its generation_config.json.
+
+    Raises:
+        ModelError: says how to load it as what it is, and how as an autoregressive model all the same.
+    """
+    if spec is not None and spec.attention != "causal":
+        return
+    files = {"config.json": config, "generation_config.json": generation}
+    where = next((file for file, values in files.items() if values.get("mask_token_id") is not None), None)
+    if where is None:
+        return
+    mask = files[where]["mask_token_id"]
+    problem = f"{where} of {name} has mask_token_id={mask}: it is a masked model, published as an autoregressive one"
+    if spec is None:
+        raise ModelError(problem, "no native family runs it; to decode it token by token, take mask_token_id out")
+    raise ModelError(
+        problem,
+        'load it with attention="bidirectional" (--attention), and shift=0 where predictions stand at their own '
+        'position; or with attention="causal" to decode it token by token',
     )
 
 
@@ -155,13 +195,18 @@ def _mask(
     tokenizer: Any | None,
     vocab: int,
     override: int | None,
+    *,
+    as_masked: bool = False,
 ) -> tuple[int | None, str]:
-    """The mask id, and where it was found; a canvas of random tokens has the number behind the last token."""
+    """The mask id, and where it was found; a canvas of random tokens has the number behind the last token.
+
+    With `as_masked`, a model of an autoregressive family is decoded as a masked one.
+    """
     if spec.uniform:
         return vocab, "a canvas of random tokens"
-    if spec.mask is None:
+    if spec.mask is None and not as_masked:
         return None, "an autoregressive model"
-    default, token = spec.mask
+    default, token = spec.mask or (None, "<|mask|>")
     candidates = {
         "as asked": override,
         "config.json": config.get("mask_token_id"),
@@ -173,6 +218,8 @@ def _mask(
     source, mask = next(((where, value) for where, value in candidates.items() if value is not None), ("", None))
     if mask is None or not 0 <= mask < vocab:
         problem = f"mask id {mask} lies outside the vocabulary of {vocab}"
+        if mask is None:
+            problem = f"a {spec.name} model that is decoded as a masked one needs the id of its mask token"
         if override is not None:
             raise ArgumentError(problem, f"mask_id must be below {vocab}, and not negative")
         raise ModelError(problem, "set mask_token_id in config.json, or pass mask_id= (--mask-id)")

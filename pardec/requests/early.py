@@ -51,9 +51,12 @@ def check(
     requests = [Settings.of({**arguments, "sampler": sampler}) for sampler in [*samplers] or [None]]
     specs = [parse(settings.sampler) for settings in requests if isinstance(settings.sampler, str)]
     kind = kind_of(model)
+    attention = placing.get("attention")
+    if kind is not None and attention is not None and kind.family == "ar" and attention != "causal":
+        kind = replace(kind, family="masked", block=placing.get("block"))  # published as an autoregressive model
     if kind is not None:
         check_mask(kind, placing.get("mask_id"))
-    if kind is not None and placing.get("attention") == "causal":
+    if kind is not None and attention == "causal":
         kind = replace(kind, family="ar", block=None)  # the same files as an autoregressive model
     for spec in specs:
         spec_values.check(spec, kind.family if kind else None)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import pardec
 from pardec.models import load as load_module
 from pardec.models.errors import ModelError, PardecError, UnknownModelError
 from pardec.models.families import FAMILIES
@@ -15,6 +17,7 @@ from pardec.models.load import embedded_names, load
 from pardec.models.loading import catalog, placement
 from pardec.models.loading.update import load_weights
 from pardec.models.plan import Plan
+from pardec.models.recognition import describe
 from pardec.models.rope import default_frequencies
 from tests.models.toys import llama_config, llama_folder, llama_tensors, write_checkpoint
 
@@ -371,3 +374,45 @@ def test_peak_memory_stays_near_the_size_of_the_weights(tmp_path):
     ratio, weights = map(float, done.stdout.split())
     assert weights > 200e6
     assert ratio < 1.5, ratio
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "mistral"])
+def test_a_masked_model_published_as_an_autoregressive_one_is_refused(file, model_type, tmp_path):
+    config = llama_config(model_type=model_type)
+    tensors = llama_tensors(config)
+    if model_type == "qwen2":
+        for name in [name for name in tensors if re.search(r"\.[qkv]_proj\.weight", name)]:
+            tensors[name.replace("weight", "bias")] = tensors[name][:, 0].clone()
+    write_checkpoint(tmp_path, config, tensors)
+    values = json.loads((tmp_path / file).read_text()) if (tmp_path / file).is_file() else {}
+    (tmp_path / file).write_text(json.dumps(values | {"mask_token_id": 5}))
+    with pytest.raises(ModelError, match=rf"{file} of .* has mask_token_id=5: it is a masked model") as error:
+        load(tmp_path, device="cpu")
+    assert 'attention="bidirectional"' in str(error.value.hint)
+    with pytest.raises(ModelError, match="it is a masked model"):
+        describe(tmp_path)
+    assert not load(tmp_path, device="cpu", attention="causal").decoding_config.masked
+    model = load(tmp_path, device="cpu", attention="bidirectional")
+    assert (model.decoding_config.mask_id, model.decoding_config.shift, model.decoding_config.masked) == (5, 1, True)
+    assert load(tmp_path, device="cpu", attention="bidirectional", shift=0, mask_id=7).decoding_config.mask_id == 7
+    assert load(tmp_path, device="cpu", attention="block-causal", block=4).decoding_config.block == 4
+    with pytest.raises(ModelError, match="nothing says how long the blocks"):
+        load(tmp_path, device="cpu", attention="block-causal")
+    with pytest.raises(ModelError, match="needs the id of its mask token"):
+        load(llama_folder(tmp_path / "plain"), device="cpu", attention="bidirectional")
+
+
+def test_a_masked_model_of_a_native_family_is_loaded_as_one(tmp_path):
+    config = llama_config(mask_token_id=5, is_causal=False)
+    folder = write_checkpoint(tmp_path, config, llama_tensors(config))
+    model = pardec.load(folder, device="cpu", attention="bidirectional", shift=0)
+    settings = {name: value for name, value in config.items() if name not in ("mask_token_id", "is_causal")}
+    (tmp_path / "illada").mkdir()
+    write_checkpoint(
+        tmp_path / "illada", settings | {"model_type": "illada", "mask_token_id": 5}, llama_tensors(config)
+    )
+    known = pardec.load(tmp_path / "illada", device="cpu")
+    assert torch.equal(model.logits(torch.arange(9)[None]), known.logits(torch.arange(9)[None]))
+    more = {"input_ids": [[7, 8]], "max_new_tokens": 4, "sampler": "sequential"}
+    assert model.generate(**more).tokens == known.generate(**more).tokens
