@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError, listed
+from .lora_targets import Targets, missing_layers, read_targets, refuse_untargeted, same_base
 from .sources import locate_adapter, read_json
 from .weights import Published, inspect, read
 
@@ -46,6 +48,17 @@ _FOREIGN: Mapping[str, str] = {
     "monteclora_config": "samples its weights",
     "velora_config": "projects its inputs",
 }
+_CUT = "its file is cut short: save it again, or have its config name what the file holds"
+# Settings that change nothing once the adapter is trained, or that are read where the tensors are.
+_KNOWN = frozenset(
+    (
+        *("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
+        *("inference_mode", "r", "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out"),
+        *("bias", "use_rslora", "modules_to_save", "init_lora_weights", "layers_to_transform", "layers_pattern"),
+        *("rank_pattern", "alpha_pattern", "megatron_core", "loftq_config", "eva_config", "corda_config"),
+        *("lora_ga_config", "use_dora", "qalora_group_size", "runtime_config", "lora_bias", "ensure_weight_tying"),
+    )
+)
 _OTHER_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # initialisations that change the base as well
 
 
@@ -104,6 +117,7 @@ class Adapter:
     name: str
     config: Mapping[str, Any]
     updates: dict[str, _Update] = field(repr=False)  # by the published name of the tensor
+    targets: Targets | None = field(default=None, repr=False)
 
     def merge(
         self,
@@ -122,7 +136,8 @@ class Adapter:
             twin: the other name of a tensor that two modules of the checkpoint share, None for all others.
             conv1d: whether linear layers may hold their weight [in, out], as GPT-2's of transformers do.
 
-        Raises ModelError, with the names, where the adapter is not one of this checkpoint.
+        Raises ModelError, with the names, where the adapter is not one of this checkpoint, or lacks one of its layers.
+        Warns of one that was trained on a model of another name.
         """
         self._refuse_one_of_twins(twin, base)
         updates = self._without_tied(published, tied, base) if tied else self.updates
@@ -133,6 +148,7 @@ class Adapter:
                 f"{base} has {listed(published, 4)}; load the base that the adapter was trained on"
                 + (f", {name}" if (name := self.config.get("base_model_name_or_path")) else ""),
             )
+        self._check_complete(published, base)
         merged, misshapen = dict(published), []
         for name, update in updates.items():
             if name not in published:  # the checkpoint has its tensor under the twin's name
@@ -162,6 +178,42 @@ class Adapter:
                     "merged, it would change both modules: train the adapter on both with the same values, or run it "
                     "unmerged in transformers",
                 )
+
+    def _check_complete(self, published: Mapping[str, Published], base: str) -> None:
+        trained_on = self.config.get("base_model_name_or_path")
+        if not same_base(trained_on, base):
+            warnings.warn(
+                f"the adapter {self.name} was trained on {trained_on} (base_model_name_or_path), and is merged into "
+                f"{base}",
+                stacklevel=4,
+            )
+        saved = self.config.get("modules_to_save") or []
+        unsaved = [name for name in saved if not any(f".{name}." in f".{key}" for key in self.updates)]
+        if unsaved:
+            raise ModelError(
+                f"the adapter {self.name} lacks {listed(unsaved)}, which its config names in modules_to_save", _CUT
+            )
+        if self.targets is None:
+            return
+        modules = {key.removesuffix(".weight") for key, update in self.updates.items() if update.a is not None}
+        linear = [
+            name.removesuffix(".weight")
+            for name, entry in published.items()
+            if name.endswith(".weight") and len(entry.shape) == 2
+        ]
+        cut, absent = missing_layers(self.targets, modules, linear)
+        if cut:
+            raise ModelError(
+                f"the adapter {self.name} lacks {listed(cut, 4)}, which its config targets as it does those of other "
+                "layers (target_modules)",
+                _CUT,
+            )
+        if absent and self.targets.targets != "all-linear":
+            warnings.warn(
+                f"the adapter {self.name} has nothing for {listed(absent, 4)}, which its config targets "
+                "(target_modules)",
+                stacklevel=4,
+            )
 
     def summary(self) -> str:
         """What was merged, in words."""
@@ -210,7 +262,11 @@ def read_adapter(name_or_path: str | os.PathLike[str], *, offline: bool = False)
     file = next((source.folder / name for name in _FILES if (source.folder / name).is_file()), None)
     if file is None:
         raise ModelError(f"the adapter {source.name} has no weights", f"its folder holds {' or '.join(_FILES)}")
-    return Adapter(source.name, config, _read_updates(source.name, config, file))
+    updates, targets = _read_updates(source.name, config, file), read_targets(source.name, config)
+    if targets is not None:
+        modules = [key.removesuffix(".weight") for key, update in updates.items() if update.a is not None]
+        refuse_untargeted(source.name, targets, modules)
+    return Adapter(source.name, config, updates, targets)
 
 
 def _check_config(name: str, config: Mapping[str, Any]) -> None:
@@ -220,6 +276,12 @@ def _check_config(name: str, config: Mapping[str, Any]) -> None:
     for setting, what in _FOREIGN.items():
         if config.get(setting):
             raise ModelError(f"the adapter {name} {what} ({setting}), and cannot be merged into its base")
+    unknown = [key for key, value in config.items() if value and key not in _KNOWN and key not in _FOREIGN]
+    if unknown:
+        warnings.warn(
+            f"the adapter {name} has settings that are not known, and are passed over as PEFT does: {listed(unknown)}",
+            stacklevel=3,
+        )
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_OTHER_BASE):
         raise ModelError(
@@ -283,6 +345,12 @@ def _pair(name: str, config: Mapping[str, Any], module: str, parts: dict[str, Te
         raise ModelError(
             f"the adapter {name} {problem} lora_magnitude_vector of {module}, and its config says "
             f"use_dora={bool(config.get('use_dora'))}"
+        )
+    if (bias is not None) != bool(config.get("lora_bias")):
+        problem = "holds" if bias is not None else "lacks"
+        raise ModelError(
+            f"the adapter {name} {problem} lora_B.bias, which changes {module}.bias, and its config says "
+            f"lora_bias={bool(config.get('lora_bias'))}"
         )
     rank = _rank(name, _by_pattern(name, config, "rank_pattern", module, config["r"]))
     if a.dim() != 2 or b.dim() != 2 or a.shape[0] != rank or b.shape[1] != rank:

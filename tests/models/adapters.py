@@ -55,8 +55,10 @@ def naive(
 
 
 def write_adapter(folder: Path, tensors: Mapping[str, Tensor], **changes: Any) -> Path:
-    """A folder as PEFT saves it."""
+    """A folder as PEFT saves it, whose config targets the modules that it has pairs of, or what `changes` say."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "adapter_config.json").write_text(json.dumps(CONFIG | changes), encoding="utf-8")
+    stems = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in tensors if ".lora_" in name}
+    targets = {"target_modules": sorted(stems)} if stems else {}
+    (folder / "adapter_config.json").write_text(json.dumps(CONFIG | targets | changes), encoding="utf-8")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
     return folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from torch import Tensor
 import pardec
 from pardec.models.errors import ModelError
 from pardec.models.load import load, load_any, load_continuous
-from pardec.models.loading.lora import read_adapter
+from pardec.models.loading.lora import _FOREIGN, _KNOWN, read_adapter
+from pardec.models.loading.lora_targets import same_base
 from tests.models import llamagen_files
 from tests.models.adapters import CONFIG, naive, pairs, write_adapter
 from tests.models.families import test_experts
@@ -194,7 +196,7 @@ def test_names_with_the_adapters_own_and_a_pickle(tmp_path: Path) -> None:
     tensors = llama_tensors(llama_config())
     base, halves = llama_folder(tmp_path / "base"), pairs(tensors, MODULES)
     plain = write_adapter(tmp_path / "plain", halves)
-    named = write_adapter(tmp_path / "named", {})
+    named = write_adapter(tmp_path / "named", {}, target_modules=MODULES)
     (named / "adapter_model.safetensors").unlink()
     torch.save(
         {name.replace(".weight", ".mine.weight"): value for name, value in halves.items()}, named / "adapter_model.bin"
@@ -223,6 +225,16 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "another rank by pattern": ({"rank_pattern": {"down_proj": 2}}, "a rank of 2"),
     "no pattern": ({"alpha_pattern": {"(": 2}}, "no pattern"),
     "no alpha": ({"lora_alpha": "much"}, "lora_alpha='much'"),
+    "names of no modules": ({"exclude_modules": [3]}, "names of modules are needed"),
+    "a module of no target": ({"target_modules": ["q_proj"]}, "holds pairs of model.layers.1.mlp.down_proj"),
+    "an excluded module": ({"exclude_modules": ["down_proj"]}, "holds pairs of model.layers.1.mlp.down_proj"),
+    "another layer": (
+        {"target_modules": ["q_proj", "down_proj"], "layers_to_transform": [0]},
+        "holds pairs of model.layers.1.mlp.down_proj",
+    ),
+    "no number of a layer": ({"layers_to_transform": ["one"]}, "numbers of layers are needed"),
+    "biases of its own": ({"lora_bias": True}, "lacks lora_B.bias"),
+    "tokens": ({"trainable_token_indices": [3]}, "changes rows of single tokens"),
     "DoRA without magnitudes": ({"use_dora": True}, "lacks lora_magnitude_vector"),
 }
 
@@ -304,3 +316,68 @@ def test_folders_without_an_adapter_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "empty" / "adapter_config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(ModelError, match="the adapter empty has no weights"):
         load(base, adapter=tmp_path / "empty")
+
+
+LAYERS = [f"model.layers.{layer}.self_attn.q_proj" for layer in range(2)]
+INCOMPLETE: dict[str, tuple[list[str], dict[str, Any], str]] = {
+    "a layer": (LAYERS[:1], {"target_modules": ["q_proj"]}, r"lacks model\.layers\.1\.self_attn\.q_proj"),
+    "a layer, by a pattern": (
+        LAYERS[1:],
+        {"target_modules": r".*\.q_proj"},
+        r"lacks model\.layers\.0\.self_attn\.q_proj",
+    ),
+    "a layer that is named": (
+        LAYERS[:1],
+        {"target_modules": ["q_proj"], "layers_to_transform": [0, 1], "layers_pattern": "layers"},
+        r"lacks model\.layers\.1\.self_attn\.q_proj",
+    ),
+    "what is saved whole": (LAYERS, {"modules_to_save": ["lm_head"]}, "lacks lm_head"),
+}
+
+
+@pytest.mark.parametrize("case", INCOMPLETE)
+def test_an_adapter_that_lacks_what_its_config_targets_is_refused(case: str, tmp_path: Path) -> None:
+    modules, changes, message = INCOMPLETE[case]
+    base = llama_folder(tmp_path / "base")
+    tuned = write_adapter(tmp_path / "tuned", pairs(llama_tensors(llama_config()), modules), **changes)
+    with pytest.raises(ModelError, match=rf"the adapter tuned {message}"):
+        load(base, device="cpu", adapter=tuned)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"target_modules": ["q_proj"], "layers_to_transform": 0},
+        {"target_modules": ["q_proj"], "layers_to_transform": [0], "layers_pattern": ["layers"]},
+        {"target_modules": ["q_proj"], "exclude_modules": ["layers.1.self_attn.q_proj"]},
+        {"target_modules": ["q_proj"], "exclude_modules": r".*\.1\..*"},
+        {"target_modules": r".*\.0\..*q_proj"},
+        {"target_modules": LAYERS[:1], "layers_to_transform": [1]},  # whole names are of any layer
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("error")
+def test_layers_that_a_config_leaves_out_are_not_missed(changes: dict[str, Any], tmp_path: Path) -> None:
+    tensors = llama_tensors(llama_config())
+    halves = pairs(tensors, LAYERS[:1])
+    base, tuned = llama_folder(tmp_path / "base"), write_adapter(tmp_path / "tuned", halves, **changes)
+    merged = write_checkpoint(tmp_path / "merged", llama_config(), naive(tensors, halves, LAYERS[:1]))
+    same_logits(base, tuned, merged)
+
+
+def test_an_adapter_that_may_not_be_meant_for_a_model_is_merged_with_a_warning(tmp_path: Path) -> None:
+    base, halves = llama_folder(tmp_path / "base"), pairs(llama_tensors(llama_config()), LAYERS)
+    for number, (changes, message) in enumerate(
+        (
+            ({"base_model_name_or_path": "the/other-base"}, "was trained on the/other-base .* merged into base"),
+            ({"target_modules": ["q_proj", "v_proj"]}, r"has nothing for model\.layers\.0\.self_attn\.v_proj"),
+            ({"use_something_new": True}, "use_something_new"),
+        )
+    ):
+        with pytest.warns(UserWarning, match=message):
+            load(base, device="cpu", adapter=write_adapter(tmp_path / f"tuned{number}", halves, **changes))
+    assert same_base("/hub/models--org--Base/snapshots/0123", "base")
+
+
+def test_every_setting_of_peft_is_read_passed_over_or_refused() -> None:
+    assert {field.name for field in fields(peft.LoraConfig)} == set(_KNOWN) | set(_FOREIGN)
