@@ -41,6 +41,21 @@ class Running:
 running_forward: ContextVar[Running] = ContextVar("pardec_forward")
 
 
+def _tempered(module: nn.Module, query: Tensor, plan: Plan) -> Tensor:
+    """Llama 4's queries [B, H, Q, D], which it scales by position, as those of the plan's positions.
+
+    The library counts the positions from what its own cache holds, and it has none here: from 0 in every forward.
+    """
+
+    def scale(positions: Tensor) -> Tensor:
+        passed = torch.floor((positions.float() + 1) / module.floor_scale)
+        return torch.log1p(passed) * module.attn_scale + 1
+
+    counted = torch.arange(query.shape[2], device=query.device)[None]
+    factor = scale(plan.positions.to(query.device).clamp(min=0)) / scale(counted)
+    return (query * factor[:, None, :, None]).to(query.dtype)
+
+
 def _attention(
     module: nn.Module,
     query: Tensor,  # [B, H, Q, D]
@@ -67,6 +82,8 @@ def _attention(
     if settings.get("sliding_window"):
         running.windows.add(int(settings["sliding_window"]))
     running.heads[layer] = (key.shape[1], key.shape[3])
+    if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
+        query = _tempered(module, query, running.plan)
     pattern, slots = running.on(query.device, query.dtype)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if scaling is not None:

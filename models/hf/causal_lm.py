@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect as introspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,9 @@ from ..kv_cache import KVCache
 from ..loading.placement import out_of_memory
 from ..plan import Plan, Visible
 from .attention import ATTENTION, Running, running_forward
+from .past import Past
+
+_SCALES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +38,8 @@ class Parts:
     head: nn.Module | None  # states [M, E] to logits [M, V]
     vocab: int
     own: Callable[[Tensor], Tensor]  # ids [B, Q] to logits [B, Q, V], as the library computes them
+    # the same ids at positions from `count` on, after tokens that nothing attends to: None, where that is not known
+    later: Callable[[Tensor, int], Tensor] | None = None
     refresh: Callable[[], object] = lambda: None  # computes again what `embed` took from weights that were replaced
 
     @staticmethod
@@ -43,12 +49,20 @@ class Parts:
         vocab = 0 if head is None else int(head.weight.shape[0])
         # For some models, such as Llama 4's text, the library's own prefix is wrong, and `base_model` is the whole.
         body = model.base_model if model.base_model is not model else getattr(model, "model", model)
+
+        def later(ids: Tensor, count: int) -> Tensor:
+            positions = torch.arange(count, count + ids.shape[1], device=ids.device)[None]
+            past = Past(model.config.get_text_config(decoder=True), count)
+            out = model(input_ids=ids, position_ids=positions, past_key_values=past, use_cache=True)
+            return cast(Tensor, out.logits)
+
         return Parts(
             body,
             model.get_input_embeddings(),
             head,
             vocab,
             lambda ids: cast(Tensor, model(input_ids=ids, use_cache=False).logits),
+            later,
         )
 
 
@@ -75,9 +89,12 @@ class HFAdapter:
         self.vocab = parts.vocab
         self._require()
         expected = self._own_logits()
+        self._scales = self._used_scales(expected)
+        later = self._own_later_logits()
         (model if self._head is model.get_output_embeddings() else parts.body).set_attn_implementation(ATTENTION)
         with self._named():
             self._probe(expected)
+            self._probe_later(later)
 
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
         if plan.layers is not None or plan.skip or plan.parallel > 1:
@@ -167,14 +184,32 @@ class HFAdapter:
 
     def _project(self, states: Tensor) -> Tensor:
         assert self._head is not None, "a model without one is refused"
-        logits: Tensor = self._head(states)
-        if scale := getattr(self._text, "logit_scale", None):
-            logits = logits * scale
-        if divisor := getattr(self._text, "logits_scaling", None):
-            logits = logits / divisor
-        if cap := getattr(self._text, "final_logit_softcapping", None):
+        return self._scaled(self._head(states), self._scales).to(self.device)
+
+    def _scaled(self, logits: Tensor, keys: tuple[str, ...]) -> Tensor:
+        """Logits as the model's class makes them of its head's, by these keys of its config."""
+        values = {key: getattr(self._text, key) for key in keys}
+        if "logit_scale" in values:
+            logits = logits * values["logit_scale"]
+        if "logits_scaling" in values:
+            logits = logits / values["logits_scaling"]
+        if "final_logit_softcapping" in values:
+            cap = values["final_logit_softcapping"]
             logits = cap * torch.tanh(logits / cap)
-        return logits.to(self.device)
+        return logits
+
+    @torch.inference_mode()
+    def _used_scales(self, expected: Tensor) -> tuple[str, ...]:
+        """The keys of the config by which its class scales logits: it may read none of those that are there."""
+        present = tuple(key for key in _SCALES if getattr(self._text, key, None))
+        if not present or self._head is None:
+            return ()
+        ids = self._probe_ids()
+        with self._named():
+            plain = self._head(self._body(input_ids=ids, use_cache=False).last_hidden_state)
+        subsets = [some for count in range(len(present), -1, -1) for some in combinations(present, count)]
+        gaps = [float((self._scaled(plain, some).float() - expected).abs().max()) for some in subsets]
+        return subsets[gaps.index(min(gaps))]
 
     def _require(self) -> None:
         """Refuse by name what is known not to go through the attention interface."""
@@ -216,6 +251,39 @@ class HFAdapter:
             return self._parts.own(self._probe_ids()).float()
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
             raise self._refusal(f"its own forward fails: {one_line(error)}") from error
+
+    def _later_counts(self, width: int) -> list[int]:
+        """How many tokens go before in each probe: a few, half of its length, as many as it can take."""
+        most = self.limit or getattr(self._text, "max_position_embeddings", None) or 0
+        return sorted({count for count in (3, most // 2, most - width) if 0 < count <= most - width})
+
+    @torch.inference_mode()
+    def _own_later_logits(self) -> dict[int, Tensor]:
+        """The library's own logits at later positions; none of a model that cannot be asked for them so."""
+        if self._parts.later is None:
+            return {}
+        ids = self._probe_ids()
+        try:
+            return {count: self._parts.later(ids, count).float() for count in self._later_counts(ids.shape[1])}
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            if out_of_memory(error):
+                raise
+            return {}
+
+    @torch.inference_mode()
+    def _probe_later(self, expected: dict[int, Tensor]) -> None:
+        """Compare at later positions: a model may count them by what its own cache holds."""
+        ids = self._probe_ids()
+        for count, logits in expected.items():
+            if count + ids.shape[1] > (self.limit or count + ids.shape[1]):
+                continue
+            seen = torch.ones(1, ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device).tril()
+            plan = Plan.full(ids, Visible.mask(seen))
+            plan = replace(plan, positions=plan.positions + count, span=None)
+            try:
+                self._compare(self._run(plan, None)[0].logits(), logits, ids.shape[1])
+            except ModelError as error:
+                raise ModelError(f"from position {count} on, {error}") from error
 
     def _probe_ids(self) -> Tensor:
         count = min(12, self.limit or 12)

@@ -8,7 +8,10 @@ import pytest
 import torch
 import transformers
 
+import pardec
 from pardec.models.errors import CapacityError, ModelError
+from pardec.models.hf import attention
+from pardec.models.hf.causal_lm import HFAdapter
 from pardec.models.load import load
 from pardec.models.plan import Plan, Visible
 from tests.models.toys import SMALL, ask
@@ -164,3 +167,73 @@ def test_what_queries_attend_to_is_not_returned(tmp_path):
     plan = replace(Plan.full(torch.tensor([[5, 6, 7]]), Visible.causal()), attention=(0,))
     with pytest.raises(ModelError, match="does not return what queries attend to"):
         toy.forward(plan)
+
+
+LLAMA4 = BASE | {
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "intermediate_size_mlp": 80,
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_layers": [1],
+    "attention_chunk_size": 64,
+    "no_rope_layers": [1, 0],
+    "attn_temperature_tuning": True,
+    "attn_scale": 2.0,
+}
+
+
+@pytest.mark.parametrize("floor_scale", [3, 20])
+def test_positions_are_those_of_the_text_where_the_library_counts_them_from_its_cache(
+    floor_scale, tmp_path, monkeypatch
+):
+    """Llama 4 scales queries by position; the first probe of 12 tokens is too short to see it with a floor of 20."""
+    reference = published("Llama4Text", LLAMA4 | {"floor_scale": floor_scale}, tmp_path / "mine")
+    model = pardec.load(tmp_path / "mine", device="cpu", dtype="float32")
+    prompts = [[3, 14, 15, 9, 26, 5, 3], [2, 7, 18]]
+    more = {"max_new_tokens": 24, "stop_ids": []}
+    for sampler in ("sequential", "lookup"):
+        for prompt, tokens in zip(
+            prompts, model.generate(input_ids=prompts, sampler=sampler, **more).tokens, strict=True
+        ):
+            expected = reference.generate(
+                torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
+            assert tokens == expected[0, len(prompt) :].tolist()
+    monkeypatch.setattr(attention, "_tempered", lambda module, query, plan: query)
+    with pytest.raises(ModelError, match=r"mine \(Llama4\w+\) cannot be run: .*its logits differ from its own"):
+        load(tmp_path / "mine", device="cpu")
+
+
+def test_a_model_that_reads_no_positions_later_on_is_refused(tmp_path, monkeypatch):
+    published("Phi", BASE, tmp_path / "mine")
+    run = HFAdapter._run
+
+    def from_the_first_block(self, plan, cache):
+        return run(self, replace(plan, positions=plan.positions.clamp(max=20)), cache)
+
+    monkeypatch.setattr(HFAdapter, "_run", from_the_first_block)
+    with pytest.raises(ModelError, match=r"cannot be run: from position 32 on, .*its logits differ from its own"):
+        load(tmp_path / "mine", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "stray"),
+    [
+        ("Phi", {"logit_scale": 0.3, "logits_scaling": 5.0}),
+        ("Granite", {"logits_scaling": 3.0, "final_logit_softcapping": 2.0}),
+        ("Cohere", {"logit_scale": 0.5, "logits_scaling": 5.0}),
+    ],
+)
+def test_scales_of_logits_that_the_class_does_not_read_are_ignored(kind, stray, tmp_path):
+    published(kind, BASE, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | stray))
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    tokens = torch.randint(3, 61, (2, 18), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = reference(tokens).logits
+    model = load(tmp_path, device="cpu")
+    torch.testing.assert_close(
+        model.forward(Plan.full(tokens, model.visible())).logits(), expected, rtol=1e-4, atol=2e-5
+    )

@@ -1,0 +1,37 @@
+"""A cache of transformers that says that tokens went before, and holds none of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+
+class Past(DynamicCache):
+    """What a forward at later positions gets: its queries come after `count` tokens, which nothing attends to.
+
+    So a model that counts positions from its cache, and not from its `position_ids`, shows itself in one short forward.
+    """
+
+    def __init__(self, config: Any, count: int) -> None:
+        super().__init__(config=config)
+        self.count = count
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The keys and values as they are."""
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """The tokens that went before."""
+        return self.count
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """The position of the first query."""
+        return self.count
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """The keys of a forward, and the position of the first."""
+        return query_length, self.count
