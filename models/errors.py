@@ -9,13 +9,18 @@ from .printable import line
 
 
 class PardecError(Exception):
-    """Base of every error pardec raises on purpose. `str(error)` is the first line, `error.hint` the second."""
+    """Base of every error pardec raises on purpose. `str(error)` is the first line, `error.hint` the second.
+
+    The hint is a note of the exception (PEP 678) too, so that an uncaught error prints it.
+    """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         message = line(message)  # it may repeat what a file or a caller said
         super().__init__(message, hint)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(hint)
 
     def __str__(self) -> str:
         return self.message

@@ -30,8 +30,10 @@ from pardec.samplers.events import Finished
 from pardec.samplers.masked.contracts import MaskedSampler
 
 from ..comparison.memory import Peak
+from ..requests import chat_template
 from ..requests.class_images import ClassCall
 from ..requests.images import with_defaults
+from ..requests.prompts import encode
 from ..requests.text import Call
 from .clock import timed
 from .floor import Rates, floor, rates
@@ -56,6 +58,7 @@ def bench(
     contexts: Sequence[int] = (0,),
     new: Sequence[int] = (64,),
     prompts: Sequence[Any] = (),
+    chat: bool | None = None,
     block_length: int | None = None,
     distribution: Mapping[str, Any] | None = None,
     pairs: int = 5,
@@ -69,6 +72,8 @@ def bench(
         new: tokens to fill; contexts and new are ignored for images, whose number of tokens is fixed.
         prompts: in place of contexts: the rows of a batch are the first ones of these, from the start again where they
             are too few, and each ends at its end token as it does in `generate`.
+        chat: put prompts, and the question, into the chat template, as user messages; None does so if the model has
+            one and is not embedded. Contexts of a given length are plain text.
         distribution: `temperature`, `top_k`, `top_p` of `generate`; other loops then sample other tokens and are
             not timed.
         pairs: how often each loop is timed, all in turn, after one run that is not counted.
@@ -91,8 +96,11 @@ def bench(
     if isinstance(network, ContinuousModel) and network.backbone.next_token:
         defaults = ("sequential",)
     lengths = [(0, 0)] if images else list(product((0,) if prompts else contexts, new))
+    applied = chat_template.applies(model, chat)
+    if applied:
+        prompts = [chat_template.as_message(prompt) for prompt in prompts]
     for spec, (context, count), batch in product(specs or defaults, lengths, batches):
-        call = prepare(model, spec, batch, context, count, block_length, prompts, **distribution or {})
+        call = prepare(model, spec, batch, context, count, block_length, prompts, chat=applied, **distribution or {})
         others = Rivals()
         if beside and isinstance(call, Call) and isinstance(network, LanguageModel):
             others = rivals(replace(network, decoder=native(network.decoder) or network.decoder), call)
@@ -107,6 +115,8 @@ def prepare(
     new: int,
     block_length: int | None,
     prompts: Sequence[Any] = (),
+    *,
+    chat: bool = False,
     **distribution: Any,
 ) -> Call | ClassCall:
     """The request to time: equal rows that never stop early, or rows of `prompts`, which do.
@@ -123,15 +133,20 @@ def prepare(
         settings["block_length"] = block_length
     if prompts:
         return model.prepare(list(islice(cycle(prompts), batch)), **settings)
-    return model.prepare(input_ids=prompt_ids(model, context).repeat(batch, 1), stop_ids=[], **settings)
+    return model.prepare(input_ids=prompt_ids(model, context, chat=chat).repeat(batch, 1), stop_ids=[], **settings)
 
 
-def prompt_ids(model: pardec.Model, context: int) -> Tensor:
-    """The ids [context] of a prompt: a question, repeated; random small ids where there is no tokenizer."""
+def prompt_ids(model: pardec.Model, context: int, *, chat: bool = False) -> Tensor:
+    """The ids [context] of a prompt: a question, repeated; random small ids where there is no tokenizer.
+
+    A context of 0 is the question itself, with `chat` in the chat template.
+    """
     language = model.language_model
     if language.tokenizer is None:
         generator = torch.Generator().manual_seed(context)
         return torch.randint(1, min(language.vocab_size - 1, 1000), (max(context, 1),), generator=generator)
+    if chat and not context:
+        return encode(language, [chat_template.as_message(QUESTION)], None, None, 1)[0].prompt
     ids = torch.tensor(language.tokenizer(QUESTION)["input_ids"])
     return ids.repeat(-(-context // len(ids)))[:context] if context else ids
 

@@ -28,6 +28,7 @@ def run(arguments: Sequence[str]) -> int:
 
     import typer
 
+    from . import wording
     from .app import app
 
     warnings.formatwarning = _format_warning
@@ -45,6 +46,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     except Exception as error:
         if "--debug" in arguments:
+            if isinstance(error, PardecError) and error.hint:
+                error.__notes__.remove(error.hint)  # printed below, with the names of options
             traceback.print_exc()
         if isinstance(error, usage_error):
             context = getattr(error, "ctx", None)
@@ -56,7 +59,9 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, BatchError) and not error.leads:
             return 1
         if isinstance(error, PardecError):
-            return report(str(error), error.hint or _default_hint(error), 2 if isinstance(error, SpecError) else 1)
+            names = wording.option_names(app, arguments)
+            lines = (wording.as_options(text, names) for text in (str(error), error.hint or _default_hint(error)))
+            return report(*lines, 2 if isinstance(error, SpecError) else 1)
         if isinstance(error, OSError):
             message = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
             return report(message, "check that the path exists and that you may read and write it", 1)

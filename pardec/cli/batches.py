@@ -19,8 +19,9 @@ from pardec.samplers.events import Event, Finished, RowFinished, Step
 from ..api import Model
 from ..io.jsonl import RowsFile, key_of
 from ..io.prompt_files import Item
-from ..requests import empty_answer
+from ..requests import cut_answers, empty_answer
 from ..requests.class_images import ClassCall
+from ..requests.cut_answers import is_cut
 from ..requests.text import Call
 from ..result import Result
 from ..result_data import LOGPROB_FIELDS
@@ -171,10 +172,14 @@ class Batches:
         )
 
     def warn(self) -> None:
-        """Warns on stderr of empty answers where the form of the prompts may be the reason."""
+        """Warns on stderr of answers that were cut, and of empty ones where the form of the prompts may be why."""
         empty = sum(not row["generated"] for row in self.rows.values())
         plain = any(isinstance(item.prompt, str) for item in self.items)
         reason = empty_answer.explain_empty(self.model, plain=plain, way_out="leave --raw out") if empty else None
+        cut = [len(row["tokens"]) for row in self.rows.values() if is_cut(row, self.call.settings)]
+        if cut:
+            text = cut_answers.sentence(len(cut), len(self.rows), max(cut))
+            say(f"warning: {text}; a larger -n gives more", quiet=self.quiet)
         if reason is not None:
             say(f"warning: {empty_answer.sentence(empty, len(self.rows))}: {reason}", quiet=self.quiet)
 

@@ -16,7 +16,7 @@ from pardec.samplers.spec_values import MOST
 from ..bench.published import config_of
 from ..io import output_paths
 from ..io.prompt_files import read_file
-from ..requests import early
+from ..requests import chat_template, early
 from . import options as o
 from .common import Json, print_table, say
 from .inputs import integers
@@ -35,6 +35,7 @@ def decode(
     new: o.NewTokens = "64",
     context: o.Contexts = "0",
     prompts: o.TimedPrompts = None,
+    chat: o.Chat = None,
     block_length: o.BlockLength = None,
     randomness: o.Randomness,
     pairs: o.Pairs = 5,
@@ -91,6 +92,9 @@ def decode(
         make: Callable[..., pardec.Model] = pardec.load if published else shaped
         loaded = make(name, device=device, dtype=dtype, cuda_graphs=cuda_graphs)
         say(repr(loaded), quiet=quiet)
+        if chat_template.worth_saying(loaded, chat):
+            applied = chat_template.applies(loaded, chat)
+            say(chat_template.sentence(loaded.name, applied=applied), quiet=quiet)
         if memory:
             measurements = sweep(loaded)
         else:
@@ -101,6 +105,7 @@ def decode(
                 contexts=sizes["context"],
                 new=sizes["new"],
                 prompts=texts,
+                chat=chat,
                 block_length=block_length,
                 distribution=distribution,
                 pairs=pairs,

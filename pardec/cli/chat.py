@@ -151,14 +151,14 @@ class Conversation:
 
     def _report(self, call: Any, end: Any, seconds: float) -> None:
         """Prints the cost of the answer, and why it is empty or cut."""
-        from ..requests import empty_answer
+        from ..requests import cut_answers, empty_answer
 
         if end is None:
             say("stopped", quiet=self.quiet)
             return
         tokens, generated = call.generated(0, end.tokens.tolist())
-        cut = len(tokens) == call.settings["max_new_tokens"] and end.reason == "length"
-        more = f"; cut at {len(tokens)} tokens, a larger -n gives more" if cut and generated == len(tokens) else ""
+        cut = cut_answers.is_cut({"tokens": tokens, "generated": generated, "finish": end.reason}, call.settings)
+        more = f"; cut at {len(tokens)} tokens, a larger -n gives more" if cut else ""
         plural = "" if end.nfe == 1 else "s"
         say(f"{generated} tokens in {end.nfe} forward{plural}, {seconds:.1f} s{more}", quiet=self.quiet)
         reason = None if generated else empty_answer.explain_empty(self.model, plain=False, way_out="")

@@ -21,6 +21,7 @@ def compare(
     *,
     task: o.Tasks = None,
     problems: o.Problems,
+    chat: o.Chat = None,
     limit: o.Limit = 50,
     split: o.Split = "heldout",
     problem_seed: o.ProblemSeed = 7,
@@ -74,6 +75,7 @@ def compare(
     from ..executors import executor as started
 
     options: dict[str, Any] = {
+        "chat": chat,
         "limit": limit,
         "seeds": seed_list,
         "split": split,

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
-from pardec.models.loading.catalog import EMBEDDED
 from pardec.models.loading.json_text import parse
 
 from ..io.prompt_files import Item, read_file, read_text
+from ..requests import chat_template
 from .common import say
 
 if TYPE_CHECKING:
@@ -41,23 +41,18 @@ def as_messages(items: list[Item], model: Model, *, chat: bool | None, quiet: bo
 
     None leaves the prompts of embedded models, which are trained on plain text; a change is printed on stderr.
     """
-    embedded = model.path is not None and model.path.parent == EMBEDDED
     texts = sum(isinstance(item.prompt, str) for item in items)
-    if chat is None and texts and not embedded and getattr(model.tokenizer, "chat_template", None):
+    applied = bool(texts) and chat_template.applies(model, chat)
+    if applied and chat is None:
         verb = "is" if texts == 1 else "are"
         what = (
             f"the prompt{'s' * (texts > 1)} {verb}"
             if texts == len(items)
             else f"{texts} of {len(items)} prompts {verb}"
         )
-        say(f"{what} in the chat template of {model.name}, as a user message; --raw passes plain text", quiet=quiet)
-        chat = True
-    if not chat:
-        return items
-    return [
-        replace(item, prompt=[{"role": "user", "content": item.prompt}]) if isinstance(item.prompt, str) else item
-        for item in items
-    ]
+        text = chat_template.sentence(model.name, applied=True, what=what)
+        say(text.replace(" (chat=False)", ""), quiet=quiet)
+    return [replace(item, prompt=chat_template.as_message(item.prompt)) for item in items] if applied else items
 
 
 def integers(text: str, message: str, hint: str) -> list[int]:

@@ -30,6 +30,7 @@ def tune(
     *,
     task: o.Tasks = None,
     problems: o.Problems,
+    chat: o.Chat = None,
     max_drop: MaxDrop = 1.0,
     budget: Budget = 1000,
     confirm: Confirm = None,
@@ -68,6 +69,7 @@ def tune(
     from ..executors import executor as started
 
     options: dict[str, Any] = {
+        "chat": chat,
         "max_drop": max_drop,
         "budget": budget,
         "confirm": confirm,

@@ -8,10 +8,12 @@ from typing import Any
 
 from pardec.models.errors import SpecError, did_you_mean
 from pardec.samplers.cards import Family
+from pardec.samplers.presets import preset
 from pardec.samplers.registry import resolve
 from pardec.samplers.spec import Part, Policy, Spec, parse
 
 from ..requests.settings import CLASS_IMAGES, Settings
+from ..tasks import Problem, Task
 
 SamplerLike = str | Spec | Policy
 
@@ -30,10 +32,19 @@ class Entry:
     spec: str  # resolved, with every parameter
     exact: str  # "greedy", "distribution" or "relaxed"
     asked: str  # the `sampler` argument of `generate`
-    arguments: Mapping[str, Any] = field(default_factory=dict)  # of `generate`, including those of a preset
+    # Arguments of `generate`, including those of a preset. `max_new_tokens` is None if neither sets it: each problem
+    # then gets the length that its task declares.
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     reference: bool = False  # decoded only for the figures of other entries, and not listed
     floor: str | None = None  # `oracle` with the same cache; masked models only
     baseline: str | None = None  # `sequential`, without a cache
+
+    def arguments_for(self, task: Task, problem: Problem) -> dict[str, Any]:
+        """The arguments of `generate` for a problem; settings of its own come first."""
+        arguments = {**self.arguments, **(problem.settings or {})}
+        if arguments["max_new_tokens"] is None:
+            arguments["max_new_tokens"] = task.length(problem)
+        return arguments
 
 
 def entries(samplers: Sequence[SamplerLike], arguments: Mapping[str, Any], family: Family) -> list[Entry]:
@@ -94,10 +105,19 @@ def _references(entry: Entry, family: Family) -> dict[str, tuple[str, ...]]:
 def _entry(sampler: SamplerLike, arguments: Mapping[str, Any], family: Family) -> Entry:
     name = sampler if isinstance(sampler, str) else str(parse(sampler))
     defaults = CLASS_IMAGES if family in ("continuous", "scales") else None
-    settings = Settings.of({**arguments, "sampler": name}, defaults)  # adds the arguments of a preset
+    given = {key: value for key, value in arguments.items() if key != "max_new_tokens" or value is not None}
+    settings = Settings.of({**given, "sampler": name}, defaults)  # adds the arguments of a preset
+    values = {name: getattr(settings, name) for name in ARGUMENTS}
+    if "max_new_tokens" not in given and not _preset_length(name):
+        values["max_new_tokens"] = None
     spec = str(settings.sampler)
     resolved = resolve(spec, family, sampling=settings.temperature > 0)
-    return Entry(name, str(resolved.spec), resolved.exact, spec, {name: getattr(settings, name) for name in ARGUMENTS})
+    return Entry(name, str(resolved.spec), resolved.exact, spec, values)
+
+
+def _preset_length(name: str) -> bool:
+    """Whether the sampler is a preset that sets a length."""
+    return name.startswith("preset:") and "max_new_tokens" in preset(name).arguments
 
 
 def _reference_entry(entry: Entry, specs: Sequence[str], known: dict[tuple[str, str], Entry], family: Family) -> Entry:

@@ -6,10 +6,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..requests import chat_template, cut_answers
 from .metrics import queue_reason
 
 if TYPE_CHECKING:
     from .run import Run
+
+
+_RULES = {
+    "exact": ", which wants the answer's text and nothing else",
+    "number": ", which compares the last number of the text",
+}
 
 
 def broken(row: Mapping[str, Any]) -> bool:
@@ -24,6 +31,9 @@ def notes(rows: Sequence[Mapping[str, Any]], run: Run, device: str | None) -> li
         for row in rows
         if row["failed"]
     ]
+    messages += _template(run)
+    messages += _scored(run)
+    messages += [note for row in rows for note in _cut(row, run)]
     messages += [note for row in rows for note in _of_one(row)]
     reasons = {
         row["sampler"]: queue_reason([unit for unit in run.rows if unit["sampler"] == row["sampler"]]) for row in rows
@@ -47,6 +57,41 @@ def notes(rows: Sequence[Mapping[str, Any]], run: Run, device: str | None) -> li
             value = device if field == "device" else " and ".join(counts)
             messages.append(f"rows were made with several {field}s; {what} {value}")
     return messages
+
+
+def _template(run: Run) -> Iterator[str]:
+    """Whether the prompts are in the chat template, where the model has one."""
+    texts = {row["chat"] for row in run.rows if row.get("chat") is not None}
+    for applied in sorted(texts):
+        yield chat_template.sentence(str(run.config["model"]), applied=applied)
+
+
+def _scored(run: Run) -> Iterator[str]:
+    """What scores the answers to prompts, and how many of them have no score."""
+    for task in run.config["tasks"]:
+        if task["scorer"] is None:
+            continue
+        rows = [row for row in run.rows if row["task"] == task["name"] and row["error"] is None]
+        missing = len({row["problem"] for row in rows if row["score"] is None})
+        count = len({row["problem"] for row in rows})
+        name = task["scorer"]
+        text = f"{task['name']}: answers are scored by {name!r}{_RULES.get(name, '')}"
+        if not missing:
+            yield text
+            continue
+        why = "the prompts have no answer" if name in _RULES else "the scorer returned None"
+        some = "no problem has a score" if missing == count else f"{missing} of {count} problems have no score"
+        yield f"{text}; {some}, since {why}"
+
+
+def _cut(row: Mapping[str, Any], run: Run) -> Iterator[str]:
+    """How many answers of a sampler reached their limit of tokens."""
+    units = [unit for unit in run.rows if unit["sampler"] == row["sampler"] and unit["error"] is None]
+    cut = [len(unit["tokens"]) for unit in units if unit.get("cut")]
+    if cut:
+        lengths = set(cut)
+        text = cut_answers.sentence(len(cut), len(units), lengths.pop() if len(lengths) == 1 else None)
+        yield f"{row['sampler']}: {text}, before an end token; a larger max_new_tokens (-n) gives more"
 
 
 def _of_one(row: Mapping[str, Any]) -> Iterator[str]:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
+from pardec.models.loading.catalog import embedded_names
 from pardec.models.loading.kinds import Kind, kind
 from pardec.models.loading.sources import locate, read_json
 from pardec.models.recognition import read_description
 from pardec.samplers.cards import Family
 
+from ..requests.chat_template import is_embedded
 from ..requests.early import check_answered, check_placing
 from ..requests.settings import check_whole, is_number
 from ..tasks import Task
@@ -50,7 +52,7 @@ class Grid:
         if self.points is not None:
             check_whole("points", self.points, 2, hint="for example points=5 with sweep=True")
             if not self.sweep:
-                raise SpecError("points are those of a sweep", hint="add sweep=True (--sweep), or leave points out")
+                raise SpecError("points are those of a sweep", hint="add sweep=True, or leave points out")
         for seed in self.seeds:
             check_whole("seed", seed, None, hint="for example seeds=(0, 1)")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -81,6 +83,7 @@ class Plan:
     model: Model | str
     loading: Loading
     grid: Grid
+    chat: bool | None
     entries: tuple[Entry, ...]
     tasks: Mapping[str, Task]
     problems: Problems
@@ -90,7 +93,7 @@ class Plan:
     def job(self, traces: Path, *, warm_up: bool) -> Job:
         """The job that the processes run; `traces` is the folder for saved results."""
         loading, grid = asdict(self.loading), self.grid
-        settings = (traces, grid.batch_size, grid.replays, grid.seeds[0])
+        settings = (traces, grid.batch_size, grid.replays, grid.seeds[0], self.chat)
         return Job(self.model, loading, self.entries, self.tasks, self.problems, *settings, warm_up)
 
 
@@ -102,8 +105,13 @@ def plan(
     grid: Grid,
     loading: Loading,
     cost_ratio: float | None = None,
+    chat: bool | None = None,
 ) -> Plan:
     """Resolves the arguments of a comparison. Raises SpecError, and ModelError for an unknown model."""
+    if chat is not None and not isinstance(chat, bool):
+        raise SpecError(
+            f"chat is True, False or None, got {chat!r}", hint="None applies a chat template if there is one"
+        )
     if cost_ratio is not None and (not (is_number(cost_ratio) and cost_ratio >= 0)):
         raise SpecError(
             f"cost_ratio is at least 0, got {cost_ratio}", hint="0.2 means a drafter's forward costs a fifth"
@@ -125,7 +133,7 @@ def plan(
         all_entries, notes = entries.with_references(all_entries, family)
     selection: dict[str, Any] = {"split": grid.split, "n": grid.limit, "seed": grid.problem_seed}
     problems = {name: task.problems(**selection) for name, task in tasks.items()}
-    identity = {"pardec": __version__, "family": family, **_identity(model, loading)}
+    identity = {"pardec": __version__, "family": family, **_identity(model, loading), **_chat(model, chat)}
     config = {
         "format": FORMAT,
         **identity,
@@ -137,8 +145,8 @@ def plan(
         "generate": dict(arguments),
         "notes": notes,
     }
-    batches = units.batches(all_entries, problems, grid.seeds, grid.batch_size, identity)
-    return Plan(model, loading, grid, tuple(all_entries), tasks, problems, batches, config)
+    batches = units.batches(all_entries, tasks, problems, grid.seeds, grid.batch_size, identity)
+    return Plan(model, loading, grid, chat, tuple(all_entries), tasks, problems, batches, config)
 
 
 def _identity(model: Model | str, loading: Loading) -> dict[str, Any]:
@@ -153,6 +161,12 @@ def _identity(model: Model | str, loading: Loading) -> dict[str, Any]:
     version = model.network.weights_version
     updated = {"weights_version": version} if version else {}
     return {"model": model.name, **settings, **_quantization(model.quantized), **updated}
+
+
+def _chat(model: Model | str, chat: bool | None) -> dict[str, str]:
+    """Whether prompts are put into the chat template; empty for an embedded model's default, which has none."""
+    embedded = model in embedded_names() if isinstance(model, str) else is_embedded(model)
+    return {} if chat is None and embedded else {"chat": "auto" if chat is None else "chat" if chat else "raw"}
 
 
 def _quantization(quantize: str | None) -> dict[str, str]:

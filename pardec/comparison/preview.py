@@ -17,7 +17,7 @@ from .run import Folder
 if TYPE_CHECKING:
     from ..api import Model
 
-_ELSE = ("prompts", "scorer", "cost_ratio", "out", "resume", "retry_failed", "executor", "workers", "progress")
+_ELSE = ("prompts", "scorer", "chat", "cost_ratio", "out", "resume", "retry_failed", "executor", "workers", "progress")
 
 
 def preview(
@@ -47,6 +47,7 @@ def preview(
         grid,
         loading,
         arguments.get("cost_ratio"),
+        arguments.get("chat"),
     )
     out, finished = arguments.get("out"), {}
     check_folder(out, arguments.get("resume", False))

@@ -91,7 +91,7 @@ class Folder:
             return previous
         if entries:
             problem = "holds a run already" if previous is not None else "is not empty, and holds no run"
-            resuming = "--resume goes on with it; or " if previous is not None else ""
+            resuming = "resume=True goes on with it; or " if previous is not None else ""
             raise SpecError(f"{self.home} {problem}", hint=f"{resuming}choose another folder")
         return None
 

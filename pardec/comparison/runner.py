@@ -26,6 +26,7 @@ from .entries import SamplerLike
 from .plan import Grid, Loading, Plan, loadable, plan
 from .progress import progress as show_progress
 from .run import Folder, Run
+from .scoring import ScorerCheck
 from .table import Table
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def compare(
     *,
     prompts: sources.Prompts | None = None,
     scorer: str | Score | None = None,
+    chat: bool | None = None,
     limit: int = 50,
     seeds: Sequence[int] = (0,),
     split: str = "heldout",
@@ -78,6 +80,8 @@ def compare(
         prompts: instead of a task or in addition: a file, a list of texts, or of {"prompt": ..., "answer": ...}.
         scorer: of the prompts: "exact", "number", "file.py:function", or a function of (problem, text) that returns a
             number in 0..1; for ray, one that other processes can import. A run resumes only with the same source code.
+        chat: put text prompts into the model's chat template, as user messages, or pass plain text (False); None
+            does what `pardec generate` does: the template if there is one, but not for embedded models.
         limit: problems per task.
         seeds: each problem is decoded once per seed.
         split, problem_seed: select the problems of a task.
@@ -98,7 +102,8 @@ def compare(
         device, dtype, device_map, revision, offline, mask_id, decoder, text_encoder, quantize, cuda_graphs, adapter: as
             in `load`, if `model` is a name.
         generate_arguments: as in `generate`: max_new_tokens, block_length, temperature, top_k, top_p, cfg,
-            cfg_interval, stop_ids, block_align. Image models default to the sampling settings of their authors.
+            cfg_interval, stop_ids, block_align. Without max_new_tokens an answer gets the length that its task
+            declares, 64 tokens for prompts. Image models default to the sampling settings of their authors.
 
     Raises:
         SpecError: before weights are read, for invalid arguments: a sampler, a task, a folder of another run.
@@ -134,8 +139,11 @@ def compare(
             adapter,
         ),
         cost_ratio,
+        chat,
     )
     pool = make_executor(executor, workers=workers)
+    if scorer is not None and pool.leads:
+        _warn_of_missing_answers(comparison)
     with _run_folder(out) as home:
         location = {"device": device, "device_map": device_map, "executor": executor, "workers": workers}
         location["cuda_graphs"] = cuda_graphs
@@ -178,8 +186,11 @@ def _decode(
     total = sum(map(len, comparison.batches))
     references = sum(unit.reference for batch in comparison.batches for unit in batch)
     with show_progress(visible if pool.leads else False, total, file.count(), references) as report:
+        check = ScorerCheck(comparison.tasks, comparison.problems, _warn if pool.leads else lambda text: None)
 
         def keep(rows: list[Row]) -> None:
+            for row in rows:
+                check.row(row)
             file.append(rows)
             report(file.count())
 
@@ -204,6 +215,14 @@ def environment() -> dict[str, Any]:
     source = {name: value for name, value in checkout().items() if name != "path"}
     start = datetime.now(UTC).isoformat(timespec="seconds")
     return {"began": start, **versions(), **source, **machine(), "load_average": load}
+
+
+def _warn_of_missing_answers(comparison: Plan) -> None:
+    """Says, before anything is decoded, that a scorer which was asked for has nothing to compare with."""
+    for task in comparison.tasks.values():
+        missing = set(sources.unanswered(task))
+        if missing.issuperset(problem.id for problem in comparison.problems[task.name]):
+            _warn(f"warning: no prompt of {task.name} has an answer, so that there is no accuracy")
 
 
 def _warn(text: str) -> None:

@@ -16,9 +16,11 @@ from ..io.prompt_files import read_item
 from ..tasks import FileTask, Problem, Task, expand, task
 from ..tasks.files import answer_of
 from ..tasks.functions import code_of, importable, name_of
-from ..tasks.scorers import Score, Scorer, scorer
+from ..tasks.scorers import SCORERS, Score, Scorer, scorer
 
 FIELDS = ("id", "prompt", "messages", "answer", "answers")  # of a prompt, as in the lines of a prompts file
+
+DEFAULT_SCORER = "exact"
 
 Prompts = str | Path | Sequence[str | Mapping[str, Any]]
 
@@ -56,6 +58,14 @@ def refuse_unnamed(scorer: str | Score | None, executor: str) -> None:
         )
 
 
+def unanswered(task: Task) -> list[str]:
+    """The ids of the problems without the answer that a scorer of the package compares with."""
+    name = getattr(task, "scorer", None)
+    if not isinstance(task, FileTask | PromptTask) or not isinstance(name, str) or name not in SCORERS:
+        return []
+    return [problem.id for problem in task.problems(n=None) if problem.answer is None]
+
+
 def tasks(
     names: str | Task | Sequence[str | Task] | None, prompts: Prompts | None, scorer: str | Score | None
 ) -> dict[str, Task]:
@@ -65,7 +75,7 @@ def tasks(
         by_name for item in task_list for by_name in ([item] if isinstance(item, Task) else map(task, expand(item)))
     ]
     if prompts is not None:
-        all_tasks.append(_prompts(prompts, scorer or "exact"))
+        all_tasks.append(_prompts(prompts, scorer or DEFAULT_SCORER))
     elif scorer is not None:
         raise SpecError("a scorer is given without prompts", hint="tasks have their own scorers; pass prompts too")
     if not all_tasks:
@@ -86,8 +96,13 @@ def config(task: Task, problems: Sequence[Problem]) -> dict[str, Any]:
         "file": None if path is None else str(path),
         "scorer": task_scorer and name_of(task_scorer),
         "problems": len(problems),
-        "digest": key_of([[problem.id, problem.prompt, problem.answer] for problem in problems], code_of(task_scorer)),
+        "tokens": max(map(task.length, problems)),
+        "digest": key_of([_identity(problem) for problem in problems], code_of(task_scorer)),
     }
+
+
+def _identity(problem: Problem) -> list[Any]:
+    return [problem.id, problem.prompt, problem.answer, *([problem.settings] if problem.settings else [])]
 
 
 def _prompts(prompts: Prompts, scoring: str | Score) -> Task:

@@ -32,10 +32,10 @@ PathLike = str | Path | None
 
 # The fields of a row, in the order of the CSV columns; the last two are spread over several columns there.
 FIELDS = (
-    "sampler", "spec", "exact", "problems", "seeds", "failed", "error", "accuracy", "accuracy_low", "accuracy_high",
-    "lenient", *metrics.FIGURES, "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high",
-    "seconds_per_forward", "speed_up", "cost_ratio", "simulated_speed_up", "floor_share", "agreement", "identical",
-    "mismatches", "ties", "acceptance_by_position", "by_task",
+    "sampler", "spec", "exact", "problems", "seeds", "failed", "error", "cut", "accuracy", "accuracy_low",
+    "accuracy_high", "lenient", *metrics.FIGURES, "tokens_per_second", "tokens_per_second_low",
+    "tokens_per_second_high", "seconds_per_forward", "speed_up", "cost_ratio", "simulated_speed_up", "floor_share",
+    "agreement", "identical", "mismatches", "ties", "acceptance_by_position", "by_task",
 )  # fmt: skip
 
 
@@ -77,6 +77,7 @@ class Table:
             "seeds": len({row["seed"] for row in rows}),
             "failed": errors.total(),
             "error": errors.most_common(1)[0][0] if errors else None,
+            "cut": sum(bool(row.get("cut")) for row in finished) if finished else None,
             **metrics.quality(rows, self._scored),
             **{name: figure(rows) for name, figure in metrics.FIGURES.items()},
             **metrics.speed(rows, self._device),
@@ -288,6 +289,7 @@ _SHORT = (
     _Short("sampler", "sampler", lambda row: str(row["sampler"])),
     _Short("exact", "exact", lambda row: str(row["exact"])),
     _Short("accuracy", "accuracy", _accuracy),
+    _Short("cut", "cut", lambda row: str(row["cut"] or "")),
     _Short("lenient", "lenient", lambda row: _share(row, "lenient") if row["lenient"] != row["accuracy"] else ""),
     _Short("FID", "distance", lambda row: _number(row, "distance", ".2f")),
     _Short("forwards", "nfe", lambda row: _number(row, "nfe", ".1f")),

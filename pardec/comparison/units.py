@@ -8,7 +8,7 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from ..io.jsonl import key_of
-from ..tasks import Problem
+from ..tasks import Problem, Task
 from .entries import Entry
 
 Problems = Mapping[str, Sequence[Problem]]  # by task
@@ -27,7 +27,12 @@ class Unit:
 
 
 def batches(
-    entries: Sequence[Entry], problems: Problems, seeds: Sequence[int], size: int, identity: Mapping[str, Any]
+    entries: Sequence[Entry],
+    tasks: Mapping[str, Task],
+    problems: Problems,
+    seeds: Sequence[int],
+    size: int,
+    identity: Mapping[str, Any],
 ) -> list[list[Unit]]:
     """All units of a run, in batches.
 
@@ -43,7 +48,7 @@ def batches(
             queue = []
             for task, own in problems.items():
                 order = sorted(range(len(own)), key=lambda index: (len(str(own[index].prompt)), index))
-                units = [_unit(entry, seed, task, index, own[index], identity) for index in order]
+                units = [_unit(entry, seed, tasks[task], task, index, own[index], identity) for index in order]
                 queue += [units[at : at + size] for at in range(0, len(units), size)]
             queues.append(queue)
     return [batch for batch in chain.from_iterable(zip_longest(*queues)) if batch is not None]
@@ -72,6 +77,8 @@ def remaining(planned: Sequence[Sequence[Unit]], finished: Mapping[str, Any]) ->
     return [unfinished for batch in planned if (unfinished := [unit for unit in batch if unit.key not in finished])]
 
 
-def _unit(entry: Entry, seed: int, task: str, index: int, problem: Problem, identity: Mapping[str, Any]) -> Unit:
-    key = key_of(identity, entry.spec, entry.arguments, task, index, problem.prompt, seed)
-    return Unit(key, entry.sampler, seed, task, index, entry.reference)
+def _unit(
+    entry: Entry, seed: int, task: Task, name: str, index: int, problem: Problem, identity: Mapping[str, Any]
+) -> Unit:
+    key = key_of(identity, entry.spec, entry.arguments_for(task, problem), name, index, problem.prompt, seed)
+    return Unit(key, entry.sampler, seed, name, index, entry.reference)

@@ -18,11 +18,13 @@ from pardec.samplers.rng import row_seed
 from ..environment import processor
 from ..executors.base import describe_error
 from ..io.jsonl import Row
-from ..requests import draft_models
+from ..requests import chat_template, draft_models
 from ..requests.class_images import ClassCall
+from ..requests.cut_answers import is_cut
 from ..requests.text import Call
 from ..result import Result
-from ..tasks import Task
+from ..tasks import Problem, Task
+from ..tasks.functions import ScoreError
 from .entries import Entry
 from .memory import Peak
 from .units import Problems, Unit
@@ -34,9 +36,9 @@ _Ready = tuple[Unit, Call | ClassCall]
 
 # The fields of a row that come from decoding; null where the row failed.
 FIGURES = (
-    "text", "tokens", "finish", "generated", "nfe", "nfe_to_end", "tokens_fed", "score", "lenient", "steps", "scores",
-    "drafted", "accepted", "draft_forwards", "cost_ratio", "deviation", "tested", "kept", "parts", "seconds", "batch",
-    "peak_memory",
+    "text", "tokens", "finish", "generated", "cut", "chat", "nfe", "nfe_to_end", "tokens_fed", "score", "lenient",
+    "steps", "scores", "drafted", "accepted", "draft_forwards", "cost_ratio", "deviation", "tested", "kept", "parts",
+    "seconds", "batch", "peak_memory",
 )  # fmt: skip
 
 
@@ -53,6 +55,7 @@ class Job:
     batch_size: int
     replays: int  # problems of each task whose results are saved
     first_seed: int  # only results of this seed are saved
+    chat: bool | None = None  # whether text prompts go into the chat template; None is the default of `generate`
     warm_up: bool = True  # decode one untimed batch of each sampler first
 
     def worker(self) -> Worker:
@@ -68,6 +71,7 @@ class Worker:
 
         self.job = job
         self.model = load(job.model, **job.loading) if isinstance(job.model, str) else job.model
+        self.chat = chat_template.applies(self.model, job.chat)
         self.entries = {entry.sampler: entry for entry in job.entries}
         self.peak = Peak(self.model.network.device)
         self.device = device_name(self.model)
@@ -119,15 +123,17 @@ class Worker:
                 timing = {"id": batch_id, **asdict(serving.batch)}
                 if serving.waits is None:
                     timing["rows"] = len(group)  # the other units join this batch later
-                yield self._row(unit, entry, item.result, timing | {"waits": serving.waits}, self.peak.read())
+                yield self._row(unit, entry, group[item.index][1], item.result, timing | {"waits": serving.waits})
 
     def _call(self, entry: Entry, unit: Unit) -> Call | ClassCall:
-        problem = self.job.problems[unit.task][unit.index]
-        prompt = {"prompt": [problem.prompt]} if problem.label is None else {"label": [problem.label]}
+        problem, task = self.job.problems[unit.task][unit.index], self.job.tasks[unit.task]
+        text = chat_template.as_message(problem.prompt) if self.chat else problem.prompt
+        prompt = {"prompt": [text]} if problem.label is None else {"label": [problem.label]}
         seeds = [row_seed(unit.seed, unit.index)]
-        return self.model.prepare(**prompt, sampler=entry.asked, seed=seeds, **entry.arguments)
+        return self.model.prepare(**prompt, sampler=entry.asked, seed=seeds, **entry.arguments_for(task, problem))
 
-    def _row(self, unit: Unit, entry: Entry, result: Result, timing: Mapping[str, Any], memory: int | None) -> Row:
+    def _row(self, unit: Unit, entry: Entry, call: Call | ClassCall, result: Result, timing: Mapping[str, Any]) -> Row:
+        memory = self.peak.read()
         problem, text = self.job.problems[unit.task][unit.index], result.text[0] if result.text else None
         task = self.job.tasks[unit.task]
         answer: Any = text if task.answers == "text" else result.images[0] if result.images else None
@@ -135,16 +141,18 @@ class Worker:
             score = None if answer is None else task.score(problem, answer)
             lenient = None if answer is None else task.lenient(problem, answer)
             scorer_fields = {} if answer is None else task.seen(problem, answer)
-        except Exception as error:  # of a user's own scorer
-            return self._error_row(unit, error)
+        except ScoreError as error:  # of a user's own scorer
+            where = f" ({error.hint})" if error.hint else ""
+            return self._error_row(unit, ScoreError(f"{error}{where}"))
         if unit.index < self.job.replays and unit.seed == self.job.first_seed:
             result.save(self.job.traces / unit.key)
         steps, scores = commits(result)
+        ending = {"tokens": result.tokens[0], "finish": result.finish[0], "generated": result.generated[0]}
         figures = {
             "text": text,
-            "tokens": result.tokens[0],
-            "finish": result.finish[0],
-            "generated": result.generated[0],
+            **ending,
+            "cut": isinstance(call, Call) and is_cut(ending, call.settings),
+            "chat": self._template(problem),
             "nfe": result.nfe[0],
             "nfe_to_end": max(steps, default=-1) + 1 if result.sides is None else result.nfe[0],
             "tokens_fed": result.tokens_fed[0],
@@ -160,6 +168,11 @@ class Worker:
             "peak_memory": memory,
         }
         return {**self._identity(unit, entry), "spec": result.spec, "exact": result.exact, **figures, **self._origin()}
+
+    def _template(self, problem: Problem) -> bool | None:
+        """Whether a text prompt is in the chat template; None where there is no choice."""
+        plain = problem.label is None and isinstance(problem.prompt, str)
+        return self.chat if plain and chat_template.worth_saying(self.model, self.job.chat) else None
 
     def _drafting(self, entry: Entry, result: Result) -> Row:
         """The drafting figures of a one-row result of the verify loop, or the refiner's of token maps; else null."""

@@ -70,7 +70,7 @@ def _served(model: pardec.Model, rows: Sequence[Path]) -> Iterable[list[int]]:
 
 def _answered(model: pardec.Model) -> Iterable[list[int]]:
     if model.tokenizer is None:
-        raise SpecError(f"{model.name} comes without a tokenizer", hint="give ids that it served with --rows FILE")
+        raise SpecError(f"{model.name} comes without a tokenizer", hint="give ids that it served with rows=FILE")
     prompts = [chat_ids(model, str(problem.prompt)) for problem in pardec.task("arithmetic").problems(n=_PROMPTS)]
     result = model.generate(input_ids=prompts, max_new_tokens=_ANSWER, sampler="sequential")
     return [[*prompt, *answer] for prompt, answer in zip(prompts, result.tokens, strict=True)]

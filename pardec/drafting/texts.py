@@ -121,7 +121,7 @@ def _prompts(model: pardec.Model, how: Writing, rng: random.Random, number: int)
 def _generator(name: str) -> Generator:
     generator = task(name)
     if not isinstance(generator, Generator):
-        raise SpecError(f"task {name} has no training problems", hint="write --prompts FILE for prompts of a file")
+        raise SpecError(f"task {name} has no training problems", hint="prompts=FILE takes the prompts of a file")
     return generator
 
 

@@ -40,6 +40,6 @@ def load_without_weights(
         model = load(name, device="cpu", dtype=dtype, **options)
     if dtype == "auto":
         raise SpecError(
-            f"the dtype of {model.name} cannot be determined here", hint="set it, for example --dtype bfloat16"
+            f"the dtype of {model.name} cannot be determined here", hint='set it, for example dtype="bfloat16"'
         )
     return model

@@ -126,12 +126,13 @@ class RowsFile:
         if run != self.run:
             raise SpecError(
                 f"{self.path} has rows of other settings: {'; '.join(differences(run, self.run))}",
-                hint="choose another -o, or start over with --overwrite",
+                hint="choose another file, or start over with overwrite=True",
             )
 
     def _not_a_row(self, number: int, why: str) -> SpecError:
         return SpecError(
-            f"{self.path}, line {number} is not a row of a run: {why}", hint="choose another -o, or --overwrite"
+            f"{self.path}, line {number} is not a row of a run: {why}",
+            hint="choose another file, or start over with overwrite=True",
         )
 
     # --- writing ---
@@ -217,7 +218,7 @@ class RowsFile:
         """The file for reading; an empty one if it does not exist."""
         if self.path.exists() and not self.path.is_file():
             what = "a folder" if self.path.is_dir() else "not a regular file"
-            raise RowsError(f"{self.path} is {what}, and rows need a file", hint="choose another -o")
+            raise RowsError(f"{self.path} is {what}, and rows need a file", hint="choose another file")
         try:
             file = FileIO(self.path)
         except FileNotFoundError:

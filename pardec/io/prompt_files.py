@@ -44,7 +44,7 @@ def read_text(content: str, where: str, *, json_lines: bool) -> list[Item]:
     # Not splitlines: JSON texts may contain other line separators, such as U+2028.
     lines = [(number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
     if not lines:
-        raise SpecError(f"{where} has no prompt", hint='pass -p "...", --prompts FILE.jsonl, or pipe prompts in')
+        raise SpecError(f"{where} has no prompt", hint="write one prompt a line")
     if not json_lines:
         return [Item(index, line.removesuffix("\r"), number) for index, (number, line) in enumerate(lines)]
     return [_parse_line(line, index, number, f"{where}, line {number}") for index, (number, line) in enumerate(lines)]

@@ -117,6 +117,8 @@ def check_run(
     problems = [task(each) for name in tasks for each in expand(name)]
     if prompts is not None:
         problems.append(FileTask(prompts, scorer=scorer or "exact"))
+    if arguments.get("block_length") is not None and problems:  # it may be as long as the answers of the tasks
+        arguments = {"max_new_tokens": max(each.tokens for each in problems), **arguments}
     kind = check(model, samplers, arguments, placing)
     if kind is not None:
         check_answered(kind, model, problems)

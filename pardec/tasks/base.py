@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import random
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pardec.models.errors import SpecError, did_you_mean
@@ -27,6 +28,7 @@ class Problem:
     prompt: str | list[dict[str, Any]]
     answer: Any
     label: int | None = None  # in place of the prompt, the class that a model of images is asked for
+    settings: Mapping[str, Any] | None = field(default=None, hash=False)  # its own arguments of `generate`, of a file
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,10 @@ class Task(ABC):
     @abstractmethod
     def score(self, problem: Problem, text: str) -> float | None:
         """How right text is as an answer to problem, in [0, 1]; exact is 1.0. None where nothing says what is right."""
+
+    def length(self, problem: Problem) -> int:
+        """Tokens that an answer to `problem` and its end fit into, where no other length is asked for."""
+        return self.tokens
 
     def lenient(self, problem: Problem, text: str) -> float | None:
         """The score with slips of form forgiven; the same as `score` where a task knows none."""

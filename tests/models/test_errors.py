@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import pickle
+import traceback
 
 import pytest
 
@@ -13,6 +15,14 @@ def test_an_error_is_one_line_and_a_hint():
     assert errors.PardecError("alone").hint is None
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.hint) == (str(error), error.hint)
+
+
+def test_hint_is_printed_once_with_an_uncaught_error():
+    error = errors.SpecError("what is wrong", "what would work")
+    for same in (error, pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        lines = "".join(traceback.format_exception_only(same)).splitlines()
+        assert lines == ["pardec.models.errors.SpecError: what is wrong", "what would work"]
+    assert not hasattr(errors.PardecError("alone"), "__notes__")
 
 
 @pytest.mark.parametrize(

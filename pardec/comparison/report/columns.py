@@ -206,6 +206,7 @@ MEANINGS = {column.key: column.meaning for column in COLUMNS} | {
     "exact": "greedy: the tokens equal those of sequential decoding; distribution: they have the same distribution; "
     "relaxed: neither is promised",
     "failed": "problems that ended in an error",
+    "cut": "answers that reached their limit of tokens before an end token",
 }
 
 
@@ -221,7 +222,7 @@ def columns(rows: Sequence[Row]) -> list[Column]:
     return [column for column in (*COLUMNS, *extra) if column.worth_showing(rows)]
 
 
-_OTHER_COLUMNS = {"problems", "seeds", "failed"}
+_OTHER_COLUMNS = {"problems", "seeds", "failed", "cut"}
 
 
 def _number(value: Any) -> bool:

@@ -36,6 +36,8 @@ def call_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     arguments["samplers"] = [entry["sampler"] for entry in config["samplers"] if not entry["reference"]]
     if "sweep" in config:
         arguments |= {"samplers": config["sweep"], "sweep": True}
+    if config.get("chat") in ("chat", "raw"):
+        changed["chat"] = config["chat"] == "chat"
     return {**arguments, **changed, **generate}
 
 
@@ -54,6 +56,8 @@ def shell(config: Mapping[str, Any]) -> list[str]:
     for name, value in arguments.items():
         if name == "references":
             lines.append("--no-references")
+        elif name == "chat":
+            lines.append("--chat" if value else "--raw")
         elif value is True:
             lines.append(f"--{name.replace('_', '-')}")
         elif name == "seeds":

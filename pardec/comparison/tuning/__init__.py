@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pardec.models.errors import SpecError
+
 from ...executors import executor as make_executor
+from ...requests import chat_template
 from ...requests.early import check_folder
+from ...requests.settings import MAX_NEW_TOKENS
 from ...tasks import Task
 from ...tasks.scorers import Score
 from .. import sources
@@ -47,6 +51,7 @@ def tune(
     block_lengths: Sequence[int] = (),
     prompts: sources.Prompts | None = None,
     scorer: str | Score | None = None,
+    chat: bool | None = None,
     seed: int = 0,
     batch_size: int = 8,
     out: str | Path | None = None,
@@ -67,7 +72,7 @@ def tune(
 
     Args:
         model: a loaded model, or the name of one; executors other than "local" need a name.
-        task, prompts, scorer: as in `compare`; every problem needs a score.
+        task, prompts, scorer, chat: as in `compare`; every problem needs a score.
         max_drop: points of accuracy that may be lost against `sequential`.
         budget: most decodes of the search, each of one candidate on one problem.
         confirm: problems of the confirmation; None takes enough to decide about the bound, 100 to 500.
@@ -95,12 +100,15 @@ def tune(
     check_folder(out, resume)
     request = SearchRequest(max_drop, budget, confirm, cost, samplers, caches, block_lengths, seed)
     loading, tasks = _read(task, prompts, scorer, executor, arguments)
+    arguments = _with_length(arguments, tasks)
     request.space(Fit.without_weights(model, loading, arguments))  # raises SpecError before weights are read
     fit = Fit.of(model, loading, arguments)
     plan = prepare(fit, tasks, request)
     tuning = plan.tuning
     settings = {"seeds": (seed,), "batch_size": batch_size, "executor": executor, "workers": workers}
-    settings |= {"resume": resume, "progress": progress, **loading, **arguments}
+    settings |= {"resume": resume, "progress": progress, "chat": chat, **loading, **arguments}
+    if chat_template.worth_saying(fit.loaded, chat):
+        told(chat_template.sentence(fit.name, applied=chat_template.applies(fit.loaded, chat)))
     model_name: Model | str = str(model) if executor != "local" and isinstance(model, str | Path) else fit.loaded
     bench = Bench(model_name, settings, None if out is None else Path(out))
     rungs: list[int] = []
@@ -149,6 +157,7 @@ def preview(
     *,
     prompts: sources.Prompts | None = None,
     scorer: str | Score | None = None,
+    chat: bool | None = None,
     out: str | Path | None = None,
     executor: str = "local",
     **arguments: Any,
@@ -161,8 +170,16 @@ def preview(
         **{field.name: arguments.pop(field.name) for field in fields(SearchRequest) if field.name in arguments}
     )
     loading, tasks = _read(task, prompts, scorer, executor, arguments)
+    arguments = _with_length(arguments, tasks)
     fit = Fit.without_weights(model, loading, arguments)
     return summary(fit, prepare(fit, tasks, request), tasks, request, None if out is None else Path(out))
+
+
+def _with_length(arguments: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[str, Any]:
+    """The arguments of `generate` with the length that the tasks declare, if it is one and not the default."""
+    lengths = {task.tokens for task in tasks.values()} - {MAX_NEW_TOKENS}
+    length = {"max_new_tokens": lengths.pop()} if len(lengths) == 1 and len(tasks) == 1 else {}
+    return {**length, **arguments}
 
 
 def _read(
@@ -175,4 +192,11 @@ def _read(
     """The arguments of `load`, removed from `arguments`, and the tasks."""
     sources.refuse_unnamed(scorer, executor)
     loading = {name: arguments.pop(name) for name in _LOADING if name in arguments}
-    return loading, sources.tasks(task, prompts, scorer)
+    tasks = sources.tasks(task, prompts, scorer)
+    for each in tasks.values():
+        if missing := sources.unanswered(each):
+            raise SpecError(
+                f"prompt {missing[0]} of {each.name} has no answer, and tuning needs a score of every prompt",
+                hint='give every prompt an "answer", or a scorer of your own that needs none',
+            )
+    return loading, tasks

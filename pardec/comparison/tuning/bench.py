@@ -39,6 +39,9 @@ class ProblemSet(Task):
     def score(self, problem: Problem, text: str) -> float | None:
         return self._tasks[problem.id].score(problem, text)
 
+    def length(self, problem: Problem) -> int:
+        return self._tasks[problem.id].length(problem)
+
     def lenient(self, problem: Problem, text: str) -> float | None:
         return self._tasks[problem.id].lenient(problem, text)
 

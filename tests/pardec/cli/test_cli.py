@@ -181,7 +181,7 @@ def test_other_settings_are_refused_with_the_difference_unless_overwritten(
     before = output.read_text()
     code, _, err = cli(*command, "-n", 4, "-s", "sequential")
     assert code == 2
-    assert "max_new_tokens 6 there, 4 now" in err
+    assert "--max-new-tokens 6 there, 4 now" in err
     assert "sequential" in err
     assert "--overwrite" in err
     assert output.read_text() == before
@@ -245,7 +245,7 @@ def test_more_prompts_than_a_batch_go_to_a_rows_file(cli: Cli, folder: Path, pro
     [
         (("generate", "MODEL", "-p", "a", "-s", "threshhold"), 2, "did you mean 'threshold'"),
         (("generate", "MODEL", "-p", "a", "-s", "threshold+fixed"), 2, "2 select policies"),
-        (("generate", "MODEL", "-p", "a", "-n", "0"), 2, "max_new_tokens"),
+        (("generate", "MODEL", "-p", "a", "-n", "0"), 2, "--max-new-tokens"),
         (("generate", "MODEL", "-p", ""), 2, "prompt 0 is empty"),
         (("generate", "MODEL", "-p", "a", "--max-tokens", "3"), 2, "No such option"),
         (("generate", "MODEL", "-p", "a", "--batch-size", "0"), 2, "batch-size"),
@@ -341,7 +341,7 @@ def test_what_a_checkpoint_says_is_overridden(cli: Cli) -> None:
     code, _, err = cli("generate", "tiny-dream", "-p", "a", "--attention", "causl")
     assert (code, "did you mean 'causal'" in err) == (2, True)
     assert "tiny-dream" in cli("generate", "tiny-dream", "-p", "a", "-n", "2", "--shift", "0", "--json")[1]
-    assert "block=3 was given" in cli("generate", "tiny-llama", "-p", "a", "--block", "3")[2]
+    assert "--block 3 was given" in cli("generate", "tiny-llama", "-p", "a", "--block", "3")[2]
 
 
 def test_show_tells_the_rule_the_parameters_and_the_source(cli: Cli) -> None:

@@ -31,7 +31,7 @@ def small(folder: Path, prompts: Path) -> Callable[..., pardec.Table]:
 
     def run(**arguments: Any) -> pardec.Table:
         given: dict[str, Any] = {"model": str(folder), "samplers": SPECS, "prompts": prompts, "scorer": "number"}
-        given |= {"max_new_tokens": 6, "batch_size": 3, "device": "cpu", "progress": False}
+        given |= {"max_new_tokens": 6, "batch_size": 3, "device": "cpu", "progress": False, "chat": False}
         return pardec.compare(**given | arguments)
 
     return run

@@ -106,7 +106,7 @@ def test_misuse_exits_2_with_a_hint(cli: Cli, folder: Path, arguments: tuple[str
 def test_recorded_forwards_are_asked_for_and_need_a_gpu(cli: Cli, command: tuple[object, ...]) -> None:
     code, out, err = cli(*command, "--cuda-graphs")
     assert (code != 0, out) == (True, "")
-    assert "cuda_graphs needs a CUDA device" in err
+    assert "--cuda-graphs needs a CUDA device" in err
 
 
 def test_a_run_with_recorded_forwards_says_so_in_its_commands() -> None:

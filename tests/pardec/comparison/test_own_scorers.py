@@ -13,7 +13,7 @@ from pardec.comparison import sources
 from pardec.comparison.report.commands import python, shell
 from pardec.models.errors import SpecError
 from pardec.tasks import FileTask, Problem
-from pardec.tasks.functions import importable
+from pardec.tasks.functions import ScoreError, importable
 from pardec.tasks.scorers import scorer
 
 Small = Callable[..., pardec.Table]
@@ -93,3 +93,49 @@ def test_other_processes_take_what_they_can_import(prompts: Path) -> None:
     with pytest.raises(SpecError, match="which cannot import") as caught:
         pardec.compare("tiny-dream", None, "threshold", prompts=prompts, scorer=lambda p, t: 1.0, executor="ray")
     assert "file.py:function" in str(caught.value.hint)
+
+
+def test_a_scorer_that_fails_on_the_first_row_ends_the_run(small: Small, tmp_path: Path) -> None:
+    for result, message in ((2.0, "returned 2.0 for problem"), (None, "failed on problem")):
+        rated: list[str] = []
+
+        def wrong(problem: Problem, text: str, result: float | None = result, rated: list[str] = rated) -> float:
+            rated.append(problem.id)
+            return result if result is not None else len(text) / 0
+
+        with pytest.raises(ScoreError, match=message) as caught:
+            small(scorer=wrong, limit=8, out=tmp_path / message[:6], references=False, samplers=["threshold"])
+        assert len(rated) == 1
+        assert caught.value.hint
+        assert not (tmp_path / message[:6] / "rows.jsonl").exists()
+
+
+def test_a_scorer_that_fails_later_makes_failed_rows(small: Small) -> None:
+    calls: list[str] = []
+
+    def fragile(problem: Problem, text: str) -> float:
+        calls.append(problem.id)
+        return 1.0 if len(calls) < 3 else 2.0
+
+    [row] = small(scorer=fragile, limit=4, references=False, samplers=["threshold"]).rows
+    assert 0 < row["failed"] < 4
+
+
+def test_a_scorer_that_returns_none_is_said(small: Small, capsys: pytest.CaptureFixture[str]) -> None:
+    table = small(scorer=lambda problem, text: None, limit=3, references=False, samplers=["threshold"])
+    assert "returned None for problem" in capsys.readouterr().err
+    assert any("no problem has a score, since the scorer returned None" in note for note in table.notes)
+    assert table.rows[0]["accuracy"] is None
+
+
+def test_prompts_without_answers_are_said_before_decoding(small: Small, capsys: pytest.CaptureFixture[str]) -> None:
+    table = small(prompts=["Ann.", "Tom."], references=False, samplers=["threshold"])
+    assert capsys.readouterr().err.startswith("warning: no prompt of prompts has an answer")
+    assert any("no problem has a score, since the prompts have no answer" in note for note in table.notes)
+    with pytest.raises(SpecError, match="prompt 1 of prompts has no answer, and tuning needs"):
+        pardec.tune("tiny-dream", prompts=[{"prompt": "Ann.", "answer": "3"}, "Tom."], samplers=["threshold"])
+
+
+def test_the_table_names_the_scorer(small: Small, prompts: Path) -> None:
+    table = small(scorer=None, limit=2, references=False, samplers=["threshold"])
+    assert any("answers are scored by 'exact', which wants the answer's text" in note for note in table.notes)

@@ -83,7 +83,8 @@ def test_sampling_has_no_references_and_says_so(small: Small, model: pardec.Mode
     table = small(model=model, temperature=1.0)
     assert {row["floor_share"] for row in table.rows} == {None}
     assert {row["agreement"] for row in table.rows} == {None}
-    assert table.notes == [f"{spec}: no agreement and no floor, since it samples" for spec in SPECS]
+    notes = [note for note in table.notes if "agreement" in note]
+    assert notes == [f"{spec}: no agreement and no floor, since it samples" for spec in SPECS]
 
 
 def test_an_autoregressive_model_has_agreement_and_no_floor() -> None:
@@ -277,7 +278,7 @@ def test_a_changed_config_is_refused_with_the_difference(small: Small, tmp_path:
         ({"max_new_tokens": 5}, "generate max_new_tokens 6 there, 5 now"),
         ({"samplers": ["threshold"]}, r"samplers \['threshold:tau=0.2\+eos', 'sequential@dual'\] there, \['thres"),
         ({"limit": 4}, "limit 50 there, 4 now"),
-        ({"scorer": "exact"}, "task cups scorer 'number' there, 'exact' now$"),
+        ({"scorer": "exact"}, "task cups scorer 'number' there, 'exact' now"),
         ({"dtype": "float64"}, "dtype 'auto' there, 'float64' now"),
         ({"prompts": ["Tom."]}, "task cups problems 10 there, None now.*; task prompts problems None there, 1 now"),
     ):
@@ -299,10 +300,10 @@ def test_prompts_may_move_but_neither_they_nor_their_scorer_may_change(
     small(prompts=first, **arguments)
     small(prompts=second, **arguments)
     second.write_text(prompts.read_text().replace("Sara", "Anna"))
-    with pytest.raises(SpecError, match="task p digest .* there, .* now$"):
+    with pytest.raises(SpecError, match="task p digest .* there, .* now"):
         small(prompts=second, **arguments)
     (tmp_path / "mine.py").write_text("def rate(problem, text):\n    return 0\n")
-    with pytest.raises(SpecError, match="task p digest .* there, .* now$"):
+    with pytest.raises(SpecError, match="task p digest .* there, .* now"):
         small(prompts=first, **arguments)
 
 
@@ -315,7 +316,7 @@ def test_a_folder_with_something_in_it_is_left_alone(small: Small, tmp_path: Pat
     small(out=tmp_path / "run", resume=True, samplers=["threshold"], references=False)  # there is none yet: it begins
     with pytest.raises(SpecError, match="holds a run already") as caught:
         small(out=tmp_path / "run")
-    assert "--resume" in str(caught.value.hint)
+    assert "resume=True" in str(caught.value.hint)
 
 
 def test_failed_rows_are_kept_until_they_are_to_be_tried_again(

@@ -1,0 +1,83 @@
+"""Errors in the words of the command line: names of Python arguments become names of options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+# Arguments of Python that an option has under another name.
+_PLURALS = {"samplers": "sampler", "caches": "cache", "block_lengths": "block_length"}
+_FILES = ("allowed", "response_format")  # options that name a file with the value
+_BEFORE = r"(?<![\w:,.+@/\"'-])"  # not a parameter of a spec, a part of a path, nor quoted
+_SAFE = re.compile(r"[^\s$`*?;&|<>()]+")  # what a shell takes as it is written
+_VALUE = r"\"[^\"]*\"|'[^']*'|\[[^\]]*\]|\([^)]*\)|\{[^}]*\}|[^\s,;()]+(?=[\s,;()]|$)"
+
+
+def option_names(app: Any, arguments: Sequence[str]) -> dict[str, str]:
+    """The options of the command that `arguments` begin with, by the name of the argument in Python."""
+    import typer
+
+    command: Any = typer.main.get_command(app)
+    for word in arguments:
+        inner = getattr(command, "commands", {}).get(word)
+        if inner is None:
+            break
+        command = inner
+    names: dict[str, str] = {}
+    for parameter in command.params:
+        long = [name for name in parameter.opts if name.startswith("--")]
+        if long:
+            names[str(parameter.name).rstrip("_")] = long[0]
+        if parameter.secondary_opts:
+            names[f"{parameter.name}=False"] = parameter.secondary_opts[0]
+    names |= {plural: names[name] for plural, name in _PLURALS.items() if name in names}
+    if "no_references" in names:
+        names["references=False"] = names.pop("no_references")
+    return names
+
+
+def as_options(text: str, names: Mapping[str, str]) -> str:
+    """`text` with options in place of the arguments of Python that `names` maps to them.
+
+    >>> names = {"max_new_tokens": "--max-new-tokens", "sampler": "--sampler", "stop": "--stop"}
+    >>> as_options("max_new_tokens=64 asks for 64 tokens; sampler=\\"fixed:steps=32\\"", names)
+    '--max-new-tokens 64 asks for 64 tokens; --sampler fixed:steps=32'
+    >>> as_options("leave out stop or max_new_tokens", names)
+    'leave out --stop or --max-new-tokens'
+    """
+    for name in names:
+        if "=" in name:
+            text = text.replace(name, names[name])
+    for name, option in sorted(names.items(), key=lambda each: -len(each[0])):
+        if not name.isidentifier():
+            continue
+        word = re.escape(name)
+        with_value = partial(_with_value, name, option)
+        text = re.sub(rf"{_BEFORE}{word}=({_VALUE})", lambda match, write=with_value: write(match[1]), text)
+        text = re.sub(rf"{_BEFORE}{word}=(?=[\s,;.)]|$)", option, text)
+        if "_" in name:
+            text = re.sub(rf"{_BEFORE}{word}(?![\w/(:\"'-]|\.\w)", option, text)
+        else:  # an ordinary word: only where a sentence speaks of the argument
+            text = re.sub(rf"\b(leave(?: out)?|with|without) {word}(?= out\b| or\b|[,;.]|$)", rf"\1 {option}", text)
+    return text
+
+
+def _with_value(name: str, option: str, value: str) -> str:
+    """An option with the value that Python's argument has."""
+    if name in _FILES:
+        return f"{option} FILE.json"
+    if value in ("True", "False"):
+        return option if value == "True" else f"no {option}"
+    if value[0] in "[(":  # several values: a repeated option, or numbers with commas
+        inner = value[1:-1].strip()
+        texts = re.findall(r"\"([^\"]*)\"|'([^']*)'", inner)
+        if texts:
+            return " ".join(f"{option} {shlex.quote(first or second)}" for first, second in texts)
+        return f"{option} {inner.replace(' ', '')}"
+    if value[0] in "\"'":
+        inner = value[1:-1]
+        return f"{option} {inner}" if _SAFE.fullmatch(inner) else f"{option} {shlex.quote(inner)}"
+    return f"{option} {value}"

@@ -1,0 +1,29 @@
+"""Answers that reached their limit of tokens before an end token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def is_cut(row: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Whether the answer of a row was cut at `max_new_tokens`.
+
+    Args:
+        row: with its `tokens`, how many were `generated` before an end token, and `finish`.
+        settings: of its call: `max_new_tokens`, and the `stop_ids`; without any, the length is what was asked for.
+    """
+    length = len(row["tokens"])
+    whole = row["finish"] == "length" and length == row["generated"] == settings["max_new_tokens"]
+    return whole and bool(settings["stop_ids"])
+
+
+def sentence(cut: int, rows: int, tokens: int | None) -> str:
+    """
+    >>> sentence(1, 1, 64), sentence(2, 3, None)
+    ('the answer was cut at 64 tokens', '2 of 3 answers were cut at their longest')
+    """
+    where = "their longest" if tokens is None else f"{tokens} tokens"
+    if rows == 1:
+        return f"the answer was cut at {where}"
+    return f"{cut} of {rows} answers {'was' if cut == 1 else 'were'} cut at {where}"

@@ -1,0 +1,45 @@
+"""Hints of the command line name options, those of Python name arguments, and neither is printed twice."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import pardec
+from pardec.cli import run
+
+
+@pytest.mark.parametrize(
+    ("command", "first", "second"),
+    [
+        ("generate tiny-dream -p x -n 0", "--max-new-tokens is a whole number", "--max-new-tokens 64 asks"),
+        ("generate tiny-dream -p x --top-p 3", "--top-p must be above 0", "--top-p 0.9 keeps"),
+        ("generate tiny-llama -p x --cfg 2", "cfg is for masked models", "leave --cfg out"),
+        ("compare tiny-dream --task lists --points 5", "a sweep", "add --sweep, or leave --points out"),
+        ("compare tiny-dream --task lists --resume", "a run's folder", "name one with --out"),
+        ("generate tiny-dream -p x --num-return-sequences 2", "--temperature 0", "--temperature 0.7"),
+    ],
+)
+def test_hint_of_the_command_line_names_options(command, first, second, capsys):
+    assert run(command.split()) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert first in error
+    assert second in hint
+    assert not re.search(r"\b[a-z]+_[a-z_]+\b", error + hint)
+
+
+def test_hint_is_printed_once_with_debug(capsys):
+    assert run(["generate", "tiny-dream", "-p", "x", "-n", "0", "--debug"]) == 2
+    assert capsys.readouterr().err.count("asks for 64 tokens") == 1
+
+
+def test_hint_in_python_names_arguments():
+    with pytest.raises(pardec.SpecError) as caught:
+        pardec.load("tiny-dream", device="cpu").generate("x", max_new_tokens=0)
+    assert caught.value.__notes__ == ["max_new_tokens=64 asks for 64 tokens after the prompt"]
+
+
+def test_parameters_of_specs_are_no_options(capsys):
+    assert run(["generate", "tiny-dream", "-p", "x", "-s", "model:name=tiny-llama-draft,k=5"]) == 2
+    assert "--name" not in capsys.readouterr().err
