@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -59,7 +60,8 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, BatchError) and not error.leads:
             return 1
         if isinstance(error, PardecError):
-            names = wording.option_names(app, arguments)
+            of_a_file = re.search(r", line \d+\b", str(error))  # which has fields, not options
+            names = {} if of_a_file else wording.option_names(app, arguments)
             lines = (wording.as_options(text, names) for text in (str(error), error.hint or _default_hint(error)))
             return report(*lines, 2 if isinstance(error, SpecError) else 1)
         if isinstance(error, OSError):

@@ -22,6 +22,7 @@ from ..io.prompt_files import Item
 from ..requests import cut_answers, empty_answer
 from ..requests.class_images import ClassCall
 from ..requests.cut_answers import is_cut
+from ..requests.line_settings import LineCalls
 from ..requests.text import Call
 from ..result import Result
 from ..result_data import LOGPROB_FIELDS
@@ -35,7 +36,9 @@ EVERY_S = 10.0  # seconds between two lines of progress
 class Batches:
     """All prompts of one command: `call` has them as rows, `items` as the user wrote them."""
 
-    def __init__(self, model: Model, call: Call | ClassCall, items: list[Item], *, stream: bool, quiet: bool) -> None:
+    def __init__(
+        self, model: Model, call: Call | ClassCall | LineCalls, items: list[Item], *, stream: bool, quiet: bool
+    ) -> None:
         self.model, self.call, self.items, self.stream, self.quiet = model, call, items, stream, quiet
         self.shows_canvas = stream and not quiet
         self.rows: dict[int, dict[str, Any]] = {}  # by index of the prompt
@@ -58,7 +61,10 @@ class Batches:
         self.file = RowsFile(output, settings, overwrite=overwrite, warn=say)
         self.file.check_writable()
         each = zip(self.items, self.call.seeds, self.call.constraints, strict=True)
-        self.keys = [key_of(settings, [item.prompt, rule] if rule else item.prompt, seed) for item, seed, rule in each]
+        self.keys = [
+            key_of({**settings, **item.settings}, [item.prompt, rule] if rule else item.prompt, seed)
+            for item, seed, rule in each
+        ]
         self.rows = {index: self.file.rows[key] for index, key in enumerate(self.keys) if key in self.file.rows}
         if self.rows:
             say(f"{output} has {len(self.rows)} of {len(self.items)} rows already", quiet=self.quiet)
@@ -68,7 +74,10 @@ class Batches:
         missing = [index for index in range(len(self.items)) if index not in self.rows]
         last_report, live = time.monotonic(), show and self._prints_while_decoding()
         unprinted = deque(missing if show and not live else ())  # prompts whose text is not printed yet
-        continuous = 1 < batch_size < len(missing) and not self.shows_canvas  # a canvas is shown batch by batch
+        continuous = 1 < batch_size < len(missing) or (isinstance(self.call, LineCalls) and len(missing) > 1)
+        continuous = continuous and not self.shows_canvas and batch_size > 1  # a canvas is shown batch by batch
+        if isinstance(self.call, LineCalls) and not continuous:
+            batch_size = 1  # rows of other settings are not one call
         for _ in self._serve(missing, batch_size) if continuous else self._in_batches(missing, batch_size, live=live):
             while unprinted and unprinted[0] in self.rows:
                 row = self.rows[unprinted.popleft()]
@@ -176,12 +185,16 @@ class Batches:
         empty = sum(not row["generated"] for row in self.rows.values())
         plain = any(isinstance(item.prompt, str) for item in self.items)
         reason = empty_answer.explain_empty(self.model, plain=plain, way_out="leave --raw out") if empty else None
-        cut = [len(row["tokens"]) for row in self.rows.values() if is_cut(row, self.call.settings)]
+        cut = [len(row["tokens"]) for index, row in self.rows.items() if is_cut(row, self._settings(index))]
         if cut:
             text = cut_answers.sentence(len(cut), len(self.rows), max(cut))
             say(f"warning: {text}; a larger -n gives more", quiet=self.quiet)
         if reason is not None:
             say(f"warning: {empty_answer.sentence(empty, len(self.rows))}: {reason}", quiet=self.quiet)
+
+    def _settings(self, index: int) -> dict[str, Any]:
+        """The settings of a row."""
+        return self.call.calls[index].settings if isinstance(self.call, LineCalls) else self.call.settings
 
     def interrupt_message(self) -> str:
         """The message of an interrupted run: what is finished, and how to resume."""

@@ -13,6 +13,9 @@ from pardec.models.errors import PardecError, SpecError
 from ..executors import Executor, batches_per_stream
 from ..executors.outline import load_without_weights
 from ..executors.ray import Ray
+from ..io.prompt_files import Item
+from ..requests import line_settings
+from ..requests.line_settings import LineCalls
 from .batches import EVERY_S, Batches
 from .common import say
 
@@ -53,10 +56,10 @@ class Generation:
 
     model: str
     load_arguments: dict[str, Any]  # arguments of `load`
-    prompts: list[Any]
+    items: list[Item]
     arguments: dict[str, Any]  # of `generate`
     batch_size: int
-    loaded: tuple[Model, Call | ClassCall] | None = None
+    loaded: tuple[Model, Call | ClassCall | LineCalls] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "loaded": None}
@@ -67,7 +70,7 @@ class Generation:
         from ..api import load
 
         model = load(self.model, **self.load_arguments)
-        return Decoding(model, model.prepare(self.prompts, **self.arguments), self.batch_size)
+        return Decoding(model, line_settings.prepare(model, self.items, self.arguments, "prompts"), self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Decoding:
     """The worker: a unit is the index of a prompt, which its row has as "at"."""
 
     model: Model
-    call: Call | ClassCall
+    call: Call | ClassCall | LineCalls
     batch_size: int
 
     def run(self, stream: Sequence[int]) -> Iterator[list[dict[str, Any]]]:

@@ -10,7 +10,8 @@ from pardec.models.errors import SpecError
 
 from ..executors import check_name
 from ..io import output_paths
-from ..requests import early
+from ..io.prompt_files import GENERATED
+from ..requests import early, line_settings
 from ..requests.settings import repeat_each
 from . import inputs, tensor_parallel_cli
 from . import options as o
@@ -56,7 +57,7 @@ def generate(
     """
     if tp:
         tensor_parallel_cli.check(executor, output, prompts, has_prompt=bool(prompt))
-    items = inputs.read(prompt or [], prompts)
+    items = inputs.read(prompt or [], prompts, GENERATED)
     to_rows = output is not None and output.suffix == ".jsonl"
     count = len(items) * (num_return_sequences or 1)
     if output is not None and not to_rows and count > batch_size:
@@ -68,6 +69,9 @@ def generate(
         output_paths.check_file(output, append=True)
     else:
         output_paths.check_result(output)
+    own = [line_settings.of(item, f"{prompts or 'standard input'}, line {item.line}") for item in items]
+    if output is not None and not to_rows and any(own):
+        raise SpecError(f"{output} holds one request, and lines have settings of their own", hint="name a .jsonl file")
     optional = {
         "stop": inputs.read_stop(stop),
         "num_return_sequences": num_return_sequences,
@@ -99,7 +103,7 @@ def generate(
     if loaded.imaging is not None:
         raise SpecError(f"{loaded.name} is an image model", hint=f'try "pardec image {model} -o out.png"')
     items = inputs.as_messages(items, loaded, chat=chat, quiet=quiet)
-    call = loaded.prepare([item.prompt for item in items], **arguments)
+    call = line_settings.prepare(loaded, items, arguments, str(prompts or "standard input"))
     run = Batches(loaded, call, repeat_each(items, settings.num_return_sequences), stream=stream, quiet=quiet)
     if to_rows and output is not None:
         dispatch.open_rows(run, runner, output, overwrite=overwrite)
@@ -107,7 +111,7 @@ def generate(
         if executor == "local":
             run.decode(batch_size, show=not to_rows and not json_ and runner.leads)
         else:
-            job = dispatch.Generation(model, load_arguments, [item.prompt for item in items], arguments, batch_size)
+            job = dispatch.Generation(model, load_arguments, items, arguments, batch_size)
             dispatch.decode(run, runner, job)
     except KeyboardInterrupt:
         say(run.interrupt_message(), quiet=not runner.leads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pardec.models.errors import SpecError
 from pardec.models.loading.json_text import parse
 
-from ..io.prompt_files import Item, read_file, read_text
+from ..io.prompt_files import ANSWERS, Item, integer_keys, read_file, read_text
 from ..requests import chat_template
 from .common import say
 
@@ -20,19 +20,21 @@ if TYPE_CHECKING:
     from ..api import Model
 
 
-def read(texts: Sequence[str], file: Path | None) -> list[Item]:
-    """The prompts of one command, in order. Raises SpecError."""
+def read(texts: Sequence[str], file: Path | None, takes: Collection[str] = ANSWERS) -> list[Item]:
+    """The prompts of one command, in order, with the fields that `takes` names. Raises SpecError."""
     if texts and file is not None:
         raise SpecError("-p and --prompts cannot be combined", hint="pass one of them")
     if texts:
         items = [Item(i, text) for i, text in enumerate(texts)]
     elif file is not None and str(file) != "-":
-        items = read_file(file)
+        items = read_file(file, takes)
     elif sys.stdin is None or sys.stdin.isatty():
         raise SpecError("no prompt is passed", hint='pass -p "...", --prompts FILE.jsonl, or pipe prompts in')
     else:
         content = sys.stdin.read()
-        items = read_text(content, "standard input", json_lines=content.lstrip().startswith("{"))
+        if not content.strip():
+            raise SpecError("standard input has no prompt", hint='pass -p "...", --prompts FILE, or pipe prompts in')
+        items = read_text(content, "standard input", json_lines=content.lstrip().startswith("{"), takes=takes)
     return items
 
 
@@ -84,7 +86,7 @@ def read_allowed(file: Path | None) -> Any:
 
     Raises SpecError. The choices are checked later.
     """
-    return None if file is None else _with_integer_keys(_read_json("--allowed", file, _ALLOWED_HINT), file)
+    return None if file is None else integer_keys(_read_json("--allowed", file, _ALLOWED_HINT), str(file))
 
 
 def read_response_format(file: Path | None) -> Any:
@@ -99,15 +101,3 @@ def _read_json(option: str, file: Path, hint: str) -> Any:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or f"it is not JSON: {error}"
         raise SpecError(f"cannot read {option} {file}: {reason}", hint=hint) from error
-
-
-def _with_integer_keys(value: Any, file: Path) -> Any:
-    """`value` with integers as the keys of every object."""
-    if isinstance(value, list):
-        return [_with_integer_keys(item, file) for item in value]
-    if not isinstance(value, dict):
-        return value
-    wrong_key = next((key for key in value if not key.isdecimal()), None)
-    if wrong_key is not None:
-        raise SpecError(f"{file} has the index {wrong_key!r}, which is not a whole number", hint=_ALLOWED_HINT)
-    return {int(key): item for key, item in value.items()}

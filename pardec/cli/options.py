@@ -25,7 +25,7 @@ ModelName = Annotated[
 ]
 
 Prompt = Annotated[list[str] | None, _option(IO, "A prompt; may be repeated.", "--prompt", "-p")]
-Prompts = Annotated[Path | None, _option(IO, "Prompts, one a line, .jsonl or text; - is stdin.", "--prompts")]
+Prompts = Annotated[Path | None, _option(IO, "Prompts, .jsonl, .csv or text, one a line; - is stdin.", "--prompts")]
 Output = Annotated[
     Path | None, _option(IO, "FILE.jsonl gets rows and resumes; other names save for pardec view.", "--output", "-o")
 ]
@@ -116,7 +116,7 @@ TextEncoder = Annotated[str | None, _option(RUN, "The text encoder of captions, 
 # --- of `compare` ---
 
 Tasks = Annotated[list[str] | None, _option(IO, "A task or a group of tasks; may be repeated.", "--task", "-t")]
-TaskPrompts = Annotated[Path | None, _option(IO, "Prompts, .jsonl, optionally with answers.", "--prompts")]
+TaskPrompts = Annotated[Path | None, _option(IO, "Prompts, .jsonl or .csv, optionally with answers.", "--prompts")]
 Scorer = Annotated[str | None, _option(IO, "exact, number or file.py:function: scores the answers to --prompts.")]
 Run = Annotated[Path | None, _option(IO, "The folder for rows and report.", "--out", "-o", metavar="RUN")]
 Resume = Annotated[bool, _option(IO, "Resume the run in --out.", "--resume")]

@@ -12,13 +12,11 @@ from typing import Any
 from pardec.models.errors import SpecError
 
 from ..io.jsonl import key_of
-from ..io.prompt_files import read_item
+from ..io.prompt_files import COMPARED, read_item
 from ..tasks import FileTask, Problem, Task, expand, task
-from ..tasks.files import answer_of
+from ..tasks.files import answer_of, problem_of
 from ..tasks.functions import code_of, importable, name_of
 from ..tasks.scorers import SCORERS, Score, Scorer, scorer
-
-FIELDS = ("id", "prompt", "messages", "answer", "answers")  # of a prompt, as in the lines of a prompts file
 
 DEFAULT_SCORER = "exact"
 
@@ -111,16 +109,14 @@ def _prompts(prompts: Prompts, scoring: str | Score) -> Task:
     scores, problems = scorer(scoring), []
     for index, prompt in enumerate(prompts):
         fields = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)
-        unknown = [name for name in fields if name not in FIELDS]
-        if unknown or not {"prompt", "messages"} & fields.keys():
+        if not {"prompt", "messages"} & fields.keys():
             raise SpecError(
                 f"prompt {index} is {json.dumps(fields, default=str)[:80]}",
                 hint='a prompt is text, or {"prompt": "...", "answer": "..."} with an "id" if you like',
             )
-        item = read_item(fields, index, 0, f"prompt {index}")
-        problems.append(
-            Problem(str(item.id), item.prompt, answer_of(item, f"prompt {index}", scores, name_of(scoring)))
-        )
+        item = read_item(fields, index, 0, f"prompt {index}", COMPARED)
+        answer = answer_of(item, f"prompt {index}", scores, name_of(scoring))
+        problems.append(problem_of(item, answer, f"prompt {index}"))
     if not problems:
         raise SpecError("prompts is empty", hint="give at least one prompt, or leave prompts out and name a task")
     return PromptTask(tuple(problems), scoring)

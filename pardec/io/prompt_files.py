@@ -1,45 +1,72 @@
-"""Files of prompts: JSON lines, which may have other fields, or text with one prompt a line."""
+"""Files of prompts: JSON lines, which may have other fields, tables with a header, or text with one prompt a line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import io
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pardec.models.errors import SpecError
+from pardec.models.errors import SpecError, did_you_mean
 from pardec.models.loading.json_text import parse
 
 FORMAT = (
     'each line is {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, with an "id" if you like'
 )
+SETTINGS = ("seed", "max_new_tokens", "stop", "template", "allowed", "response_format")  # of one prompt
+PER_PROMPT = ("prompt", "messages", "input_ids", "label", "prompt_embeds", *SETTINGS)  # what `serve_batch` takes
+ANSWERS = ("answer", "answers")  # for a scorer; they change nothing in what is decoded
+GENERATED = (*ANSWERS, "input_ids", *SETTINGS)  # what lines of `pardec generate` may have
+COMPARED = (*ANSWERS, *(name for name in SETTINGS if name != "seed"))  # and those of `compare` and `tune`
+_TABLES = {".csv": ",", ".tsv": "\t"}
+_REFUSED = (".yaml", ".yml", ".toml", ".xml", ".html", ".parquet", ".xlsx", ".pkl")  # not prompts line by line
+_JSON_CELLS = ("messages", "input_ids", "answers", "allowed", "response_format", "seed", "max_new_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One prompt: text or a list of chat messages."""
+    """One prompt: text, a list of chat messages, a list of token ids, or None where a template is all."""
 
     id: Any  # from the file, else its index
-    prompt: str | list[dict[str, Any]]
+    prompt: Any
     line: int = 0  # in its file, from 1; 0 without a file
     fields: Mapping[str, Any] = field(default_factory=dict)  # the other fields of its JSON object
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Its own arguments of `generate`."""
+        return {name: self.fields[name] for name in SETTINGS if self.fields.get(name) is not None}
 
-def read_file(file: Path) -> list[Item]:
-    """The prompts of a file in order: .jsonl and .json files have JSON lines, all others text.
+
+def read_file(file: Path, takes: Collection[str] = ANSWERS) -> list[Item]:
+    """The prompts of a file in order: .jsonl and .json files have JSON lines, .csv and .tsv a header, all others text.
+
+    Args:
+        takes: the fields that a prompt may have besides id, prompt and messages.
 
     Raises:
-        SpecError: the file cannot be read or has no prompt, or a line, which the message names, cannot be read.
+        SpecError: the file cannot be read or has no prompt, or a line, which the message names, cannot be read or has
+            a field that is not taken.
     """
+    if file.suffix.lower() in _REFUSED:
+        raise SpecError(
+            f"prompts are not read from {file.suffix} files, got {file}", hint="name a .jsonl, .csv or .txt file"
+        )
     try:
         content = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise SpecError(f"cannot read prompts from {file}: {reason}", hint="name a .jsonl or .txt file") from error
-    return read_text(content, str(file), json_lines=file.suffix in (".jsonl", ".json"))
+        raise SpecError(
+            f"cannot read prompts from {file}: {reason}", hint="name a .jsonl, .csv or .txt file"
+        ) from error
+    if file.suffix.lower() in _TABLES:
+        return _read_table(content, str(file), _TABLES[file.suffix.lower()], takes)
+    return read_text(content, str(file), json_lines=file.suffix in (".jsonl", ".json"), takes=takes)
 
 
-def read_text(content: str, where: str, *, json_lines: bool) -> list[Item]:
+def read_text(content: str, where: str, *, json_lines: bool, takes: Collection[str] = ANSWERS) -> list[Item]:
     """The prompts of `content`, named `where` in errors; empty lines are skipped."""
     # Not splitlines: JSON texts may contain other line separators, such as U+2028.
     lines = [(number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
@@ -47,32 +74,133 @@ def read_text(content: str, where: str, *, json_lines: bool) -> list[Item]:
         raise SpecError(f"{where} has no prompt", hint="write one prompt a line")
     if not json_lines:
         return [Item(index, line.removesuffix("\r"), number) for index, (number, line) in enumerate(lines)]
-    return [_parse_line(line, index, number, f"{where}, line {number}") for index, (number, line) in enumerate(lines)]
+    return [
+        _parse_line(line, index, number, f"{where}, line {number}", takes) for index, (number, line) in enumerate(lines)
+    ]
 
 
-def _parse_line(line: str, index: int, number: int, where: str) -> Item:
+def _parse_line(line: str, index: int, number: int, where: str, takes: Collection[str]) -> Item:
     try:
         value = parse(line)
     except ValueError as error:
         raise SpecError(f"{where} is not JSON: {error}", hint=FORMAT) from error
-    return read_item(value, index, number, where)
+    return read_item(value, index, number, where, takes)
 
 
-def read_item(value: Any, index: int, number: int, where: str) -> Item:
+def _read_table(content: str, where: str, delimiter: str, takes: Collection[str]) -> list[Item]:
+    """The prompts of a table, whose header names the fields; empty cells are left out."""
+    reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
+    items: list[Item] = []
+    header: list[str] | None = None
+    while True:
+        number = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            break
+        except csv.Error as error:
+            raise SpecError(
+                f"{where}, line {number} is no line of a table: {error}", hint="quote cells with quotes"
+            ) from error
+        if not any(cell.strip() for cell in cells):
+            continue
+        if header is None:
+            header = _header([cell.strip() for cell in cells], where)
+            continue
+        place = f"{where}, line {number}"
+        if len(cells) != len(header):
+            raise SpecError(
+                f"{place} has {len(cells)} cells, and the header {len(header)}",
+                hint="quote cells that hold the separator",
+            )
+        fields = {name: _cell(name, cell, place) for name, cell in zip(header, cells, strict=True) if cell.strip()}
+        items.append(read_item(fields, len(items), number, place, takes))
+    if not items:
+        raise SpecError(f"{where} has no prompt", hint="write a header, such as prompt,answer, and one prompt a line")
+    return items
+
+
+def _header(names: list[str], where: str) -> list[str]:
+    """The names of a table's columns."""
+    if "prompt" not in names and "messages" not in names:
+        raise SpecError(
+            f"{where} has no column prompt; its header is {', '.join(names)}"[:300],
+            hint="the first line names the columns, such as prompt,answer",
+        )
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise SpecError(f"{where} has two columns {twice!r}", hint="keep one of them")
+    return names
+
+
+def _cell(name: str, cell: str, where: str) -> Any:
+    if name not in _JSON_CELLS:
+        return cell
+    try:
+        return parse(cell)
+    except ValueError as error:
+        raise SpecError(
+            f"{where}: {name} is not JSON: {error}", hint="numbers and lists are written as in JSON"
+        ) from error
+
+
+def read_item(value: Any, index: int, number: int, where: str, takes: Collection[str] = ANSWERS) -> Item:
     """A prompt from a JSON or Python value: text, or an object with its fields; named `where` in errors."""
     if isinstance(value, str):
         value = {"prompt": value}
-    if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):
+    if not isinstance(value, dict):
         raise SpecError(f'{where} has neither or both of "prompt" and "messages"', hint=FORMAT)
-    prompt = value.get("prompt", value.get("messages"))
-    if not isinstance(prompt, str if "prompt" in value else list):
+    fields = {name: field for name, field in value.items() if name not in ("id", "prompt", "messages")}
+    if value.keys() & {"prompt", "messages", "input_ids", "template"}:
+        _check_fields(fields, where, takes)
+    ident = index if value.get("id") is None else value["id"]
+    forms = [name for name in ("prompt", "messages", "input_ids") if value.get(name) is not None]
+    if not forms and fields.get("template") is not None:
+        return Item(ident, None, number, fields)
+    if len(forms) != 1:
+        raise SpecError(f'{where} has neither or both of "prompt" and "messages"', hint=FORMAT)
+    prompt = value[forms[0]]
+    if not isinstance(prompt, str if forms == ["prompt"] else list):
         raise SpecError(f"{where}: the prompt is {type(prompt).__name__}", hint=FORMAT)
     if not prompt or (isinstance(prompt, str) and not prompt.strip()):
         raise SpecError(f"{where}: the prompt is empty", hint="give at least one word")
-    if isinstance(prompt, list) and not all(map(_is_message, prompt)):
+    if forms == ["messages"] and not all(map(_is_message, prompt)):
         raise SpecError(f'{where}: a message has no "role" or no "content"', hint=FORMAT)
-    fields = {name: field for name, field in value.items() if name not in ("id", "prompt", "messages")}
-    return Item(index if value.get("id") is None else value["id"], prompt, number, fields)
+    if forms == ["input_ids"] and not all(isinstance(i, int) and not isinstance(i, bool) for i in prompt):
+        raise SpecError(f"{where}: input_ids is no list of whole numbers", hint='{"input_ids": [5, 6, 7]}')
+    return Item(ident, prompt, number, fields)
+
+
+def _check_fields(fields: Mapping[str, Any], where: str, takes: Collection[str]) -> None:
+    """Refuses a field that is not taken, which would change nothing without a word."""
+    for name in fields:
+        if name in takes:
+            continue
+        known = ("id", "prompt", "messages", *takes)
+        if name in PER_PROMPT:
+            raise SpecError(
+                f"{where} sets {name}, which is not taken for one prompt here",
+                hint=f"set it for all prompts, or leave it out; a prompt takes {', '.join(known)}",
+            )
+        raise SpecError(
+            f"{where} has an unknown field {name!r}{did_you_mean(str(name), known)}",
+            hint=f"a prompt takes {', '.join(known)}",
+        )
+
+
+def integer_keys(value: Any, where: str) -> Any:
+    """The value of `allowed` from JSON, with integers as the keys of every object. Raises SpecError for other keys."""
+    if isinstance(value, list):
+        return [integer_keys(item, where) for item in value]
+    if not isinstance(value, dict):
+        return value
+    wrong_key = next((key for key in value if not key.isdecimal()), None)
+    if wrong_key is not None:
+        raise SpecError(f"{where} has the index {wrong_key!r}, which is not a whole number", hint=ALLOWED_FORM)
+    return {int(key): item for key, item in value.items()}
+
+
+ALLOWED_FORM = 'for example {"0": ["yes", "no"]}, or [["yes", "no"], null]'
 
 
 def _is_message(value: object) -> bool:

@@ -14,6 +14,7 @@ from pardec.models.images.conditioned import Prefix
 from pardec.samplers.request import Allowed, Request
 from pardec.samplers.rng import JoinableSource, row_seed, row_seeds
 
+from ..io.prompt_files import PER_PROMPT
 from ..requests.class_images import ClassCall
 from ..requests.settings import Settings
 from ..requests.text import Call, usual_block
@@ -21,10 +22,6 @@ from ..requests.text import Call, usual_block
 if TYPE_CHECKING:
     from ..engine import Engine
 
-PER_PROMPT = (
-    *("prompt", "messages", "input_ids", "label", "prompt_embeds"),
-    *("seed", "max_new_tokens", "stop", "template", "allowed", "response_format"),
-)
 _SHARED = (
     *("block_length", "absolute", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
     *("min_new_tokens", "cfg", "cfg_interval", "size", "stop_ids", "logprobs", "logprob_ids"),

@@ -83,4 +83,6 @@ def _is_file(name: object) -> bool:
     """Whether `name` is meant as a file; whether it is there is another question."""
     if not isinstance(name, str):
         return isinstance(name, os.PathLike)
-    return name not in _TASKS and (Path(name).suffix in (".jsonl", ".json", ".txt") or Path(name).is_file())
+    return name not in _TASKS and (
+        Path(name).suffix in (".jsonl", ".json", ".csv", ".tsv", ".txt") or Path(name).is_file()
+    )

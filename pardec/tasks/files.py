@@ -8,7 +8,8 @@ from typing import Any
 
 from pardec.models.errors import SpecError
 
-from ..io.prompt_files import Item, read_file
+from ..io.prompt_files import COMPARED, Item, read_file
+from ..requests import line_settings
 from .base import Problem, Task, checked_count
 from .functions import name_of
 from .scorers import Score, Scorer
@@ -21,8 +22,9 @@ class FileTask(Task):
     """The prompts of a file as a task.
 
     Args:
-        path: .jsonl with {"prompt": "..."} or {"messages": [...]} a line, and "id", "answer" or "answers" if you like;
-            or text, one prompt a line.
+        path: .jsonl with {"prompt": "..."} or {"messages": [...]} a line, and "id", "answer" or "answers" if you like,
+            or arguments of `generate` for this prompt ("max_new_tokens", "stop", "allowed", "response_format"); .csv
+            with a header that names these; or text, one prompt a line.
         scorer: "exact" (white space aside), "number" (the last one in the text), "path/to/file.py:function", or a
             function of (problem, text).
         name: what it is called in tables; None takes the file's name without its ending.
@@ -36,7 +38,7 @@ class FileTask(Task):
         self.scorer = _absolute(scorer) if isinstance(scorer, str) and ":" in scorer else scorer
         self.name = name or self.path.stem
         self._scorer = named(self.scorer)
-        self._problems = self._read(read_file(Path(path)), str(path))
+        self._problems = self._read(read_file(Path(path), COMPARED), str(path))
         answered = sum(problem.answer is not None for problem in self._problems)
         self.summary = (
             f"{len(self)} prompts of {self.path.name}, {answered} with an answer, scored by {name_of(self.scorer)}"
@@ -67,7 +69,7 @@ class FileTask(Task):
         by_id: dict[str, tuple[Problem, int]] = {}
         for item in items:
             answer = answer_of(item, f"{where}, line {item.line}", self._scorer, name_of(self.scorer))
-            problem, line = Problem(str(item.id), item.prompt, answer), item.line
+            problem, line = problem_of(item, answer, f"{where}, line {item.line}"), item.line
             if problem.id in by_id:
                 first = by_id[problem.id][1]
                 raise SpecError(
@@ -76,6 +78,14 @@ class FileTask(Task):
                 )
             by_id[problem.id] = problem, line
         return [problem for problem, _ in by_id.values()]
+
+
+def problem_of(item: Item, answer: Any, where: str) -> Problem:
+    """A prompt as a problem, with its own arguments of `generate`. Raises SpecError for one that cannot work."""
+    if item.prompt is None:
+        raise SpecError(f"{where} has no prompt", hint=FORM)
+    settings = line_settings.of(item, where)
+    return Problem(str(item.id), item.prompt, answer, settings=settings or None)
 
 
 def answer_of(item: Item, where: str, rates: Scorer, called: str) -> Any:

@@ -43,3 +43,9 @@ def test_hint_in_python_names_arguments():
 def test_parameters_of_specs_are_no_options(capsys):
     assert run(["generate", "tiny-dream", "-p", "x", "-s", "model:name=tiny-llama-draft,k=5"]) == 2
     assert "--name" not in capsys.readouterr().err
+
+
+def test_errors_of_lines_name_fields(tmp_path, capsys):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a", "max_new_tokens": 0}\n')
+    assert run(["generate", "tiny-dream", "--prompts", str(tmp_path / "p.jsonl")]) == 2
+    assert "line 1: max_new_tokens is a whole number" in capsys.readouterr().err

@@ -1,0 +1,111 @@
+"""Arguments of `generate` that a line of a prompts file sets for its own prompt, and calls of such lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pardec.models.errors import SpecError
+
+from ..io.prompt_files import Item, integer_keys
+
+if TYPE_CHECKING:
+    from ..api import Model
+    from .text import Call
+
+
+def of(item: Item, where: str) -> dict[str, Any]:
+    """The checked arguments of a line, named `where` in errors. Raises SpecError."""
+    from .settings import Settings
+
+    values = item.settings
+    if "allowed" in values:
+        values["allowed"] = integer_keys(values["allowed"], where)
+    try:
+        Settings.of(values)
+    except SpecError as error:
+        raise SpecError(f"{where}: {error.message}", hint=error.hint) from error
+    if "seed" in values and not isinstance(values["seed"], int):
+        raise SpecError(
+            f"{where}: seed is one whole number, got {values['seed']!r}", hint='{"prompt": "...", "seed": 7}'
+        )
+    return values
+
+
+@dataclass(frozen=True)
+class LineCalls:
+    """The calls of prompts with arguments of their own: one row each, which `take` hands out one by one."""
+
+    calls: tuple[Call, ...]
+    own: tuple[Mapping[str, Any], ...]  # of each row, the arguments of its line
+    shared: Call  # what a row without arguments of its own would be
+
+    @property
+    def sampler(self) -> Any:
+        return self.shared.sampler
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those that all rows share."""
+        return self.shared.settings
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(call.seeds[0] for call in self.calls)
+
+    @property
+    def constraints(self) -> list[str | None]:
+        return [call.constraints[0] for call in self.calls]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [call.lengths[0] for call in self.calls]
+
+    def take(self, rows: Sequence[int]) -> Call:
+        """The call of one row."""
+        (row,) = rows
+        return self.calls[row]
+
+
+def prepare(model: Model, items: Sequence[Item], arguments: Mapping[str, Any], where: str) -> Any:
+    """The call of all prompts, or `LineCalls` if any of them has arguments of its own or is no text.
+
+    Raises:
+        SpecError: an argument that cannot work, with the line if it is a line's own.
+    """
+    given: Any = dict(arguments)
+    if all(not item.settings and _is_prompt(item.prompt) for item in items):
+        return model.prepare([item.prompt for item in items], **given)
+    from pardec.samplers.rng import row_seed, row_seeds
+
+    count, calls, own = int(given.get("num_return_sequences") or 1), list[Any](), list[Mapping[str, Any]]()
+    for index, item in enumerate(items):
+        place = f"{where}, line {item.line}"
+        values = of(item, place)
+        seed = values.pop("seed", None)
+        if seed is None:
+            seeds = [row_seed(int(given.get("seed", 0)), index * count + sample) for sample in range(count)]
+        else:
+            seeds = [seed] if count == 1 else list(row_seeds(seed, count))
+        try:
+            call = model.prepare(**_prompt(item), **{**given, **values, "seed": seeds})
+        except SpecError as error:
+            raise SpecError(f"{place}: {error.message}", hint=error.hint) from error
+        calls += [call.take([sample]) for sample in range(count)]
+        own += [item.settings] * count
+    token = 1 if model.language_model.decoding_config.mask_id == 0 else 0
+    shared = model.prepare(input_ids=[[token]], **given)
+    return LineCalls(tuple(calls), tuple(own), shared)
+
+
+def _is_prompt(prompt: Any) -> bool:
+    """Whether it is text or a conversation."""
+    return isinstance(prompt, str) or (isinstance(prompt, list) and isinstance(prompt[0], Mapping))
+
+
+def _prompt(item: Item) -> dict[str, Any]:
+    """The prompt as an argument of `generate`."""
+    if item.prompt is None:
+        return {}
+    return {"prompt": [item.prompt]} if _is_prompt(item.prompt) else {"input_ids": [item.prompt]}
