@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +25,9 @@ from .engine import Engine
 from .memory import OutOfMemory, memory_errors
 from .requests import empty_answer
 from .requests.class_images import ClassCall
+from .requests.other_names import known_arguments
 from .requests.prompts import check_length
-from .requests.settings import Arguments, Settings
+from .requests.settings import Arguments, Settings, ignored_filters
 from .requests.text import Call
 from .result import Result
 from .serving.batch import Serving
@@ -34,6 +36,7 @@ from .serving.queue import Prompts, QueuedRow
 __all__ = ["Model", "OutOfMemory", "load"]
 
 
+@known_arguments
 def load(
     name: str | Path,
     *,
@@ -173,6 +176,8 @@ class Model(Engine):
         2
         """
         call = self.prepare(prompt, **arguments)
+        if (ignored := ignored_filters(arguments, call.settings)) is not None:
+            warnings.warn(ignored, stacklevel=2)
         start = time.perf_counter()
         finished = None
         for event in self.run(call, steps=call.callback is not None):

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pardec
 from pardec.images import pngs
+from pardec.requests.images import with_defaults
 from pardec.samplers.spec import parse
 
 SAMPLERS = ("sequential", "sjd:window=8", "sjd:window=32", "lookup")
@@ -32,7 +33,8 @@ def main() -> int:
     parser.add_argument("--prompt", default=CAPTION)
     parser.add_argument("--class", dest="label", type=int, default=0, help="what a model of classes draws")
     parser.add_argument("--images", type=int, default=4, help="images a sampler")
-    parser.add_argument("--cfg", type=float, default=3.0, help="guidance")
+    parser.add_argument("--cfg", type=float, help="guidance; by default the checkpoint's own")
+    parser.add_argument("--temperature", type=float, help="by default the checkpoint's own, or 1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sampler", action="append", help="a spec; may be repeated")
     parser.add_argument("--out", type=Path, help="folder that takes a sheet of images a sampler")
@@ -42,9 +44,12 @@ def main() -> int:
         of_classes = model.imaging is not None and model.imaging.kind == "class"
         what = {"label": given.label} if of_classes else {"prompt": given.prompt}
         samplers = BY_FAMILY.get(model.family, SAMPLERS)
-        shaping = {"temperature": 1.0, "cfg": given.cfg, "seed": given.seed}
+        if model.imaging is None:
+            raise pardec.SpecError(f"{model.name} writes text", hint="scripts/generate_text.py decodes it")
+        shaping = {name: value for name in ("cfg", "temperature") if (value := getattr(given, name)) is not None}
         for sampler in given.sampler or samplers:
-            result = model.generate(**what, sampler=sampler, num_images=given.images, **shaping)
+            settings = with_defaults(model.imaging, {**shaping, "sampler": sampler})  # of the checkpoint's authors
+            result = model.generate(**what, num_images=given.images, seed=given.seed, **settings)
             rate = f"{sum(result.nfe):4d} forwards  {result.tokens_per_forward:5.2f} tokens a forward"
             parts = "".join(f", {name} {seconds:.2f} s" for name, seconds in result.timing.parts.items())
             print(f"{sampler:24s} {rate}  {result.timing.total_s:6.2f} s{parts}  {result.exact}")

@@ -1,6 +1,7 @@
 """Decode one prompt with several samplers and show what each costs: a page of Python to start your own script from.
 
 python scripts/generate_text.py
+python scripts/generate_text.py --model tiny-llama
 python scripts/generate_text.py --model GSAI-ML/LLaDA-8B-Instruct --chat --prompt "What is a fjord?" --tokens 128
 """
 
@@ -14,8 +15,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pardec
 
-SAMPLERS = ("sequential+eos", "threshold:tau=0.9+eos", "threshold:tau=0.9+eos@dual", "factor:f=1.0+eos@prefix")
+MASKED = ("sequential+eos", "threshold:tau=0.9+eos", "threshold:tau=0.9+eos@dual", "factor:f=1.0+eos@prefix")
+BLOCKS = ("sequential+eos", "threshold:tau=0.9+eos", "factor:f=1.0+eos")  # with the cache that the attention wants
+AUTOREGRESSIVE = ("sequential", "lookup", "recycling", "jacobi")
 PROBLEM = "Tom has 18 cups. He loses 4. He finds 12 cups. How many cups does Tom have now?"
+
+
+def samplers_of(model: pardec.Model) -> tuple[str, ...]:
+    """Samplers that the model's family has."""
+    if model.family == "ar":
+        return AUTOREGRESSIVE
+    return MASKED if model.language_model.decoding_config.attention == "bidirectional" else BLOCKS
 
 
 def main() -> int:
@@ -29,8 +39,10 @@ def main() -> int:
     given = parser.parse_args()
     try:
         model = pardec.load(given.model)
+        if model.imaging is not None:
+            raise pardec.SpecError(f"{model.name} draws images", hint="scripts/generate_image.py draws them")
         prompt = [{"role": "user", "content": given.prompt}] if given.chat else given.prompt
-        for sampler in given.sampler or SAMPLERS:
+        for sampler in given.sampler or samplers_of(model):
             result = model.generate(prompt, sampler=sampler, max_new_tokens=given.tokens)
             rate = f"{result.nfe[0]:4d} forwards  {result.tokens_per_forward:5.2f} tokens a forward"
             print(f"{sampler:24s} {rate}  {result.timing.total_s:6.2f} s  {result.text[0] if result.text else ''}")

@@ -76,6 +76,10 @@ def check_torchrun() -> None:
 
 def unknown_device(device: object) -> ArgumentError:
     """The error for an unknown device."""
+    if str(device).lower().partition(":")[0] in ("gpu", "nvidia", "rocm", "hip"):
+        return ArgumentError(
+            f"unknown device {str(device)!r} (did you mean 'cuda'?)", "use auto, cpu, cuda, cuda:N or mps"
+        )
     near = did_you_mean(str(device), ("auto", "cpu", "cuda", "mps"))
     return ArgumentError(f"unknown device {str(device)!r}{near}", "use auto, cpu, cuda, cuda:N or mps")
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError, ModelError, UnknownModelError, did_you_mean, one_line
+from ..errors import ArgumentError, ModelError, UnknownModelError, did_you_mean, listed, one_line
 from ..printable import plain
 from .catalog import DRAFTERS, EMBEDDED, TOKENIZER, embedded_drafters, embedded_names
 from .gguf import is_gguf
 from .json_text import parse
 
 MAR_FILE = "checkpoint-last.pth"  # what the training of MAR's authors saves, without a config.json
+_FILES = (".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # how the name of a weight file ends
 _ADAPTER = "a folder that PEFT saved, with adapter_config.json and adapter_model.safetensors"
 _SMALL = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja"]  # everything but weights
 DRAFT_ADAPTER = "linear_spec_lora"  # the folder of a LoRA with which a checkpoint drafts for itself
@@ -76,6 +77,15 @@ def local(name_or_path: str | os.PathLike[str]) -> Source | None:
         return None
     if _HUB_FILE.fullmatch(name):
         return None
+    if name in embedded_drafters():
+        card = read_json(DRAFTERS / name / "card.json")
+        spec = f"{card.get('kind')}:name={name}"
+        raise UnknownModelError(
+            f"{name} is a drafter for {card.get('target')}, which cannot decode by itself",
+            f'load {card.get("target")} and generate with sampler="{spec}"',
+        )
+    if path.suffix in _FILES:
+        raise UnknownModelError(f"there is no file {name}", _nearby(path))
     if os.sep in name or name.startswith(("~", ".")):
         raise UnknownModelError(f"there is no folder {name}", _usage())
     raise UnknownModelError(f"unknown model {name!r}{did_you_mean(name, embedded_names())}", _usage())
@@ -152,6 +162,15 @@ def _single_file(file: Path, name: str) -> Source:
     if file.suffix not in (".pt", ".pth", ".safetensors") or (file.parent / "config.json").is_file():
         raise ArgumentError(f"{file} is a file", "name the folder that holds config.json and the weights")
     return Source(name, file.parent, file.parent, file)
+
+
+def _nearby(path: Path) -> str:
+    """Where to look for a weight file: those of its kind in its folder, if there are any."""
+    try:
+        files = sorted(entry.name for entry in path.parent.glob(f"*{path.suffix}"))
+    except OSError:
+        files = []
+    return f"{path.parent} has {listed(files)}" if files else "check the path, or give a folder or a hub id"
 
 
 def _usage() -> str:

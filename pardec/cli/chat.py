@@ -14,6 +14,7 @@ from ..requests import early
 from . import inputs
 from . import options as o
 from .common import say, show
+from .wording import as_options
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -131,7 +132,12 @@ class Conversation:
         from pardec.samplers.events import RowFinished, Step
         from pardec.samplers.rng import row_seed
 
+        from ..requests.settings import ignored_filters
+
         call = self.model.prepare(messages, **self.arguments, seed=[row_seed(self.seed, self.turns)])
+        ignored = ignored_filters(self.arguments, call.settings)
+        if ignored is not None and not self.turns:
+            say(f"warning: {as_options(ignored, o.OPTIONS)}", quiet=self.quiet)
         texts, started = [], time.perf_counter()
         end: RowFinished | None = None
         with closing(cast("Generator[Event]", self.model.run(call, text=True))) as events:

@@ -12,10 +12,11 @@ from ..executors import check_name
 from ..io import output_paths
 from ..io.prompt_files import GENERATED
 from ..requests import early, line_settings
-from ..requests.settings import repeat_each
+from ..requests.settings import ignored_filters, repeat_each
 from . import inputs, tensor_parallel_cli
 from . import options as o
 from .common import Json, dump, say
+from .wording import as_options
 
 
 @o.command
@@ -104,6 +105,9 @@ def generate(
         raise SpecError(f"{loaded.name} is an image model", hint=f'try "pardec image {model} -o out.png"')
     items = inputs.as_messages(items, loaded, chat=chat, quiet=quiet)
     call = line_settings.prepare(loaded, items, arguments, str(prompts or "standard input"))
+    ignored = ignored_filters(arguments, call.settings)
+    if ignored is not None:
+        say(f"warning: {as_options(ignored, o.OPTIONS)}", quiet=quiet)
     run = Batches(loaded, call, repeat_each(items, settings.num_return_sequences), stream=stream, quiet=quiet)
     if to_rows and output is not None:
         dispatch.open_rows(run, runner, output, overwrite=overwrite)

@@ -19,6 +19,7 @@ def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
 
 
 IO, SHAPE, RUN = "Input and output", "Sampling", "Model and machine"
+OPTIONS = {name: f"--{name.replace('_', '-')}" for name in ("top_k", "top_p", "min_p", "temperature")}  # by argument
 
 ModelName = Annotated[
     str, typer.Argument(metavar="MODEL", help="An embedded model, a folder, a GGUF file, or a hub id.")

@@ -16,7 +16,7 @@ from pardec.samplers.cards import Family
 
 from ..requests.chat_template import is_embedded
 from ..requests.early import check_answered, check_placing
-from ..requests.settings import check_whole, is_number
+from ..requests.settings import check_whole, ignored_filters, is_number
 from ..tasks import Task
 from ..version import __version__
 from . import entries, sources, sweep, units
@@ -131,6 +131,8 @@ def plan(
     notes: list[str] = []
     if grid.references:
         all_entries, notes = entries.with_references(all_entries, family)
+    ignored = {ignored_filters(arguments, entry.arguments) for entry in all_entries} - {None}
+    notes += sorted(text for text in ignored if text is not None)
     selection: dict[str, Any] = {"split": grid.split, "n": grid.limit, "seed": grid.problem_seed}
     problems = {name: task.problems(**selection) for name, task in tasks.items()}
     identity = {"pardec": __version__, "family": family, **_identity(model, loading), **_chat(model, chat)}

@@ -8,6 +8,12 @@ from pathlib import Path
 
 from pardec.models.errors import SpecError
 
+# Names of files, of which a folder would be made.
+_OTHER_FORMATS = (
+    *(".txt", ".md", ".csv", ".tsv", ".log", ".out", ".html", ".xml", ".yaml", ".yml", ".toml", ".pdf", ".png"),
+    *(".parquet", ".xlsx", ".ndjson", ".jsonlines", ".pkl", ".pt", ".zip", ".gz"),
+)
+
 
 def check_file(target: Path | None, *, append: bool = False) -> None:
     """Refuses a file that could not be written; missing parent folders are made when it is written.
@@ -52,6 +58,11 @@ def check_result(target: Path | None) -> None:
     if target is None or target.suffix == ".json":
         check_file(target)
         return
+    if target.suffix.lower() in _OTHER_FORMATS:
+        raise SpecError(
+            f"no {target.suffix} file is written, got {target}",
+            hint="a name in .jsonl gets rows, one in .json or without an ending the whole result; text goes to stdout",
+        )
     if occupied(target):
         raise SpecError(f"{target} exists and is not a saved result", hint="choose a new folder, or a name in .json")
     check_folder(target.absolute().parent)  # it is assembled in a folder beside it

@@ -1,8 +1,13 @@
-"""Arguments of other engines, and what to write in their place."""
+"""Arguments of other engines, of `generate` and of `load`, and what to write in their place."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from pardec.models.errors import ArgumentError, did_you_mean
 
 _LENGTH = "max_new_tokens=64 asks for 64 tokens after the prompt"
 _PROMPT = 'the prompt comes first: model.generate("..."), with a list of texts or of chat messages for several'
@@ -100,3 +105,44 @@ _BY_HINT: Mapping[str, tuple[str, ...]] = {
 }
 
 WORDS: Mapping[str, str] = {name: hint for hint, names in _BY_HINT.items() for name in names}  # argument -> hint
+
+_OF_LOAD: Mapping[str, tuple[str, ...]] = {
+    'quantize="int4" quantizes the linear layers': ("load_in_4bit",),
+    'quantize="int8" quantizes the linear layers': ("load_in_8bit",),
+    'quantize="int8", "int4" or "fp8" quantizes the linear layers': (*("quantization_config", "quantization", "bits"),),
+    'dtype="bfloat16" is the precision': ("torch_dtype", "precision", "data_type"),
+    "leave it out: pardec runs no remote code": ("trust_remote_code", "custom_code"),
+    "leave it out: attention runs in the fastest kernel that there is": (
+        *("attn_implementation", "use_flash_attention_2", "attention_implementation"),
+    ),
+    "leave it out: weights are read straight to their device": ("low_cpu_mem_usage",),
+    "tp=True under torchrun splits every layer": ("tensor_parallel_size", "tp_plan", "tp_size"),
+    'device_map="auto" spreads the layers over all devices': ("max_memory", "n_gpu_layers", "num_gpus"),
+    "offline=True uses what is on the disk already": ("local_files_only",),
+    "leave it out: the context is the checkpoint's own": ("max_model_len", "n_ctx", "max_length"),
+    "leave it out: the model brings its own tokenizer": ("tokenizer", "tokenizer_mode"),
+    "set the variable HF_TOKEN": ("token", "use_auth_token"),
+    "set the variable HF_HOME": ("cache_dir",),
+    'the name comes first: pardec.load("tiny-dream")': ("model", "model_id", "pretrained_model_name_or_path", "path"),
+    "the sampler names what drafts: generate(sampler=...)": ("draft_model", "speculative_model", "speculative_config"),
+}
+_LOAD_WORDS = {name: hint for hint, names in _OF_LOAD.items() for name in names}
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """`load` with an ArgumentError, and what to write, for an argument that it does not take."""
+    known = list(inspect.signature(function).parameters)
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                near = "" if name in _LOAD_WORDS else did_you_mean(name, known)
+                hint = _LOAD_WORDS.get(name, f"it takes {', '.join(known)}")
+                raise ArgumentError(f"{function.__name__} takes no argument {name!r}{near}", hint)
+        return function(*args, **kwargs)
+
+    return checked

@@ -200,6 +200,22 @@ class Settings:
         )
 
 
+def ignored_filters(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
+    """What a call says of filters that were passed where no distribution is sampled: no token follows from them.
+
+    Args:
+        arguments: as they were passed.
+        settings: the call's, as resolved.
+    """
+    off = {"top_k": (None,), "top_p": (None, 1), "min_p": (None, 0)}  # values that filter nothing
+    names = [name for name, values in off.items() if arguments.get(name) not in values]
+    if not names or settings.get("temperature") != 0:
+        return None
+    shown = " and ".join(f"{name}={arguments[name]}" for name in names)
+    verb = "leaves" if len(names) == 1 else "leave"
+    return f"{shown} {verb} the likeliest token as it is, and temperature=0 takes that one; temperature=0.7 samples"
+
+
 def check_count(name: str, value: Any) -> None:
     """Refuses a sequence of more entries than one request may have."""
     if isinstance(value, Sequence) and len(value) > MOST_ROWS:

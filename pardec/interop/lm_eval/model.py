@@ -24,9 +24,18 @@ from .likelihood import Likelihood, key_of
 from .requests import Generation, generation, separate_defaults, split_arguments
 from .token_probabilities import Batches, TokenProbabilities
 
+_LM_EVAL_DEVICE = "cuda:0"  # what lm-eval passes where nobody named a device
 _AUTO = 64  # initial rows of batch_size="auto"
 _WINDOW = 2048  # tokens of a window if the checkpoint has no maximum length
 _log = logging.getLogger("lm_eval.pardec")  # lm-eval's handler and level
+
+
+def _device(device: str | None) -> str:
+    """The device to load to: "auto" for None, and for lm-eval's default on a machine without CUDA."""
+    if device == _LM_EVAL_DEVICE and not torch.cuda.is_available():
+        _log.warning("there is no %s, lm-eval's default; --device names another", device)
+        return "auto"
+    return device or "auto"
 
 
 class PardecLM(TemplateLM):  # type: ignore[misc]
@@ -35,7 +44,7 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
     Args:
         pretrained: a name or folder for `pardec.load`, or a loaded `Model`.
         batch_size: rows per forward; "auto" starts with `max_batch_size` (64) and halves it when memory runs out.
-        device: a torch device; None chooses one.
+        device: a torch device; None chooses one, and so does lm-eval's own default, cuda:0, where there is no CUDA.
         max_length: most tokens of prompt and answer together; None is the checkpoint's length. Longer contexts are
             truncated at the beginning.
         add_bos_token: whether texts begin with the tokenizer's BOS token; None leaves it to the tokenizer, as
@@ -76,7 +85,7 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
         registry.resolve(sampler)  # raises for a misspelt spec before weights are read
         self.specs: set[str] = set()  # resolved specs of the samplers that have run
         if not isinstance(pretrained, Model):
-            pretrained = load(pretrained, device=device or "auto", **loading)
+            pretrained = load(pretrained, device=_device(device), **loading)
         self.model = pretrained
         self.tokenizer = self.model.tokenizer
         if self.tokenizer is None:

@@ -113,6 +113,13 @@ def test_the_score_is_that_of_plain_generation(dream: pardec.Model, sampler: str
     assert sum(right) > 0, "the comparison says nothing where nothing is right"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="lm-eval's default device is there")
+def test_lm_evals_default_device_is_auto_without_cuda() -> None:
+    assert PardecLM("tiny-dream", device="cuda:0").model.network.device.type != "cuda"
+    with pytest.raises(pardec.PardecError, match="cuda"):
+        PardecLM("tiny-dream", device="cuda")
+
+
 def test_a_limit_a_batch_size_and_a_device_come_from_the_harness(dream: pardec.Model) -> None:
     arguments = {"pretrained": "tiny-dream", "sampler": "threshold:tau=0.9@dual"}
     _, samples = evaluate(
