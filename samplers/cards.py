@@ -9,12 +9,13 @@ import importlib.util
 import inspect
 import pkgutil
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
 from typing import Any, Literal, TypeVar
 
-from pardec.models.errors import SpecError, UnknownNameError, did_you_mean
+from pardec.models.errors import SpecError, UnknownNameError, did_you_mean, one_line
 
 from .outline import Unreadable, annotation, explanation, outlines
 from .spec import Policy, format_value
@@ -59,6 +60,7 @@ _T = TypeVar("_T", bound=type)
 _Key = tuple[str, str]  # name and family: each family has its own `sequential`
 _methods: dict[_Key, Card] = {}
 _paths: dict[_Key, tuple[str, str]] = {}  # module and name of each class
+_broken: dict[str, str] = {}  # files and packages that are left out, and why
 _classes: dict[_Key, type[Any]] = {}  # those whose file has been imported
 
 
@@ -91,8 +93,23 @@ class Card:
         """The class; the first access imports its file, and torch with it."""
         key = self.name, self.family
         if key not in _classes:
-            importlib.import_module(_paths[key][0])
+            try:
+                importlib.import_module(_paths[key][0])
+            except Exception as error:
+                raise SpecError(
+                    f"the sampler {self.name!r} cannot be imported: {type(error).__name__}: {one_line(error)}",
+                    hint=f"see {self.file}",
+                ) from error
         return _classes[key]
+
+    @property
+    def usable(self) -> bool:
+        """Whether its file can be imported; one that cannot is named in a warning."""
+        try:
+            return bool(self.make)
+        except SpecError as error:
+            _leave_out(self.file, f"{error.message}; it is left out")
+            return False
 
     @property
     def explanation(self) -> str:
@@ -195,16 +212,25 @@ def _load_all() -> None:
     for folder in _FOLDERS:
         spec = importlib.util.find_spec(folder)
         for finder, module, _ in pkgutil.iter_modules((spec and spec.submodule_search_locations) or (), folder + "."):
-            if module not in sys.modules:  # else it is registered
+            if module in sys.modules:  # it is registered
+                continue
+            try:
                 _read(module, finder)
+            except Exception as error:  # a file that somebody is writing must not end every command
+                file = finder.find_spec(module).origin
+                _leave_out(file, f"{file} cannot be read, and is left out: {type(error).__name__}: {one_line(error)}")
     for entry in importlib.metadata.entry_points(group="pardec.samplers"):
         try:
             entry.load()
         except Exception as error:
-            raise SpecError(
-                f"the sampler {entry.name!r} of another package ({entry.value}) does not load: {error}",
-                hint="repair or uninstall that package",
-            ) from error
+            text = f"the sampler {entry.name!r} of another package ({entry.value}) does not load, and is left out"
+            _leave_out(entry.name, f"{text}: {type(error).__name__}: {one_line(error)}")
+
+
+def _leave_out(name: str, reason: str) -> None:
+    """Warns of a file of methods that cannot be used; its methods are unknown."""
+    _broken[name] = reason
+    warnings.warn(reason, stacklevel=3)
 
 
 def _read(module: str, finder: Any) -> None:
@@ -267,7 +293,8 @@ def cards_named(name: str) -> list[Card]:
     if not matches:
         known = [known for known, _ in _methods]
         raise UnknownNameError(
-            f"unknown sampler {name!r}{did_you_mean(name, known)}", hint='run "pardec list samplers"'
+            f"unknown sampler {name!r}{did_you_mean(name, known)}",
+            hint="; ".join(_broken.values()) or 'run "pardec list samplers"',
         )
     return sorted(matches, key=order)
 

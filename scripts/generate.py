@@ -159,17 +159,20 @@ def stages() -> str:
         decides, names, returns = CONTRACTS.get((family, stage)) or CONTRACTS[stage]
         folder = f"{wing}/{stage if wing not in ('continuous', 'scales') else 'methods'}"
         assert (ROOT / "samplers" / folder).is_dir(), folder
-        base = _base(f"pardec.samplers.{wing}.contracts", names)
+        base = _base(f"pardec.samplers.{wing}.contracts", names, stage)
         calls = ", ".join(f"`{_call(base, name)}`" for name in names)
         lines.append(f"| {stage} | {decides} | `{folder}` | `{base.__name__}` | {calls} | {returns} |")
     return "\n".join(lines)
 
 
-def _base(module: str, names: Iterable[str]) -> type:
-    """The last class of the contracts that has these methods: the stage's base."""
+def _base(module: str, names: Iterable[str], stage: str | None = None) -> type:
+    """The class of the contracts that has these methods and the name of the stage, else the last: the stage's base."""
     contracts = importlib.import_module(module)
     classes = [cls for cls in vars(contracts).values() if inspect.isclass(cls) and cls.__module__ == module]
-    return [cls for cls in classes if all(inspect.isfunction(vars(cls).get(name)) for name in names)][-1]
+    matches = [cls for cls in classes if all(inspect.isfunction(vars(cls).get(name)) for name in names)]
+    if stage is not None:  # of two stages with such methods, the one that is named so
+        matches = [cls for cls in matches if cls.__name__ == stage.capitalize()] or matches
+    return matches[-1]
 
 
 def _call(base: type, name: str) -> str:

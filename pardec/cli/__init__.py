@@ -29,10 +29,10 @@ def run(arguments: Sequence[str]) -> int:
 
     import typer
 
+    warnings.formatwarning = _format_warning  # before imports, which may name a broken file
+
     from . import wording
     from .app import app
-
-    warnings.formatwarning = _format_warning
 
     # By version, typer has its own copy of click or uses the installed one; this base class is of the right one.
     usage_error = typer.BadParameter.__bases__[0]

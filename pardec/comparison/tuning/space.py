@@ -63,7 +63,8 @@ class Space:
     cards: Mapping[str, Card] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cards", {card.name: card for card in registry.cards() if card.family == self.family})
+        own = (card for card in registry.cards() if card.family == self.family)
+        object.__setattr__(self, "cards", {card.name: card for card in own if card.usable})
         full = self.resolve(Candidate(self.default))
         if full is not None:
             object.__setattr__(self, "default", self._shortest(parse(self.default), full, None))

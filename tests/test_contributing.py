@@ -1,0 +1,109 @@
+"""Every block of CONTRIBUTING.md runs, and one broken file of a contributor ends no other command."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+BLOCKS = [textwrap.dedent(block) for block in re.findall(r"(?ms)^ *```python\n(.*?)^ *```", PAGE)]
+
+
+def test_every_block_has_a_test() -> None:
+    """The first one's is in test_readme.py."""
+    assert [re.search(r"Surest|MY_QWEN3|_convert", block)[0] for block in BLOCKS] == ["Surest", "MY_QWEN3", "_convert"]  # type: ignore[index]
+
+
+def test_the_family_of_the_page_gives_the_logits_of_transformers(tmp_path: Path) -> None:
+    script = """
+import json, sys, types
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+import pardec.models.families
+from pardec.models.load import load
+
+module = types.ModuleType("pardec.models.families.my_qwen3")
+module.__package__ = "pardec.models.families"
+exec(compile(sys.stdin.read(), "my_qwen3.py", "exec"), module.__dict__)
+torch.manual_seed(0)
+sizes = dict(vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+theirs = Qwen3ForCausalLM(Qwen3Config(**sizes, num_key_value_heads=2, head_dim=8, tie_word_embeddings=False)).eval()
+theirs.save_pretrained(sys.argv[1])
+path = sys.argv[1] + "/config.json"
+config = json.load(open(path)) | {"model_type": "my_qwen3"}
+json.dump(config, open(path, "w"))
+model = load(sys.argv[1], device="cpu", dtype="float32")
+assert model.family == "my_qwen3", model.family
+import pardec
+ids = torch.arange(3, 15)[None]
+with torch.no_grad():
+    expected = theirs(ids).logits
+ours = pardec.load(sys.argv[1], device="cpu", dtype="float32").logits(ids)
+torch.testing.assert_close(ours.float(), expected.float(), atol=1e-4, rtol=1e-4)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, input=BLOCKS[1], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_conversion_of_the_page_adds_one_to_norms() -> None:
+    import torch
+
+    names: dict[str, object] = {}
+    exec(compile("from __future__ import annotations\n" + BLOCKS[2], "block", "exec"), names)
+    convert = names["_convert"]
+    ones = torch.ones(2, dtype=torch.bfloat16)
+    assert convert("layers.0.norm.weight", ones, None).tolist() == [2, 2]  # type: ignore[operator]
+    assert convert("layers.0.q_proj.weight", ones, None) is ones  # type: ignore[operator]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The three floors with four broken files."""
+    root = tmp_path_factory.mktemp("tree")
+    for floor in ("pardec", "samplers", "models"):
+        ignored = shutil.ignore_patterns("__pycache__", "embedded")
+        shutil.copytree(ROOT / floor, root / floor, ignore=ignored)
+    (root / "models" / "embedded").symlink_to(ROOT / "models" / "embedded")
+    select = root / "samplers" / "masked" / "select"
+    (root / "models" / "families" / "broken_family.py").write_text("MINE = register(FamilySpec())\n")
+    (select / "broken_syntax.py").write_text("def broken(:\n")
+    sampler = BLOCKS[0].replace("Surest", "Broken").replace('"surest"', '"broken_import"')
+    (select / "broken_import.py").write_text(sampler.replace("import top\n", "import top, nothing_of_this_name\n"))
+    (select / "broken_stage.py").write_text(BLOCKS[0].replace('stage="select"', 'stage="selct"'))
+    return root
+
+
+def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.path.insert(0, {str(tree)!r}); from pardec.cli import main; main(sys.argv[1:])"
+    return subprocess.run([sys.executable, "-c", code, *arguments], cwd=tree, capture_output=True, text=True)
+
+
+def test_broken_files_are_named_and_end_no_command(tree: Path) -> None:
+    prompt = ("-p", "Tom has 8 cups. He loses 3. How many cups does Tom have now?", "--device", "cpu", "--json")
+    done = run(tree, "generate", "tiny-dream", *prompt)
+    assert done.returncode == 0, done.stderr
+    assert "answer 5" in json.loads(done.stdout)["rows"][0]["text"]
+    for name in ("broken_family.py", "broken_syntax.py", "broken_stage.py"):
+        assert sum(name in line for line in done.stderr.splitlines()) == 1, done.stderr
+    assert "NameError" in done.stderr
+    assert "unknown stage 'selct'" in done.stderr
+    assert run(tree, "list", "samplers").returncode == 0
+    assert run(tree, "list", "models").returncode == 0
+
+
+def test_a_broken_sampler_is_named_where_it_is_asked_for(tree: Path) -> None:
+    done = run(tree, "generate", "tiny-dream", "-p", "a", "-s", "broken_import", "--device", "cpu")
+    assert (done.returncode, "'broken_import' cannot be imported: ImportError" in done.stderr) == (2, True), done.stderr
+    done = run(tree, "generate", "tiny-dream", "-p", "a", "-s", "broken_syntax", "--device", "cpu")
+    assert (done.returncode, "unknown sampler 'broken_syntax'" in done.stderr) == (2, True)
+    assert "broken_syntax.py cannot be read" in done.stderr
