@@ -258,6 +258,9 @@ def test_an_adapter_of_shared_tensors_has_to_change_both_modules_alike(
         tensors = {name: tensor for name, tensor in load_file(file).items() if f"model.{own}." in name}
         twins = {name.replace(f"model.{own}.", f"model.{other}."): tensor.clone() for name, tensor in tensors.items()}
         save_file({**tensors, **twins}, file)
+        settings = tmp_path / "adapter" / "adapter_config.json"
+        both = modules + "|" + modules.replace(own.replace(".", r"\."), other.replace(".", r"\."))
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"target_modules": both}))
     load(tmp_path / "base", device="cpu", adapter=tmp_path / "adapter")
 
 
