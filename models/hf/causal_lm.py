@@ -38,9 +38,9 @@ class Parts:
     head: nn.Module | None  # states [M, E] to logits [M, V]
     vocab: int
     own: Callable[[Tensor], Tensor]  # ids [B, Q] to logits [B, Q, V], as the library computes them
+    refresh: Callable[[], object] = lambda: None  # computes again what `embed` took from weights that were replaced
     # the same ids at positions from `count` on, after tokens that nothing attends to: None, where that is not known
     later: Callable[[Tensor, int], Tensor] | None = None
-    refresh: Callable[[], object] = lambda: None  # computes again what `embed` took from weights that were replaced
 
     @staticmethod
     def causal(model: Any) -> Parts:
@@ -62,7 +62,7 @@ class Parts:
             head,
             vocab,
             lambda ids: cast(Tensor, model(input_ids=ids, use_cache=False).logits),
-            later,
+            later=later,
         )
 
 
@@ -277,8 +277,8 @@ class HFAdapter:
         for count, logits in expected.items():
             if count + ids.shape[1] > (self.limit or count + ids.shape[1]):
                 continue
-            seen = torch.ones(1, ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device).tril()
-            plan = Plan.full(ids, Visible.mask(seen))
+            causal = torch.ones(1, ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device).tril()
+            plan = Plan.full(ids, Visible.mask(causal))
             plan = replace(plan, positions=plan.positions + count, span=None)
             try:
                 self._compare(self._run(plan, None)[0].logits(), logits, ids.shape[1])

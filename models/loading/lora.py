@@ -187,8 +187,8 @@ class Adapter:
                 f"{base}",
                 stacklevel=4,
             )
-        saved = self.config.get("modules_to_save") or []
-        unsaved = [name for name in saved if not any(f".{name}." in f".{key}" for key in self.updates)]
+        whole = self.config.get("modules_to_save") or []
+        unsaved = [name for name in whole if not any(f".{name}." in f".{key}" for key in self.updates)]
         if unsaved:
             raise ModelError(
                 f"the adapter {self.name} lacks {listed(unsaved)}, which its config names in modules_to_save", _CUT

@@ -17,12 +17,12 @@ class Targets:
 
     targets: str | list[str]
     excluded: str | list[str]
-    saved: list[str]  # modules_to_save
+    whole: list[str]  # modules_to_save
     layers: list[int]  # empty: all
     patterns: list[str]  # what comes before the number of a layer; empty: anything
 
     def __contains__(self, module: str) -> bool:
-        if _named(self.excluded, module) or any(re.match(rf"(^|.*\.){name}($|\..*)", module) for name in self.saved):
+        if _named(self.excluded, module) or any(re.match(rf"(^|.*\.){name}($|\..*)", module) for name in self.whole):
             return False
         if isinstance(self.targets, str):
             return self.targets == "all-linear" or re.fullmatch(self.targets, module) is not None
@@ -32,8 +32,8 @@ class Targets:
 
     def _layer(self, module: str) -> int | None:
         patterns = [rf"(?:^|.*?\.){name}" for name in self.patterns] or [r".*?\.[^.]*"]
-        found = next(filter(None, (re.match(rf"{pattern}\.(\d+)\.", module) for pattern in patterns)), None)
-        return None if found is None else int(found[1])
+        match = next(filter(None, (re.match(rf"{pattern}\.(\d+)\.", module) for pattern in patterns)), None)
+        return None if match is None else int(match[1])
 
 
 def read_targets(name: str, config: Mapping[str, Any]) -> Targets | None:
@@ -43,8 +43,8 @@ def read_targets(name: str, config: Mapping[str, Any]) -> Targets | None:
         for key in ("target_modules", "exclude_modules", "modules_to_save", "layers_pattern", "layers_to_transform")
     }
     layers = values.pop("layers_to_transform")
-    numbers = layers if isinstance(layers, list) else [] if layers is None else [layers]
-    if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
+    indices = layers if isinstance(layers, list) else [] if layers is None else [layers]
+    if not all(isinstance(number, int) and not isinstance(number, bool) for number in indices):
         raise ModelError(f"the adapter {name} has layers_to_transform={layers!r}, and numbers of layers are needed")
     for key, value in values.items():
         words = value if isinstance(value, list) else [value or ""]
@@ -61,7 +61,7 @@ def read_targets(name: str, config: Mapping[str, Any]) -> Targets | None:
         values["target_modules"],
         values["exclude_modules"] or [],
         _list(values["modules_to_save"]),
-        numbers,
+        indices,
         _list(values["layers_pattern"]),
     )
 
@@ -71,9 +71,9 @@ def missing_layers(targets: Targets, modules: Iterable[str], base: Iterable[str]
 
     First those of which it has the same in another layer, then those of which it has none.
     """
-    held = set(modules)
-    kinds = {_generic(module) for module in held}
-    lacking = [module for module in base if module in targets and module not in held]
+    present = set(modules)
+    kinds = {_generic(module) for module in present}
+    lacking = [module for module in base if module in targets and module not in present]
     cut = [module for module in lacking if _generic(module) in kinds]
     return cut, [module for module in lacking if _generic(module) not in kinds]
 

@@ -44,17 +44,17 @@ def check_unread(spec: FamilySpec, config: DecoderConfig, published: Mapping[str
     """Raises ModelError, with the name, for an unread tensor that is not what the decoder computes."""
     for name, entry in published.items():
         if match := _FREQUENCIES.fullmatch(name):
-            (found,) = _tensors(published, name)
+            (tensor,) = _tensors(published, name)
             layers = range(config.layers) if match[1] is None else [min(int(match[1]), config.layers - 1)]
             own = {config.of(layer).frequencies for layer in layers}
-            if entry.dtype is None or not any(_are_frequencies(found, each) for each in own):
+            if entry.dtype is None or not any(_are_frequencies(tensor, each) for each in own):
                 raise ModelError(
-                    f"{name} is not the rotary frequencies of this config.json ({_said(found)})",
+                    f"{name} is not the rotary frequencies of this config.json ({_range(tensor)})",
                     "correct rope_theta or rope_parameters; where the buffer is stale, leave it out of the file",
                 )
         elif name == _TABLE and config.grid is not None:
-            (found,) = _tensors(published, name)
-            if not _is_grid(found, config, config.grid):
+            (tensor,) = _tensors(published, name)
+            if not _is_grid(tensor, config, config.grid):
                 raise ModelError(f"{name} is not the rotation of this configuration", "leave it out of the file")
         for pattern, original in spec.copies:
             of = re.sub(pattern, original, name) if re.fullmatch(pattern, name) else name
@@ -65,35 +65,35 @@ def check_unread(spec: FamilySpec, config: DecoderConfig, published: Mapping[str
                 )
 
 
-def _are_frequencies(found: Tensor, own: tuple[float, ...]) -> bool:
+def _are_frequencies(tensor: Tensor, own: tuple[float, ...]) -> bool:
     """Whether these are the frequencies, or those that scaling began with."""
     scaled = torch.tensor(own, dtype=torch.float64)
-    if found.shape != scaled.shape:
+    if tensor.shape != scaled.shape:
         return False
     candidates = [scaled]
     if len(own) > 1:
         candidates += [scaled / scaled[0], (scaled[1] / scaled[0]) ** torch.arange(len(own), dtype=torch.float64)]
-    return any(torch.allclose(found.double(), each, rtol=_ROUNDING, atol=1e-7) for each in candidates)
+    return any(torch.allclose(tensor.double(), each, rtol=_ROUNDING, atol=1e-7) for each in candidates)
 
 
-def _is_grid(found: Tensor, config: DecoderConfig, side: int) -> bool:
+def _is_grid(tensor: Tensor, config: DecoderConfig, side: int) -> bool:
     """Whether these are zeros for the condition, then the cosines and sines of row and column."""
     half, index = torch.tensor(config.frequencies, dtype=torch.float64), torch.arange(side * side)
     angle = torch.cat([at[:, None] * half for at in (index // side, index % side)], -1)
     table = torch.stack((angle.cos(), angle.sin()), -1)
-    start = found.shape[0] - len(table)
-    if start < 0 or found.shape[1:] != table.shape[1:]:
+    start = tensor.shape[0] - len(table)
+    if start < 0 or tensor.shape[1:] != table.shape[1:]:
         return False
-    return not found[:start].any() and torch.allclose(found[start:].double(), table, rtol=0, atol=2 * _ROUNDING)
+    return not tensor[:start].any() and torch.allclose(tensor[start:].double(), table, rtol=0, atol=2 * _ROUNDING)
 
 
-def _said(found: Tensor) -> str:
-    values = found.flatten().tolist() or [math.nan]
-    return f"it holds {found.numel()}, from {values[0]:.3g} to {values[-1]:.3g}"
+def _range(tensor: Tensor) -> str:
+    values = tensor.flatten().tolist() or [math.nan]
+    return f"it holds {tensor.numel()}, from {values[0]:.3g} to {values[-1]:.3g}"
 
 
 def _tensors(published: Mapping[str, Published], *names: str) -> list[Tensor]:
     """Published tensors, in memory."""
-    found: dict[str, Tensor] = {}
-    read({name: published[name] for name in names}, lambda name, tensor: found.__setitem__(name, tensor.clone()))
-    return [found[name] for name in names]
+    tensors: dict[str, Tensor] = {}
+    read({name: published[name] for name in names}, lambda name, tensor: tensors.__setitem__(name, tensor.clone()))
+    return [tensors[name] for name in names]
