@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 
-class Past(DynamicCache):
+class Past(DynamicCache):  # type: ignore[misc]
     """What a forward at later positions gets: its queries come after `count` tokens, which nothing attends to.
 
     So a model that counts positions from its cache, and not from its `position_ids`, shows itself in one short forward.
