@@ -49,10 +49,11 @@ def _tempered(module: Any, query: Tensor, plan: Plan) -> Tensor:
 
     def scale(positions: Tensor) -> Tensor:
         passed = torch.floor((positions.float() + 1) / module.floor_scale)
-        return torch.log1p(passed) * module.attn_scale + 1
+        scales: Tensor = torch.log1p(passed) * module.attn_scale + 1
+        return scales
 
     counted = torch.arange(query.shape[2], device=query.device)[None]
-    factor = scale(plan.positions.to(query.device).clamp(min=0)) / scale(counted)
+    factor: Tensor = scale(plan.positions.to(query.device).clamp(min=0)) / scale(counted)
     return (query * factor[:, None, :, None]).to(query.dtype)
 
 
