@@ -22,6 +22,7 @@ from .contracts import DraftFiles
 
 TRANSITIONS = ("vanilla", "gated", "rnn")
 _QUERY = "layers.0.self_attn.q_proj.weight"
+_LONGEST = 4096  # tokens of a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +102,11 @@ def read_layout(files: DraftFiles, layers: int, taps: str | None = None) -> DFla
         return default if stated is None else stated
 
     block, mask = value("block_size", 16), value("mask_token_id")
-    if not isinstance(block, int) or block < 2:
+    if not isinstance(block, int) or isinstance(block, bool) or block < 2:
         raise ModelError(f"block_size of {files.name} is a whole number of at least 2, got {block!r}")
-    if not isinstance(mask, int) or mask < 0:
+    if block > _LONGEST:
+        raise ModelError(f"block_size of {files.name} is {block}, and blocks of more than {_LONGEST} are not built")
+    if not isinstance(mask, int) or isinstance(mask, bool) or mask < 0:
         raise ModelError(f"the config of {files.name} does not say mask_token_id", "its blocks are made of that token")
     shaped = _layers(files, config.get("transformer_layer_config") or config)
     spark = "markov_head.markov_w1.weight" in published or "confidence_head.proj.weight" in published

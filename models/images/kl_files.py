@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError
+from ..loading.configs import reading
 from ..loading.sources import read_json
 from .kl import KL, SCALE
 from .kl_names import from_published, ignored, published, to_published
@@ -40,7 +41,8 @@ def load_kl(
     file = find_kl(os.fspath(source))
     tensors = {name: value for name, value in read_tensors(file).items() if not ignored(name)}
     try:
-        shape = KLShape.of(tensors)
+        with reading(str(file)):
+            shape = KLShape.of(tensors)
         with torch.device("meta"):
             model = KL(shape, scale=_scale(file) if scale is None else scale)
     except ModelError as error:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError
+from ..loading.configs import reading
 from ..loading.sources import read_json
 from .vq import VQ
 from .vq_names import IGNORED, from_published, published, to_published
@@ -35,7 +36,8 @@ def load_vq(source: str | os.PathLike[str], *, device: str = "cpu", dtype: torch
     file = find_vq(os.fspath(source))
     tensors = {name: value for name, value in read_tensors(file).items() if name not in IGNORED}
     try:
-        shape = VQShape.of(tensors, read_json(arguments_file(file)))
+        with reading(str(file)):
+            shape = VQShape.of(tensors, read_json(arguments_file(file)))
     except ModelError as error:
         raise ModelError(f"{file}: {error}", error.hint) from error
     with torch.device("meta"):

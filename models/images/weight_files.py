@@ -64,7 +64,7 @@ class Shaped(Protocol):
 
 
 def check_names(file: Path | str, tensors: Mapping[str, Shaped], expected: dict[str, tuple[int, ...]]) -> None:
-    """Raise ModelError unless the tensors are exactly the wanted ones, by name and shape."""
+    """Raise ModelError unless the tensors are exactly the wanted ones, by name and shape, and hold weights."""
     missing = [name for name in expected if name not in tensors]
     if missing:
         raise ModelError(f"{file}: {len(missing)} of {len(expected)} tensors are missing: {listed(missing, 3)}")
@@ -74,6 +74,9 @@ def check_names(file: Path | str, tensors: Mapping[str, Shaped], expected: dict[
     for name, shape in expected.items():
         if tuple(tensors[name].shape) != shape:
             raise ModelError(f"{file}: {name} has shape {list(tensors[name].shape)}, expected {list(shape)}")
+    foreign = [name for name in expected if isinstance(each := tensors[name], Tensor) and not each.is_floating_point()]
+    if foreign:
+        raise ModelError(f"{file}: {len(foreign)} tensors are not floating-point: {listed(foreign, 3)}", AGAIN)
 
 
 def arguments_file(file: Path) -> Path:

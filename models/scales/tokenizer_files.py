@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import ModelError
 from ..images import kl_names
 from ..images.weight_files import arguments_file, check_names, find_file, read_tensors, write_tensors
+from ..loading.configs import reading
 from ..loading.sources import read_json
 from .contracts import Scales
 from .shape import TokenizerShape
@@ -62,7 +63,8 @@ def load_tokenizer(
     tensors = {name: value for name, value in read_tensors(file).items() if name not in _IGNORED}
     arguments = read_json(arguments_file(file))
     try:
-        shape = TokenizerShape.of(tensors, arguments)
+        with reading(str(file)):
+            shape = TokenizerShape.of(tensors, arguments)
         if scales is None and "patch_nums" not in arguments:
             raise ModelError(
                 "nothing states the sides of its token maps",

@@ -1,0 +1,52 @@
+"""Image decoders whose files are damaged: each is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pardec.models.errors import ModelError
+from pardec.models.images.kl_files import load_kl
+from pardec.models.images.vq_files import load_vq
+from pardec.models.loading.catalog import EMBEDDED
+from pardec.models.scales.tokenizer_files import load_tokenizer
+
+LOADERS: dict[str, tuple[Callable[..., Any], str]] = {
+    "tiny-vq": (load_vq, "codebook_size"),
+    "tiny-kl": (load_kl, "scale"),
+    "tiny-var-vq": (load_tokenizer, "quant_resi"),
+}
+
+
+def copied(name: str, folder: Path) -> tuple[Path, Path]:
+    shutil.copytree(EMBEDDED / name, folder)
+    return next(folder.glob("*.safetensors")), next(folder.glob("*.args.json"))
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.int64])
+def test_weights_of_another_type_are_refused(dtype: torch.dtype, name: str, tmp_path: Path) -> None:
+    weights, _ = copied(name, tmp_path / "decoder")
+    tensors = load_file(weights)
+    chosen = next(key for key in sorted(tensors) if key.startswith("decoder.") and tensors[key].ndim > 1)
+    save_file({**tensors, chosen: tensors[chosen].to(dtype)}, weights)
+    with pytest.raises(ModelError, match="1 tensors are not floating-point: decoder"):
+        LOADERS[name][0](weights)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("value", ["x", [1], {"a": 1}])
+def test_arguments_of_another_kind_are_refused(value: Any, name: str, tmp_path: Path) -> None:
+    weights, arguments = copied(name, tmp_path / "decoder")
+    load, key = LOADERS[name]
+    arguments.write_text(json.dumps({**json.loads(arguments.read_text()), key: value}))
+    with pytest.raises(ModelError) as error:
+        load(weights)
+    assert "\n" not in str(error.value)
