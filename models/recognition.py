@@ -11,7 +11,7 @@ from .errors import ModelError
 from .families import FAMILIES, FamilySpec, Unsupported, architecture, mar, match, var
 from .families.llamagen import read_config
 from .loading import configs
-from .loading.decoding_config import build_decoding_config, check_autoregressive, end_ids, shown_ends
+from .loading.decoding_config import build_decoding_config, check_autoregressive, describe_ends, end_ids
 from .loading.kinds import IMAGE_MODELS, NEXTSTEP
 from .loading.sources import MAR_FILE, Source, locate, read_json
 from .loading.tokenizers import load_tokenizer
@@ -87,7 +87,7 @@ def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = Non
         spec, why = recognise(config, published)
     if spec is None:
         check_autoregressive(source.name, None, config, read_json(source.folder / "generation_config.json"))
-        ends = _shown_ends(source, config)
+        ends = _ends_described(source, config)
         kind = {"family": str(config.get("model_type")), "loads": f"through transformers: {why}"}
         return {**description, **kind, **({"end tokens": ends} if ends else {})}
     with configs.reading(source.name):
@@ -107,7 +107,7 @@ def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = Non
     return description
 
 
-def _shown_ends(source: Source, config: dict[str, Any]) -> str:
+def _ends_described(source: Source, config: dict[str, Any]) -> str:
     """The end tokens of a language model that runs through transformers; images have none."""
     if config.get("model_type") in IMAGE_MODELS:
         return ""
@@ -116,4 +116,4 @@ def _shown_ends(source: Source, config: dict[str, Any]) -> str:
     vocabulary = flat.get("vocab_size")
     generation = read_json(source.folder / "generation_config.json")
     known = vocabulary if isinstance(vocabulary, int) else 2**31
-    return shown_ends(end_ids(flat, generation, load_tokenizer(source.tokenizer), known))
+    return describe_ends(end_ids(flat, generation, load_tokenizer(source.tokenizer), known))

@@ -119,8 +119,8 @@ class Engine:
             return vector_requests.prepare(self.network, prompt, Settings.of(arguments, CLASS_IMAGES))
         if isinstance(self.network, ScaleModel):
             return map_requests.prepare(self.network, prompt, Settings.of(arguments, CLASS_IMAGES))
-        given = with_published_sampler(self.network, arguments)
-        call = requests.prepare(self.network, prompt, Settings.of(given))
+        named = with_published_sampler(self.network, arguments)
+        call = requests.prepare(self.network, prompt, Settings.of(named))
         length = call.sampler.length if isinstance(call.sampler, SpeculativeSampler) else None
         if self.network.processes > 1 and length is not None and length.times_rounds:
             raise SpecError(

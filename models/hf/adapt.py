@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import ModelError, listed, one_line
 from ..loading import configs
-from ..loading.decoding_config import end_ids, pad_id, shown_ends
+from ..loading.decoding_config import describe_ends, end_ids, pad_id
 from ..loading.kinds import IMAGE_MODELS
 from ..loading.lora import Adapter
 from ..loading.placement import choose_dtype, guarded, out_of_memory, short, stored_dtype
@@ -114,7 +114,7 @@ def _decoding_config(
         bos_id=config.get("bos_token_id"),
         shift=1,
         attention="causal",
-        sources={"ends": shown_ends(ends)},
+        sources={"ends": describe_ends(ends)},
     )
 
 

@@ -90,7 +90,7 @@ def build_decoding_config(
     for number, token in spec.turn_ends.items():
         if _has_token(tokenizer, number, token, vocab):
             ends.setdefault(number, f"the family {spec.name}")
-    sources["ends"] = shown_ends(ends)
+    sources["ends"] = describe_ends(ends)
     start = spec.start[0] if spec.start and _has_token(tokenizer, *spec.start, vocab) else None
     candidates = (
         start,
@@ -174,7 +174,7 @@ def end_ids(config: dict[str, Any], generation: dict[str, Any], tokenizer: Any |
     return ends
 
 
-def shown_ends(ends: Mapping[int, str]) -> str:
+def describe_ends(ends: Mapping[int, str]) -> str:
     """End tokens by where they were found: `2 (config.json), 7 (the tokenizer)`."""
     return ", ".join(f"{number} ({source})" for number, source in ends.items())
 

@@ -171,7 +171,7 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         rows = repeat_each(prompts, settings.num_return_sequences)
         samples = tuple(range(settings.num_return_sequences)) * len(prompts)
     if (rules := rules_of(model)) is not None:
-        given, settings = settings, rules.fill(settings, min(len(row.rest) for row in rows))
+        requested, settings = settings, rules.fill(settings, min(len(row.rest) for row in rows))
     stops, special = _stops(model, settings)
     stop_ids = tuple(dict.fromkeys((*_stop_ids(model, settings), *special)))
     structured = structure(model, settings, len(rows), stop_ids)
@@ -204,7 +204,7 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         stops=() if stops is None else (stops,) * len(rows),
         allowed=_allowed(model, imaging, settings, rows)
         if rules is None
-        else rules.restrict(allowed.read(model, settings.allowed, rows), rows, given, stop_ids, model.vocab_size),
+        else rules.restrict(allowed.read(model, settings.allowed, rows), rows, requested, stop_ids, model.vocab_size),
         processors=tuple(settings.logits_processor or ()),
         logprobs=_logprobs(model, settings),
         logprob_ids=_logprob_ids(model, settings),

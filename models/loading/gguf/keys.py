@@ -75,14 +75,14 @@ _SHIFT, _CAUSAL = "diffusion.shift_logits", "attention.causal"
 
 def known_keys(header: Header) -> frozenset[str]:
     """Every key that the package gguf knows, those of architectures as `{arch}.name`."""
-    found, groups = {"{arch}.rope.scale_linear"}, [library(header.file).constants.Keys]
+    names, groups = {"{arch}.rope.scale_linear"}, [library(header.file).constants.Keys]
     while groups:
         for value in vars(groups.pop()).values():
             if isinstance(value, type):
                 groups.append(value)
             elif isinstance(value, str) and "." in value and not value.startswith("gguf."):
-                found.add(value)
-    return frozenset(found)
+                names.add(value)
+    return frozenset(names)
 
 
 def check_keys(header: Header, name: str, architecture: Architecture) -> None:

@@ -12,8 +12,8 @@ _PREFIX = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # token types
 # Tokens that end a text, by the key of their id or by their text, as llama.cpp finds them.
 _ENDS = tuple(f"{name}_token_id" for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
-_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<end_of_utterance>")
-_TURN_TOKENS = {(text, _CONTROL) for text in _TURN_ENDS}
+_EOT_TEXTS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<end_of_utterance>")
+_EOT_TOKENS = {(text, _CONTROL) for text in _EOT_TEXTS}
 _SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id"}
 _SPECIAL |= {"pad_token": "padding_token_id", "mask_token": "mask_token_id"}
 
@@ -36,7 +36,7 @@ def special_ids(header: Header, vocabulary: int) -> dict[str, Any]:
     tokens, types = (header.metadata.get(_PREFIX + name) for name in ("tokens", "token_type"))
     by_text: list[int] = []
     if isinstance(tokens, list) and isinstance(types, list):
-        by_text = [i for i, pair in enumerate(zip(tokens, types, strict=False)) if pair in _TURN_TOKENS]
+        by_text = [i for i, pair in enumerate(zip(tokens, types, strict=False)) if pair in _EOT_TOKENS]
     named = [values[name] for name in _ENDS if values[name] is not None]
     ends = list(dict.fromkeys([*named, *(number for number in by_text if number < vocabulary)]))
     ids = {"bos_token_id": values["bos_token_id"], "pad_token_id": values["padding_token_id"]}
