@@ -137,7 +137,8 @@ class Branching:
             chosen = chosen & (~chosen[:, :1] | ends[:, None])
         draft = Writing(chosen, choice.tokens, proposal.score)
         if joints := self.loop.forward.joints:  # tokens of one gap that cannot stand beside each other
-            draft, chosen = (kept := joints.consistent(canvas, draft, None, None)[0]), kept.which
+            draft = joints.consistent(canvas, draft, None, None)[0]
+            chosen = draft.which
         canvas.draft(draft)
         added: np.ndarray = chosen.any(1).cpu().numpy()
         return added

@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import CapacityError
-
 from ..host_transfer import to_host
 from .columns import GIVEN as GIVEN
 from .columns import NEVER as NEVER
@@ -23,7 +21,6 @@ from .writing import Revision, Span, Writing, refuse_masks
 
 _OPEN = -2  # stands for a mask where tokens are read back; -1 is a position of an image's condition
 _CLOCKS = 64  # forwards there is room for at first
-_LONGEST = np.iinfo(np.int32).max  # positions that commit_step and serial can count
 _ROWS = (
     "rows", "prompt", "total", "planned", "origin", "lo", "hi", "end", "step", "entry_step", "nfe", "entered", "left",
     "first_open",
@@ -86,10 +83,6 @@ class Canvas:
         `moving`: it is where `move` puts it.
         """
         total = np.array([len(row) for row in rows])
-        if total.max() > _LONGEST:
-            raise CapacityError(
-                f"a row of {total.max()} positions is longer than the {_LONGEST} that a canvas can record"
-            )
         self.length = max(int(total.max()), length)
         self.mask_id, self.pad_id, self.block_length, self.shift = mask_id, pad_id, block_length, shift
         tokens = torch.full((len(rows), self.length + 1), pad_id)

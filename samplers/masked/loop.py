@@ -232,8 +232,8 @@ class MaskedLoop:
         distribution, shadow = forward.distribution(queries, wanted, soft)
         eligible = canvas.eligible if query.only is None else canvas.eligible & query.only.to(canvas.eligible.device)
         known = torch.from_numpy(wanted).to(eligible.device)
-        seen = shadow, forward.attention, forward.row, known
-        evidence = Evidence(distribution, canvas.window, eligible, self.request, *seen)
+        more = shadow, forward.attention, forward.row, known
+        evidence = Evidence(distribution, canvas.window, eligible, self.request, *more)
         if self.sampler.block is not None:
             evidence = self._narrow(self.sampler.block, evidence)
         self._observe(evidence, after_logits=False)

@@ -191,9 +191,9 @@ class Network(nn.Module):
         start, width = max(call.prompts), 0
         for number, tokens in enumerate(self.inputs):
             if tokens.shape[1] > width and number:  # a block begins
-                given = tokens[:, start:width]
-                ended = torch.isin(given, torch.tensor(call.stop_ids, device=given.device)).cumsum(1) > 0
-                if bool((ended & ~((given == mask).cumsum(1) > 0)).any(1).all()):
+                answer = tokens[:, start:width]
+                ended = torch.isin(answer, torch.tensor(call.stop_ids, device=answer.device)).cumsum(1) > 0
+                if bool((ended & ~((answer == mask).cumsum(1) > 0)).any(1).all()):
                     return len(self.inputs) - number
             width = tokens.shape[1]
         return 0

@@ -82,7 +82,8 @@ class Learned(Select):
         first = canvas.lo - canvas.prompt if canvas.moving else np.zeros_like(canvas.lo)
         width, length = sure.shape[1], getattr(state, "block_length", canvas.block_length)
         column = torch.from_numpy(first[:, None] + np.arange(length)).to(sure.device)
-        logits: Tensor = state(pad(sure, (0, length), value=1.0).gather(1, column))
+        column += length  # of what is padded on either side: a block may begin before the prompt's end
+        logits: Tensor = state(pad(sure, (length, length), value=1.0).gather(1, column))
         assert self.tau is not None
-        final = torch.zeros(len(sure), width + length, dtype=torch.bool, device=sure.device)
-        return final.scatter_(1, column, logits.sigmoid() > self.tau)[:, :width]
+        final = torch.zeros(len(sure), width + 2 * length, dtype=torch.bool, device=sure.device)
+        return final.scatter_(1, column, logits.sigmoid() > self.tau)[:, length : length + width]
