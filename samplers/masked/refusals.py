@@ -57,7 +57,7 @@ def refuse_positions(sampler: MaskedSampler, request: Request) -> None:
         return
     requested = {
         "log-probabilities are recorded": request.logprobs is not None,
-        "tokens are allowed": request.allowed is not None or bool(request.joints),
+        "tokens are allowed": request.allowed is not None or any(request.joints),
         "conditions of images are laid out": bool(request.conditions),
     }
     for what in (what for what, needed in requested.items() if needed):

@@ -28,6 +28,7 @@ from pardec.models.partial_cache import PartialCache
 
 from ..spec import parse
 from ..spec_values import build_method
+from .cache._stored import StoredKV
 from .contracts import Cache, DecodeContext, SpeculativeSampler
 
 _SPLIT = ("earlyexit", "prompts", "transfer")  # they run the stack in parts, which give no queries of the whole
@@ -154,6 +155,15 @@ def refuse_searches(name: str, sampler: SpeculativeSampler) -> None:
         raise SpecError(
             f"{name}: {sampler.draft.registered[0]} with skip=search feeds tokens again that this cache has let go",
             hint="write skip=uniform",
+        )
+
+
+def refuse_stores(name: str, sampler: SpeculativeSampler) -> None:
+    """Raises SpecError for a cache that encodes older keys and values, for a drafter that copies those of the text."""
+    if isinstance(sampler.cache, StoredKV):
+        raise SpecError(
+            f"{name} copies keys and values of the text, which {sampler.cache.registered[0]!r} stores encoded",
+            hint="leave the cache out, or draft with model, eagle or lookup",
         )
 
 

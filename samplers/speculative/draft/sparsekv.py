@@ -27,7 +27,7 @@ from pardec.models.model import LanguageModel
 
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
-from ..reading import QueryReading, any_reading_of, demand_plain_decoder
+from ..reading import QueryReading, any_reading_of, demand_plain_decoder, refuse_stores
 from ..reading_state import QueryReadingState, ReadingState
 
 _State = ReadingState | QueryReadingState
@@ -62,6 +62,7 @@ class SparseKV(Drafter):
         return 1.0
 
     def check(self, sampler: SpeculativeSampler) -> None:
+        refuse_stores("sparsekv", sampler)
         if isinstance(self._reading, QueryReading) and sampler.cache is not None:
             raise SpecError(
                 f"sparsekv: {self.read!r} reads the target's own cache, which {sampler.cache.registered[0]!r} replaces",

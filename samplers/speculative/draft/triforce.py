@@ -42,7 +42,7 @@ from ..contracts import (
     Uniforms,
 )
 from ..draft_model import DraftModelState
-from ..reading import demand_plain_decoder, reading_of
+from ..reading import demand_plain_decoder, reading_of, refuse_stores
 from ..shape.chain import Chain
 from ._checkpoint import check_pair
 from ._hierarchy import DraftedText, Hierarchy, InnerUniforms, MiddleModel
@@ -64,6 +64,7 @@ class TriForce(Drafter):
         object.__setattr__(self, "_reading", reading_of(self.read, "triforce"))  # no field: it follows from the spec
 
     def check(self, sampler: SpeculativeSampler) -> None:
+        refuse_stores("triforce", sampler)
         if not self.name:
             raise SpecError(
                 "triforce: name is not given: the small checkpoint",

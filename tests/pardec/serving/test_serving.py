@@ -18,6 +18,7 @@ from pardec.serving.running import TokenBatch
 from tests.grids import thinned
 from tests.pardec.painters import painter
 from tests.pardec.vector_painters import vector_painter
+from tests.samplers.toys import toy
 
 LENGTHS = (3, 24, 9, 36, 1, 17)
 NAMES = ("Tom", "Ann", "Kim", "Bob", "Eva", "Max")
@@ -349,3 +350,10 @@ def test_a_row_that_fails_while_it_is_decoded_ends_alone(llama: Model, size: int
     assert list(serving.failed) == [wrong]
     for at, tokens in got.items():
         assert tokens == list(llama.generate(prompts[at], **arguments).tokens[0])
+
+
+def test_a_stage_that_moves_tokens_is_served_where_nothing_goes_by_positions() -> None:
+    model = Model(toy("llada2", sharp=1.2))
+    given: dict[str, Any] = {"sampler": "threshold+levenshtein:delete=3,split=4", "max_new_tokens": 4, "stop_ids": []}
+    served = [row.tokens for row in model.serve_batch([{"input_ids": [5, 6, 7], "seed": 1}], **given)]
+    assert served == [list(model.generate(input_ids=[[5, 6, 7]], seed=[1], **given).tokens[0])]

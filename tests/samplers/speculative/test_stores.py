@@ -111,7 +111,7 @@ def test_every_drafter_is_sequential_with_the_same_cache(
     monkeypatch.setattr(draft_models, "language_model", lambda name, device, dtype: toy_ar(4, VOCAB, layers=3))
     expected = rows(run(target, f"sequential@{spec}", texts(), NEW))
     with random_modules():
-        for draft in filter(lambda draft: resolves(draft, sampling=False), names("draft")):
+        for draft in filter(lambda draft: resolves(f"{draft}@{spec}", sampling=False), names("draft")):
             assert rows(run(target, f"{draft}@{spec}", texts(), NEW)) == expected, draft
 
 
@@ -287,3 +287,10 @@ def test_what_is_refused_before_the_first_forward(target: LanguageModel) -> None
     shared.processes = 2
     with pytest.raises(ModelError, match="is shared by 2 processes"):
         VerifyLoop(shared, registry.resolve("sequential@int8", "ar"), request(texts(), 3))
+
+
+@pytest.mark.parametrize("draft", ["sparsekv", "triforce:name=toy"])
+@pytest.mark.parametrize("cache", ["kivi", "gear", "int8", "mustafar", "rotatekv"])
+def test_drafters_that_copy_keys_of_the_text_take_no_encoded_ones(draft: str, cache: str) -> None:
+    with pytest.raises(SpecError, match=f"{draft.split(':')[0]} copies keys and values of the text, which '{cache}'"):
+        registry.resolve(f"{draft}@{cache}", "ar")
