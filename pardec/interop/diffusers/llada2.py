@@ -193,7 +193,7 @@ class Network(nn.Module):
             if tokens.shape[1] > width and number:  # a block begins
                 answer = tokens[:, start:width]
                 ended = torch.isin(answer, torch.tensor(call.stop_ids, device=answer.device)).cumsum(1) > 0
-                if bool((ended & ~((answer == mask).cumsum(1) > 0)).any(1).all()):
+                if bool((ended & ~(answer.eq(mask or 0).cumsum(1) > 0)).any(1).all()):
                     return len(self.inputs) - number
             width = tokens.shape[1]
         return 0
