@@ -59,7 +59,9 @@ def load_draft_module(
     with reading(files.name):
         module = match.load(files, target, **options)
     if quantize is not None and not any(isinstance(weight, int8.Int8Weight) for weight in module.parameters()):
-        raise ModelError(f"{files.name} has no matrices that could be multiplied in 8 bits", "leave quantize out")
+        raise ModelError(
+            f"{files.name} has no matrices that could be multiplied in 8 bits", "leave the parameter quantize out"
+        )
     return module.to(target.device).eval()
 
 
@@ -70,7 +72,7 @@ def _check_quantize(files: DraftFiles, target: LanguageModel) -> None:
         why = "the kernel is not chosen, or not compiled" if target.device.type == "cpu" else f"not on {target.device}"
         raise ModelError(
             f"{files.name} cannot draft in 8 bits: such matmuls run on processors with AVX512-VNNI, {why}",
-            "leave quantize out",
+            "leave the parameter quantize out",
         )
 
 

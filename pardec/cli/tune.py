@@ -110,4 +110,6 @@ def tune(
         raise typer.Exit(130) from None
     say(f"{table(advice.evidence)}\n{advice}", quiet=quiet)
     if leads:
+        if advice.verdict == "unsure" and not json_:
+            raise typer.Exit(1)  # nothing is advised
         dump(advice.document) if json_ else show(advice.spec)

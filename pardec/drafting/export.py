@@ -17,6 +17,7 @@ from torch import Tensor
 from pardec.models.draft_modules.contracts import DraftFiles
 from pardec.models.draft_modules.load import find, recognise
 from pardec.models.errors import ModelError, listed
+from pardec.models.loading.catalog import embedded_names
 from pardec.models.model import LanguageModel
 
 from .networks import KINDS, Network, Options
@@ -74,7 +75,7 @@ def readme(card: dict[str, Any], size: int) -> str:
 [below](#recipe); Apache-2.0.
 
 ```bash
-pardec generate {card["target"]} -s {card["kind"]}:name={card["name"]} -p "{EXAMPLE}"
+pardec generate {_target(str(card["target"]))} -s {card["kind"]}:name={card["name"]} -p "{EXAMPLE}"
 ```
 
 ## Measured
@@ -97,6 +98,13 @@ these weights.
 |---|---|---|---|
 {curve}
 """
+
+
+def _target(name: str) -> str:
+    """What a command in the clone names the target: SmolLM2 is fetched by a script, which prints its path."""
+    if name in embedded_names():
+        return name
+    return '"$(./scripts/get_smollm2)"' if name.startswith("SmolLM2-135M-Instruct") else "TARGET"
 
 
 def _plain(value: Any) -> str:

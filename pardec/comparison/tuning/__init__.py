@@ -21,7 +21,7 @@ from ..runner import environment
 from . import advice
 from .advice import Advice
 from .bench import Baseline, Bench
-from .confirming import Confirmation
+from .confirming import Confirmation, least_problems
 from .fit import Fit
 from .halving import Outcome, search
 from .prepared import BASELINE, BUDGET, COSTS, SearchRequest, prepare, summary
@@ -67,8 +67,10 @@ def tune(
     Successive halving on tuning problems, then up to three of the best candidates are tested on fresh problems until
     one "holds": the upper end of the confidence interval of its drop in paired scores is within `max_drop`. With 95%
     confidence no candidate that loses more holds. A candidate whose drop is within the bound but whose interval is not
-    is "within", and the advice names the drop that it may have. The baseline is decoded on the first problems of each
-    stage and where a candidate is wrong; elsewhere it is assumed to be right, which never underestimates a drop.
+    is "within", and the advice names the drop that it may have; that takes at least 20 fresh problems (5 where
+    `confirm` asks for fewer), without which the verdict is "unsure" and the default is kept. The baseline is decoded
+    on the first problems of each stage and where a candidate is wrong; elsewhere it is assumed to be right, which
+    never underestimates a drop.
 
     Args:
         model: a loaded model, or the name of one; executors other than "local" need a name.
@@ -134,7 +136,13 @@ def tune(
         cost=cost,
         report=told,
     )
-    confirmation = Confirmation(Baseline(bench, exact, plan.confirmation), Candidate(plan.space.default), cost, told)
+    confirmation = Confirmation(
+        Baseline(bench, exact, plan.confirmation),
+        Candidate(plan.space.default),
+        cost,
+        told,
+        least=least_problems(confirm),
+    )
     judgement = confirmation.judge(search_result.trials[: search_result.finalists], max_drop)
     answer = advice.advice(
         model=fit.name,

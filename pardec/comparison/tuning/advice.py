@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .confirming import CONFIDENCE, MAX_CONFIRMED, Judgement, level
+from .confirming import CONFIDENCE, LEAST_PROBLEMS, MAX_CONFIRMED, Judgement, level, problem_count
 from .halving import ASSUMED, SearchResult, Trial
+from .paired import drop as drop_between
 
 _COLUMNS = ("sampler", "measured", "problems", "accuracy", "drop", "forwards", "fed", "seconds", "verdict")
 _LOW_ACCURACY = 0.1  # accuracy of a baseline below which a drop says little
@@ -24,7 +25,8 @@ class Advice:
         spec: the `sampler` argument for `generate`.
         arguments: the other arguments for `generate`: those given to `tune`, and the block length if it was tuned.
         verdict: "holds" (its drop is within the bound with confidence `CONFIDENCE`), "within" (it is, but on too few
-            problems to be sure), "default" or "baseline" (no other candidate was within the bound).
+            problems to be sure), "default" or "baseline" (no other candidate was within the bound), or "unsure" (too
+            few problems to advise anything; the spec is the default).
         evidence: one dict per sampler: the baseline, the default and the finalists on the confirmation problems, then
             every candidate on the search problems. Costs are means per problem, drops are in points.
         text: the advice in words.
@@ -164,6 +166,14 @@ def _sentences(judgement: Judgement, max_drop: float) -> list[str]:
     winner, baseline, default = judgement.winner, judgement.baseline, judgement.default
     count, drop = len(winner.outcomes), winner.drop(level())
     bound = f"{max_drop:g} point{'' if max_drop == 1 else 's'}"
+    if judgement.verdict == "unsure":
+        plural, verb = ("", "is") if count == 1 else ("s", "are")
+        could = drop_between([1.0] * count, [1.0] * count, level()).high
+        return [
+            f"{count} fresh problem{plural} {verb} too few to advise: a sampler that gets all of them right may still "
+            f"lose {could:.0f} points. At least {LEAST_PROBLEMS} are needed to confirm, and as many to search; "
+            f"{problem_count(max_drop)} make sure of {bound}. {winner.candidate} is no more than the default."
+        ]
     sentence = {
         "holds": f"It loses at most {bound} with {CONFIDENCE:.0%} confidence, {MAX_CONFIRMED} looks accounted for.",
         "within": f"That is within {bound}, but {count} problems cannot make sure of it: "

@@ -16,6 +16,8 @@ from .space import Candidate
 MAX_CONFIRMED = 3  # most candidates tested
 CONFIDENCE = 0.95  # that a candidate that holds loses no more than the bound, over all tests together
 MIN_PROBLEMS, MAX_PROBLEMS = 100, 500  # bounds of the default number of problems
+LEAST_PROBLEMS = 20  # fewer say too little to advise: without any loss, 18 points may still be lost
+LEAST_ASKED_FOR = 5  # the same where the number was asked for
 BASELINE_PROBLEMS = 32  # problems that the baseline is always decoded on, to measure its cost
 
 # Decodes candidates on every confirmation problem; returns trials that include the baseline's outcomes.
@@ -40,6 +42,11 @@ def problem_count(max_drop: float) -> int:
     """The number of problems on which a candidate without losses holds, from `MIN_PROBLEMS` to `MAX_PROBLEMS`."""
     z, share = NormalDist().inv_cdf((1 + level()) / 2), max_drop / 100
     return MAX_PROBLEMS if share <= 0 else min(max(math.ceil(z * z * (1 - share) / share), MIN_PROBLEMS), MAX_PROBLEMS)
+
+
+def least_problems(asked_for: int | None) -> int:
+    """The fewest problems on which a candidate can be within the bound, given the number that was asked for."""
+    return LEAST_PROBLEMS if asked_for is None else LEAST_ASKED_FOR
 
 
 def confirm(finalists: Sequence[Trial], measure: Confirm, max_drop: float) -> Verdict:
@@ -67,7 +74,7 @@ class Judgement:
     baseline: Trial
     default: Trial
     winner: Trial
-    verdict: str  # "holds", "within", "default" or "baseline"
+    verdict: str  # "holds", "within", "default", "baseline", or "unsure" on too few problems
     trials: list[Trial]
 
 
@@ -79,6 +86,7 @@ class Confirmation:
     default: Candidate
     cost: str
     report: Callable[[str], object]
+    least: int = LEAST_ASKED_FOR  # problems, fewer than which nothing is within a bound
     rows: dict[Candidate, list[Outcome | None]] = field(default_factory=dict)
 
     def judge(self, finalists: Sequence[Trial], max_drop: float) -> Judgement:
@@ -101,6 +109,8 @@ class Confirmation:
                 self.baseline.decode("confirmation-baseline", range(self._count))
             verdict = confirm(finalists, measure, max_drop)
             baseline, default = self._trial(self.baseline.candidate), self._trial(self.default)
+            if verdict.winner is not None and verdict.verdict == "within" and self._count < self.least:
+                return Judgement(baseline, default, baseline if default.reason else default, "unsure", verdict.trials)
             if verdict.winner is not None:
                 return Judgement(baseline, default, verdict.winner, verdict.verdict, verdict.trials)
             if not default.reason and default.points <= max_drop and cheapest(default) < cheapest(baseline):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pardec.models.errors import SpecError
+from pardec.models.errors import SpecError, install
 
 from .grammar import Grammar, Prefixes
 from .schema import read
@@ -155,7 +155,7 @@ def _llguidance() -> Any:
     except ImportError:
         raise SpecError(
             "response_format on an autoregressive model needs llguidance, which is not installed",
-            hint='pip install "pardec-engine[structured]"',
+            hint=install("structured"),
         ) from None
     return llguidance
 
