@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: Sequence[str]) -> int:
     """Runs one command; an error is printed as one line, and a hint as a second."""
     if "--debug" not in arguments:
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its warnings are for its direct callers
+        _silence_libraries()
 
     import typer
 
@@ -68,6 +69,14 @@ def run(arguments: Sequence[str]) -> int:
             message = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
             return report(message, "check that the path exists and that you may read and write it", 1)
         return report(f"{type(error).__name__}: {error}", "this is a bug; --debug shows the traceback", 1)
+
+
+def _silence_libraries() -> None:
+    """Turns off warnings that are for direct callers of libraries, such as those of diffusers' import of torchao."""
+    for name in ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY"):
+        os.environ.setdefault(name, "error")
+    logging.getLogger("torchao").setLevel(logging.ERROR)
+    logging.getLogger("torch.utils._pytree").addFilter(lambda record: record.levelno >= logging.ERROR)
 
 
 def _default_hint(error: PardecError) -> str:

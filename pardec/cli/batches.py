@@ -45,6 +45,7 @@ class Batches:
         self.file: RowsFile | None = None
         self.keys: list[str] = []
         self.last: tuple[Call | ClassCall, Finished] | None = None
+        self._prints_after = False  # whether texts are printed on a terminal after they were shown decoding
         self.seconds = 0.0
         self.tokens = self.forwards = 0  # of the rows that this run decoded
 
@@ -72,6 +73,7 @@ class Batches:
     def decode(self, batch_size: int, *, show: bool) -> None:
         """Decodes the missing rows; with `show`, prints their text in the order of the prompts."""
         missing = [index for index in range(len(self.items)) if index not in self.rows]
+        self._prints_after = show and sys.stdout.isatty()
         last_report, live = time.monotonic(), show and self._prints_while_decoding()
         unprinted = deque(missing if show and not live else ())  # prompts whose text is not printed yet
         continuous = 1 < batch_size < len(missing) or (isinstance(self.call, LineCalls) and len(missing) > 1)
@@ -144,7 +146,7 @@ class Batches:
         if not self.shows_canvas:
             yield lambda event: None
             return
-        with Watch(self.model.tokenizer, sys.stderr) as watch:
+        with Watch(self.model.tokenizer, sys.stderr, transient=self._prints_after) as watch:
             yield watch
 
     # --- output at the end ---

@@ -29,17 +29,20 @@ ROWS = 8  # rows shown at once; of the others only the number
 class Watch:
     """Shows the events of a run on `stream`: redrawn in place on a terminal, else one line per step.
 
-    Tokens that a step masks again or overwrites are red; a line gives their number after `~`.
+    Tokens that a step masks again or overwrites are red; a line gives their number after `~`. With `transient`, the
+    canvas is removed from a terminal at the end, for text that is printed there.
 
     with Watch(tokenizer, sys.stderr) as watch:
         for event in model.stream(prompt):
             watch(event)
     """
 
-    def __init__(self, tokenizer: Any, stream: TextIO) -> None:
+    def __init__(self, tokenizer: Any, stream: TextIO, *, transient: bool = False) -> None:
         self._read = TokenTexts(tokenizer, special=SPECIAL)
         self.console = Console(file=stream, highlight=False)
-        self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
+        self.live = (
+            Live(console=self.console, auto_refresh=False, transient=transient) if self.console.is_terminal else None
+        )
 
     def __enter__(self) -> Watch:
         if self.live is not None:

@@ -172,3 +172,17 @@ def test_the_command_of_the_readme_advises_what_the_table_shows() -> None:
     assert advice.verdict in ("holds", "within")
     assert advice.evidence[0]["nfe"] < 4
     assert advice.evidence[0]["accuracy"] >= 0.99
+
+
+def test_too_few_problems_advise_nothing_and_say_how_many_are_needed() -> None:
+    some = ["threshold:tau=0.98+eos", "threshold:tau=0.95+eos"]
+    arguments: dict[str, Any] = {"samplers": some, "device": "cpu", "budget": 12}
+    advice = pardec.tune("tiny-dream", "arithmetic", confirm=1, **arguments)
+    assert (advice.spec, advice.verdict) == ("threshold+eos", "unsure")
+    assert "1 fresh problem is too few to advise" in advice.text
+    assert "may still lose 82 points. At least 20 are needed" in advice.text
+    problems = pardec.task("arithmetic").problems(n=20)
+    lines = [{"prompt": problem.prompt, "answer": problem.answer} for problem in problems]
+    advice = pardec.tune("tiny-dream", prompts=lines, **arguments)  # ten of them are fresh
+    assert advice.verdict == "unsure"
+    assert "10 fresh problems are too few" in advice.text
