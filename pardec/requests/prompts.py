@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
 
 
+class ContextError(SpecError):
+    """A prompt and what is to follow it are longer than the model's context."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One row before decoding: the prompt's ids, then the rest, with the mask id at positions to fill. Both [.] int64.
@@ -96,7 +100,7 @@ def check_length(model: LanguageModel, lengths: list[int], *, beyond: bool = Fal
     limit = min(filter(None, (None if beyond else model.max_positions, model.limit)), default=None)
     if limit is not None and max(lengths) > limit:
         row = lengths.index(max(lengths))
-        raise SpecError(
+        raise ContextError(
             f"row {row} needs {lengths[row]} positions and {model.name} has {limit}",
             hint="shorten the prompt or generate fewer new tokens",
         )
@@ -110,9 +114,14 @@ def open_id(model: LanguageModel) -> int:
     return model.decoding_config.mask_id
 
 
-def _encode(model: LanguageModel, prompt: Any) -> list[list[int]]:
+def encode_plain(model: LanguageModel, texts: str | Sequence[str]) -> list[list[int]]:
+    """Texts as ids, without the special tokens that the tokenizer adds. Raises SpecError."""
+    return _encode(model, texts, special=False)
+
+
+def _encode(model: LanguageModel, prompt: Any, *, special: bool = True) -> list[list[int]]:
     if isinstance(prompt, str):
-        return _encode(model, [prompt])
+        return _encode(model, [prompt], special=special)
     if isinstance(prompt, Tensor) or not isinstance(prompt, Sequence):
         raise SpecError(
             f"a prompt is text, a list of texts or chat messages, got {type(prompt).__name__}",
@@ -126,14 +135,16 @@ def _encode(model: LanguageModel, prompt: Any) -> list[list[int]]:
     elif all(_is_whole(item) for item in prompt):
         raise SpecError("the prompt is a list of whole numbers", hint="token ids go to input_ids=, as [[1, 2, 3]]")
     tokenizer = _tokenizer(model)
-    return [_encode_one(model, tokenizer, i, item) for i, item in enumerate(prompt)]
+    return [_encode_one(model, tokenizer, i, item, special=special) for i, item in enumerate(prompt)]
 
 
-def _encode_one(model: LanguageModel, tokenizer: Any, row: int, item: Any) -> list[int]:
+def _encode_one(model: LanguageModel, tokenizer: Any, row: int, item: Any, *, special: bool) -> list[int]:
     if isinstance(item, str):
         if not item.strip():
             raise SpecError(f"prompt {row} is empty", hint="give at least one word")
-        return _read(f"prompt {row} cannot be read", item, lambda: tokenizer(item), "give plain text")
+        tokenize = partial(tokenizer, item, add_special_tokens=special)
+        ids = _read(f"prompt {row} cannot be read", item, tokenize, "give plain text")
+        return ids[1:] if special and _begins_twice(tokenizer, item, ids) else ids
     if not isinstance(item, Sequence) or not item or not all(_is_message(message) for message in item):
         raise SpecError(
             f"prompt {row} is neither text nor a list of messages",
@@ -156,6 +167,12 @@ def _read(message: str, item: Any, tokenize: Callable[[], Any], hint: str) -> li
         surrogate = next((char for char in text if "\ud800" <= char <= "\udfff"), None)
         reason = one_line(error) if surrogate is None else f"it holds half a character, {surrogate!a}"
         raise SpecError(f"{message}: {reason}", hint=hint) from error
+
+
+def _begins_twice(tokenizer: Any, text: str, ids: Sequence[int]) -> bool:
+    """Whether a text has its own beginning-of-text token, and got another one before it."""
+    token = getattr(tokenizer, "bos_token", None)
+    return bool(token) and text.startswith(token) and list(ids[:2]) == [tokenizer.bos_token_id] * 2
 
 
 def _is_message(value: object) -> bool:

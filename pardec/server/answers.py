@@ -7,7 +7,7 @@ import io
 import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,8 @@ import numpy as np
 from ..requests.images import enlarged
 from ..result import Result
 from ..version import __version__
-from ..views.token_text import TokenTexts
 from .schemas import ChatBody, TextBody
+from .token_names import Offsets, TokenNames
 
 if TYPE_CHECKING:
     from pardec.samplers.logprobs import TokenLogprobs
@@ -33,7 +33,7 @@ class TextAnswer:
     body: TextBody
     request: TextRequest
     name: str  # of the model
-    tokenizer: Any
+    names: TokenNames | None  # of its tokens; None where neither log-probabilities nor canvases are asked for
     identifier: str = field(init=False)
     created: int = field(init=False)
 
@@ -42,7 +42,7 @@ class TextAnswer:
         self.identifier = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}"
         self.created = int(time.time())
         self._begun: set[int] = set()
-        self._texts = TokenTexts(self.tokenizer)
+        self._offsets: dict[int, Offsets] = {}  # of each row that is streamed
 
     @property
     def prompt_tokens(self) -> int:
@@ -58,22 +58,20 @@ class TextAnswer:
         return {**self._head(kind), "choices": choices, "usage": self.usage(results)}
 
     def _choice(self, index: int, result: Result, echoes: Sequence[Echo] | None) -> dict[str, Any]:
-        text, tokens = _text(result), result.tokens[0]
-        logprobs = self._logprobs(tokens, token_logprobs(result))
+        text, tokens, values = _text(result), result.tokens[0], token_logprobs(result)
+        if echoes is not None:
+            echo = echoes[index // self.request.samples]
+            text, tokens = echo.before(text, tokens), [*echo.tokens, *tokens]
+            values = _joined(echo.logprobs, values)
+        logprobs = self._logprobs(tokens, values, len(text))
         choice: dict[str, Any] = {"index": index, "finish_reason": result.finish[0], "logprobs": logprobs}
         if self.chat:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
             choice["text"] = text
-            if echoes is not None:
-                echo = echoes[index // self.request.samples]
-                choice["text"] = echo.text + text
-                if self.request.logprobs is not None:
-                    all_tokens = [*echo.tokens, *tokens]
-                    choice["logprobs"] = self._logprobs(all_tokens, _joined(echo.logprobs, token_logprobs(result)))
         if self.body.return_token_ids:
             choice |= {
-                "token_ids": tokens,
+                "token_ids": result.tokens[0],
                 "step_map": result.step_map[0].tolist(),
                 "seed": result.seeds[0],
                 "prompt_token_ids": self.request.prompts[index // self.request.samples],
@@ -81,8 +79,8 @@ class TextAnswer:
         return choice
 
     def usage(self, results: Sequence[Result]) -> dict[str, Any]:
-        """Tokens, and the forwards that the rows took part in."""
-        prompt, completion = self.prompt_tokens, sum(sum(result.generated) for result in results)
+        """Tokens, an end token among them, and the forwards that the rows took part in."""
+        prompt, completion = self.prompt_tokens, sum(len(tokens) for result in results for tokens in result.tokens)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -95,13 +93,15 @@ class TextAnswer:
 
     def chunk(self, update: Advanced) -> dict[str, Any]:
         """New text of a row."""
-        return self._chunk(update.index, update.text, self._logprobs(update.tokens, update.logprobs))
+        logprobs = self._logprobs(update.tokens, update.logprobs, offsets=self._offsets_of(update.index))
+        return self._chunk(update.index, update.text, logprobs)
 
     def last(self, index: int, result: Result, sent: str, tokens: int) -> dict[str, Any]:
         """The end of a row of which the text `sent` and so many `tokens` have been sent."""
         rest = result.tokens[0][tokens:]
         own = token_logprobs(result)
-        logprobs = self._logprobs(rest, None if own is None else own[tokens:])
+        values = None if own is None else own[tokens:]
+        logprobs = self._logprobs(rest, values, len(_text(result)), offsets=self._offsets_of(index))
         return self._chunk(index, _text(result)[len(sent) :], logprobs, result)
 
     def closing(self, results: Sequence[Result]) -> dict[str, Any]:
@@ -111,7 +111,8 @@ class TextAnswer:
     def denoise(self, update: Advanced) -> dict[str, Any]:
         """A state of a row's canvas: its tokens as text, None where they are open."""
         assert update.canvas is not None, "asked for"
-        tokens = [None if token is None else self._text_of(token) for token in update.canvas]
+        assert self.names is not None, "asked for"
+        tokens = [None if token is None else self.names.name(token) for token in update.canvas]
         state = {"index": update.index, "forwards": update.forwards, "tokens": tokens}
         return {**self._head("denoise"), "choices": [], "denoise": state}
 
@@ -148,52 +149,64 @@ class TextAnswer:
 
     # --- log-probabilities ---
 
-    def _logprobs(self, tokens: Sequence[int], values: TokenLogprobs | None) -> dict[str, Any] | None:
+    def _offsets_of(self, index: int) -> Offsets | None:
+        if self.names is None or self.chat:
+            return None
+        return self._offsets.setdefault(index, Offsets(self.names))
+
+    def _logprobs(
+        self,
+        tokens: Sequence[int],
+        values: TokenLogprobs | None,
+        length: int | None = None,
+        *,
+        offsets: Offsets | None = None,
+    ) -> dict[str, Any] | None:
+        """The log-probabilities of tokens of a text of `length` characters; `offsets` go on from earlier ones."""
         if values is None or self.request.logprobs is None:
             return None
-        return self._chat_logprobs(tokens, values) if self.chat else self._completion_logprobs(tokens, values)
+        assert self.names is not None, "asked for"
+        if self.chat:
+            return self._chat_logprobs(self.names, tokens, values)
+        offsets = offsets or Offsets(self.names)
+        each = [offsets.next(token) for token in tokens]
+        each = each if length is None else [min(offset, length) for offset in each]  # a stop string may cut the text
+        return self._completion_logprobs(self.names, tokens, values, each)
 
-    def _chat_logprobs(self, tokens: Sequence[int], values: TokenLogprobs) -> dict[str, Any]:
+    def _chat_logprobs(self, names: TokenNames, tokens: Sequence[int], values: TokenLogprobs) -> dict[str, Any]:
         content = []
         for at, token in enumerate(tokens):
             top = zip(values.ids[at].tolist(), values.top[at].tolist(), strict=True)
-            entry = self._entry(token, float(values.own[at]))
-            entry["top_logprobs"] = [self._entry(other, logprob) for other, logprob in top]
+            entry = _entry(names, token, float(values.own[at]))
+            entry["top_logprobs"] = [_entry(names, other, logprob) for other, logprob in top if other >= 0]
             if self.body.logprob_ids:
                 entry["candidates"] = self._candidates(values, at)
             content.append(entry)
         return {"content": content, "refusal": None}
 
-    def _completion_logprobs(self, tokens: Sequence[int], values: TokenLogprobs) -> dict[str, Any]:
-        texts = [self._text_of(token) for token in tokens]
-        offsets = np.cumsum([0, *map(len, texts)])[: len(texts)].tolist()
-        top = [
-            {self._text_of(other): number(value) for other, value in zip(ids, likely, strict=True) if other >= 0}
-            for ids, likely in zip(values.ids.tolist(), values.top.tolist(), strict=True)
-        ]
+    def _completion_logprobs(
+        self, names: TokenNames, tokens: Sequence[int], values: TokenLogprobs, offsets: list[int]
+    ) -> dict[str, Any]:
         own = [number(value) for value in values.own.tolist()]
-        for text, logprob, likely in zip(texts, own, top, strict=True):  # the token's own too, as OpenAI has it
+        top: list[dict[str, float | None] | None] = []
+        for token, logprob, ids, likely in zip(tokens, own, values.ids.tolist(), values.top.tolist(), strict=True):
+            pairs = {other: number(value) for other, value in zip(ids, likely, strict=True) if other >= 0}
             if logprob is not None:
-                likely.setdefault(text, logprob)
+                pairs.setdefault(token, logprob)  # the token's own too, as OpenAI has it
+            name_of = names.names([token, *pairs])
+            top.append({name_of[other]: value for other, value in pairs.items()} or None)
         answer: dict[str, Any] = {
-            "tokens": texts,
+            "tokens": [names.name(token) for token in tokens],
             "token_logprobs": own,
-            "top_logprobs": [likely or None for likely in top] if self.request.logprobs else None,
+            "top_logprobs": top if self.request.logprobs else None,
             "text_offset": offsets,
         }
         if self.body.logprob_ids:
-            answer["candidates"] = [self._candidates(values, at) for at in range(len(texts))]
+            answer["candidates"] = [self._candidates(values, at) for at in range(len(tokens))]
         return answer
 
     def _candidates(self, values: TokenLogprobs, at: int) -> list[float | None]:
         return [number(value) for value in values.candidates[at].tolist()]
-
-    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._text_of(token)
-        return {"token": text, "logprob": number(logprob), "bytes": list(text.encode("utf-8", "replace"))}
-
-    def _text_of(self, token: int) -> str:
-        return self._texts([token])[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +214,15 @@ class Echo:
     """A prompt that is repeated before its answer; the first token has no log-probability."""
 
     tokens: list[int]
-    text: str
+    text_of: Callable[[list[int]], str]
     logprobs: TokenLogprobs | None
+
+    def before(self, text: str, tokens: list[int]) -> str:
+        """The prompt and then `text`, that of the answer's `tokens` or, before a stop string, of the first of them."""
+        prompt, answer, both = (self.text_of(ids) for ids in (self.tokens, tokens, [*self.tokens, *tokens]))
+        if both.startswith(prompt) and both.endswith(answer) and len(both) >= len(prompt) + len(answer):
+            prompt = both[: len(both) - len(answer)]  # with the space that is left out at the beginning of a text
+        return prompt + text
 
 
 def image_answer(results: Sequence[Result], scale: int) -> dict[str, Any]:
@@ -220,6 +240,11 @@ def image_answer(results: Sequence[Result], scale: int) -> dict[str, Any]:
 def token_logprobs(result: Result) -> TokenLogprobs | None:
     """The log-probabilities of a result of one row."""
     return None if result.logprobs is None else result.logprobs[0]
+
+
+def _entry(names: TokenNames, token: int, logprob: float) -> dict[str, Any]:
+    value = names.bytes_of(token)
+    return {"token": names.name(token), "logprob": number(logprob), "bytes": None if value is None else list(value)}
 
 
 def number(value: float) -> float | None:

@@ -20,6 +20,7 @@ from ..version import __version__
 from .answers import TextAnswer, image_answer
 from .echo import echoes
 from .errors import JSON, NO_SUCH_MODEL, RequestError
+from .fields import invalid, named
 from .guard import Guard
 from .handling import Decoding, TextStream, monotonic_deadline, too_long, unless_gone
 from .limits import Limits
@@ -139,9 +140,13 @@ class Server:
         return await self._text(request, await self._body(request, ChatBody))
 
     async def _text(self, request: Request, body: TextBody) -> Response:
+        with named(body):
+            return await self._answer(request, body)
+
+    async def _answer(self, request: Request, body: TextBody) -> Response:
         since, deadline = time.monotonic(), monotonic_deadline(self.limits.seconds)
         prepared: TextRequest = await self._prepare(request, lambda: self.reader.text(body), deadline)
-        answer = TextAnswer(body, prepared, body.model or self.names[0], self.model.tokenizer)
+        answer = TextAnswer(body, prepared, body.model or self.names[0], prepared.names)
         if body.stream:
             return await self._stream(request, answer, since, deadline)
         with Decoding(self.worker, prepared.rows, _listener, deadline) as decoding:
@@ -173,6 +178,10 @@ class Server:
     async def images(self, request: Request) -> Response:
         """Draws images."""
         body = await self._body(request, ImageBody)
+        with named(body):
+            return await self._draw(request, body)
+
+    async def _draw(self, request: Request, body: ImageBody) -> Response:
         deadline = monotonic_deadline(self.limits.seconds)
         prepared = await self._prepare(request, lambda: self.reader.image(body), deadline)
         with Decoding(self.worker, prepared.rows, _listener, deadline) as decoding:
@@ -204,7 +213,7 @@ class Server:
         try:
             return schema.model_validate(document)
         except ValidationError as error:
-            raise _invalid(error) from None
+            raise invalid(error, document) from None
         except RecursionError:
             raise RequestError(HTTPStatus.BAD_REQUEST, "the body is nested too deeply") from None
 
@@ -219,15 +228,6 @@ def _waited(reason: str | None) -> dict[str, str]:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
-
-
-def _invalid(error: ValidationError) -> RequestError:
-    """What pydantic found wrong with the first field, in one line."""
-    faults = error.errors(include_url=False, include_context=False, include_input=False)
-    field = faults[0]["loc"][:1]
-    texts = dict.fromkeys(each["msg"].removeprefix("Value error, ") for each in faults if each["loc"][:1] == field)
-    path, text = ".".join(map(str, field)), "; or: ".join(texts)  # one a form that the field may have
-    return RequestError(HTTPStatus.BAD_REQUEST, f"{path}: {text}" if path else text, param=path or None)
 
 
 async def _http_error(_: Request, error: Exception) -> Response:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def echoes(model: Model, request: TextRequest, body: CompletionBody) -> list[Echo]:
     """Each prompt, with log-probabilities where the request has them; the first token's are NaN."""
     return [
-        Echo(ids, model.text(ids) or "", None if body.logprobs is None else _score(model, ids, body))
+        Echo(ids, lambda tokens: model.text(tokens) or "", None if body.logprobs is None else _score(model, ids, body))
         for ids in request.prompts
     ]
 

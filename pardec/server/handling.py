@@ -13,10 +13,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from pardec.models.errors import SpecError
+
 from ..result import Result
 from ..serving.queue import QueuedRow
 from ..serving.scheduler import Job
 from .errors import RequestError, as_request_error, in_utf8
+from .fields import refusal
 from .listening import Advanced, Channel, Ended, Failed, RowListener, Started, Update
 
 if TYPE_CHECKING:
@@ -158,6 +161,8 @@ class TextStream(StreamingResponse):
         except asyncio.CancelledError:
             self._metrics.left()
             raise
+        except SpecError as error:
+            yield event(refusal(error, answer.body).body)
         except Exception as error:
             yield event(as_request_error(error).body)
 

@@ -6,6 +6,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,13 @@ from pardec.models.errors import SpecError
 from pardec.samplers.spec import parse
 
 from ..requests.images import size_and_scale, with_defaults
+from ..requests.prompts import encode_plain
 from ..requests.settings import Settings
 from ..serving.queue import QueuedRow, queued_rows
 from .errors import NO_SUCH_MODEL, RequestError
+from .fields import CONTEXT
 from .schemas import ChatBody, CompletionBody, ImageBody, Sampled, TextBody
+from .token_names import TokenNames
 
 if TYPE_CHECKING:
     from ..api import Model
@@ -40,6 +44,7 @@ class TextRequest:
     samples: int
     prompts: list[list[int]]
     logprobs: int | None
+    names: TokenNames | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +88,18 @@ class Reader:
             arguments["num_return_sequences"] = samples
         self._check_rows(self._count(arguments) * samples)
         call = self.model.prepare(**arguments)
-        self._check_lengths(call.lengths)
+        self._check_lengths(body, call.lengths)
         settings = Settings.of({name: value for name, value in arguments.items() if name != "prompt"})
         rows = queued_rows(self.model, call, settings)
         starts = zip(call.request.canvases, call.prompts, strict=True)
         prompts = [canvas[:start].tolist() for canvas, start in starts][::samples]
-        return TextRequest(rows, samples, prompts, logprobs)
+        shown = logprobs is not None or (body.stream_options is not None and body.stream_options.include_denoise)
+        return TextRequest(rows, samples, prompts, logprobs, self.token_names if shown else None)
+
+    @cached_property
+    def token_names(self) -> TokenNames:
+        """The names of the model's tokens; read when they are first asked for."""
+        return TokenNames(self.model.tokenizer, self.model.language_model.vocab_size)
 
     def _prompt(self, body: TextBody) -> dict[str, Any]:
         if isinstance(body, ChatBody):
@@ -96,6 +107,8 @@ class Reader:
         assert isinstance(body, CompletionBody), "the other form"
         prompt: Any = body.prompt
         if isinstance(prompt, str) or isinstance(prompt[0], str):
+            if body.add_special_tokens is False:
+                return {"input_ids": encode_plain(self.model.language_model, prompt)}
             return {"prompt": prompt}
         return {"input_ids": prompt if isinstance(prompt[0], list) else [prompt]}
 
@@ -110,6 +123,9 @@ class Reader:
     def _lengths(self, body: TextBody) -> dict[str, Any]:
         most = body.max_tokens
         if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
+            if most not in (None, body.max_completion_tokens):
+                message = "max_tokens and max_completion_tokens differ: leave one of them out"
+                raise RequestError(HTTPStatus.BAD_REQUEST, message, param="max_tokens")
             most = body.max_completion_tokens
         values = {
             "max_new_tokens": most,
@@ -150,7 +166,10 @@ class Reader:
         own = {"negative_prompt": body.negative_prompt, "cfg_interval": body.cfg_interval}
         arguments = {**self.defaults, **self._sampling(body), **{k: v for k, v in own.items() if v is not None}}
         if imaging.kind == "class":
-            arguments["label"] = body.label if body.label is not None else _label(body.prompt, imaging.classes)
+            arguments["label"] = _label(body, imaging.classes)
+        elif body.label is not None:
+            message = f"label is a class, and {self.model.name} draws captions: leave label out"
+            raise RequestError(HTTPStatus.BAD_REQUEST, message, param="label")
         elif body.prompt is not None:
             arguments["prompt"] = body.prompt
         else:
@@ -190,11 +209,12 @@ class Reader:
             message = f"the request has {count} rows, prompts times n, and the most is {self.limits.rows}"
             raise RequestError(HTTPStatus.BAD_REQUEST, message, param="n", code="too_many_rows")
 
-    def _check_lengths(self, lengths: list[int]) -> None:
+    def _check_lengths(self, body: TextBody, lengths: list[int]) -> None:
         limit = self.limits.length
         if limit is not None and max(lengths) > limit:
             message = f"a row of {max(lengths)} tokens, prompt and answer, and this server takes {limit} at most"
-            raise RequestError(HTTPStatus.BAD_REQUEST, message, code="context_length_exceeded")
+            param = "messages" if isinstance(body, ChatBody) else "prompt"
+            raise RequestError(HTTPStatus.BAD_REQUEST, message, param=param, code=CONTEXT)
 
 
 def check_sampler(text: str, default: Any) -> None:
@@ -241,12 +261,21 @@ def _integer_keys(value: Any) -> Any:
     return {int(key): _integer_keys(item) for key, item in value.items()}
 
 
-def _label(prompt: str | None, classes: int) -> int:
-    """The class that a prompt names."""
-    if prompt is None or not re.fullmatch(r"-?\d{1,9}", prompt.strip()):
-        message = f"this model draws classes: label, or a prompt that is a whole number, is one of 0..{classes - 1}"
+def _label(body: ImageBody, classes: int) -> int:
+    """The class that a request names, by its label or by a number as the prompt."""
+    prompt, named = body.prompt, None
+    if prompt is not None:
+        if not re.fullmatch(r"-?[0-9]{1,9}", prompt.strip()):
+            message = f"this model draws classes: label, or a prompt that is a whole number, is one of 0..{classes - 1}"
+            raise RequestError(HTTPStatus.BAD_REQUEST, message, param="prompt")
+        named = int(prompt)
+    if body.label is None and named is None:
+        message = f"no class is given: label is one of 0..{classes - 1}"
         raise RequestError(HTTPStatus.BAD_REQUEST, message, param="label")
-    return int(prompt)
+    if body.label is not None and named not in (None, body.label):
+        message = f"prompt names the class {named}, and label is {body.label}: leave one of them out"
+        raise RequestError(HTTPStatus.BAD_REQUEST, message, param="prompt")
+    return body.label if body.label is not None else int(named or 0)
 
 
 def _size(size: str | None) -> tuple[int | None, int | None]:

@@ -115,6 +115,7 @@ class CompletionBody(TextBody):
     prompt: StrictStr | Texts | Ids | Annotated[list[Ids], Field(min_length=1, max_length=4096)]
     echo: StrictBool | None = None
     best_of: StrictInt | None = None
+    add_special_tokens: StrictBool | None = None  # false: texts get no beginning-of-text token, as in vLLM
     logprobs: Annotated[StrictInt, Field(ge=0)] | None = None
 
 
@@ -128,7 +129,7 @@ class Part(BaseModel):
 
 
 class Message(BaseModel):
-    """A message of a conversation; `name` and fields that are null are passed over."""
+    """A message of a conversation; `name`, `refusal` and fields that are empty are passed over."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -140,6 +141,10 @@ class Message(BaseModel):
     def _refuse_calls(cls, data: Any) -> Any:
         if isinstance(data, dict) and (data.get("tool_calls") or data.get("function_call") or data.get("audio")):
             raise ValueError("tool calls and audio are not supported")
+        if isinstance(data, dict):
+            for name, value in data.items():
+                if name not in (*cls.model_fields, "name", "refusal") and value not in (None, [], {}, "", False):
+                    raise ValueError(f"a message has no field {name!r}{did_you_mean(name, cls.model_fields)}")
         return data
 
     @property

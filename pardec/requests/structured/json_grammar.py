@@ -110,11 +110,16 @@ class JsonGrammar:
         return allowed if allowed.any() else ~allowed
 
     def first(self, ids: Sequence[int], known: int = 0) -> int | None:
-        """How many of `ids` stand where an answer is complete and nothing can follow; None where it goes on."""
+        """How many of `ids` stand where an answer is complete and nothing can follow; None where it goes on.
+
+        Nothing can follow the budget's last token either.
+        """
+        prefixes = self.compiled.prefixes
         for count in range(known + 1, len(ids) + 1):
             if not self._read(ids[:count]):
                 return None
-            if self.compiled.prefixes.final(self._states[-1]):
+            state = self._states[-1]
+            if prefixes.final(state) or (count == self.budget and prefixes.accepts(state)):
                 return count
         return None
 

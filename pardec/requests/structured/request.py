@@ -15,7 +15,7 @@ from ..settings import Settings
 from .forms import form_of
 from .json_grammar import JsonGrammar, compiled
 from .schema import read
-from .template import Template, template
+from .template import Template, TemplateEnd, template
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -40,7 +40,12 @@ class Structure:
         if self.template is None:
             return replace(request, grammars=self.grammars, stops=self.grammars)
         joints = tuple(self.template.joints_of(start) for start in request.prompts)
-        return replace(request, allowed=self.template.allowed(request.prompts), joints=joints if any(joints) else ())
+        return replace(
+            request,
+            allowed=self.template.allowed(request.prompts),
+            joints=joints if any(joints) else (),
+            stops=(TemplateEnd(len(self.template.rest)),) * len(request.prompts),
+        )
 
 
 def structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Sequence[int]) -> Structure | None:

@@ -64,6 +64,17 @@ class Template:
         return tuple(replace(gap, start=gap.start + start) for gap in self.joints)
 
 
+@dataclass(frozen=True)
+class TemplateEnd:
+    """Ends a row whose template is filled: its value is complete, so that it stops rather than being cut."""
+
+    length: int  # tokens of the template
+
+    def first(self, ids: Sequence[int], known: int = 0) -> int | None:
+        """The template's length, once so many ids are there."""
+        return self.length if known < self.length <= len(ids) else None
+
+
 def template(schema: Schema, vocabulary: Vocabulary, budget: int, *, mask_id: int, pads: Sequence[int]) -> Template:
     """The template of a schema in at most `budget` tokens.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import lm_eval.models  # noqa: F401  # registers its clients
+import numpy as np
 import pytest
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
@@ -43,17 +44,40 @@ def test_generation(name: str) -> None:
         running.wait_until_idle()
 
 
-def test_likelihood() -> None:
+def likelihoods(model: Any, **arguments: Any) -> list[tuple[float, bool]]:
+    """What a model gives each choice of the task, with whether it is the likeliest text."""
+    manager = TaskManager(include_path=str(TASKS), include_defaults=False)
+    result = simple_evaluate(
+        model=model,
+        tasks=["pardec_local_choose"],
+        task_manager=manager,
+        bootstrap_iters=0,
+        limit=6,
+        log_samples=True,
+        **arguments,
+    )
+    assert result is not None
+    samples = result["samples"]["pardec_local_choose"]
+    return [(float(value[0]), str(value[1]) == "True") for sample in samples for value in sample["filtered_resps"]]
+
+
+@pytest.mark.parametrize("tokenized", [True, False])
+def test_likelihood(tokenized: bool) -> None:
+    """By the recipe of docs/guides/server.md, sent as ids and as text: the figures, not only who wins."""
     model = pardec.load("tiny-llama", device="cpu")
-    alone = evaluate(PardecLM(model), "pardec_local_choose")
+    alone = likelihoods(PardecLM(model))
     with serving(model) as running:
         arguments = {
             "model": "tiny-llama",
             "base_url": f"{running.url}/v1/completions",
             "tokenizer": str(TOKENIZER),
+            "add_bos_token": True,
+            "tokenized_requests": tokenized,
             "num_concurrent": 2,
             "batch_size": 4,
             "max_retries": 1,
         }
-        assert evaluate("local-completions", "pardec_local_choose", model_args=arguments) == alone
+        served = likelihoods("local-completions", model_args=arguments)
+        assert [greedy for _, greedy in served] == [greedy for _, greedy in alone]
+        np.testing.assert_allclose([value for value, _ in served], [value for value, _ in alone], atol=1e-4)
         running.wait_until_idle()

@@ -1,0 +1,104 @@
+"""Errors in the client's words: the fields of a request in place of Python's arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from pardec.models.errors import SpecError
+
+from ..requests.prompts import ContextError
+from .errors import RequestError
+from .schemas import Body, ChatBody
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+_FAULTS = 50  # that are looked at
+CONTEXT = "context_length_exceeded"
+
+_FIELDS = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    "num_images": "n",
+    "stop_ids": "stop_token_ids",
+    "input_ids": "prompt",
+}
+
+
+@contextmanager
+def named(body: Body) -> Iterator[None]:
+    """Turns a SpecError inside into the answer to the request with this body."""
+    try:
+        yield
+    except SpecError as error:
+        raise refusal(error, body) from error
+
+
+def refusal(error: SpecError, body: Body) -> RequestError:
+    """The answer to a request whose arguments `generate` refuses: the field that is wrong, and its name in the text."""
+    fields = dict(_FIELDS)
+    if isinstance(body, ChatBody):
+        fields |= {"prompt": "messages", "input_ids": "messages"}
+        if body.max_completion_tokens is not None:
+            fields["max_new_tokens"] = "max_completion_tokens"
+    names = "|".join(fields)
+    message, hint = (
+        re.sub(rf"\b({names})\b", lambda found: fields[found[1]], re.sub(r"\b(\w+)=(?=[\s,;.]|$)", r"\1", text))
+        for text in (error.message, error.hint)
+    )
+    own = [name for name in type(body).model_fields if getattr(body, name) is not None]
+    if isinstance(error, ContextError):
+        param: str | None = "messages" if isinstance(body, ChatBody) else "prompt"
+    else:
+        found = re.search(rf"\b({'|'.join(own)})\b", message)
+        param = found[1] if found else None
+    code = CONTEXT if isinstance(error, ContextError) else None
+    text = f"{message}: {hint}" if hint else message
+    return RequestError(HTTPStatus.BAD_REQUEST, text, param=param, code=code)
+
+
+def invalid(error: ValidationError, document: Any) -> RequestError:
+    """What is wrong with the first field of a body, in one line."""
+    faults = error.errors(include_url=False, include_context=False, include_input=False)[:_FAULTS]
+    paths = [_path(each["loc"], document) for each in faults]
+    path = max((each for each in paths if each[:1] == paths[0][:1]), key=len)
+    value, known = _at(document, path)
+    if faults[0]["type"] == "missing" or not known:
+        text = "is missing"
+    elif value is None:
+        text = "is null: leave it out, or give a value"
+        if path[-1:] in (["content"], ["prompt"], ["messages"]):
+            text = "is null: give text"
+    else:
+        pairs = zip(faults, paths, strict=True)
+        each = dict.fromkeys(fault["msg"].removeprefix("Value error, ") for fault, other in pairs if other == path)
+        text = ": " + "; or: ".join(each)
+    name = ".".join(map(str, path))
+    opening = name + ("" if text.startswith(":") else " ") if name else ""
+    return RequestError(HTTPStatus.BAD_REQUEST, (opening + text).removeprefix(": "), param=name or None)
+
+
+def _path(location: tuple[int | str, ...], document: Any) -> list[int | str]:
+    """The keys of a location, without the names of the forms that a field may have."""
+    path: list[int | str] = []
+    for at, key in enumerate(location):
+        value, _ = _at(document, path)
+        there = isinstance(value, dict | list) and _at(document, [*path, key])[1]
+        if there or (at == len(location) - 1 and isinstance(value, dict) and isinstance(key, str) and "[" not in key):
+            path.append(key)
+    return path
+
+
+def _at(document: Any, path: list[int | str]) -> tuple[Any, bool]:
+    """The value at a path, and whether there is one."""
+    for key in path:
+        try:
+            document = document[key]
+        except (KeyError, IndexError, TypeError):
+            return None, False
+    return document, True

@@ -1,0 +1,79 @@
+"""Errors name the fields of the request, in the form of OpenAI's API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+import pardec
+from pardec.server.app import create_app
+
+LONG = "a " * 600
+COMPLETIONS: list[tuple[dict[str, Any], str | None, str | None]] = [
+    ({"prompt": LONG}, "prompt", "context_length_exceeded"),
+    ({"prompt": [5] * 600}, "prompt", "context_length_exceeded"),
+    ({"max_tokens": 600}, "prompt", "context_length_exceeded"),
+    ({"prompt": [10**8]}, "prompt", None),
+    ({"prompt": None}, "prompt", None),
+    ({"prompt": "  "}, "prompt", None),
+    ({"min_tokens": 40}, "min_tokens", None),
+    ({"stop_token_ids": [10**6]}, "stop_token_ids", None),
+    ({"temperature": 1e308}, "temperature", None),
+    ({"sampler": "no-such"}, "sampler", None),
+    ({"allowed": [["no such"]]}, "allowed", None),
+    ({"template": "x"}, "template", None),
+    ({"response_format": {"type": "nothing"}}, "response_format", None),
+]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with TestClient(create_app(pardec.load("tiny-llama", device="cpu"))) as client:
+        yield client
+
+
+@pytest.mark.parametrize(("change", "param", "code"), COMPLETIONS)
+def test_error_field_of_completions(
+    client: TestClient, change: dict[str, Any], param: str | None, code: str | None
+) -> None:
+    error = client.post("/v1/completions", json={"prompt": "Tom has 8.", "max_tokens": 4, **change}).json()["error"]
+    assert (error["param"], error["code"]) == (param, code)
+    for name in ("max_new_tokens", "min_new_tokens", "stop_ids", "input_ids", "num_return", "template="):
+        assert name not in error["message"]
+
+
+@pytest.mark.parametrize("key", ["max_tokens", "max_completion_tokens"])
+def test_error_field_of_chat(client: TestClient, key: str) -> None:
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], key: 600}
+    error = client.post("/v1/chat/completions", json=body).json()["error"]
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+    error = client.post("/v1/chat/completions", json={**body, key: 4, "min_tokens": 9}).json()["error"]
+    assert key in error["message"]
+
+
+def test_error_of_null_content(client: TestClient) -> None:
+    for messages, path in (
+        ([{"role": "user", "content": None}], "messages.0.content"),
+        ([{"role": "user", "content": "x"}, {"role": "assistant", "content": None}], "messages.1.content"),
+    ):
+        error = client.post("/v1/chat/completions", json={"messages": messages}).json()["error"]
+        assert error["param"] == path
+        assert error["message"] == f"{path} is null: give text"
+
+
+def test_error_of_message_fields(client: TestClient) -> None:
+    for message, status in (
+        ({"role": "user", "content": "x", "name": "Tom", "tool_calls": None, "annotations": []}, 200),
+        ({"role": "user", "content": "x", "prefix": True}, 400),
+        ({"role": "user"}, 400),
+    ):
+        body = {"messages": [message], "max_tokens": 2}
+        assert client.post("/v1/chat/completions", json=body).status_code == status
+
+
+def test_error_of_lengths_that_differ(client: TestClient) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "max_completion_tokens": 4}
+    assert client.post("/v1/chat/completions", json=body).status_code == 400

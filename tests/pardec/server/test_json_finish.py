@@ -1,0 +1,46 @@
+"""JSON of a schema that is complete ends with "stop", so that OpenAI's client can parse it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+import pardec
+from tests.pardec.server.http_server import serving
+
+
+class Cups(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    a: int
+    b: str
+
+
+MESSAGES: Any = [{"role": "user", "content": "Tom has 8 cups. He loses 3. How many cups does Tom have now?"}]
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-dream", "tiny-llada", "tiny-nemotron"])
+def test_json_finish_is_stop(name: str) -> None:
+    model = pardec.load(name, device="cpu")
+    with serving(model) as running:
+        client = running.openai()
+        answer = client.chat.completions.parse(model=name, messages=MESSAGES, max_tokens=48, response_format=Cups)
+        assert isinstance(answer.choices[0].message.parsed, Cups)
+        with client.chat.completions.stream(
+            model=name, messages=MESSAGES, max_tokens=48, response_format=Cups
+        ) as stream:
+            last = stream.get_final_completion()
+        assert last.choices[0].finish_reason == "stop"
+        assert last.choices[0].message.parsed == answer.choices[0].message.parsed
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-dream"])
+@pytest.mark.parametrize("schema", [{"type": "integer"}, {"type": "string"}, {"enum": ["x", "yes"]}])
+def test_json_finish_of_one_value(name: str, schema: dict[str, Any]) -> None:
+    """A number could always go on: it is complete where the budget ends."""
+    model = pardec.load(name, device="cpu")
+    result = model.generate("Tom has 8 cups.", max_new_tokens=8, response_format=schema)
+    assert result.finish == ["stop"]
+    plain = model.generate("Tom has 8 cups.", max_new_tokens=2, stop_ids=[])
+    assert plain.finish == ["length"]
