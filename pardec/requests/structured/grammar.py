@@ -7,8 +7,9 @@ shortest end of such a configuration is the sum of the shortest ends of its part
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from .patterns import strings
 from .regular import Automaton, Expression, States, literal
@@ -16,6 +17,10 @@ from .values import Array, Map, Object, Reference, Scalar, Schema, Text, Union, 
 from .vocabulary import Vocabulary
 
 _MOST_ITEMS = 256  # a bounded array counts its items in rules
+_MOST_RULES = 2**14
+_MOST_DEPTH = 1000  # rules that lead to each other: llguidance recurs over them, on the stack
+_MOST_WAYS = 256  # that are followed at once
+_PASSES = 32  # over the rules, after which a reserve counts as unbounded
 
 
 @dataclass(frozen=True)
@@ -36,9 +41,54 @@ class Grammar:
         self.terminals: list[Expression] = []
         self.rules: dict[str, list[tuple[Symbol, ...]]] = {}
         self._index: dict[Expression, Terminal] = {}
+        self._definitions = {name: f"definition{at}" for at, name in enumerate(schema.definitions)}
         self.rules["start"] = [self._symbols(schema.root)]
         for name, value in schema.definitions.items():
             self.rules[self._rule(name)] = [self._symbols(value)]
+        if self._most_ways() > _MOST_WAYS:
+            hint = "make more properties required, or give fewer options"
+            raise refusal("#", f"an answer may go on in more than {_MOST_WAYS} ways at one point", hint)
+        if self._depth() > _MOST_DEPTH:
+            hint = "ask for fewer items, optional properties or levels in one answer"
+            raise refusal("#", f"more than {_MOST_DEPTH} rules of its grammar lead to each other", hint)
+
+    def _most_ways(self) -> int:
+        """By how many terminals a rule can begin, at most; more than `_MOST_WAYS` where that is not soon clear."""
+        counts = dict.fromkeys(self.rules, 0)
+        for _ in range(_PASSES):
+            changed = False
+            for name in reversed(self.rules):
+                firsts = (way[0] for way in self.rules[name] if way)
+                new = sum(1 if isinstance(symbol, Terminal) else counts[symbol] for symbol in firsts)
+                new = min(new, _MOST_WAYS + 1)
+                changed |= new != counts[name]
+                counts[name] = new
+            if not changed:
+                break
+        return max(counts.values())
+
+    def _depth(self) -> int:
+        """The longest path from rule to rule that a search from the start takes."""
+        depths: dict[str, int] = {}
+        path: list[tuple[str, Iterator[str]]] = []
+        known = {"start"}
+
+        def inner(name: str) -> Iterator[str]:
+            return (symbol for way in self.rules[name] for symbol in way if isinstance(symbol, str))
+
+        path.append(("start", inner("start")))
+        longest = 1
+        while path:
+            name, rest = path[-1]
+            following = next((symbol for symbol in rest if symbol not in known), None)
+            if following is not None:
+                known.add(following)
+                path.append((following, inner(following)))
+                longest = max(longest, len(path))
+                continue
+            path.pop()
+            depths[name] = 1 + max((depths.get(symbol, 0) for symbol in inner(name)), default=0)
+        return max(longest, depths["start"])
 
     def _terminal(self, expression: Expression) -> Terminal:
         if expression not in self._index:
@@ -50,10 +100,12 @@ class Grammar:
         return self._terminal(literal(value))
 
     def _rule(self, name: str) -> str:
-        return "definition" + str(list(self.schema.definitions).index(name))
+        return self._definitions[name]
 
     def _new(self) -> str:
         name = f"rule{len(self.rules)}"
+        if len(self.rules) > _MOST_RULES:
+            raise refusal("#", f"its grammar has more than {_MOST_RULES} rules", "ask for less in one answer")
         self.rules[name] = []
         return name
 
@@ -165,11 +217,14 @@ class Prefixes(States):
         """At most so many tokens are missing to an end, wherever in an answer; infinite where values recur."""
         rules = self.grammar.rules
         most = dict.fromkeys(rules, 0.0)
-        for _ in range(len(rules) + 1):
-            new = {name: max(self._reserve(way, most) for way in ways) for name, ways in rules.items()}
-            if new == most:
+        for _ in range(_PASSES):
+            changed = False
+            for name in reversed(rules):  # a rule's parts mostly come after it
+                new = max(self._reserve(way, most) for way in rules[name])
+                changed |= new != most[name]
+                most[name] = new
+            if not changed:
                 return most["start"]
-            most = new
         return math.inf
 
     def _reserve(self, way: tuple[Symbol, ...], most: Mapping[str, float]) -> float:
@@ -252,16 +307,32 @@ class Prefixes(States):
 
 
 def _least(rules: Mapping[str, Sequence[tuple[Symbol, ...]]], cost_of: Callable[[Terminal], float]) -> dict[str, float]:
-    """The least cost of each rule, by relaxation."""
+    """The least cost of each rule, the cheapest first (Knuth, https://doi.org/10.1016/0020-0190(77)90002-3)."""
     costs = dict.fromkeys(rules, math.inf)
-    while True:
-        new = {
-            name: min(
-                sum(cost_of(symbol) if isinstance(symbol, Terminal) else costs[symbol] for symbol in way)
-                for way in ways
-            )
-            for name, ways in rules.items()
-        }
-        if new == costs:
-            return costs
-        costs = new
+    uses: dict[str, list[int]] = {name: [] for name in rules}  # the ways that each rule stands in
+    owner: list[str] = []
+    sums: list[float] = []  # of each way, the costs known so far
+    missing: list[int] = []  # and how many of its rules have none yet
+    heap: list[tuple[float, str]] = []
+    for name, ways in rules.items():
+        for way in ways:
+            inner = [symbol for symbol in way if not isinstance(symbol, Terminal)]
+            for symbol in inner:
+                uses[symbol].append(len(owner))
+            owner.append(name)
+            sums.append(sum(cost_of(symbol) for symbol in way if isinstance(symbol, Terminal)))
+            missing.append(len(inner))
+            if not inner:
+                heap.append((sums[-1], name))
+    heapify(heap)
+    while heap:
+        cost, name = heappop(heap)
+        if cost >= costs[name]:
+            continue
+        costs[name] = cost
+        for way_at in uses[name]:
+            sums[way_at] += cost
+            missing[way_at] -= 1
+            if not missing[way_at]:
+                heappush(heap, (sums[way_at], owner[way_at]))
+    return costs

@@ -7,14 +7,18 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .regular import Character, Expression, Repeat, characters, choice, literal, sequence
+from .regular import Character, Concatenation, Expression, Repeat, characters, choice, literal, sequence, takes_all
 
 _LONGEST = 4096  # characters that a pattern may demand at once
+_MOST_CHARACTERS = 2048  # of a pattern itself
+_DEEPEST = 32  # levels of groups within groups
 _PRINTED = frozenset(range(0x20, 0x7F))
 _ASCII = _PRINTED - set(b'"\\')  # what stands in a string without an escape
 PLAIN = Character(_ASCII, wide=True)  # one character of a string
 _ESCAPE = sequence([literal("\\"), characters('"\\/bfnrt')])
 _QUOTE = literal('"')
+_ANY = Repeat(choice([PLAIN, _ESCAPE]))
+takes_all(sequence([_ANY, _QUOTE]))
 _WORD = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")
 _DIGITS = frozenset(b"0123456789")
 
@@ -39,26 +43,39 @@ def pattern(text: str, refuse: Callable[[str], Exception]) -> Expression:
     Args:
         refuse: makes the error for a reason.
     """
+    if len(text) > _MOST_CHARACTERS:
+        raise refuse(f"a pattern of {len(text)} characters, and the most is {_MOST_CHARACTERS}")
     try:
         parsed = importlib.import_module("re._parser").parse(text)
     except Exception as error:
-        raise refuse(f"the pattern {text!r} cannot be read: {error}") from error
+        raise refuse(f"the pattern {text!a:.80} cannot be read: {error or type(error).__name__}") from error
     items = list(parsed)
     constants = importlib.import_module("re._constants")
     begins = bool(items) and items[0] == (constants.AT, constants.AT_BEGINNING)
     items = items[begins:]
     ends = bool(items) and items[-1] == (constants.AT, constants.AT_END)
     items = items[: len(items) - ends]
-    around = Repeat(choice([PLAIN, _ESCAPE]))
     try:
         inner = _Reader(text, refuse).all(items)
     except UnicodeEncodeError as error:
         raise refuse(f"the pattern {text!a} names half a character") from error
-    parts = [_QUOTE, *([] if begins else [around]), inner, *([] if ends else [around]), _QUOTE]
+    inner = _fewest(inner, first=not begins, last=not ends)
+    parts = [_QUOTE, *([] if begins else [_ANY]), inner, *([] if ends else [_ANY]), _QUOTE]
     result = sequence(parts)
     if result.shortest is None:
         raise refuse(f"no printed text matches the pattern {text!r}")
     return result
+
+
+def _fewest(inner: Expression, *, first: bool, last: bool) -> Expression:
+    """A pattern beside which any text may stand, so that what it repeats there is needed the fewest times only."""
+    items = list(inner.items) if isinstance(inner, Concatenation) else [inner]
+    ends = ([0] if first else []) + ([len(items) - 1] if last else [])
+    for at in ends:
+        item = items[at]
+        if isinstance(item, Repeat):
+            items[at] = Repeat(item.item, item.least, item.least)
+    return sequence(items)
 
 
 class _Reader:
@@ -66,9 +83,15 @@ class _Reader:
 
     def __init__(self, text: str, refuse: Callable[[str], Exception]) -> None:
         self.text, self.refuse = text, refuse
+        self._depth = 0
 
     def all(self, items: Sequence[Any]) -> Expression:
-        return sequence([self.one(str(kind), value) for kind, value in items])
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise self.refuse(f"the pattern {self.text!a:.80} has groups nested more than {_DEEPEST} levels deep")
+        result = sequence([self.one(str(kind), value) for kind, value in items])
+        self._depth -= 1
+        return result
 
     def one(self, kind: str, value: Any) -> Expression:
         match kind:

@@ -7,13 +7,13 @@ A state of the automaton is the expression of what may still follow, so that the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 
 class Expression:
-    """A set of byte strings.
+    """A set of byte strings, which knows its hash once it has been asked for.
 
     Attributes:
         nullable: whether the empty string is in it.
@@ -27,9 +27,17 @@ class Expression:
     longest: int | None
     reserve: int
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((type(self), *(getattr(self, field.name) for field in fields(self))))  # type: ignore[arg-type]
+
     def derive(self, byte: int) -> Expression:
         """What may follow `byte`."""
         raise NotImplementedError
+
+    def parts(self) -> Iterator[Expression]:
+        """The expressions that it is made of."""
+        return iter(())
 
     def regex(self) -> str:
         """As a regular expression in the syntax of Rust's crate `regex`."""
@@ -71,6 +79,12 @@ class Choice(Expression):
 
     options: tuple[Expression, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    def parts(self) -> Iterator[Expression]:
+        return iter(self.options)
+
     @cached_property
     def nullable(self) -> bool:  # type: ignore[override]
         return any(option.nullable for option in self.options)
@@ -105,6 +119,12 @@ class Concatenation(Expression):
     """One item after the other; `sequence` makes one."""
 
     items: tuple[Expression, ...]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def parts(self) -> Iterator[Expression]:
+        return iter(self.items)
 
     @cached_property
     def nullable(self) -> bool:  # type: ignore[override]
@@ -147,6 +167,12 @@ class Repeat(Expression):
     item: Expression
     least: int = 0
     most: int | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def parts(self) -> Iterator[Expression]:
+        return iter((self.item,))
 
     @property
     def nullable(self) -> bool:  # type: ignore[override]
@@ -199,7 +225,7 @@ class Character(Expression):
     def derive(self, byte: int) -> Expression:
         if byte in self.ascii:
             return EMPTY
-        return choice([way.derive(byte) for way in _WIDE]) if self.wide and byte >= 0x80 else NOTHING
+        return _BEHIND_FIRST.get(byte, NOTHING) if self.wide else NOTHING
 
     def regex(self) -> str:
         listed = "".join(_escape(chr(byte)) for byte in sorted(self.ascii))
@@ -224,7 +250,7 @@ class _Byte(Expression):
         return EMPTY if self.first <= byte <= self.last else NOTHING
 
 
-def _bytes(*ranges: tuple[int, int]) -> Expression:
+def _bytes(*ranges: tuple[int, int]) -> Concatenation:
     return Concatenation(tuple(_Byte(*each) for each in ranges))
 
 
@@ -239,6 +265,15 @@ _WIDE = (  # what UTF-8 takes: no overlong forms, no surrogates, nothing beyond 
     _bytes((0xF1, 0xF3), _NEXT, _NEXT, _NEXT),
     _bytes((0xF4, 0xF4), (0x80, 0x8F), _NEXT, _NEXT),
 )
+
+
+def _behind_first(byte: int) -> Expression:
+    """What may follow the first byte of a character beyond ASCII."""
+    ways = [way.items[1:] for way in _WIDE if not isinstance(way.items[0].derive(byte), Choice)]
+    return NOTHING if not ways else ways[0][0] if len(ways[0]) == 1 else Concatenation(ways[0])
+
+
+_BEHIND_FIRST = {byte: rest for byte in range(0x80, 0x100) if (rest := _behind_first(byte)) != NOTHING}
 
 
 def literal(value: str) -> Expression:
@@ -271,7 +306,45 @@ def choice(options: Iterable[Expression]) -> Expression:
     for option in options:
         for each in option.options if isinstance(option, Choice) else (option,):
             flat[each] = None
+    for each in flat if len(flat) > 1 else ():
+        if each in _TAKES_ALL:
+            return each
     return next(iter(flat)) if len(flat) == 1 else Choice(tuple(flat))
+
+
+_TAKES_ALL: set[Expression] = set()  # options beside which no others count, since they are a part of these
+
+
+def takes_all(expression: Expression) -> Expression:
+    """Notes that `choice` keeps no other option beside this one."""
+    _TAKES_ALL.add(expression)
+    return expression
+
+
+def byte_classes(expression: Expression) -> list[int]:
+    """[256] a class of each byte: bytes of one class lead to the same states everywhere."""
+    sets: set[frozenset[int]] = set()
+    waiting, known = [expression], {expression}
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Literal):
+            sets |= {frozenset({byte}) for byte in each.value}
+        elif isinstance(each, Character):
+            sets.add(each.ascii)
+            if each.wide:
+                waiting += [way for way in _WIDE if way not in known]
+                known |= set(_WIDE)
+        elif isinstance(each, _Byte):
+            sets.add(frozenset(range(each.first, each.last + 1)))
+        new = [part for part in each.parts() if part not in known]
+        known |= set(new)
+        waiting += new
+    classes = [0] * 256
+    for one in sets:
+        pairs = {(classes[byte], byte in one) for byte in range(256)}
+        number = {pair: at for at, pair in enumerate(sorted(pairs))}
+        classes = [number[classes[byte], byte in one] for byte in range(256)]
+    return classes
 
 
 def optional(item: Expression) -> Expression:
@@ -307,8 +380,15 @@ class Automaton(States):
 
     def __init__(self, expression: Expression) -> None:
         self.states: list[Expression] = [expression]
+        self.work = 0  # options that were derived
         self._index: dict[Expression, int] = {expression: 0}
         self._next: list[dict[int, int]] = [{}]
+        self._by_class: list[dict[int, int]] = [{}]
+
+    @cached_property
+    def classes(self) -> list[int]:
+        """[256] the class of each byte."""
+        return byte_classes(self.states[0])
 
     def accepts(self, state: int) -> bool:
         """Whether a string may end there."""
@@ -318,16 +398,41 @@ class Automaton(States):
         """Whether a string must end there."""
         return self.states[state] == EMPTY
 
+    def row(self, state: int) -> list[int]:
+        """[256] the state behind each byte."""
+        representatives = {of: byte for byte, of in reversed(list(enumerate(self.classes)))}
+        behind = {of: self.step(state, byte) for of, byte in representatives.items()}
+        return [behind[of] for of in self.classes]
+
+    def explore(self, most: int) -> bool:
+        """Meets every state; False where that takes more than `most` options."""
+        representatives = {of: byte for byte, of in reversed(list(enumerate(self.classes)))}.values()
+        state = 0
+        while state < len(self.states):
+            for byte in representatives:
+                self.step(state, byte)
+            state += 1
+            if self.work > most:
+                return False
+        return True
+
     def _advance(self, state: int, byte: int) -> int:
-        rest = self.states[state].derive(byte)
-        if rest.shortest is None:
-            index = -1
-        elif rest in self._index:
-            index = self._index[rest]
-        else:
-            index = self._index[rest] = len(self.states)
-            self.states.append(rest)
-            self._next.append({})
+        of = self.classes[byte]
+        index = self._by_class[state].get(of)
+        if index is None:
+            here = self.states[state]
+            self.work += len(here.options) if isinstance(here, Choice) else 1
+            rest = here.derive(byte)
+            if rest.shortest is None:
+                index = -1
+            elif rest in self._index:
+                index = self._index[rest]
+            else:
+                index = self._index[rest] = len(self.states)
+                self.states.append(rest)
+                self._next.append({})
+                self._by_class.append({})
+            self._by_class[state][of] = index
         self._next[state][byte] = index
         return index
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,13 +15,15 @@ from ..prompts import Row
 from ..settings import Settings
 from .forms import form_of
 from .json_grammar import JsonGrammar, compiled
-from .schema import read
+from .schema import mark_within_limits, read
 from .template import Template, TemplateEnd, template
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
 
+_MOST_TEMPLATES = 16  # that are kept
+_MOST_BYTES = 2**18  # of a schema
 _WITHOUT = ("template", "allowed", "stop", "min_new_tokens")  # they decide about the same positions
 
 
@@ -49,6 +52,14 @@ class Structure:
 
 
 def structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Sequence[int]) -> Structure | None:
+    """What `settings.response_format` asks for, as `_structure`; also what Python cannot nest is a SpecError."""
+    try:
+        return _structure(model, settings, rows, stop_ids)
+    except RecursionError:
+        raise SpecError("response_format is nested too deeply", hint="ask for less in one answer") from None
+
+
+def _structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Sequence[int]) -> Structure | None:
     """What `settings.response_format` asks for; None where that is nothing, or text.
 
     Raises:
@@ -83,13 +94,43 @@ def structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Seq
             f"response_format needs an end or pad token that text leaves out, and {model.name} has none",
             hint="ask for JSON in the prompt instead",
         )
-    schema = read(form, ascii=not vocabulary.writes(text))
-    return Structure(template(schema, vocabulary, budget, mask_id=decoding_config.mask_id, pads=pads))
+    key = (text, vocabulary, budget)
+    if key not in _TEMPLATES:
+        schema = read(form, ascii=not vocabulary.writes(text))
+        made = template(schema, vocabulary, budget, mask_id=decoding_config.mask_id, pads=pads)
+        _keep(key, made)
+    return Structure(_TEMPLATES[key])
+
+
+_TEMPLATES: OrderedDict[tuple[str, Vocabulary, int], Template] = OrderedDict()
+
+
+def _keep(key: tuple[str, Vocabulary, int], made: Template) -> None:
+    _TEMPLATES[key] = made
+    while len(_TEMPLATES) > _MOST_TEMPLATES:
+        _TEMPLATES.popitem(last=False)
+
+
+def remember(model: LanguageModel, response_format: Any, budget: int, found: Structure | None) -> None:
+    """Takes over what another process found: that a schema is within the limits, and its template."""
+    text = _text(form_of(response_format))
+    mark_within_limits(text)
+    if found is not None and found.template is not None:
+        _keep((text, Vocabulary.of(model.tokenizer, model.vocab_size), budget), found.template)
 
 
 def _text(form: Any) -> str:
-    """The schema as JSON. Raises SpecError where it is none."""
+    """The schema as JSON. Raises SpecError where it is none, or too large."""
     try:
-        return json.dumps(form, ensure_ascii=False)
+        text = json.dumps(form, ensure_ascii=False)
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise SpecError(f"response_format holds half a character, {half!a}", hint="write the whole character") from None
     except (TypeError, ValueError) as error:
         raise SpecError(f"response_format is not JSON: {error}", hint="write it with dicts, lists and texts") from error
+    if size > _MOST_BYTES:
+        raise SpecError(
+            f"response_format has {size} bytes, and the most is {_MOST_BYTES}", hint="write a shorter schema"
+        )
+    return text

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, TypeGuard
@@ -15,11 +16,14 @@ from typing import Any, TypeGuard
 from .forms import ANNOTATIONS, OF_TYPE
 from .numeric import integers, reals
 from .patterns import FORMATS, pattern
-from .regular import choice, literal
+from .regular import Automaton, choice, literal
 from .values import Array, Map, Object, Reference, Scalar, Schema, Text, Union, Value, refusal
 
 _DEEPEST = 64  # levels of schemas within schemas
 _MOST = 4096  # items or characters that a schema may demand
+_MOST_PARTS = 4096  # schemas within a schema, and values of enums
+_MOST_MARKED = 64
+_MOST_WORK = 2**16  # options of all states of the automata of patterns
 
 
 def read(schema: Mapping[str, Any] | bool, *, ascii: bool = False) -> Schema:
@@ -28,15 +32,33 @@ def read(schema: Mapping[str, Any] | bool, *, ascii: bool = False) -> Schema:
     `ascii` writes other characters of the schema as escapes.
     """
     reader = _Reader(schema, ascii)
+    if _WITHIN_LIMITS and json.dumps(schema, ensure_ascii=False) in _WITHIN_LIMITS:
+        reader.explores = False
     root = reader.any_object("#") if schema is True else reader.value(schema, "#")
+    reader.read_definitions()
     return Schema(root, reader.definitions, ascii)
 
 
+_WITHIN_LIMITS: OrderedDict[str, None] = OrderedDict()  # schemas whose patterns have been explored
+
+
+def mark_within_limits(text: str) -> None:
+    """Notes that the patterns of a schema have been explored, so that they need not be again."""
+    _WITHIN_LIMITS[text] = None
+    while len(_WITHIN_LIMITS) > _MOST_MARKED:
+        _WITHIN_LIMITS.popitem(last=False)
+
+
 class _Reader:
+    explores = True
+
     def __init__(self, root: Any, ascii: bool) -> None:
         self.root, self.ascii, self.definitions = root, ascii, dict[str, Value]()
+        self._unread: list[tuple[str, Any, str]] = []  # definitions, each with who refers to it first
+        self._parts, self._work = 0, 0
 
     def value(self, schema: Any, path: str) -> Value:
+        self._count(1, path)
         if schema is True or schema == {}:
             return self.anything(path)
         if not isinstance(schema, Mapping):
@@ -58,6 +80,21 @@ class _Reader:
         if "enum" in own or "const" in own:
             return self.enum(own, path)
         return self.typed(own, path)
+
+    def read_definitions(self) -> None:
+        """Reads what references lead to, one after the other: they may be a long chain."""
+        known: list[tuple[str, str]] = []
+        while self._unread:
+            target, schema, path = self._unread.pop()
+            self.definitions[target] = self.value(schema, target)
+            known.append((target, path))
+        for target, path in known:
+            self._refuse_circle(target, path)
+
+    def _count(self, parts: int, path: str) -> None:
+        self._parts += parts
+        if self._parts > _MOST_PARTS:
+            raise refusal(path, f"the schema has more than {_MOST_PARTS} parts", "ask for less in one answer")
 
     def typed(self, own: Mapping[str, Any], path: str) -> Value:
         """A schema of one type or several."""
@@ -124,7 +161,18 @@ class _Reader:
             source = FORMATS[source]
         if not isinstance(source, str):
             raise refusal(f"{path}/pattern", "a pattern is text")
-        return Scalar(path, pattern(source, lambda reason: refusal(f"{path}/pattern", reason)))
+        expression = pattern(source, lambda reason: refusal(f"{path}/{keyword}", reason))
+        if not self.explores:
+            return Scalar(path, expression)
+        automaton = Automaton(expression)
+        if not automaton.explore(_MOST_WORK - self._work):
+            raise refusal(
+                f"{path}/{keyword}",
+                f"the pattern {source!r:.60} takes too many states",
+                "write a simpler one, and anchor it with ^ and $",
+            )
+        self._work += automaton.work
+        return Scalar(path, expression)
 
     def _integer(self, own: Mapping[str, Any], path: str) -> Value:
         low, high, above, below = self._range(own, path)
@@ -150,6 +198,7 @@ class _Reader:
             if other not in (keyword, "type"):
                 raise refusal(f"{path}/{other}", f"{other} beside {keyword} is not supported")
         values = self._list(own["enum"], f"{path}/enum") if keyword == "enum" else [own["const"]]
+        self._count(len(values), path)
         types = own.get("type")
         if types is not None:
             kinds = types if isinstance(types, list | tuple) else [types]
@@ -194,8 +243,7 @@ class _Reader:
                 except (KeyError, IndexError, TypeError):
                     raise refusal(path, f"{target!r} points at nothing") from None
             self.definitions[target] = Reference(path, target)  # known while it is read: it may refer to itself
-            self.definitions[target] = self.value(schema, target)
-            self._refuse_circle(target, path)
+            self._unread.append((target, schema, path))
         return Reference(path, target)
 
     def _refuse_circle(self, target: str, path: str) -> None:

@@ -20,12 +20,13 @@ from pardec.samplers.ops.token_automaton import TokenAutomaton
 from pardec.samplers.request import Allowed, JointGap
 
 from .regular import Choice, Expression, Literal, choice
-from .token_automata import plain_lengths, text_automaton, value_automaton
+from .token_automata import TooManyStates, plain_lengths, text_automaton, value_automaton
 from .values import Array, Map, Object, Reference, Scalar, Schema, Text, Union, Value, refusal
 from .vocabulary import Vocabulary
 
 _MOST_POSITIONS = 16  # of a gap that is no string, unless its shortest value takes more
 _MOST_ITEMS = 256
+_DEEPEST = 64  # references within references
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,8 @@ class _Parts:
         if isinstance(value, Reference):
             if value.name in self._open:
                 raise refusal(value.path, f"{value.name} contains itself, and a template has a fixed length")
+            if len(self._open) >= _DEEPEST:
+                raise refusal(value.path, f"references lead more than {_DEEPEST} levels deep")
             self._open.append(value.name)
             yield from self.of(self.schema.resolve(value))
             self._open.pop()
@@ -231,7 +234,11 @@ def _automaton(gap: Gap, vocabulary: Vocabulary, pads: tuple[int, ...]) -> Token
     if isinstance(value, Text):
         automaton = text_automaton(value.least, value.most, gap.positions, vocabulary, pads)
     else:
-        automaton = value_automaton(value.expression, gap.positions, vocabulary, pads)
+        try:
+            automaton = value_automaton(value.expression, gap.positions, vocabulary, pads)
+        except TooManyStates:
+            hint = "write a simpler pattern, and anchor it with ^ and $"
+            raise refusal(value.path, f"too many states within {gap.positions} tokens", hint) from None
     if not automaton.allows(np.full(gap.positions, -1)):
         raise refusal(value.path, f"no value fits in {gap.positions} tokens", "raise max_new_tokens")
     return automaton

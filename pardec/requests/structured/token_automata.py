@@ -6,7 +6,6 @@ may stand anywhere.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from functools import lru_cache
 
 import numpy as np
@@ -16,6 +15,7 @@ from pardec.samplers.ops.token_automaton import TokenAutomaton
 from .regular import Automaton, Expression
 from .vocabulary import Vocabulary
 
+_MOST_ENTRIES = 2**26  # states times tokens
 _NEVER = frozenset(b'"\\') | set(range(0x20))  # what a string has only as an escape
 
 
@@ -60,39 +60,75 @@ def value_automaton(
     expression: Expression, length: int, vocabulary: Vocabulary, pads: tuple[int, ...]
 ) -> TokenAutomaton:
     """The strings of an expression that `length` tokens can write, then pads."""
-    automaton = Automaton(expression)
-    by_first: dict[int, list[int]] = defaultdict(list)
-    for token, value in enumerate(vocabulary.tokens):
-        if value:
-            by_first[value[0]].append(token)
+    automaton, table, tokens = Automaton(expression), np.zeros((0, 256), dtype=np.int64), _padded(vocabulary)
+    most = _MOST_ENTRIES // len(vocabulary)
     rows: list[np.ndarray] = []  # of each state: the one behind each token, -1 where there is none
     number = {0: 0}  # of the states of `automaton`, in the order in which they are met
     reached = [0]
+    kind, kinds = np.zeros(len(vocabulary), dtype=np.int64), 1  # tokens of one kind lead to the same states
     level_end, depth = 1, 0
     for state in reached:
         if len(rows) == level_end:
             level_end, depth = len(reached), depth + 1
         row = np.full(len(vocabulary), -1)
-        for first, tokens in by_first.items() if depth < length else ():
-            if automaton.step(state, first) < 0:
-                continue
-            for token in tokens:
-                behind = automaton.run(state, vocabulary.tokens[token])
-                if behind >= 0:
-                    if behind not in number:
-                        number[behind] = len(reached)
-                        reached.append(behind)
-                    row[token] = number[behind]
-        rows.append(row)
+        if depth < length:
+            behind, table = _behind(automaton, state, tokens, table)
+            for each in np.unique(behind[behind >= 0]).tolist():
+                if each not in number:
+                    number[each] = len(reached)
+                    reached.append(each)
+            if len(reached) > most:
+                raise TooManyStates
+            some = behind >= 0
+            row[some] = [number[each] for each in behind[some].tolist()]
+        rows.append(row.astype(np.int32))
     end = len(reached)
     accepting = np.array([*(automaton.accepts(state) for state in reached), True])
-    rows.append(np.full(len(vocabulary), -1))
-    table = np.stack(rows)
-    table[:, list(pads)] = np.where(accepting, end, -1)[:, None]
-    table[table < 0] = end + 1
+    rows.append(np.full(len(vocabulary), -1, dtype=np.int32))
+    for at, row in enumerate(rows):
+        row[list(pads)] = end if accepting[at] else -1
+        row[row < 0] = end + 1
+        kind = np.unique(kind * (end + 2) + row, return_inverse=True)[1].ravel()
+    kinds = int(kind.max()) + 1
+    first = np.zeros(kinds, dtype=np.int64)
+    first[kind[::-1]] = np.arange(len(vocabulary))[::-1]
+    columns = np.stack([row[first] for row in rows]).astype(np.int64)
+    none = np.flatnonzero((columns == end + 1).all(0))  # the kind of no token: it comes first
+    others = np.setdiff1d(np.arange(kinds), none)
+    place = np.zeros(kinds, dtype=np.int64)
+    place[others] = np.arange(1, len(others) + 1)
     dead = np.full((end + 1, 1), end + 1)
-    columns, kind = np.unique(np.concatenate([dead, table], 1), axis=1, return_inverse=True)
-    kind = kind.ravel()
-    none = kind[0]  # the kind of no token: it comes first
-    order = np.concatenate([[none], np.delete(np.arange(columns.shape[1]), none)])
-    return TokenAutomaton(length, np.argsort(order)[kind[1:]], columns[:, order], accepting)
+    return TokenAutomaton(length, place[kind], np.concatenate([dead, columns[:, others]], 1), accepting)
+
+
+class TooManyStates(Exception):
+    """An expression has more states than are kept."""
+
+
+@lru_cache(maxsize=8)
+def _padded(vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
+    """The bytes of all tokens [V, longest], and how many each has [V]."""
+    lengths = np.array([len(value) for value in vocabulary.tokens])
+    padded = np.zeros((len(lengths), int(lengths.max(initial=1))), dtype=np.uint8)
+    for token, value in enumerate(vocabulary.tokens):
+        padded[token, : len(value)] = np.frombuffer(value, dtype=np.uint8)
+    return padded, lengths
+
+
+def _behind(
+    automaton: Automaton, state: int, tokens: tuple[np.ndarray, np.ndarray], table: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The state of bytes behind each token [V], -1 where there is none; and the `table` [N, 256] of states so far."""
+    padded, lengths = tokens
+    states = np.where(lengths > 0, state, -1)
+    for at in range(padded.shape[1]):
+        live = np.flatnonzero((states >= 0) & (lengths > at))
+        if not len(live):
+            break
+        for each in np.unique(states[live]).tolist():
+            if each >= len(table):
+                table = np.concatenate([table, np.full((max(each + 1, 2 * len(table)) - len(table), 256), -2)])
+            if table[each, 0] == -2:
+                table[each] = automaton.row(each)
+        states[live] = table[states[live], padded[live, at]]
+    return states, table
