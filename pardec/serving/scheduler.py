@@ -1,4 +1,4 @@
-"""Requests of any kind decoded at once: rows of one kind share a batch, and batches take turns, a forward each.
+"""Requests of any kind decoded at once: rows of one kind share a batch, and batches take turns, of equal time.
 
 Rows are of one kind where the loop can decode them together: the same sampler, temperature, filters and so on. A row
 enters the running batch of its kind before the next forward, or begins one, as long as a slot is free. Where a batch
@@ -8,7 +8,8 @@ alone with its seed, whatever runs beside it.
 
 from __future__ import annotations
 
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -51,12 +52,15 @@ class Job:
 
     row: QueuedRow
     listener: Listener
+    owner: object = None  # the request that it belongs to; None: it is one of its own
+    client: str = ""  # who sent that
     waited: str | None = None
     kind: Kind = field(init=False)
     alone: bool = False  # in a batch of its own, after one that failed
 
     def __post_init__(self) -> None:
         self.kind = (str(self.row.call.sampler.spec), *self.row.kind)
+        self.owner = self if self.owner is None else self.owner
 
     def separate(self) -> None:
         """From now on the row shares a batch with no other."""
@@ -77,6 +81,7 @@ class Scheduler:
         self.waiting: deque[Job] = deque()
         self.forwards = 0
         self._batches: dict[Kind, RunningBatch] = {}
+        self._spent: dict[Kind, float] = {}  # seconds of each batch, from those of the others when it began
         self._jobs: dict[QueuedRow, Job] = {}  # of the rows in batches
 
     @property
@@ -103,9 +108,10 @@ class Scheduler:
         self._remove_empty()
 
     def step(self) -> None:
-        """Gives free slots to waiting jobs, then runs one forward of each batch."""
+        """Gives free slots to waiting jobs, then runs one forward of the batch that has had the least time."""
         self._admit()
-        for kind, batch in list(self._batches.items()):
+        for kind in sorted(self._batches, key=lambda kind: self._spent[kind])[:1]:
+            batch, since = self._batches[kind], time.perf_counter()
             before = batch.cost.forwards
             try:
                 with self._guard(batch.live):
@@ -115,6 +121,8 @@ class Scheduler:
                 continue
             finally:
                 self.forwards += batch.cost.forwards - before
+                if kind in self._spent:
+                    self._spent[kind] += time.perf_counter() - since
             self._report(ended)
             if self._watched(batch):
                 self._report_progress(batch)
@@ -130,22 +138,59 @@ class Scheduler:
     # --- slots ---
 
     def _admit(self) -> None:
-        """Gives free slots to waiting jobs, but for those whose batch takes no rows."""
+        """Gives free slots to waiting jobs, but for those whose batch takes no rows.
+
+        The client that has the fewest rows in batches comes first, then the request that has the fewest.
+        """
+        clients = Counter(job.client for job in self._jobs.values())
+        owners = Counter(id(job.owner) for job in self._jobs.values())
+        ready = [job for job in self.waiting if self._can_begin(job)]
         groups: dict[Kind, list[Job]] = {}
-        left: deque[Job] = deque()
-        free = self.slots - self.live
+        chosen: set[int] = set()
+        while ready:
+            job = min(ready, key=lambda job: (clients[job.client], owners[id(job.owner)]))  # the first of equal ones
+            if self.slots - self.live - len(chosen) <= 0 and not self._make_room(job, clients, owners):
+                break
+            ready.remove(job)
+            groups.setdefault(job.kind, []).append(job)
+            chosen.add(id(job))
+            clients[job.client] += 1
+            owners[id(job.owner)] += 1
+        self.waiting = deque(job for job in self.waiting if id(job) not in chosen)
         for job in self.waiting:
             batch = self._batches.get(job.kind)
-            if free > 0 and (batch is None or batch.joinable):
-                groups.setdefault(job.kind, []).append(job)
-                free -= 1
-                continue
             if batch is not None and batch.waits is not None:
                 job.waited = batch.waits
-            left.append(job)
-        self.waiting = left
         for kind, jobs in groups.items():
             self._begin(kind, jobs)
+
+    def _can_begin(self, job: Job) -> bool:
+        batch = self._batches.get(job.kind)
+        return batch is None or batch.joinable
+
+    def _make_room(self, job: Job, clients: Counter[str], owners: Counter[int]) -> bool:
+        """Takes a slot, for a request without one, from a request (or for a client, from a client) with several.
+
+        The row that loses it begins again later, with the same tokens.
+        """
+        if owners[id(job.owner)]:
+            return False
+        new = not clients[job.client]
+        others = [
+            (owners[id(other.owner)], not other.listener.wants_progress, at, other)
+            for at, other in enumerate(self._jobs.values())
+            if isinstance(self._batches.get(other.kind), TokenBatch)
+            and (owners[id(other.owner)] > 1 or (new and clients[other.client] > 1))
+        ]
+        if not others:
+            return False
+        victim = max(others, key=lambda each: each[:3])[3]  # the newest row: little is lost
+        del self._jobs[victim.row]
+        self._batches[victim.kind].drop([victim.row])
+        self.waiting.appendleft(victim)
+        clients[victim.client] -= 1
+        owners[id(victim.owner)] -= 1
+        return True
 
     def _begin(self, kind: Kind, jobs: list[Job]) -> None:
         """Puts jobs of one kind into its batch, or into a new one."""
@@ -157,7 +202,8 @@ class Scheduler:
         try:
             with self._guard(rows):
                 if batch is None:
-                    self._batches[kind] = start_batch(self.model, rows)
+                    least = min((self._spent[each] for each in self._batches), default=0.0)
+                    self._batches[kind], self._spent[kind] = start_batch(self.model, rows), least
                 else:
                     assert isinstance(batch, TokenBatch), "others take no rows"
                     before = batch.cost.forwards
@@ -172,6 +218,7 @@ class Scheduler:
     def _remove_empty(self) -> None:
         for kind, batch in list(self._batches.items()):
             if not batch.live:
+                self._spent.pop(kind, None)
                 self._batches.pop(kind).close()
 
     @contextmanager
@@ -203,6 +250,7 @@ class Scheduler:
     def _give_up(self, kind: Kind, error: Exception) -> None:
         """Fails every row of a batch and frees it."""
         batch = self._batches.pop(kind, None)
+        self._spent.pop(kind, None)
         if batch is not None:
             self._fail(batch.live, error)
             batch.close()
