@@ -183,6 +183,12 @@ ApiKey = Annotated[
     str | None,
     _option(RUN, "A key that clients have to send.", "--api-key", envvar="PARDEC_API_KEY", show_envvar=True),
 ]
+AllowOrigin = Annotated[
+    list[str] | None,
+    _option(RUN, "An origin whose pages may use the server (CORS), as https://my.app; * is any; repeatable."),
+]
+ReadingTime = Annotated[float, _option(RUN, "Seconds that reading a request's text and schema may take.", min=0.1)]
+ReceivingTime = Annotated[float, _option(RUN, "Seconds in which a request has to arrive.", min=0.1)]
 ServedRows = Annotated[int, _option(RUN, "Rows decoded at once.", "--batch-size", min=1)]
 Queue = Annotated[int, _option(RUN, "Rows that wait for a slot; beyond, the answer is 503.", min=0)]
 MaxRows = Annotated[int, _option(RUN, "Rows of one request, prompts times n.", min=1)]

@@ -23,11 +23,14 @@ def serve(
     host: o.Host = "127.0.0.1",
     port: o.Port = 8000,
     api_key: o.ApiKey = None,
+    allow_origin: o.AllowOrigin = None,
     batch_size: o.ServedRows = 16,
     queue: o.Queue = 256,
     max_rows: o.MaxRows = 64,
     max_length: o.MaxLength = None,
     max_body: o.MaxBody = 4096,
+    reading: o.ReadingTime = 4.0,
+    receiving: o.ReceivingTime = 30.0,
     timeout: o.TimeLimit = 600.0,
     grace: o.Grace = 30.0,
     prefix_cache: o.PrefixMiB = 0,
@@ -61,6 +64,8 @@ def serve(
         rows=max_rows,
         length=max_length,
         body=max_body * 1024,
+        reading=reading,
+        receiving=receiving,
         seconds=timeout,
         grace=grace,
     )
@@ -68,7 +73,7 @@ def serve(
         loaded = load(model, **load_arguments)
         if prefix_cache:
             loaded.cache_prefixes(prefix_cache)
-        app = create_app(loaded, name=name, api_key=api_key, limits=limits, **arguments)
+        app = create_app(loaded, name=name, api_key=api_key, limits=limits, origins=allow_origin or (), **arguments)
         address = listening.getsockname()
         shown = f"[{address[0]}]" if ":" in address[0] else address[0]
         say(f"{loaded.network.describe()}\nhttp://{shown}:{address[1]}/v1, stop with Ctrl-C", quiet=quiet)

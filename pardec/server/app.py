@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from ..version import __version__
 from .answers import TextAnswer, image_answer
-from .echo import echoes
+from .echo import echo
 from .errors import JSON, NO_SUCH_MODEL, RequestError
-from .fields import invalid, named
+from .examiners import Examiners
+from .examining import Examined, Facts, check_characters, parse
+from .fields import named
 from .guard import Guard
 from .handling import Decoding, TextStream, monotonic_deadline, too_long, unless_gone
 from .limits import Limits
-from .listening import RowListener, Started, StreamListener, Update
+from .listening import RowListener, StreamListener, Update
 from .metrics import Metrics
 from .reading import Reader, TextRequest
 from .schemas import Body, ChatBody, CompletionBody, ImageBody, TextBody
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 B = TypeVar("B", bound=Body)
 
+SMALL = 2**14  # bytes of a body that is read at once
 WAITED = "X-Pardec-Waited"  # why a request's rows waited for a batch to end
 
 
@@ -45,6 +48,7 @@ def create_app(
     name: str | None = None,
     api_key: str | None = None,
     limits: Limits | None = None,
+    origins: Sequence[str] = (),
     **defaults: Any,
 ) -> FastAPI:
     """An ASGI application that serves `model`; any ASGI server can run it, in one process.
@@ -54,6 +58,7 @@ def create_app(
         name: what clients call it, beside its own name.
         api_key: if given, requests need it as a bearer token.
         limits: what clients may ask for.
+        origins: those whose pages may use the server (CORS), as "https://my.app"; "*" is any.
         defaults: arguments of `generate` for requests that leave them out, such as sampler and max_new_tokens.
 
     Raises SpecError for a default that `generate` does not take, or that is out of range.
@@ -63,7 +68,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        server.worker.start()
+        server.start()
         try:
             yield
         finally:
@@ -71,7 +76,15 @@ def create_app(
 
     app = FastAPI(title="pardec", version=__version__, lifespan=lifespan, redirect_slashes=False)
     app.state.server = server
-    app.add_middleware(Guard, metrics=server.metrics, limits=limits, api_key=api_key)
+    app.add_middleware(Guard, metrics=server.metrics, limits=limits, api_key=api_key, origins=origins)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=[origin.rstrip("/") for origin in origins],
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[WAITED],
+        )
     app.add_exception_handler(HTTPException, _http_error)
     app.get("/health")(server.health)
     app.get("/metrics")(server.report)
@@ -89,13 +102,23 @@ class Server:
     def __init__(self, model: Model, names: tuple[str, ...], defaults: Mapping[str, Any], limits: Limits) -> None:
         self.model, self.names, self.limits = model, names, limits
         self.reader = Reader(model, names, defaults, limits)
+        facts = Facts.of(model, defaults, longest_row=limits.length, most_rows=limits.rows)
+        self.examiners = None if facts is None else Examiners(facts, limits.reading)
         self.worker = Worker(model, limits)
         self.metrics = Metrics(self.worker)
         self.created = int(time.time())
         self._preparing = ThreadPoolExecutor(1, "pardec-reader")  # tokenizers are used by one thread at a time
 
+    def start(self) -> None:
+        """Begins to serve."""
+        self.worker.start()
+        if self.examiners is not None:
+            self.examiners.start()
+
     def stop(self) -> None:
         """Ends the worker."""
+        if self.examiners is not None:
+            self.examiners.stop()
         self.worker.stop(self.limits.grace)
         self._preparing.shutdown(wait=False, cancel_futures=True)
 
@@ -139,52 +162,50 @@ class Server:
         """Answers a conversation."""
         return await self._text(request, await self._body(request, ChatBody))
 
-    async def _text(self, request: Request, body: TextBody) -> Response:
-        with named(body):
-            return await self._answer(request, body)
+    async def _text(self, request: Request, examined: Examined) -> Response:
+        with named(examined.body):
+            return await self._answer(request, examined)
 
-    async def _answer(self, request: Request, body: TextBody) -> Response:
+    async def _answer(self, request: Request, examined: Examined) -> Response:
+        body: TextBody = examined.body
         since, deadline = time.monotonic(), monotonic_deadline(self.limits.seconds)
-        prepared: TextRequest = await self._prepare(request, lambda: self.reader.text(body), deadline)
+        prepared: TextRequest = await self._prepare(request, lambda: self.reader.text(examined), deadline)
         answer = TextAnswer(body, prepared, body.model or self.names[0], prepared.names)
         if body.stream:
-            return await self._stream(request, answer, since, deadline)
-        with Decoding(self.worker, prepared.rows, _listener, deadline) as decoding:
+            return self._stream(request, answer, since, deadline)
+        with Decoding(self.worker, prepared.rows, _listener, deadline, _client(request)) as decoding:
             results, waited = await unless_gone(request, decoding.finish())
         self.metrics.finished(results, answer.prompt_tokens)
         repeated = None
         if isinstance(body, CompletionBody) and body.echo:
-            repeated = await asyncio.wrap_future(self.worker.call(lambda: echoes(self.model, prepared, body)))
+            repeated = []
+            for ids in prepared.prompts:  # others decode between them
+                score = partial(echo, self.model, ids, body)
+                repeated.append(await unless_gone(request, asyncio.wrap_future(self.worker.call(score))))
         return JSON(answer.whole(results, repeated), headers=_waited(waited))
 
-    async def _stream(self, request: Request, answer: TextAnswer, since: float, deadline: float) -> Response:
+    def _stream(self, request: Request, answer: TextAnswer, since: float, deadline: float) -> Response:
         options = answer.body.stream_options
         denoise = options is not None and bool(options.include_denoise)
 
         def listen(index: int, put: Callable[[Update], None], row: QueuedRow) -> RowListener:
             return StreamListener(index, put, self.model.row_text(row.call), denoise=denoise)
 
-        decoding = Decoding(self.worker, answer.request.rows, listen, deadline)
-        try:  # headers wait for the first row: they say whether it had to wait
-            first = await unless_gone(request, decoding.next())
-        except BaseException:
-            decoding.close()
-            raise
-        headers = _waited(first.waited if isinstance(first, Started) else None)
-        return TextStream(decoding, first, answer, self.metrics, since, headers)
+        decoding = Decoding(self.worker, answer.request.rows, listen, deadline, _client(request))
+        return TextStream(decoding, answer, self.metrics, since)
 
     # --- images ---
 
     async def images(self, request: Request) -> Response:
         """Draws images."""
-        body = await self._body(request, ImageBody)
+        body: ImageBody = (await self._body(request, ImageBody)).body
         with named(body):
             return await self._draw(request, body)
 
     async def _draw(self, request: Request, body: ImageBody) -> Response:
         deadline = monotonic_deadline(self.limits.seconds)
         prepared = await self._prepare(request, lambda: self.reader.image(body), deadline)
-        with Decoding(self.worker, prepared.rows, _listener, deadline) as decoding:
+        with Decoding(self.worker, prepared.rows, _listener, deadline, _client(request)) as decoding:
             results, waited = await unless_gone(request, decoding.finish())
         self.metrics.finished(results, 0)
         return JSON(await self._off_loop(lambda: image_answer(results, prepared.scale)), headers=_waited(waited))
@@ -202,20 +223,29 @@ class Server:
     async def _off_loop(self, function: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._preparing, function)
 
-    async def _body(self, request: Request, schema: type[B]) -> B:
-        """The request's body. Raises RequestError."""
+    async def _body(self, request: Request, schema: type[Body]) -> Examined:
+        """The request's body; what is large, or has a schema, is examined by a process. Raises RequestError."""
         data = await request.body()
+        if self.examiners is None:
+            return Examined(await self._off_loop(lambda: parse(data, schema)))
+        if len(data) <= SMALL:
+            body: Any = parse(data, schema)
+            if getattr(body, "response_format", None) is None or not isinstance(body, TextBody):
+                if isinstance(body, TextBody):
+                    with named(body):
+                        check_characters(self.examiners.facts, body)
+                return Examined(body)
         try:
-            document = json.loads(data, parse_constant=_no_constant)
-        except (ValueError, RecursionError) as error:
-            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-            raise RequestError(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {reason}", code="invalid_json") from None
-        try:
-            return schema.model_validate(document)
-        except ValidationError as error:
-            raise invalid(error, document) from None
-        except RecursionError:
-            raise RequestError(HTTPStatus.BAD_REQUEST, "the body is nested too deeply") from None
+            async with asyncio.timeout(self.limits.seconds):
+                return await unless_gone(request, self.examiners.examine(_client(request), data, schema))
+        except TimeoutError:
+            raise too_long() from None
+
+
+def _client(request: Request) -> str:
+    """Who sends a request: its host, and its key."""
+    host = request.client.host if request.client is not None else ""
+    return f"{host} {request.headers.get('authorization', '')}"
 
 
 def _listener(index: int, put: Callable[[Update], None], _: QueuedRow) -> RowListener:
@@ -224,10 +254,6 @@ def _listener(index: int, put: Callable[[Update], None], _: QueuedRow) -> RowLis
 
 def _waited(reason: str | None) -> dict[str, str]:
     return {} if reason is None else {WAITED: reason}
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
 
 
 async def _http_error(_: Request, error: Exception) -> Response:

@@ -12,16 +12,13 @@ from .answers import Echo
 
 if TYPE_CHECKING:
     from ..api import Model
-    from .reading import TextRequest
     from .schemas import CompletionBody
 
 
-def echoes(model: Model, request: TextRequest, body: CompletionBody) -> list[Echo]:
-    """Each prompt, with log-probabilities where the request has them; the first token's are NaN."""
-    return [
-        Echo(ids, lambda tokens: model.text(tokens) or "", None if body.logprobs is None else _score(model, ids, body))
-        for ids in request.prompts
-    ]
+def echo(model: Model, ids: list[int], body: CompletionBody) -> Echo:
+    """A prompt, with log-probabilities where the request has them; the first token's are NaN."""
+    logprobs = None if body.logprobs is None else _score(model, ids, body)
+    return Echo(ids, lambda tokens: model.text(tokens) or "", logprobs)
 
 
 def _score(model: Model, ids: list[int], body: CompletionBody) -> TokenLogprobs:

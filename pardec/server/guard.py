@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -12,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import RequestError, as_request_error
+from .origins import Origins
 
 if TYPE_CHECKING:
     from .limits import Limits
@@ -27,8 +31,11 @@ _GONE = 499  # the client closed the request; nobody reads it but the metrics
 class Guard:
     """Middleware."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, limits: Limits, api_key: str | None) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, limits: Limits, api_key: str | None, origins: Sequence[str] = ()
+    ) -> None:
         self.app, self.metrics, self.limits = app, metrics, limits
+        self._origins = Origins(origins)
         self._key = None if api_key is None else api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,6 +53,8 @@ class Guard:
 
         try:
             self._check_key(scope)
+            if self._key is None:  # else no page of another site can know it
+                self._origins.check(scope)
             await self.app(scope, self._bounded(receive), noting)
         except ClientDisconnect:
             self.metrics.left()
@@ -71,17 +80,27 @@ class Guard:
 
     def _bounded(self, receive: Receive) -> Receive:
         """`receive`, as long as the body is not too large."""
-        limit, size = self.limits.body, 0
+        limit, size, whole = self.limits.body, 0, False
+        until = asyncio.get_running_loop().time() + self.limits.receiving
 
         async def bounded() -> Message:
-            nonlocal size
-            message = await receive()
+            nonlocal size, whole
+            if whole:  # what comes next is that the client goes away
+                return await receive()
+            try:
+                async with asyncio.timeout_at(until):
+                    message = await receive()
+            except TimeoutError:
+                raise _too_slow(self.limits.receiving) from None
+            whole = not message.get("more_body")
             size += len(message.get("body", b""))
             if size <= limit:
                 return message
-            while message.get("more_body") and size < limit + _DRAIN:  # a client reads no answer while it still sends
-                message = await receive()
-                size += len(message.get("body", b""))
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until):  # a client reads no answer while it still sends
+                    while message.get("more_body") and size < limit + _DRAIN:
+                        message = await receive()
+                        size += len(message.get("body", b""))
             raise _too_large(limit)
 
         return bounded
@@ -92,3 +111,9 @@ def _too_large(limit: int) -> RequestError:
     # The rest of it is not read.
     headers = {"Connection": "close"}
     return RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, code="body_too_large", headers=headers)
+
+
+def _too_slow(seconds: float) -> RequestError:
+    message = f"the request did not arrive within {seconds:g} s"
+    headers = {"Connection": "close"}
+    return RequestError(HTTPStatus.REQUEST_TIMEOUT, message, code="timeout", headers=headers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .metrics import Metrics
     from .worker import Worker
 
+_COMMENT = 1.0  # seconds without a byte, after which a stream sends a comment
+
 T = TypeVar("T")
 Listen = Callable[[int, Callable[[Update], None], QueuedRow], RowListener]
 
@@ -34,11 +36,14 @@ Listen = Callable[[int, Callable[[Update], None], QueuedRow], RowListener]
 class Decoding:
     """The rows of one request in the worker; leave the `with`, and unfinished ones leave the batch."""
 
-    def __init__(self, worker: Worker, rows: Sequence[QueuedRow], listen: Listen, deadline: float) -> None:
+    def __init__(
+        self, worker: Worker, rows: Sequence[QueuedRow], listen: Listen, deadline: float, client: str = ""
+    ) -> None:
         """Raises RequestError where the worker does not take the rows."""
         self.worker, self.deadline = worker, deadline
         self._channel = Channel()
-        self._jobs = [Job(row, listen(index, self._channel.put, row)) for index, row in enumerate(rows)]
+        listeners = (listen(index, self._channel.put, row) for index, row in enumerate(rows))
+        self._jobs = [Job(row, listener, self, client) for row, listener in zip(rows, listeners, strict=True)]
         self._results: dict[int, Result] = {}
         worker.submit(self._jobs)
         self._released = False
@@ -114,19 +119,11 @@ class TextStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self,
-        decoding: Decoding,
-        first: Update | None,
-        answer: TextAnswer,
-        metrics: Metrics,
-        since: float,
-        headers: Mapping[str, str],
-    ) -> None:
-        """`first` is an update that was taken from `decoding` before the headers; `since` on `time.monotonic`."""
-        self._decoding, self._first, self._answer = decoding, first, answer
+    def __init__(self, decoding: Decoding, answer: TextAnswer, metrics: Metrics, since: float) -> None:
+        """`since` on `time.monotonic`."""
+        self._decoding, self._answer = decoding, answer
         self._metrics, self._since = metrics, since
-        super().__init__(self._events(), headers={"Cache-Control": "no-store", **headers})
+        super().__init__(self._events(), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events; whatever ends it, unfinished rows leave the batch."""
@@ -136,10 +133,18 @@ class TextStream(StreamingResponse):
             self._decoding.close()
 
     async def _events(self) -> AsyncIterator[bytes]:
-        answer, update, began = self._answer, self._first, False
+        answer, began = self._answer, False
         sent: dict[int, tuple[str, int]] = {}  # of each row, text and tokens
+        coming = asyncio.ensure_future(self._decoding.next())
         try:
-            while update is not None:
+            while True:
+                while not (await asyncio.wait({coming}, timeout=_COMMENT))[0]:
+                    yield b": waiting\n\n"  # clients pass over it; it shows that the connection lives
+                if (update := coming.result()) is None:
+                    break
+                coming = asyncio.ensure_future(self._decoding.next())
+                if isinstance(update, Started) and update.waited is not None:
+                    yield in_utf8(f": waited: {update.waited}\n\n")
                 if not began and isinstance(update, Advanced | Ended):
                     self._metrics.began(self._since)
                     began = True
@@ -152,7 +157,6 @@ class TextStream(StreamingResponse):
                         yield event(answer.chunk(update))
                 elif isinstance(update, Ended):
                     yield event(answer.last(update.index, update.result, *sent.get(update.index, ("", 0))))
-                update = await self._decoding.next()
             results, options = self._decoding.results, answer.body.stream_options
             self._metrics.finished(results, answer.prompt_tokens)
             if options is not None and options.include_usage:
@@ -165,6 +169,10 @@ class TextStream(StreamingResponse):
             yield event(refusal(error, answer.body).body)
         except Exception as error:
             yield event(as_request_error(error).body)
+        finally:
+            coming.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await coming
 
 
 def event(document: dict[str, Any], *, name: str | None = None) -> bytes:

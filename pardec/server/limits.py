@@ -17,6 +17,8 @@ class Limits:
         rows: of one request, prompts times `n`; 400.
         length: tokens of a row, prompt and answer; None is the model's own limit; 400.
         body: bytes of a request; 413.
+        reading: seconds of a processor that reading a request may take (tokens, the automaton of a schema); 400.
+        receiving: seconds in which a request has to arrive; 408.
         seconds: from the request to the end of the answer; 408, or an error event in a stream.
         grace: seconds that requests under way have to finish when the server stops.
     """
@@ -26,6 +28,8 @@ class Limits:
     rows: int = 64
     length: int | None = None
     body: int = 4 * 2**20
+    reading: float = 4.0
+    receiving: float = 30.0
     seconds: float = 600.0
     grace: float = 30.0
 
@@ -34,6 +38,6 @@ class Limits:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SpecError(f"{name} is a whole number of at least 1, got {value!r}", f"leave {name} out")
-        for name in ("queue", "seconds", "grace"):
+        for name in ("queue", "reading", "receiving", "seconds", "grace"):
             if not getattr(self, name) >= 0:
                 raise SpecError(f"{name} is at least 0, got {getattr(self, name)!r}", f"leave {name} out")

@@ -16,9 +16,11 @@ from pardec.samplers.spec import parse
 
 from ..requests.images import size_and_scale, with_defaults
 from ..requests.prompts import encode_plain
-from ..requests.settings import Settings
+from ..requests.settings import MAX_NEW_TOKENS, Settings
+from ..requests.structured.request import remember
 from ..serving.queue import QueuedRow, queued_rows
 from .errors import NO_SUCH_MODEL, RequestError
+from .examining import Examined, check_rows, rows_of
 from .fields import CONTEXT
 from .schemas import ChatBody, CompletionBody, ImageBody, Sampled, TextBody
 from .token_names import TokenNames
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from ..api import Model
     from .limits import Limits
 
+_MOST_TEXTS = 4096  # of `allowed`
+_MOST_CAPTION = 2**14  # characters
 MOST_LOGPROBS = 20  # likeliest tokens of a position, as in OpenAI's API
 
 
@@ -65,28 +69,35 @@ class Reader:
 
     # --- text ---
 
-    def text(self, body: TextBody) -> TextRequest:
+    def text(self, examined: Examined) -> TextRequest:
         """A completion or a chat completion."""
+        body: TextBody = examined.body
         self.check_model(body)
         if self.model.imaging is not None:
             raise RequestError(
                 HTTPStatus.BAD_REQUEST, f"{self.model.name} draws images: post to /v1/images/generations", param="model"
             )
-        arguments = {**self.defaults, **self._sampling(body), **self._prompt(body), **self._lengths(body)}
+        arguments = {**self.defaults, **self._sampling(body), **self._prompt(examined), **self._lengths(body)}
         arguments |= self._endings(body)
         if isinstance(body, CompletionBody) and body.echo:
             self._check_echo(body)
         if body.response_format is not None and body.response_format.get("type") != "text":
             arguments["response_format"] = body.response_format
+            budget = arguments.get("max_new_tokens", MAX_NEW_TOKENS)
+            remember(self.model.language_model, body.response_format, budget, examined.structure)
         if body.allowed is not None:
             arguments["allowed"] = _integer_keys(body.allowed)
+            texts = _texts_in(body.allowed)
+            if texts > _MOST_TEXTS:
+                message = f"allowed has {texts} texts, and the most is {_MOST_TEXTS}: give token ids"
+                raise RequestError(HTTPStatus.BAD_REQUEST, message, param="allowed")
         logprobs = _logprobs(body)
         if logprobs is not None or body.logprob_ids is not None:
             arguments |= {"logprobs": logprobs or 0, "logprob_ids": body.logprob_ids}
         samples = body.n or 1
         if samples > 1:
             arguments["num_return_sequences"] = samples
-        self._check_rows(self._count(arguments) * samples)
+        check_rows(rows_of(body) * samples, self.limits.rows)
         call = self.model.prepare(**arguments)
         self._check_lengths(body, call.lengths)
         settings = Settings.of({name: value for name, value in arguments.items() if name != "prompt"})
@@ -101,7 +112,10 @@ class Reader:
         """The names of the model's tokens; read when they are first asked for."""
         return TokenNames(self.model.tokenizer, self.model.language_model.vocab_size)
 
-    def _prompt(self, body: TextBody) -> dict[str, Any]:
+    def _prompt(self, examined: Examined) -> dict[str, Any]:
+        body = examined.body
+        if examined.ids is not None:
+            return {"input_ids": examined.ids}
         if isinstance(body, ChatBody):
             return {"prompt": [{"role": message.role, "content": message.text} for message in body.messages]}
         assert isinstance(body, CompletionBody), "the other form"
@@ -111,14 +125,6 @@ class Reader:
                 return {"input_ids": encode_plain(self.model.language_model, prompt)}
             return {"prompt": prompt}
         return {"input_ids": prompt if isinstance(prompt[0], list) else [prompt]}
-
-    @staticmethod
-    def _count(arguments: Mapping[str, Any]) -> int:
-        """How many prompts there are."""
-        ids, prompt = arguments.get("input_ids"), arguments.get("prompt")
-        if ids is not None:
-            return len(ids)
-        return len(prompt) if isinstance(prompt, list) and isinstance(prompt[0], str) else 1
 
     def _lengths(self, body: TextBody) -> dict[str, Any]:
         most = body.max_tokens
@@ -163,6 +169,10 @@ class Reader:
             raise RequestError(
                 HTTPStatus.BAD_REQUEST, f"{self.model.name} writes text: post to /v1/completions", param="model"
             )
+        for name in ("prompt", "negative_prompt"):
+            if len(getattr(body, name) or "") > _MOST_CAPTION:
+                message = f"{name} has more than {_MOST_CAPTION} characters: shorten it"
+                raise RequestError(HTTPStatus.BAD_REQUEST, message, param=name)
         own = {"negative_prompt": body.negative_prompt, "cfg_interval": body.cfg_interval}
         arguments = {**self.defaults, **self._sampling(body), **{k: v for k, v in own.items() if v is not None}}
         if imaging.kind == "class":
@@ -177,7 +187,7 @@ class Reader:
         if not imaging.can_decode:
             raise RequestError(HTTPStatus.BAD_REQUEST, f"{self.model.name} has no decoder to images", param="model")
         count = body.n or 1
-        self._check_rows(count)
+        check_rows(count, self.limits.rows)
         width, height = _size(body.size)
         dimensions, scale = size_and_scale(self.model.name, imaging, height, width)
         arguments = {**with_defaults(imaging, arguments), "num_images": count}
@@ -203,11 +213,6 @@ class Reader:
             check_sampler(body.sampler, self.defaults.get("sampler"))
             values["sampler"] = body.sampler
         return {**values, "seed": secrets.randbits(63) if body.seed is None else body.seed}
-
-    def _check_rows(self, count: int) -> None:
-        if count > self.limits.rows:
-            message = f"the request has {count} rows, prompts times n, and the most is {self.limits.rows}"
-            raise RequestError(HTTPStatus.BAD_REQUEST, message, param="n", code="too_many_rows")
 
     def _check_lengths(self, body: TextBody, lengths: list[int]) -> None:
         limit = self.limits.length
@@ -247,6 +252,14 @@ def _logprobs(body: TextBody) -> int | None:
         name = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
         raise RequestError(HTTPStatus.BAD_REQUEST, f"{name} is at most {MOST_LOGPROBS}, got {count}", param=name)
     return count
+
+
+def _texts_in(value: Any) -> int:
+    """How many texts `allowed` has."""
+    if isinstance(value, str):
+        return 1
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(map(_texts_in, items))
 
 
 def _integer_keys(value: Any) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from pardec.models.errors import SpecError
 
@@ -34,11 +35,49 @@ class Uvicorn(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
+def bounded_protocol(seconds: float) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, which closes a connection whose headers do not arrive within so many `seconds`."""
+
+    class Bounded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        _arriving: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._wait()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            cycle = self.cycle
+            if cycle is None or cycle.response_complete:
+                self._wait()
+            else:
+                self._stop_waiting()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_waiting()
+            super().connection_lost(exc)
+
+        def _wait(self) -> None:
+            if self._arriving is None:
+                self._arriving = asyncio.get_running_loop().call_later(seconds, self.transport.close)
+
+        def _stop_waiting(self) -> None:
+            if self._arriving is not None:
+                self._arriving.cancel()
+                self._arriving = None
+
+    return Bounded
+
+
 def run(app: FastAPI, listening: socket.socket, *, log_level: str = "warning") -> None:
     """Serves until SIGINT or SIGTERM; requests under way then have the limits' grace to finish."""
     server: Server = app.state.server
     config = uvicorn.Config(
-        app, log_level=log_level, timeout_graceful_shutdown=int(server.limits.grace) + _AFTER, server_header=False
+        app,
+        http=bounded_protocol(server.limits.receiving),
+        log_level=log_level,
+        timeout_graceful_shutdown=int(server.limits.grace) + _AFTER,
+        server_header=False,
     )
     asyncio.run(Uvicorn(config, server).serve([listening]))
 

@@ -17,6 +17,8 @@ Number = StrictFloat | StrictInt
 Seed = Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)]
 Texts = Annotated[list[StrictStr], Field(min_length=1, max_length=4096)]
 Ids = Annotated[list[Annotated[StrictInt, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+FewIds = Annotated[list[Annotated[StrictInt, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=1024)]
+Stop = Annotated[StrictStr, Field(max_length=1024)]
 
 # OpenAI's fields without an effect on the answer.
 IGNORED = frozenset({"user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier"})
@@ -93,7 +95,7 @@ class TextBody(Sampled):
     """What both forms of requests for text share."""
 
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
-    stop: StrictStr | Annotated[list[StrictStr | None], Field(max_length=16)] | None = None
+    stop: Stop | Annotated[list[Stop | None], Field(max_length=16)] | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
@@ -101,11 +103,11 @@ class TextBody(Sampled):
     repetition_penalty: Number | None = None
     min_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
     block_length: Annotated[StrictInt, Field(ge=1)] | None = None
-    stop_token_ids: Ids | None = None
+    stop_token_ids: FewIds | None = None
     ignore_eos: StrictBool | None = None
     allowed: list[Any] | dict[str, Any] | None = None
     template: StrictStr | list[StrictInt | None] | None = None
-    logprob_ids: Ids | None = None
+    logprob_ids: FewIds | None = None
     return_token_ids: StrictBool | None = None
 
 

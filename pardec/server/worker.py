@@ -59,6 +59,8 @@ class Worker:
         with self._lock:
             self._check_open()
             room = self.limits.batch_size + self.limits.queue
+            if len(jobs) > 1:
+                room -= self.limits.queue // 4  # for those who ask for one
             if self._rows + len(jobs) > room:
                 message = f"the queue is full: {self._rows} rows of at most {room} are under way; try again later"
                 raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, message, code="queue_full", headers=_RETRY)

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 
-def start(log: Path, *arguments: str) -> tuple[subprocess.Popen[bytes], str]:
-    command = [sys.executable, "-m", "pardec", "serve", "tiny-llama", "--port", "0", *arguments]
+def start(log: Path, *arguments: str, model: str = "tiny-llama") -> tuple[subprocess.Popen[bytes], str]:
+    command = [sys.executable, "-m", "pardec", "serve", model, "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=log.open("wb"), stderr=subprocess.STDOUT)
     end = time.monotonic() + 120
     while not (found := re.search(r"(http://127[^/\s]+)/v1", log.read_text())):

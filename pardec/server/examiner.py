@@ -1,0 +1,106 @@
+"""The process that examines requests: it forks one for each, which the kernel ends at its limits.
+
+Run by `pardec.server.examiners` as `python -m pardec.server.examiner`, with its end of a socket as standard input. The
+other end sends a descriptor a request, and closes when the server ends.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import RequestError
+from .examining import WALL, examine
+
+if TYPE_CHECKING:
+    from .examining import Facts
+
+FACTS, JOB = b"F", b"J"
+NICE, NICER = 5, 14  # at once; after QUICK seconds, so that short requests go first
+QUICK = 0.25
+_MEMORY = 2**30  # bytes that a request may add
+
+
+def main() -> None:
+    """Serves until the other end is closed."""
+    control = socket.socket(fileno=os.dup(0))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    known: dict[int, Facts] = {}
+    while True:
+        kind, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not kind:
+            return
+        with socket.socket(fileno=descriptors[0]) as connection:
+            if kind == FACTS:
+                key, facts = pickle.loads(_read(connection))
+                facts.warm()
+                known[key] = facts
+            elif os.fork() == 0:
+                try:
+                    control.close()
+                    _job(connection, known)
+                finally:
+                    os._exit(0)
+
+
+def _job(connection: socket.socket, known: dict[int, Facts]) -> None:
+    """Answers one request; the kernel ends it when its time is up, or its client gone."""
+    key, data, schema, seconds = pickle.loads(_read(connection))
+    _limit(connection, seconds)
+    try:
+        answer: Any = examine(known[key], data, schema)
+    except RequestError as error:
+        answer = (error.status, error.message, error.param, error.code)
+    except RecursionError:
+        answer = (400, "the request is nested too deeply", None, None)
+    except MemoryError:
+        return
+    if sys.platform == "linux":
+        import fcntl
+
+        fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) & ~os.O_ASYNC)
+    connection.sendall(pickle.dumps(answer))
+
+
+def _limit(connection: socket.socket, seconds: float) -> None:
+    if sys.platform == "linux":
+        import fcntl
+
+        fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO ends it
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * os.sysconf("SC_PAGE_SIZE") + _MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    whole = max(1, round(seconds))
+    resource.setrlimit(resource.RLIMIT_CPU, (whole, whole))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.setitimer(signal.ITIMER_REAL, WALL * seconds)  # SIGALRM ends it
+    os.nice(NICE)
+    signal.signal(signal.SIGPROF, lambda *_: os.nice(NICER))
+    signal.setitimer(signal.ITIMER_PROF, QUICK)
+
+
+def _read(connection: socket.socket) -> bytes:
+    """What the other end sends: its length in 8 bytes, then so many."""
+    size = int.from_bytes(_exactly(connection, 8), "big")
+    return _exactly(connection, size)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        part = connection.recv(min(size - len(parts), 2**20))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Requests examined in processes of their own, so that none ends or delays the server."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import itertools
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+from collections import OrderedDict, deque
+from contextlib import suppress
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from .errors import RequestError
+from .examining import WALL, Examined, examine
+
+if TYPE_CHECKING:
+    from .examining import Facts
+    from .schemas import Body
+
+AT_ONCE = 16  # processes
+_START = 60.0  # seconds until the process that forks is there
+
+POSSIBLE = hasattr(os, "fork") and hasattr(socket, "send_fds")
+
+
+class _Parent:
+    """The process that forks; one serves all servers of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._facts: dict[int, bytes] = {}
+        self._numbers = itertools.count()
+
+    def add(self, facts: Facts) -> int:
+        """Makes a model known; the key for its requests."""
+        key = next(self._numbers)
+        self._facts[key] = pickle.dumps((key, facts))
+        with self._lock:
+            if self._alive():
+                self._send_facts(key)
+            else:
+                self._start()
+        return key
+
+    def forget(self, key: int) -> None:
+        """A server has ended."""
+        self._facts.pop(key, None)
+
+    def open(self) -> socket.socket:
+        """A connection to a process for one request."""
+        with self._lock:
+            if not self._alive():
+                self._start()
+            return self._connect(b"J")
+
+    def close(self) -> None:
+        """Ends it."""
+        if self._control is not None:
+            self._control.close()
+
+    def _alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def _start(self) -> None:
+        self.close()
+        self._control, other = socket.socketpair()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        environment |= {"TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pardec.server.examiner"], stdin=other, env=environment, start_new_session=True
+            )
+        for key in self._facts:
+            self._send_facts(key)
+
+    def _send_facts(self, key: int) -> None:
+        data = self._facts[key]
+        connection = self._connect(b"F")
+
+        def send() -> None:  # it reads them when it has started
+            with connection, suppress(OSError):
+                connection.sendall(len(data).to_bytes(8, "big") + data)
+
+        threading.Thread(target=send, daemon=True).start()
+
+    def _connect(self, kind: bytes) -> socket.socket:
+        assert self._control is not None, "started"
+        own, other = socket.socketpair()
+        with other:
+            socket.send_fds(self._control, [kind], [other.fileno()])
+        return own
+
+
+_parent = _Parent()
+atexit.register(_parent.close)
+
+
+class Examiners:
+    """Examines the requests of one server, in turns of its clients."""
+
+    def __init__(self, facts: Facts, seconds: float) -> None:
+        self.facts, self.seconds = facts, seconds
+        self._key: int | None = None
+        self._free = AT_ONCE
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # of each client
+
+    def start(self) -> None:
+        """Makes the model known to the process that forks."""
+        if POSSIBLE and self._key is None:
+            self._key = _parent.add(self.facts)
+
+    def stop(self) -> None:
+        """Forgets the model."""
+        if self._key is not None:
+            _parent.forget(self._key)
+
+    async def examine(self, client: str, data: bytes, schema: type[Body]) -> Examined:
+        """The request after the costly part.
+
+        Raises:
+            RequestError: what is wrong with it, or that it took too much time or memory.
+        """
+        if not POSSIBLE:
+            return await asyncio.to_thread(examine, self.facts, data, schema)
+        self.start()
+        await self._enter(client)
+        try:
+            answer = await self._ask(pickle.dumps((self._key, data, schema, self.seconds)))
+        finally:
+            self._leave()
+        if isinstance(answer, Examined):
+            return answer
+        status, message, param, code = answer
+        raise RequestError(status, message, param=param, code=code)
+
+    async def _ask(self, job: bytes) -> Any:
+        loop = asyncio.get_running_loop()
+        with _parent.open() as connection:
+            connection.setblocking(False)
+            try:
+                await loop.sock_sendall(connection, len(job).to_bytes(8, "big") + job)
+                parts = bytearray()
+                async with asyncio.timeout(_START + WALL * self.seconds):
+                    while part := await loop.sock_recv(connection, 2**20):
+                        parts += part
+                return pickle.loads(parts)
+            except (OSError, EOFError, pickle.UnpicklingError):  # TimeoutError is an OSError
+                message = f"reading the request took more than {self.seconds:g} s or too much memory: ask for less"
+                raise RequestError(HTTPStatus.BAD_REQUEST, message, code="request_too_complex") from None
+
+    async def _enter(self, client: str) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._leave()
+            raise
+
+    def _leave(self) -> None:
+        while self._waiting:
+            client, turns = self._waiting.popitem(last=False)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[client] = turns  # after the other clients
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1

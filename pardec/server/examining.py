@@ -1,0 +1,226 @@
+"""The costly part of reading a request: parsing, tokenizing, automata. It needs no weights, so a process can do it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from pardec.models.errors import SpecError
+
+from ..requests.prompts import ContextError, encode, encode_plain
+from ..requests.settings import MAX_NEW_TOKENS, Settings
+from ..requests.structured.request import Structure, structure
+from ..requests.structured.vocabulary import Vocabulary
+from .errors import RequestError
+from .fields import invalid, refusal
+from .schemas import Body, ChatBody, CompletionBody, TextBody
+
+if TYPE_CHECKING:
+    from ..api import Model
+
+WALL = 4  # times the processor's time that a request may take on the clock
+_DEEPEST = 200  # levels of arrays and objects within each other
+_OF_STRUCTURE = ("max_new_tokens", "min_new_tokens", "stop", "template", "allowed", "stop_ids", "response_format")
+
+
+@dataclass(eq=False)
+class Facts:
+    """What reading needs to know of a model: a part of the interface of LanguageModel."""
+
+    name: str
+    tokenizer: Any
+    vocab_size: int
+    decoding_config: Any
+    max_positions: int | None
+    limit: int | None
+    defaults: Mapping[str, Any]  # arguments of `generate` that reading depends on
+    longest_row: int | None  # tokens that the server takes
+    most_rows: int
+
+    @staticmethod
+    def of(model: Model, defaults: Mapping[str, Any], *, longest_row: int | None, most_rows: int) -> Facts | None:
+        """None for a model whose requests hold nothing costly: one of images."""
+        if model.imaging is not None:
+            return None
+        network = model.language_model
+        own = {name: value for name, value in defaults.items() if name in _OF_STRUCTURE}
+        return Facts(
+            network.name,
+            network.tokenizer,
+            network.vocab_size,
+            network.decoding_config,
+            network.max_positions,
+            network.limit,
+            own,
+            longest_row,
+            most_rows,
+        )
+
+    @cached_property
+    def most_characters(self) -> int | None:
+        """Characters of the longest text that can fit in the context; None where there is no bound."""
+        limit = min(filter(None, (self.max_positions, self.limit, self.longest_row)), default=None)
+        if limit is None or self.tokenizer is None:
+            return None
+        return limit * max(map(len, self.tokenizer.get_vocab()), default=1)
+
+    def warm(self) -> None:
+        """Makes what every request with a schema needs."""
+        if self.tokenizer is not None:
+            with suppress(SpecError):  # it is raised where a request needs it
+                Vocabulary.of(self.tokenizer, self.vocab_size)
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A request after the costly part.
+
+    Attributes:
+        body: checked.
+        ids: of its prompts, where they have been tokenized.
+        structure: what its schema has been compiled to, for a masked model.
+    """
+
+    body: Any
+    ids: list[list[int]] | None = None
+    structure: Structure | None = None
+
+
+def parse(data: bytes, schema: type[Body]) -> Body:
+    """The body of a request. Raises RequestError."""
+    try:
+        document = json.loads(data, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise RequestError(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {reason}", code="invalid_json") from None
+    _check(document)
+    try:
+        return schema.model_validate(document)
+    except ValidationError as error:
+        raise invalid(error, document) from None
+
+
+def examine(facts: Facts, data: bytes, schema: type[Body]) -> Examined:
+    """Parses a body, tokenizes its prompts and compiles its schema. Raises RequestError."""
+    body = parse(data, schema)
+    if not isinstance(body, TextBody):
+        return Examined(body)
+    try:
+        check_characters(facts, body)
+        ids, structured = _ids(facts, body), None
+        if body.response_format is not None and body.response_format.get("type") != "text":
+            structured = _structure(facts, body)
+    except SpecError as error:
+        raise refusal(error, body) from None
+    return Examined(body, ids, structured if structured is not None and structured.template is not None else None)
+
+
+def check_characters(facts: Facts, body: TextBody) -> None:
+    """Refuses texts that are too long for the context, before they are tokenized. Raises ContextError."""
+    most = facts.most_characters
+    if most is None:
+        return
+    longest = max(_lengths(body), default=0)
+    if longest > most:
+        raise ContextError(
+            f"a text of {longest} characters does not fit in the context of {facts.name}, which is {most} at most",
+            hint="shorten the prompt",
+        )
+
+
+def _lengths(body: TextBody) -> Iterable[int]:
+    """The characters of each prompt."""
+    if isinstance(body, ChatBody):
+        yield sum(len(message.text) for message in body.messages)
+    elif isinstance(body, CompletionBody):
+        texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        yield from (len(text) for text in texts if isinstance(text, str))
+
+
+def rows_of(body: TextBody) -> int:
+    """How many prompts there are."""
+    prompt: Any = getattr(body, "prompt", None)
+    return len(prompt) if isinstance(prompt, list) and isinstance(prompt[0], str | list) else 1
+
+
+def check_rows(count: int, most: int) -> None:
+    """Refuses a request of more rows than the server takes."""
+    if count > most:
+        message = f"the request has {count} rows, prompts times n, and the most is {most}"
+        raise RequestError(HTTPStatus.BAD_REQUEST, message, param="n", code="too_many_rows")
+
+
+def _ids(facts: Any, body: TextBody) -> list[list[int]]:
+    check_rows(rows_of(body) * (body.n or 1), facts.most_rows)
+    most = body.max_tokens or facts.defaults.get("max_new_tokens", MAX_NEW_TOKENS)
+    if isinstance(body, ChatBody):
+        most = body.max_completion_tokens or most
+        prompt: Any = [{"role": message.role, "content": message.text} for message in body.messages]
+        rows = encode(facts, prompt, None, None, most)
+    else:
+        assert isinstance(body, CompletionBody), "the other form"
+        prompt = body.prompt
+        if not isinstance(prompt, str) and not isinstance(prompt[0], str):
+            rows = encode(facts, None, prompt if isinstance(prompt[0], list) else [prompt], None, most)
+        elif body.add_special_tokens is False:
+            rows = encode(facts, None, encode_plain(facts, prompt), None, most)  # type: ignore[arg-type]
+        else:
+            rows = encode(facts, prompt, None, None, most)
+    return [row.prompt.tolist() for row in rows]
+
+
+def _structure(facts: Any, body: TextBody) -> Structure | None:
+    most = body.max_tokens
+    if isinstance(body, ChatBody):
+        most = body.max_completion_tokens or most
+    arguments = {**facts.defaults, "response_format": body.response_format}
+    arguments |= {} if most is None else {"max_new_tokens": most}
+    return structure(facts, Settings.of(arguments), 1, facts.decoding_config.eos_ids)
+
+
+def _check(document: Any) -> None:
+    """Refuses what is nested too deeply, and text that is no Unicode. Raises RequestError."""
+    level: list[tuple[Any, str]] = [(document, "")]
+    for _ in range(_DEEPEST):
+        inner: list[tuple[Any, str]] = []
+        for value, field in level:
+            if isinstance(value, dict):
+                for name, item in value.items():
+                    _check_text(name, field or name)
+                    if isinstance(item, str):
+                        _check_text(item, field or name)
+                    elif isinstance(item, dict | list):
+                        inner.append((item, field or name))
+            elif isinstance(value, list):
+                for item in value:
+                    if isinstance(item, str):
+                        _check_text(item, field)
+                    elif isinstance(item, dict | list):
+                        inner.append((item, field))
+        level = inner
+        if not level:
+            return
+    field = level[0][1]
+    message = f"{field or 'the body'} is nested more than {_DEEPEST} levels deep"
+    raise RequestError(HTTPStatus.BAD_REQUEST, message, param=field or None)
+
+
+def _check_text(text: str, field: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"{field or 'the body'} holds half a character, {text[error.start]!a}"
+        raise RequestError(HTTPStatus.BAD_REQUEST, message, param=field or None) from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")

@@ -1,0 +1,65 @@
+"""A server without a key takes no requests from pages of other sites, but for those that are allowed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fastapi.testclient import TestClient
+
+import pardec
+from pardec.api import Model
+from pardec.server.app import create_app
+from tests.pardec.server.http_server import serving
+
+BODY = json.dumps({"prompt": "Tom has 8 cups.", "max_tokens": 2})
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return pardec.load("tiny-llama", device="cpu")
+
+
+def test_origin_of_another_site_is_refused(model: Model) -> None:
+    with serving(model) as running:
+        own = running.url.removeprefix("http://")
+        cases: list[tuple[dict[str, str], int]] = [
+            ({}, 200),
+            ({"Origin": running.url}, 200),
+            ({"Origin": "https://evil.example"}, 403),
+            ({"Origin": "null"}, 403),
+            ({"Origin": "http://127.0.0.1:1"}, 403),
+            ({"Origin": "http://evil.example:80", "Host": "evil.example:80"}, 403),
+            ({"Host": "evil.example"}, 403),
+            ({"Host": "localhost"}, 200),
+            ({"Sec-Fetch-Site": "cross-site"}, 403),
+            ({"Sec-Fetch-Site": "same-origin", "Origin": f"http://{own}"}, 200),
+            ({"Origin": "http://[bad"}, 403),
+        ]
+        for headers, status in cases:
+            answer = running.post("/v1/completions", BODY, headers={"Content-Type": "text/plain", **headers})
+            assert answer.status_code == status, headers
+            assert status == 200 or answer.json()["error"]["code"] == "origin_not_allowed"
+            assert "access-control-allow-origin" not in answer.headers
+
+
+def test_origin_allowed_by_option(model: Model) -> None:
+    with TestClient(create_app(model, origins=["https://my.app/"])) as client:
+        for origin, status in (("https://my.app", 200), ("https://evil.example", 403)):
+            answer = client.post("/v1/completions", content=BODY, headers={"Origin": origin})
+            assert answer.status_code == status
+            assert (answer.headers.get("access-control-allow-origin") == origin) == (status == 200)
+        asked = {"Origin": "https://my.app", "Access-Control-Request-Method": "POST"}
+        asked["Access-Control-Request-Headers"] = "authorization,content-type"
+        preflight = client.options("/v1/completions", headers=asked)
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == "https://my.app"
+
+
+def test_origin_with_a_key(model: Model) -> None:
+    """No page can know it; so a server on a public name needs no list of its hosts."""
+    with TestClient(create_app(model, api_key="k")) as client:
+        headers = {"Origin": "https://evil.example"}
+        assert client.post("/v1/completions", content=BODY, headers=headers).status_code == 401
+        headers["Authorization"] = "Bearer k"
+        assert client.post("/v1/completions", content=BODY, headers=headers).status_code == 200
