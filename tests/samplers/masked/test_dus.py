@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import cycle
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ from pardec.samplers.registry import resolve
 from tests.reference import naive_selects as naive
 from tests.samplers.answers import answered
 from tests.samplers.masked.test_selects import LAWS, MASK, TOKENS
-from tests.samplers.parity import FAMILIES, agree, agree_recorded
+from tests.samplers.parity import FAMILIES, NEW, agree, agree_recorded
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45
@@ -61,21 +64,29 @@ def test_given_tokens_and_short_blocks_leave_rounds_out() -> None:
     assert got.trace.commit_step[0].tolist() == [0, 1, 0, 1, 2]
 
 
+def of_rows(family: str) -> Iterator[int]:
+    """Each row's own block length, in turn: all that it generates where that is less, but on a grid from position 0."""
+    return cycle([4] * len(NEW) if "sdar" in family else [min(8, new) for new in NEW])
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("base", "skip"), [(2, 0.0), (3, 0.0), (2, 0.5), (2, 1.0)])
 def test_rounds_are_the_naive_rule(family: str, base: int, skip: float) -> None:
     length = {} if "sdar" in family else {"block_length": 8}
-    width = length.get("block_length", 4)
-    agree(f"dus:base={base},skip={skip}", lambda: naive.DUS(width, base, skip), family=family, **length)
+    widths = of_rows(family)
+    agree(f"dus:base={base},skip={skip}", lambda: naive.DUS(next(widths), base, skip), family=family, **length)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("tau", "gap", "base"), [(0.3, 2, 2), (0.2, None, 2), (0.2, None, 4), (0.1, 5, 2)])
 def test_spacing_is_the_naive_rule(family: str, tau: float, gap: int | None, base: int) -> None:
     length = {} if "sdar" in family else {"block_length": 8}
-    width, name = length.get("block_length", 4), "none" if gap is None else gap
-    rule = naive.spacing(naive.threshold(tau), width, gap, base)
-    agree(f"threshold:tau={tau}+spacing:gap={name},base={base}", lambda: rule, family=family, **length)
+    widths, name = of_rows(family), "none" if gap is None else gap
+
+    def rule() -> Any:
+        return naive.spacing(naive.threshold(tau), next(widths), gap, base)
+
+    agree(f"threshold:tau={tau}+spacing:gap={name},base={base}", rule, family=family, **length)
 
 
 @pytest.mark.parametrize("name", ["llada", "dream"])

@@ -80,7 +80,7 @@ def test_a_shorter_block_is_filled_up_with_ones_and_a_longer_one_refused(tmp_pat
     last = by_hand(tmp_path / "last", torch.eye(8)[[7] * 8], -0.9)  # everything is final if the last input is above .9
     assert steps_of(f'learned:filter="{last}",tau=0.5', block=4) == [0] * 4 + [1] * 4
     with pytest.raises(SpecError, match="is for blocks of 8, not of 9"):
-        run(table(LAWS), f'learned:filter="{above}"', request([[MASK] * 8], [0], block_length=9))
+        run(table(LAWS), f'learned:filter="{above}"', request([[MASK] * 9], [0], block_length=9))
 
 
 def test_a_function_of_a_file_makes_the_filter(tmp_path: Path, above: Path) -> None:
