@@ -72,6 +72,7 @@ PRIVATE = {
 }
 # Identifiers that bear such a word as a standard term or a public name, and the files or folders they may stand in.
 ALLOWED: dict[str, tuple[str, ...]] = {
+    "connection_made": ("pardec/server/run.py",),  # of asyncio's protocols
     # standard terms: cells of tables, scenes of synthetic images, turns of a conversation, given tokens
     "Cell": ("pardec/comparison/report/orders.py",),
     "_cells": ("pardec/comparison/tuning/advice.py",),

@@ -21,7 +21,7 @@ from .answers import TextAnswer, image_answer
 from .echo import echo
 from .errors import JSON, NO_SUCH_MODEL, RequestError
 from .examiners import Examiners
-from .examining import Examined, Facts, check_characters, parse
+from .examining import Examined, ReadingConfig, check_characters, parse
 from .fields import named
 from .guard import Guard
 from .handling import Decoding, TextStream, monotonic_deadline, too_long, unless_gone
@@ -102,8 +102,8 @@ class Server:
     def __init__(self, model: Model, names: tuple[str, ...], defaults: Mapping[str, Any], limits: Limits) -> None:
         self.model, self.names, self.limits = model, names, limits
         self.reader = Reader(model, names, defaults, limits)
-        facts = Facts.of(model, defaults, longest_row=limits.length, most_rows=limits.rows)
-        self.examiners = None if facts is None else Examiners(facts, limits.reading)
+        config = ReadingConfig.of(model, defaults, longest_row=limits.length, most_rows=limits.rows)
+        self.examiners = None if config is None else Examiners(config, limits.reading)
         self.worker = Worker(model, limits)
         self.metrics = Metrics(self.worker)
         self.created = int(time.time())
@@ -233,7 +233,7 @@ class Server:
             if getattr(body, "response_format", None) is None or not isinstance(body, TextBody):
                 if isinstance(body, TextBody):
                     with named(body):
-                        check_characters(self.examiners.facts, body)
+                        check_characters(self.examiners.config, body)
                 return Examined(body)
         try:
             async with asyncio.timeout(self.limits.seconds):

@@ -19,9 +19,9 @@ from .errors import RequestError
 from .examining import WALL, examine
 
 if TYPE_CHECKING:
-    from .examining import Facts
+    from .examining import ReadingConfig
 
-FACTS, JOB = b"F", b"J"
+CONFIG, JOB = b"F", b"J"
 NICE, NICER = 5, 14  # at once; after QUICK seconds, so that short requests go first
 QUICK = 0.25
 _MEMORY = 2**30  # bytes that a request may add
@@ -31,16 +31,16 @@ def main() -> None:
     """Serves until the other end is closed."""
     control = socket.socket(fileno=os.dup(0))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    known: dict[int, Facts] = {}
+    known: dict[int, ReadingConfig] = {}
     while True:
         kind, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not kind:
             return
         with socket.socket(fileno=descriptors[0]) as connection:
-            if kind == FACTS:
-                key, facts = pickle.loads(_read(connection))
-                facts.warm()
-                known[key] = facts
+            if kind == CONFIG:
+                key, config = pickle.loads(_read(connection))
+                config.warm()
+                known[key] = config
             elif os.fork() == 0:
                 try:
                     control.close()
@@ -49,7 +49,7 @@ def main() -> None:
                     os._exit(0)
 
 
-def _job(connection: socket.socket, known: dict[int, Facts]) -> None:
+def _job(connection: socket.socket, known: dict[int, ReadingConfig]) -> None:
     """Answers one request; the kernel ends it when its time is up, or its client gone."""
     key, data, schema, seconds = pickle.loads(_read(connection))
     _limit(connection, seconds)

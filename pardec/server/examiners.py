@@ -20,7 +20,7 @@ from .errors import RequestError
 from .examining import WALL, Examined, examine
 
 if TYPE_CHECKING:
-    from .examining import Facts
+    from .examining import ReadingConfig
     from .schemas import Body
 
 AT_ONCE = 16  # processes
@@ -36,23 +36,23 @@ class _Parent:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._facts: dict[int, bytes] = {}
-        self._numbers = itertools.count()
+        self._configs: dict[int, bytes] = {}
+        self._keys = itertools.count()
 
-    def add(self, facts: Facts) -> int:
+    def add(self, config: ReadingConfig) -> int:
         """Makes a model known; the key for its requests."""
-        key = next(self._numbers)
-        self._facts[key] = pickle.dumps((key, facts))
+        key = next(self._keys)
+        self._configs[key] = pickle.dumps((key, config))
         with self._lock:
             if self._alive():
-                self._send_facts(key)
+                self._send_config(key)
             else:
                 self._start()
         return key
 
     def forget(self, key: int) -> None:
         """A server has ended."""
-        self._facts.pop(key, None)
+        self._configs.pop(key, None)
 
     def open(self) -> socket.socket:
         """A connection to a process for one request."""
@@ -79,11 +79,11 @@ class _Parent:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "pardec.server.examiner"], stdin=other, env=environment, start_new_session=True
             )
-        for key in self._facts:
-            self._send_facts(key)
+        for key in self._configs:
+            self._send_config(key)
 
-    def _send_facts(self, key: int) -> None:
-        data = self._facts[key]
+    def _send_config(self, key: int) -> None:
+        data = self._configs[key]
         connection = self._connect(b"F")
 
         def send() -> None:  # it reads them when it has started
@@ -107,8 +107,8 @@ atexit.register(_parent.close)
 class Examiners:
     """Examines the requests of one server, in turns of its clients."""
 
-    def __init__(self, facts: Facts, seconds: float) -> None:
-        self.facts, self.seconds = facts, seconds
+    def __init__(self, config: ReadingConfig, seconds: float) -> None:
+        self.config, self.seconds = config, seconds
         self._key: int | None = None
         self._free = AT_ONCE
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # of each client
@@ -116,7 +116,7 @@ class Examiners:
     def start(self) -> None:
         """Makes the model known to the process that forks."""
         if POSSIBLE and self._key is None:
-            self._key = _parent.add(self.facts)
+            self._key = _parent.add(self.config)
 
     def stop(self) -> None:
         """Forgets the model."""
@@ -130,7 +130,7 @@ class Examiners:
             RequestError: what is wrong with it, or that it took too much time or memory.
         """
         if not POSSIBLE:
-            return await asyncio.to_thread(examine, self.facts, data, schema)
+            return await asyncio.to_thread(examine, self.config, data, schema)
         self.start()
         await self._enter(client)
         try:
@@ -161,22 +161,22 @@ class Examiners:
         if self._free:
             self._free -= 1
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append(turn)
+        ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(ticket)
         try:
-            await turn
+            await ticket
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if not ticket.cancelled():  # it had been given a place
                 self._leave()
             raise
 
     def _leave(self) -> None:
         while self._waiting:
-            client, turns = self._waiting.popitem(last=False)
-            turn = turns.popleft()
-            if turns:
-                self._waiting[client] = turns  # after the other clients
-            if not turn.done():
-                turn.set_result(None)
+            client, tickets = self._waiting.popitem(last=False)
+            ticket = tickets.popleft()
+            if tickets:
+                self._waiting[client] = tickets  # after the other clients
+            if not ticket.cancelled():
+                ticket.set_result(None)
                 return
         self._free += 1

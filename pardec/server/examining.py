@@ -31,7 +31,7 @@ _OF_STRUCTURE = ("max_new_tokens", "min_new_tokens", "stop", "template", "allowe
 
 
 @dataclass(eq=False)
-class Facts:
+class ReadingConfig:
     """What reading needs to know of a model: a part of the interface of LanguageModel."""
 
     name: str
@@ -45,13 +45,15 @@ class Facts:
     most_rows: int
 
     @staticmethod
-    def of(model: Model, defaults: Mapping[str, Any], *, longest_row: int | None, most_rows: int) -> Facts | None:
+    def of(
+        model: Model, defaults: Mapping[str, Any], *, longest_row: int | None, most_rows: int
+    ) -> ReadingConfig | None:
         """None for a model whose requests hold nothing costly: one of images."""
         if model.imaging is not None:
             return None
         network = model.language_model
         own = {name: value for name, value in defaults.items() if name in _OF_STRUCTURE}
-        return Facts(
+        return ReadingConfig(
             network.name,
             network.tokenizer,
             network.vocab_size,
@@ -107,30 +109,30 @@ def parse(data: bytes, schema: type[Body]) -> Body:
         raise invalid(error, document) from None
 
 
-def examine(facts: Facts, data: bytes, schema: type[Body]) -> Examined:
+def examine(config: ReadingConfig, data: bytes, schema: type[Body]) -> Examined:
     """Parses a body, tokenizes its prompts and compiles its schema. Raises RequestError."""
     body = parse(data, schema)
     if not isinstance(body, TextBody):
         return Examined(body)
     try:
-        check_characters(facts, body)
-        ids, structured = _ids(facts, body), None
+        check_characters(config, body)
+        ids, structured = _ids(config, body), None
         if body.response_format is not None and body.response_format.get("type") != "text":
-            structured = _structure(facts, body)
+            structured = _structure(config, body)
     except SpecError as error:
         raise refusal(error, body) from None
     return Examined(body, ids, structured if structured is not None and structured.template is not None else None)
 
 
-def check_characters(facts: Facts, body: TextBody) -> None:
+def check_characters(config: ReadingConfig, body: TextBody) -> None:
     """Refuses texts that are too long for the context, before they are tokenized. Raises ContextError."""
-    most = facts.most_characters
+    most = config.most_characters
     if most is None:
         return
     longest = max(_lengths(body), default=0)
     if longest > most:
         raise ContextError(
-            f"a text of {longest} characters does not fit in the context of {facts.name}, which is {most} at most",
+            f"a text of {longest} characters does not fit in the context of {config.name}, which is {most} at most",
             hint="shorten the prompt",
         )
 
@@ -157,32 +159,32 @@ def check_rows(count: int, most: int) -> None:
         raise RequestError(HTTPStatus.BAD_REQUEST, message, param="n", code="too_many_rows")
 
 
-def _ids(facts: Any, body: TextBody) -> list[list[int]]:
-    check_rows(rows_of(body) * (body.n or 1), facts.most_rows)
-    most = body.max_tokens or facts.defaults.get("max_new_tokens", MAX_NEW_TOKENS)
+def _ids(config: Any, body: TextBody) -> list[list[int]]:
+    check_rows(rows_of(body) * (body.n or 1), config.most_rows)
+    most = body.max_tokens or config.defaults.get("max_new_tokens", MAX_NEW_TOKENS)
     if isinstance(body, ChatBody):
         most = body.max_completion_tokens or most
         prompt: Any = [{"role": message.role, "content": message.text} for message in body.messages]
-        rows = encode(facts, prompt, None, None, most)
+        rows = encode(config, prompt, None, None, most)
     else:
         assert isinstance(body, CompletionBody), "the other form"
         prompt = body.prompt
         if not isinstance(prompt, str) and not isinstance(prompt[0], str):
-            rows = encode(facts, None, prompt if isinstance(prompt[0], list) else [prompt], None, most)
+            rows = encode(config, None, prompt if isinstance(prompt[0], list) else [prompt], None, most)
         elif body.add_special_tokens is False:
-            rows = encode(facts, None, encode_plain(facts, prompt), None, most)  # type: ignore[arg-type]
+            rows = encode(config, None, encode_plain(config, prompt), None, most)  # type: ignore[arg-type]
         else:
-            rows = encode(facts, prompt, None, None, most)
+            rows = encode(config, prompt, None, None, most)
     return [row.prompt.tolist() for row in rows]
 
 
-def _structure(facts: Any, body: TextBody) -> Structure | None:
+def _structure(config: Any, body: TextBody) -> Structure | None:
     most = body.max_tokens
     if isinstance(body, ChatBody):
         most = body.max_completion_tokens or most
-    arguments = {**facts.defaults, "response_format": body.response_format}
+    arguments = {**config.defaults, "response_format": body.response_format}
     arguments |= {} if most is None else {"max_new_tokens": most}
-    return structure(facts, Settings.of(arguments), 1, facts.decoding_config.eos_ids)
+    return structure(config, Settings.of(arguments), 1, config.decoding_config.eos_ids)
 
 
 def _check(document: Any) -> None:

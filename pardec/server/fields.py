@@ -48,15 +48,15 @@ def refusal(error: SpecError, body: Body) -> RequestError:
             fields["max_new_tokens"] = "max_completion_tokens"
     names = "|".join(fields)
     message, hint = (
-        re.sub(rf"\b({names})\b", lambda found: fields[found[1]], re.sub(r"\b(\w+)=(?=[\s,;.]|$)", r"\1", text))
+        re.sub(rf"\b({names})\b", lambda matched: fields[matched[1]], re.sub(r"\b(\w+)=(?=[\s,;.]|$)", r"\1", text))
         for text in (error.message, error.hint)
     )
     own = [name for name in type(body).model_fields if getattr(body, name) is not None]
     if isinstance(error, ContextError):
         param: str | None = "messages" if isinstance(body, ChatBody) else "prompt"
     else:
-        found = re.search(rf"\b({'|'.join(own)})\b", message)
-        param = found[1] if found else None
+        matched = re.search(rf"\b({'|'.join(own)})\b", message)
+        param = matched[1] if matched else None
     code = CONTEXT if isinstance(error, ContextError) else None
     text = f"{message}: {hint}" if hint else message
     return RequestError(HTTPStatus.BAD_REQUEST, text, param=param, code=code)

@@ -31,7 +31,7 @@ class Origins:
         origin, host = headers.get(b"origin"), headers.get(b"host", "")
         name = _name(f"//{host}")
         if origin is not None and origin.lower() not in self._allowed:
-            if _place(origin) != _place(f"{scope.get('scheme', 'http')}://{host}") or not _is_own(name):
+            if _host_and_port(origin) != _host_and_port(f"{scope.get('scheme', 'http')}://{host}") or not _is_own(name):
                 raise _refused(f"the origin {origin!r:.200}")
         elif origin is None and headers.get(b"sec-fetch-site") in ("cross-site", "same-site"):
             raise _refused("a page of another site")
@@ -46,7 +46,7 @@ def _name(url: str) -> str:
         return "?.?"
 
 
-def _place(url: str) -> tuple[str, int | None]:
+def _host_and_port(url: str) -> tuple[str, int | None]:
     """The host and the port of an origin."""
     try:
         parts = urlsplit(url)

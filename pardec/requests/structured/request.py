@@ -97,26 +97,26 @@ def _structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Se
     key = (text, vocabulary, budget)
     if key not in _TEMPLATES:
         schema = read(form, ascii=not vocabulary.writes(text))
-        made = template(schema, vocabulary, budget, mask_id=decoding_config.mask_id, pads=pads)
-        _keep(key, made)
+        result = template(schema, vocabulary, budget, mask_id=decoding_config.mask_id, pads=pads)
+        _keep(key, result)
     return Structure(_TEMPLATES[key])
 
 
 _TEMPLATES: OrderedDict[tuple[str, Vocabulary, int], Template] = OrderedDict()
 
 
-def _keep(key: tuple[str, Vocabulary, int], made: Template) -> None:
-    _TEMPLATES[key] = made
+def _keep(key: tuple[str, Vocabulary, int], result: Template) -> None:
+    _TEMPLATES[key] = result
     while len(_TEMPLATES) > _MOST_TEMPLATES:
         _TEMPLATES.popitem(last=False)
 
 
-def remember(model: LanguageModel, response_format: Any, budget: int, found: Structure | None) -> None:
-    """Takes over what another process found: that a schema is within the limits, and its template."""
+def remember(model: LanguageModel, response_format: Any, budget: int, matched: Structure | None) -> None:
+    """Takes over what another process matched: that a schema is within the limits, and its template."""
     text = _text(form_of(response_format))
     mark_within_limits(text)
-    if found is not None and found.template is not None:
-        _keep((text, Vocabulary.of(model.tokenizer, model.vocab_size), budget), found.template)
+    if matched is not None and matched.template is not None:
+        _keep((text, Vocabulary.of(model.tokenizer, model.vocab_size), budget), matched.template)
 
 
 def _text(form: Any) -> str:

@@ -95,10 +95,10 @@ def value_automaton(
     columns = np.stack([row[first] for row in rows]).astype(np.int64)
     none = np.flatnonzero((columns == end + 1).all(0))  # the kind of no token: it comes first
     others = np.setdiff1d(np.arange(kinds), none)
-    place = np.zeros(kinds, dtype=np.int64)
-    place[others] = np.arange(1, len(others) + 1)
+    column = np.zeros(kinds, dtype=np.int64)
+    column[others] = np.arange(1, len(others) + 1)
     dead = np.full((end + 1, 1), end + 1)
-    return TokenAutomaton(length, place[kind], np.concatenate([dead, columns[:, others]], 1), accepting)
+    return TokenAutomaton(length, column[kind], np.concatenate([dead, columns[:, others]], 1), accepting)
 
 
 class TooManyStates(Exception):
