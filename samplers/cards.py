@@ -217,7 +217,7 @@ def _load_all() -> None:
             try:
                 _read(module, finder)
             except Exception as error:  # a file that somebody is writing must not end every command
-                file = finder.find_spec(module).origin
+                file = f"{module.removeprefix('pardec.').replace('.', '/')}.py"
                 _leave_out(file, f"{file} cannot be read, and is left out: {type(error).__name__}: {one_line(error)}")
     for entry in importlib.metadata.entry_points(group="pardec.samplers"):
         try:

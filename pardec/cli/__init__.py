@@ -63,8 +63,10 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, PardecError):
             of_a_file = re.search(r", line \d+\b", str(error))  # which has fields, not options
             names = {} if of_a_file else wording.option_names(app, arguments)
-            lines = (wording.as_options(text, names) for text in (str(error), error.hint or _default_hint(error)))
-            return report(*lines, 2 if isinstance(error, SpecError) else 1)
+            message, hint = (
+                wording.as_options(text, names) for text in (str(error), error.hint or _default_hint(error))
+            )
+            return report(message, hint, 2 if isinstance(error, SpecError) else 1)
         if isinstance(error, OSError):
             message = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
             return report(message, "check that the path exists and that you may read and write it", 1)

@@ -55,8 +55,7 @@ def as_options(text: str, names: Mapping[str, str]) -> str:
         if not name.isidentifier():
             continue
         word = re.escape(name)
-        with_value = partial(_with_value, name, option)
-        text = re.sub(rf"{_BEFORE}{word}=({_VALUE})", lambda match, write=with_value: write(match[1]), text)
+        text = re.sub(rf"{_BEFORE}{word}=({_VALUE})", partial(_with_value, name, option), text)
         text = re.sub(rf"{_BEFORE}{word}=(?=[\s,;.)]|$)", option, text)
         if "_" in name:
             text = re.sub(rf"{_BEFORE}{word}(?![\w/(:\"'-]|\.\w)", option, text)
@@ -65,8 +64,9 @@ def as_options(text: str, names: Mapping[str, str]) -> str:
     return text
 
 
-def _with_value(name: str, option: str, value: str) -> str:
+def _with_value(name: str, option: str, match: re.Match[str]) -> str:
     """An option with the value that Python's argument has."""
+    value = match[1]
     if name in _FILES:
         return f"{option} FILE.json"
     if value in ("True", "False"):

@@ -95,7 +95,7 @@ def prepare(model: Model, items: Sequence[Item], arguments: Mapping[str, Any], w
         calls += [call.take([sample]) for sample in range(count)]
         own += [item.settings] * count
     token = 1 if model.language_model.decoding_config.mask_id == 0 else 0
-    shared = model.prepare(input_ids=[[token]], **given)
+    shared: Any = model.prepare(input_ids=[[token]], **given)
     return LineCalls(tuple(calls), tuple(own), shared)
 
 
