@@ -11,7 +11,7 @@ from pardec.models.errors import SpecError
 from ..executors import check_name
 from ..io import output_paths
 from ..io.prompt_files import GENERATED
-from ..requests import early, line_settings
+from ..requests import early, line_settings, prompt_settings
 from ..requests.settings import ignored_filters, repeat_each
 from . import inputs, tensor_parallel_cli
 from . import options as o
@@ -70,7 +70,7 @@ def generate(
         output_paths.check_file(output, append=True)
     else:
         output_paths.check_result(output)
-    own = [line_settings.of(item, f"{prompts or 'standard input'}, line {item.line}") for item in items]
+    own = [prompt_settings.of(item, f"{prompts or 'standard input'}, line {item.line}") for item in items]
     if output is not None and not to_rows and any(own):
         raise SpecError(f"{output} holds one request, and lines have settings of their own", hint="name a .jsonl file")
     optional = {

@@ -105,10 +105,10 @@ def _references(entry: Entry, family: Family) -> dict[str, tuple[str, ...]]:
 def _entry(sampler: SamplerLike, arguments: Mapping[str, Any], family: Family) -> Entry:
     name = sampler if isinstance(sampler, str) else str(parse(sampler))
     defaults = CLASS_IMAGES if family in ("continuous", "scales") else None
-    given = {key: value for key, value in arguments.items() if key != "max_new_tokens" or value is not None}
-    settings = Settings.of({**given, "sampler": name}, defaults)  # adds the arguments of a preset
+    passed = {key: value for key, value in arguments.items() if key != "max_new_tokens" or value is not None}
+    settings = Settings.of({**passed, "sampler": name}, defaults)  # adds the arguments of a preset
     values = {name: getattr(settings, name) for name in ARGUMENTS}
-    if "max_new_tokens" not in given and not _preset_length(name):
+    if "max_new_tokens" not in passed and not _preset_length(name):
         values["max_new_tokens"] = None
     spec = str(settings.sampler)
     resolved = resolve(spec, family, sampling=settings.temperature > 0)

@@ -22,7 +22,7 @@ GENERATED = (*ANSWERS, "input_ids", *SETTINGS)  # what lines of `pardec generate
 COMPARED = (*ANSWERS, *(name for name in SETTINGS if name != "seed"))  # and those of `compare` and `tune`
 _TABLES = {".csv": ",", ".tsv": "\t"}
 _REFUSED = (".yaml", ".yml", ".toml", ".xml", ".html", ".parquet", ".xlsx", ".pkl")  # not prompts line by line
-_JSON_CELLS = ("messages", "input_ids", "answers", "allowed", "response_format", "seed", "max_new_tokens")
+_JSON_FIELDS = ("messages", "input_ids", "answers", "allowed", "response_format", "seed", "max_new_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +107,14 @@ def _read_table(content: str, where: str, delimiter: str, takes: Collection[str]
         if header is None:
             header = _header([cell.strip() for cell in cells], where)
             continue
-        place = f"{where}, line {number}"
+        line = f"{where}, line {number}"
         if len(cells) != len(header):
             raise SpecError(
-                f"{place} has {len(cells)} cells, and the header {len(header)}",
+                f"{line} has {len(cells)} cells, and the header {len(header)}",
                 hint="quote cells that hold the separator",
             )
-        fields = {name: _cell(name, cell, place) for name, cell in zip(header, cells, strict=True) if cell.strip()}
-        items.append(read_item(fields, len(items), number, place, takes))
+        fields = {name: _value(name, cell, line) for name, cell in zip(header, cells, strict=True) if cell.strip()}
+        items.append(read_item(fields, len(items), number, line, takes))
     if not items:
         raise SpecError(f"{where} has no prompt", hint="write a header, such as prompt,answer, and one prompt a line")
     return items
@@ -133,8 +133,8 @@ def _header(names: list[str], where: str) -> list[str]:
     return names
 
 
-def _cell(name: str, cell: str, where: str) -> Any:
-    if name not in _JSON_CELLS:
+def _value(name: str, cell: str, where: str) -> Any:
+    if name not in _JSON_FIELDS:
         return cell
     try:
         return parse(cell)

@@ -1,4 +1,4 @@
-"""Arguments of `generate` that a line of a prompts file sets for its own prompt, and calls of such lines."""
+"""The calls of prompts of which some set arguments of `generate` for themselves."""
 
 from __future__ import annotations
 
@@ -8,29 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
 
-from ..io.prompt_files import Item, integer_keys
+from ..io.prompt_files import Item
+from .prompt_settings import of
 
 if TYPE_CHECKING:
     from ..api import Model
     from .text import Call
-
-
-def of(item: Item, where: str) -> dict[str, Any]:
-    """The checked arguments of a line, named `where` in errors. Raises SpecError."""
-    from .settings import Settings
-
-    values = item.settings
-    if "allowed" in values:
-        values["allowed"] = integer_keys(values["allowed"], where)
-    try:
-        Settings.of(values)
-    except SpecError as error:
-        raise SpecError(f"{where}: {error.message}", hint=error.hint) from error
-    if "seed" in values and not isinstance(values["seed"], int):
-        raise SpecError(
-            f"{where}: seed is one whole number, got {values['seed']!r}", hint='{"prompt": "...", "seed": 7}'
-        )
-    return values
 
 
 @dataclass(frozen=True)
@@ -74,28 +57,28 @@ def prepare(model: Model, items: Sequence[Item], arguments: Mapping[str, Any], w
     Raises:
         SpecError: an argument that cannot work, with the line if it is a line's own.
     """
-    given: Any = dict(arguments)
+    shared_arguments: Any = dict(arguments)
     if all(not item.settings and _is_prompt(item.prompt) for item in items):
-        return model.prepare([item.prompt for item in items], **given)
+        return model.prepare([item.prompt for item in items], **shared_arguments)
     from pardec.samplers.rng import row_seed, row_seeds
 
-    count, calls, own = int(given.get("num_return_sequences") or 1), list[Any](), list[Mapping[str, Any]]()
+    count, calls, own = int(shared_arguments.get("num_return_sequences") or 1), list[Any](), list[Mapping[str, Any]]()
     for index, item in enumerate(items):
-        place = f"{where}, line {item.line}"
-        values = of(item, place)
+        line = f"{where}, line {item.line}"
+        values = of(item, line)
         seed = values.pop("seed", None)
         if seed is None:
-            seeds = [row_seed(int(given.get("seed", 0)), index * count + sample) for sample in range(count)]
+            seeds = [row_seed(int(shared_arguments.get("seed", 0)), index * count + sample) for sample in range(count)]
         else:
             seeds = [seed] if count == 1 else list(row_seeds(seed, count))
         try:
-            call = model.prepare(**_prompt(item), **{**given, **values, "seed": seeds})
+            call = model.prepare(**_prompt(item), **{**shared_arguments, **values, "seed": seeds})
         except SpecError as error:
-            raise SpecError(f"{place}: {error.message}", hint=error.hint) from error
+            raise SpecError(f"{line}: {error.message}", hint=error.hint) from error
         calls += [call.take([sample]) for sample in range(count)]
         own += [item.settings] * count
     token = 1 if model.language_model.decoding_config.mask_id == 0 else 0
-    shared: Any = model.prepare(input_ids=[[token]], **given)
+    shared: Any = model.prepare(input_ids=[[token]], **shared_arguments)
     return LineCalls(tuple(calls), tuple(own), shared)
 
 

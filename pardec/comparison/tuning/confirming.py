@@ -17,7 +17,7 @@ MAX_CONFIRMED = 3  # most candidates tested
 CONFIDENCE = 0.95  # that a candidate that holds loses no more than the bound, over all tests together
 MIN_PROBLEMS, MAX_PROBLEMS = 100, 500  # bounds of the default number of problems
 LEAST_PROBLEMS = 20  # fewer say too little to advise: without any loss, 18 points may still be lost
-LEAST_ASKED_FOR = 5  # the same where the number was asked for
+LEAST_REQUESTED = 5  # the same where the number was asked for
 BASELINE_PROBLEMS = 32  # problems that the baseline is always decoded on, to measure its cost
 
 # Decodes candidates on every confirmation problem; returns trials that include the baseline's outcomes.
@@ -44,9 +44,9 @@ def problem_count(max_drop: float) -> int:
     return MAX_PROBLEMS if share <= 0 else min(max(math.ceil(z * z * (1 - share) / share), MIN_PROBLEMS), MAX_PROBLEMS)
 
 
-def least_problems(asked_for: int | None) -> int:
+def least_problems(requested: int | None) -> int:
     """The fewest problems on which a candidate can be within the bound, given the number that was asked for."""
-    return LEAST_PROBLEMS if asked_for is None else LEAST_ASKED_FOR
+    return LEAST_PROBLEMS if requested is None else LEAST_REQUESTED
 
 
 def confirm(finalists: Sequence[Trial], measure: Confirm, max_drop: float) -> Verdict:
@@ -86,7 +86,7 @@ class Confirmation:
     default: Candidate
     cost: str
     report: Callable[[str], object]
-    least: int = LEAST_ASKED_FOR  # problems, fewer than which nothing is within a bound
+    least: int = LEAST_REQUESTED  # problems, fewer than which nothing is within a bound
     rows: dict[Candidate, list[Outcome | None]] = field(default_factory=dict)
 
     def judge(self, finalists: Sequence[Trial], max_drop: float) -> Judgement:
