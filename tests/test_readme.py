@@ -52,16 +52,14 @@ def test_the_figures_of_the_readme_are_small_and_there() -> None:
         assert animation.n_frames > 30
 
 
-QUOTED = r"""sampler="([^"]+)"|-s ([^\s"'`]+)"""
-
-
 def masked_examples() -> list[str]:
     """Every spec for masked models that the README and the documentation show as a setting to use."""
     from pardec.samplers.registry import cards, family_of
     from pardec.samplers.spec import parse
 
     pages = [README, *(page.read_text() for page in sorted((ROOT / "docs" / "guides").glob("*.md")))]
-    written = {one or other for page in pages for one, other in re.findall(QUOTED, page)}
+    pattern = r"""sampler="([^"]+)"|-s ([^\s"'`]+)"""
+    written = {one or other for page in pages for one, other in re.findall(pattern, page)}
     names = {card.name for card in cards()}
     specs = {text: parse(text) for text in written if not text.startswith("preset:")}
     known = {text: spec for text, spec in specs.items() if {part.name for part in spec.parts} <= names}
