@@ -60,7 +60,7 @@ def as_options(text: str, names: Mapping[str, str]) -> str:
         if "_" in name:
             text = re.sub(rf"{_BEFORE}{word}(?![\w/(:\"'-]|\.\w)", option, text)
         else:  # an ordinary word: only where a sentence speaks of the argument
-            text = re.sub(rf"\b(leave(?: out)?|with|without) {word}(?= out\b| or\b|[,;.]|$)", rf"\1 {option}", text)
+            text = re.sub(rf"\b(leave(?: out)?|with) {word}(?= out\b| or\b|[,;.]|$)", rf"\1 {option}", text)
     return text
 
 

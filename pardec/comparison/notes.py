@@ -69,7 +69,7 @@ def _template(run: Run) -> Iterator[str]:
 def _scored(run: Run) -> Iterator[str]:
     """What scores the answers to prompts, and how many of them have no score."""
     for task in run.config["tasks"]:
-        if task["scorer"] is None:
+        if task.get("scorer") is None:
             continue
         rows = [row for row in run.rows if row["task"] == task["name"] and row["error"] is None]
         missing = len({row["problem"] for row in rows if row["score"] is None})

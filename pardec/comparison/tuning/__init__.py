@@ -204,7 +204,7 @@ def _read(
     for each in tasks.values():
         if missing := sources.unanswered(each):
             raise SpecError(
-                f"prompt {missing[0]} of {each.name} has no answer, and tuning needs a score of every prompt",
+                f"prompt {missing[0]} of {each.name} has no answer, so that it has no score, and tuning needs one",
                 hint='give every prompt an "answer", or a scorer of your own that needs none',
             )
     return loading, tasks

@@ -132,7 +132,7 @@ def test_prompts_without_answers_are_said_before_decoding(small: Small, capsys: 
     table = small(prompts=["Ann.", "Tom."], references=False, samplers=["threshold"])
     assert capsys.readouterr().err.startswith("warning: no prompt of prompts has an answer")
     assert any("no problem has a score, since the prompts have no answer" in note for note in table.notes)
-    with pytest.raises(SpecError, match="prompt 1 of prompts has no answer, and tuning needs"):
+    with pytest.raises(SpecError, match="prompt 1 of prompts has no answer, so that it has no score"):
         pardec.tune("tiny-dream", prompts=[{"prompt": "Ann.", "answer": "3"}, "Tom."], samplers=["threshold"])
 
 
