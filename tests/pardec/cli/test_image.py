@@ -176,7 +176,13 @@ REFUSED: list[tuple[str, list[str], int, str, str]] = [
         "pardec list samplers",
     ),
     ("a misspelt sampler", ["--class", "1", "-s", "sdj", "-o", "OUT"], 2, "unknown sampler 'sdj'", "pardec list"),
-    ("a negative temperature", ["--class", "1", "--temperature", "-1", "-o", "OUT"], 2, "at least 0", "temperature=0"),
+    (
+        "a negative temperature",
+        ["--class", "1", "--temperature", "-1", "-o", "OUT"],
+        2,
+        "at least 0",
+        "--temperature 0",
+    ),
     ("a file for a folder", ["--class", "1", "-o", "FILE/out.png"], 2, "cannot write", "another path"),
     (
         "a run too long to save",

@@ -54,11 +54,11 @@ def test_a_run_goes_on_with_the_same_function_only(small: Small, tmp_path: Path)
 def test_tune_takes_functions_and_objects() -> None:
     advice = pardec.tune(
         "tiny-dream",
-        prompts=[f"Tom has {n} cups." for n in range(10)],
+        prompts=[f"Tom has {n} cups." for n in range(12)],
         scorer=lambda problem, text: 1.0,
         samplers=[pardec.sampler("threshold", tau=0.5) | pardec.sampler("eos")],
         device="cpu",
-        budget=2,
+        budget=12,
         confirm=5,
         max_new_tokens=4,
     )
