@@ -168,7 +168,9 @@ class Exported:
                 f" {listed(problems)}",
                 "name the target that it was exported for",
             )
-        network.load_weights(self.files.read({name: name for name in tensors}, torch.float32, _HOST), states)
+        ids = [name for name in tensors if published[name].dtype is None]  # which draft ids are which of the target's
+        weights = self.files.read({name: name for name in tensors if name not in ids}, torch.float32, _HOST)
+        network.load_weights(weights | {name: self.files.read_ids(name).float() for name in ids}, states)
 
 
 def read_export(name_or_path: str | os.PathLike[str], target: LanguageModel, kind: str | None = None) -> Exported:
@@ -185,7 +187,7 @@ def read_export(name_or_path: str | os.PathLike[str], target: LanguageModel, kin
         )
     shape, ids = KINDS[match].read_shape(files, target), None
     if "d2t" in files.published:
-        offsets = files.read({"d2t": "d2t"}, torch.float32, _HOST)["d2t"].long()
+        offsets = files.read_ids("d2t")
         ids = torch.arange(len(offsets)) + offsets
         if bool(((ids < 0) | (ids >= target.vocab_size)).any()):
             raise ModelError(

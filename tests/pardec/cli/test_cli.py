@@ -328,6 +328,10 @@ def test_show_tells_what_a_model_is_taken_for(cli: Cli, tmp_path: Path) -> None:
     assert json.loads(cli("show", str(folder), "--json")[1])["attention"] == "bidirectional (from the family dream)"
     assert "\nend tokens: 3 (generation_config.json)\n" in out
     (folder / "config.json").write_text(json.dumps({"model_type": "starcoder2"}))
+    refused = cli("show", str(folder))
+    assert refused[0] == 1
+    assert "mask_token_id" in refused[2]  # of generation_config.json: a masked model, run as an autoregressive one
+    (folder / "generation_config.json").unlink()
     assert "loads: through transformers: no native family for model_type starcoder2" in cli("show", str(folder))[1]
     (folder / "config.json").write_text(json.dumps({"model_type": "nothing"}))
     assert cli("show", str(folder))[::2] == (1, cli("generate", str(folder), "-p", "a")[2])

@@ -307,7 +307,7 @@ def test_the_command_reads_a_schema_from_a_file(cli: Callable[..., tuple[int, st
     file.write_text('{"type": "array", "uniqueItems": true}')
     code, out, err = cli(*command, "--quiet")
     assert (code, out) == (2, "")
-    assert "response_format at #/uniqueItems" in err
+    assert "--response-format at #/uniqueItems" in err
     file.write_text("{")
     assert "cannot read --response-format" in cli(*command)[2]
 
