@@ -210,16 +210,14 @@ class Engine:
             values["processes"] = str(self.network.processes)
         return values
 
-    def exactness(self, call: Call | ClassCall) -> str:
+    def exactness(self, sampler: Any) -> str:
         """What `Result.exact` says: the sampler's promise, with the precision that it holds up to.
 
         In 16 bits logits often tie or nearly do, and a forward of several positions rounds otherwise than one of a
         single position.
         """
-        precise = self.network.dtype in (torch.float32, torch.float64) or str(call.sampler.spec).startswith(
-            "sequential"
-        )
-        exact = str(call.sampler.exact)
+        precise = self.network.dtype in (torch.float32, torch.float64) or str(sampler.spec).startswith("sequential")
+        exact = str(sampler.exact)
         return exact if precise or exact != "greedy" else f"greedy up to {str(self.network.dtype)[6:]} rounding"
 
     def result(self, call: Call | ClassCall, end: Finished, seconds: float, *, draw: bool = True) -> Result:
@@ -250,7 +248,7 @@ class Engine:
             deviation=list(end.deviation or [None if call.sampler.exact == "relaxed" else 0.0] * len(rows)),
             padding=end.padding,
             spec=str(call.sampler.spec),
-            exact=self.exactness(call),
+            exact=self.exactness(call.sampler),
             trace=end.trace,
             timing=Timing(seconds, sum(generated), dict(end.seconds)),
             finish=list(end.reasons),

@@ -162,7 +162,7 @@ class Batches:
         return {
             "model": self.model.name,
             "spec": str(self.call.sampler.spec),
-            "exact": self.model.exactness(self.call),
+            "exact": self.model.exactness(self.call.sampler),
             "settings": self.call.settings,
             "environment": self.model.environment(),
             "timing": {"total_s": self.seconds, "tokens": self.tokens, "forwards": self.forwards},

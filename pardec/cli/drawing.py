@@ -90,7 +90,7 @@ class Drawing:
         return pngs.file_metadata(
             model=self.model.name,
             spec=str(self.call.sampler.spec),
-            exact=self.model.exactness(self.call),
+            exact=self.model.exactness(self.call.sampler),
             settings=self.call.settings,
             environment=self.model.environment(),
             images=records,

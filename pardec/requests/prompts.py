@@ -171,7 +171,7 @@ def _read(message: str, item: Any, tokenize: Callable[[], Any], hint: str) -> li
 
 def _begins_twice(tokenizer: Any, text: str, ids: Sequence[int]) -> bool:
     """Whether a text has its own beginning-of-text token, and got another one before it."""
-    token = getattr(tokenizer, "bos_token", None)
+    token: str = getattr(tokenizer, "bos_token", None) or ""
     return bool(token) and text.startswith(token) and list(ids[:2]) == [tokenizer.bos_token_id] * 2
 
 

@@ -77,7 +77,10 @@ class _Parent:
         environment |= {"TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pardec.server.examiner"], stdin=other, env=environment, start_new_session=True
+                [sys.executable, "-m", "pardec.server.examiner"],
+                stdin=other.fileno(),
+                env=environment,
+                start_new_session=True,
             )
         for key in self._configs:
             self._send_config(key)

@@ -172,7 +172,7 @@ def _ids(config: Any, body: TextBody) -> list[list[int]]:
         if not isinstance(prompt, str) and not isinstance(prompt[0], str):
             rows = encode(config, None, prompt if isinstance(prompt[0], list) else [prompt], None, most)
         elif body.add_special_tokens is False:
-            rows = encode(config, None, encode_plain(config, prompt), None, most)  # type: ignore[arg-type]
+            rows = encode(config, None, encode_plain(config, prompt), None, most)
         else:
             rows = encode(config, prompt, None, None, most)
     return [row.prompt.tolist() for row in rows]

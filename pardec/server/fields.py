@@ -49,7 +49,7 @@ def refusal(error: SpecError, body: Body) -> RequestError:
     names = "|".join(fields)
     message, hint = (
         re.sub(rf"\b({names})\b", lambda matched: fields[matched[1]], re.sub(r"\b(\w+)=(?=[\s,;.]|$)", r"\1", text))
-        for text in (error.message, error.hint)
+        for text in (error.message, error.hint or "")
     )
     own = [name for name in type(body).model_fields if getattr(body, name) is not None]
     if isinstance(error, ContextError):
