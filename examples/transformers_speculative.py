@@ -34,15 +34,11 @@ def main() -> None:
     model.model.register_forward_hook(lambda *_: calls.append(1))
     greedy = model.generate(**inputs, max_new_tokens=64, do_sample=False)
     print(f"transformers: {len(calls)} forwards")
+    drafting = {"do_sample": False, "custom_generate": pardec.interop.transformers.generate}
+    model.generate(**inputs, max_new_tokens=1, sampler="sequential", **drafting)  # checks the model, by a few forwards
     for sampler in ("lookup", "recycling"):
         calls.clear()
-        output = model.generate(
-            **inputs,
-            max_new_tokens=64,
-            do_sample=False,
-            custom_generate=pardec.interop.transformers.generate,
-            sampler=sampler,
-        )
+        output = model.generate(**inputs, max_new_tokens=64, sampler=sampler, **drafting)
         same = "the same tokens" if torch.equal(output, greedy) else "other tokens"
         text = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         print(f"{sampler}: {len(calls)} forwards, {same}: {text}")
