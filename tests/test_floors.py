@@ -170,7 +170,7 @@ print([name for name in {heavy!r} if name in sys.modules])
         after = os.times()
         # Processor time, which a busy machine does not stretch as it does the clock on the wall.
         spent.append(after.children_user + after.children_system - before.children_user - before.children_system)
-    assert min(spent) < 0.7  # torch alone takes more than twice that; processors differ by half of the rest
+    assert min(spent) < 1.0  # torch alone takes more than twice that; processors differ by half of the rest
 
 
 def test_public_names_are_sorted_and_there() -> None:
