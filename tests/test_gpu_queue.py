@@ -20,7 +20,7 @@ from gpu_runs.report import Report  # noqa: E402
 QUEUE = ROOT / "scripts" / "gpu_queue"
 
 
-def queue(*arguments: str, cwd: Path = ROOT, timeout: float = 400) -> subprocess.CompletedProcess[str]:
+def queue(*arguments: str, cwd: Path = ROOT, timeout: float = 580) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHON": sys.executable}
     return subprocess.run(
         [str(cwd / "scripts/gpu_queue"), *arguments], env=environment, capture_output=True, text=True, timeout=timeout

@@ -60,11 +60,11 @@ class Entry:
 
 
 ENTRIES = (
-    Entry("a", "tests", "the short tests on a GPU: tokens, images, bfloat16 logits, captured forwards", 60, 90),
-    Entry("b", "repeatability", "two runs of LLaDA-8B's shape compared bit by bit", 60, 45),
-    Entry("c", "steps", "seconds of a step at the shapes of LLaDA-8B and Qwen3-8B, beside other loops", 150, 90),
-    Entry("d", "step_profile", "launches, gaps and busy time of a step", 30, 60),
-    Entry("e", "training", "the next stretch of SmolLM2 as a masked model", None, 60),
+    Entry("a", "tests", "the short tests on a GPU: tokens, images, bfloat16 logits, captured forwards", 60, 150),
+    Entry("b", "repeatability", "two runs of LLaDA-8B's shape compared bit by bit", 60, 90),
+    Entry("c", "steps", "seconds of a step at the shapes of LLaDA-8B and Qwen3-8B, beside other loops", 150, 120),
+    Entry("d", "step_profile", "launches, gaps and busy time of a step", 30, 90),
+    Entry("e", "training", "the next stretch of SmolLM2 as a masked model", None, 90),
 )
 
 
