@@ -103,6 +103,7 @@ def test_other_packages_add_methods_by_entry_point(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.usefixtures("scratch")
 def test_a_broken_entry_point_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pardec.samplers.cards._broken", {})
     entry = importlib.metadata.EntryPoint("theirs", "no_such_package_of_theirs", "pardec.samplers")
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: [entry])
     cards._load_all.cache_clear()
