@@ -11,10 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 
 import pardec
 from gpu_runs.report import Report
-from gpu_runs.shapes import CAUSAL, MASKED, model
+from gpu_runs.shapes import CAUSAL, MASKED, eager_and_captured
 from gpu_runs.steps import prepared
 from pardec.bench.clock import settle
-from pardec.models.cuda_graphs.capture import Graphs
 from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.samplers.events import Step
 
@@ -24,19 +23,12 @@ CASES += ((CAUSAL, "sequential"), (CAUSAL, "lookup:k=7"))
 
 
 def run(report: Report) -> None:
+    size = (24, 12) if report.dry else (448, 32)
     for name in (MASKED, CAUSAL):
-        loaded = model(name, dry=report.dry)
-        for graphs in (False, True)[: 1 if report.dry else 2]:
-            if graphs:
-                network: Any = loaded.network
-                network.decoder = GraphRunner(network.decoder, Graphs())
+        for loaded, graphs in eager_and_captured(name, dry=report.dry):
             for spec in [spec for shape, spec in CASES if shape == name]:
                 names = {"model": name, "sampler": spec, "batch": 1, "cuda_graphs": graphs}
-                size = (24, 12) if report.dry else (448, 32)
                 report.measure(names, partial(profiled, loaded, spec, *size), least=3)
-        del loaded
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
     shown = [f"{row['sampler']} {row['busy']:.0%}" for row in report.rows if row.get("busy") is not None]
     counted = [f"{row['sampler']} {row['launches']:.0f}" for row in report.rows if "launches" in row]
     report.line(f"GPU busy: {', '.join(shown) or 'no GPU'}; launches a step: {', '.join(counted)}")

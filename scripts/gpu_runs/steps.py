@@ -18,14 +18,14 @@ import torch
 
 import pardec
 from gpu_runs.report import Report
-from gpu_runs.shapes import CAUSAL, MASKED, model
+from gpu_runs.shapes import CAUSAL, MASKED, eager_and_captured
 from pardec.bench.clock import settle
 from pardec.bench.decode import prepare
 from pardec.bench.rivals import rivals
-from pardec.models.cuda_graphs.capture import Graphs
 from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.kernels.matmul import matmul
 from pardec.requests.text import Call
+from pardec.samplers.events import Step
 
 _TIMES = 2
 BATCHES = (1, 8)
@@ -46,22 +46,14 @@ def cases(dry: bool) -> list[tuple[str, str, int, int, int]]:
 
 def run(report: Report) -> None:
     for name in (MASKED, CAUSAL):
-        loaded = model(name, dry=report.dry)
-        bounds(report, name, loaded)
-        for graphs in (False, True):
-            if graphs and report.dry:
-                continue
-            if graphs:
-                network: Any = loaded.network
-                network.decoder = GraphRunner(network.decoder, Graphs())
+        for loaded, graphs in eager_and_captured(name, dry=report.dry):
+            if not graphs:
+                bounds(report, name, loaded)
             for _, spec, batch, prompt, new in [case for case in cases(report.dry) if case[0] == name]:
                 names = {"model": name, "loop": "pardec", "sampler": spec, "batch": batch, "cuda_graphs": graphs}
                 report.measure(names, partial(timed, loaded, spec, batch, prompt, new))
                 if not graphs and spec != "lookup:k=7":
                     beside(report, names, loaded, prepared(loaded, spec, batch, prompt, new))
-        del loaded
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
     report.line(_line(report.rows))
 
 
@@ -97,8 +89,6 @@ def timed(loaded: pardec.Model, spec: str, batch: int, prompt: int, new: int) ->
 
 def _steps(loaded: pardec.Model, call: Call, seconds: list[float]) -> Any:
     """Decodes, and notes the seconds of each step but the first, which follows the prompt."""
-    from pardec.samplers.events import Step
-
     tokens, before = None, 0.0
     for event in loaded.run(call):
         settle(loaded.network.device)

@@ -12,10 +12,9 @@ that goes on, which also goes on from the weights as they were written: resuming
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,9 @@ class Training:
         self.step, self.local, self.tokens = 0, 0, 0.0
         held_out = min(HELD_OUT, len(texts) // 10 + 1)
         self.held_out, self.texts = texts.slice(0, held_out), texts.slice(held_out, len(texts))
-        self._epoch, self._rows = -1, dict[str, np.ndarray]()
+        self._epoch, self._rows = 0, self._pack(0)
+        self._row_count = len(self._rows["ids"])
+        self._steps_per_epoch = max(self._row_count // recipe.rows, 1)
         size = (recipe.rows, recipe.length)
         self.inputs = {name: torch.zeros(size, dtype=torch.int64, device=device) for name in ("ids", "doc", "pos")}
         self.inputs |= {name: torch.zeros(size, dtype=torch.bool, device=device) for name in ("answer", "masked")}
@@ -95,25 +96,17 @@ class Training:
     def batch(self, step: int) -> dict[str, np.ndarray]:
         """The rows of a step, and which of their answer tokens the first view masks: a function of the step alone."""
         rows = self._epoch_rows(step)
-        per_epoch = max(len(rows["ids"]) // self.recipe.rows, 1)
-        at = step % per_epoch * self.recipe.rows
+        at = step % self._steps_per_epoch * self.recipe.rows
         chosen = {name: _resized(values[at : at + self.recipe.rows], self.recipe.rows) for name, values in rows.items()}
         return {**chosen, "masked": masked_by(chosen, self.recipe.block, np.random.default_rng((7, step)))}
 
     def _epoch_rows(self, step: int) -> dict[str, np.ndarray]:
-        while True:
-            per_epoch = max(len(self._rows["ids"]) // self.recipe.rows, 1) if self._rows else 1
-            epoch = step // per_epoch if self._rows else 0
-            if epoch == self._epoch:
-                return self._rows
-            if self._epoch < 0:
-                self._rows = self._pack(0)
-                self._epoch = 0
-                continue
-            fresh = self._pack(epoch)
-            count = len(self._rows["ids"])  # every epoch has as many rows, so that a step has its place
-            self._rows = {name: _resized(values, count) for name, values in fresh.items()}
-            self._epoch = epoch
+        """The rows of the step's epoch; every epoch has as many as the first, so that a step has its place."""
+        epoch = step // self._steps_per_epoch
+        if epoch != self._epoch:
+            self._epoch, rows = epoch, self._pack(epoch)
+            self._rows = {name: _resized(values, self._row_count) for name, values in rows.items()}
+        return self._rows
 
     def _pack(self, epoch: int) -> dict[str, np.ndarray]:
         order = np.random.default_rng((5, epoch)).permutation(len(self.texts))
@@ -249,6 +242,7 @@ def block_loss(weights: Weights, inputs: dict[str, Tensor], mask: int, recipe: R
 def run(report: Report) -> None:
     """Texts where there are too few, then steps until the time is over, then the state."""
     folder = report.file.parent
+    carried = folder / "none" if report.dry else report.inputs
     if report.dry:
         shape, template, base = tiny()
         recipe = Recipe(total=1e6, rate=3e-3, warmup=4, rows=4, length=64, block=8)
@@ -261,7 +255,7 @@ def run(report: Report) -> None:
             return
         shape, template, base = read(report.inputs / "smollm2.bin")
         recipe, device, wanted = Recipe(), torch.device("cuda"), WANTED
-    texts = Texts.load(report.inputs if not report.dry else folder / "none")
+    texts = Texts.load(carried)
     have = 0 if texts is None else len(texts.ids)
     if have < wanted:
         started = time.monotonic()
@@ -280,7 +274,7 @@ def run(report: Report) -> None:
     if texts is None or len(texts) < 2:
         raise RuntimeError("no texts were written")
     training = Training(shape, base, texts, template, recipe, device)
-    resumed = training.restore(report.inputs if not report.dry else folder / "none")
+    resumed = training.restore(carried)
     before = training.validation()
     report.row(part="start", resumed=resumed, step=training.step, tokens=training.tokens, validation=before)
     saving = 5.0 if report.dry else 30.0  # seconds that are kept for the state
@@ -298,7 +292,7 @@ def run(report: Report) -> None:
     kept = training.validation()
     size = sum(file.stat().st_size for file in files)
     report.row(part="state", step=training.step, validation=trained, as_written=kept, bytes=size, files=len(files))
-    report.set(recipe=json.loads(json.dumps(recipe.__dict__)))
+    report.set(recipe=asdict(recipe))
     report.line(
         f"{training.tokens / 1e6:.1f} of {recipe.total / 1e6:.0f} million tokens; validation loss {before:.3f} before, "
         f"{trained:.3f} after, {kept:.3f} as written in {size / 1e6:.1f} MB"
