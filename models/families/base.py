@@ -93,7 +93,6 @@ class FamilySpec:
     block_in_name: str = ""  # block-causal: a pattern whose first group is the width, in a checkpoint's name
     harmless: tuple[str, ...] = ()  # patterns of published tensors that need not be loaded
     twin: Callable[[str], str | None] = lambda name: None  # the other published name of a tensor that two modules share
-    copies: tuple[tuple[str, str], ...] = ()  # of these, ones that repeat another: a pattern, and the other's name
     convert: Callable[[str, Tensor, DecoderConfig], Tensor] = lambda name, tensor, config: tensor
     imaging: str = ""  # image models: "module:function" that builds their interface from `ImagingParts`
     text: bool = False  # image models: they write text as well, and can be loaded for that

@@ -16,7 +16,6 @@ _KIND = "diffusion_gemma_text"
 _DECODER, _ENCODER = "model.decoder.", "model.encoder.language_model."
 _LAYER = _DECODER + "layers.{i}."
 _CONDITIONING = _DECODER + "self_conditioning."
-_COPY = r"model\.encoder\.language_model\.((?!layers\.\d+\.layer_scalar$).*)"  # of a tensor of the decoder's
 
 _TEXT_KEYS = LLAMA_LIKE.without("hidden_act", "tie_word_embeddings", "rope_scaling", "per_layer_config").also(
     "hidden_activation",
@@ -145,10 +144,9 @@ DIFFUSION_GEMMA = register(
         twin=_twin,
         harmless=(
             *HARMLESS,
-            _COPY,
+            r"model\.encoder\.language_model\.(?!layers\.\d+\.layer_scalar$).*",  # twins of the decoder's
             r"model\.encoder\.(vision_tower|embed_vision)\..*",
         ),
-        copies=((_COPY, r"model.decoder.\1"),),
         positions=lambda config: _text(config).get("max_position_embeddings"),
     )
 )

@@ -56,13 +56,13 @@ def check_unread(spec: FamilySpec, config: DecoderConfig, published: Mapping[str
             (tensor,) = _tensors(published, name)
             if not _is_grid(tensor, config, config.grid):
                 raise ModelError(f"{name} is not the rotation of this configuration", "leave it out of the file")
-        for pattern, original in spec.copies:
-            of = re.sub(pattern, original, name) if re.fullmatch(pattern, name) else name
-            if of in published and of != name and not same(published, name, of):
-                raise ModelError(
-                    f"{name} differs from {of}, and in a {spec.name} model they are one tensor",
-                    "a checkpoint whose two passes have weights of their own is not supported",
-                )
+        unread = any(re.fullmatch(pattern, name) for pattern in spec.harmless)
+        twin = spec.twin(name) if unread else None
+        if twin is not None and twin in published and not same(published, name, twin):
+            raise ModelError(
+                f"{name} differs from {twin}, and in a {spec.name} model they are one tensor",
+                "a checkpoint whose two passes have weights of their own is not supported",
+            )
 
 
 def _are_frequencies(tensor: Tensor, own: tuple[float, ...]) -> bool:
