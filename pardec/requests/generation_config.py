@@ -17,7 +17,7 @@ from torch import Tensor
 from pardec.models.errors import ModelError, SpecError
 from pardec.samplers.request import Allowed
 
-from .settings import Settings, is_number
+from .settings import Settings, is_number, is_whole
 
 if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
@@ -207,14 +207,14 @@ def _read(model: LanguageModel) -> Rules | None:
 
     def ids(key: str) -> tuple[int, ...]:
         value = chosen.get(key, [])
-        value = [value] if _is_id(value) and not key.endswith("_tokens") else value
-        if not isinstance(value, list) or not all(map(_is_id, value)):
+        value = [value] if is_whole(value) and not key.endswith("_tokens") else value
+        if not isinstance(value, list) or not all(map(is_whole, value)):
             raise fail(key)
         return tuple(each for each in value if 0 <= each < size)  # transformers passes over the others
 
     def whole(key: str) -> int:
         value = chosen.get(key, 0)
-        if not _is_id(value) or value < 0:
+        if not is_whole(value) or value < 0:
             raise fail(key)
         return int(value)
 
@@ -239,7 +239,7 @@ def _read(model: LanguageModel) -> Rules | None:
         suppress=ids("suppress_tokens"),
         begin_suppress=ids("begin_suppress_tokens"),
         first=first[0] if first else None,
-        last=ids("forced_eos_token_id") and (min(ids("forced_eos_token_id")),),
+        last=tuple(sorted(ids("forced_eos_token_id"))[:1]),
         repetition_penalty=None if penalty is None else float(penalty),
         min_length=whole("min_length") if "min_new_tokens" not in chosen else 0,
         min_new_tokens=whole("min_new_tokens") or None,
@@ -275,7 +275,7 @@ def with_published_sampler(model: LanguageModel, arguments: Mapping[str, Any]) -
     for key, value in values.items():
         whole = key in ("max_denoising_steps", "stability_threshold")
         least = 1 if key == "max_denoising_steps" else 0
-        if not is_number(value) or value < least or (whole and not _is_id(value)):
+        if not is_number(value) or value < least or (whole and not is_whole(value)):
             raise ModelError(f"{model.name} says {key} {str(value)[:80]} in its {_FILE}, and a number is needed")
     if values["stability_threshold"] != 1:
         raise ModelError(
@@ -289,12 +289,8 @@ def with_published_sampler(model: LanguageModel, arguments: Mapping[str, Any]) -
     return {"temperature": 1.0, **arguments, "sampler": spec + "+eos@causal"}
 
 
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _is_sequence(value: object, size: int) -> bool:
-    return isinstance(value, list) and bool(value) and all(_is_id(each) and 0 <= each < size for each in value)
+    return isinstance(value, list) and bool(value) and all(is_whole(each) and 0 <= each < size for each in value)
 
 
 def _is_bias(value: object, size: int) -> bool:

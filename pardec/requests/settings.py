@@ -229,21 +229,21 @@ def repeat_each(items: Sequence[_T], count: int) -> list[_T]:
     return [item for item in items for _ in range(count)]
 
 
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_whole(name: str, value: Any, least: int | None, *, hint: str) -> None:
     """Raises SpecError unless `value` is a whole number of at least `least`; True and 1.5 are none."""
     rule = "a whole number" if least is None else f"a whole number of at least {least}"
-    if not _is_whole(value) or (least is not None and value < least):
+    if not is_whole(value) or (least is not None and value < least):
         raise SpecError(f"{name} is {rule}, got {value!r}", hint=hint)
 
 
 def _whole(name: str, value: Any, least: int | None, *, optional: bool = False) -> None:
     if optional and value is None:
         return
-    if _is_whole(value) and value > LARGEST.get(name, value):
+    if is_whole(value) and value > LARGEST.get(name, value):
         raise SpecError(f"{name} is at most {LARGEST[name]}, got {value!r}", hint=_example(name))
     check_whole(name, value, least, hint=_example(name))
 
@@ -260,7 +260,7 @@ def _is_size(value: object) -> bool:
     """Whether it is a height and a width."""
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         return False
-    return all(_is_whole(side) and 1 <= side <= MOST_PIXELS for side in value)
+    return all(is_whole(side) and 1 <= side <= MOST_PIXELS for side in value)
 
 
 def _number(name: str, value: Any, rule: str, holds: Callable[[float], bool], *, optional: bool = False) -> None:

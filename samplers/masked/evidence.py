@@ -30,8 +30,8 @@ class Evidence:
         shadow: each position predicted without its own token, where a stage `needs_shadow`.
         attention: what positions attend to, where a stage `reads_attention`.
         predictions: what the forward predicts beyond the block, where a stage `reads_row`.
-        known: [B, W] bool: the positions that the forward has predicted; at others the distribution means nothing, and
-            may depend on other rows. None: no others than `eligible`.
+        known: [B, W] bool on the host: the positions that the forward has predicted; at others the distribution means
+            nothing, and may depend on other rows. None: no others than `eligible`.
     """
 
     distribution: Distribution
@@ -41,12 +41,12 @@ class Evidence:
     shadow: Distribution | None = None
     attention: AttentionMaps | None = None
     predictions: Predictions | None = None
-    known: Tensor | None = None
+    known: np.ndarray | None = None
 
     @property
     def predicted(self) -> Tensor:
         """[B, W] bool: the positions that the forward has predicted."""
-        return self.eligible if self.known is None else self.known
+        return self.eligible if self.known is None else torch.from_numpy(self.known).to(self.eligible.device)
 
     @property
     def logits(self) -> Tensor:
@@ -98,7 +98,7 @@ class Evidence:
             self.eligible[at],
             self.request,
             attention=attention,
-            known=None if self.known is None else self.known[at],
+            known=None if self.known is None else self.known[rows],
         )
 
     def propose(self, tokens: Tensor, score: Tensor) -> Proposal:

@@ -231,8 +231,7 @@ class MaskedLoop:
             soft = added if soft is None or added is None else soft + added
         distribution, shadow = forward.distribution(queries, wanted, soft)
         eligible = canvas.eligible if query.only is None else canvas.eligible & query.only.to(canvas.eligible.device)
-        known = torch.from_numpy(wanted).to(eligible.device)
-        more = shadow, forward.attention, forward.row, known
+        more = shadow, forward.attention, forward.row, wanted
         evidence = Evidence(distribution, canvas.window, eligible, self.request, *more)
         if self.sampler.block is not None:
             evidence = self._narrow(self.sampler.block, evidence)
