@@ -1,4 +1,4 @@
-"""Errors of all three floors: one line that says what is wrong, one (`hint`) that says what would work."""
+"""The errors that pardec raises: one line says what is wrong, and `hint` what would work."""
 
 from __future__ import annotations
 

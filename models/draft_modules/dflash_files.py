@@ -153,7 +153,7 @@ def read_layout(files: DraftFiles, layers: int, taps: str | None = None) -> DFla
 
 
 def _causal(files: DraftFiles, value: Any, sliding: list[bool]) -> tuple[bool, ...]:
-    """For each layer, whether a query of a block sees those before it only: sliding layers do, if nothing else is said.
+    """For each layer, whether attention inside a block is causal; by default it is in sliding layers.
 
     z-lab's `is_causal` says it of all layers, `sliding_window_non_causal` of the speculators library of sliding ones;
     that library leaves out what is a DFlash 2's default, True.

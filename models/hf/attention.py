@@ -42,7 +42,7 @@ running_forward: ContextVar[Running] = ContextVar("pardec_forward")
 
 
 def _tempered(module: Any, query: Tensor, plan: Plan) -> Tensor:
-    """Llama 4's queries [B, H, Q, D], which it scales by position, as those of the plan's positions.
+    """Llama 4's queries [B, H, Q, D], scaled by the plan's positions.
 
     The library counts the positions from what its own cache holds, and it has none here: from 0 in every forward.
     """

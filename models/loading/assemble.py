@@ -98,9 +98,10 @@ def as_published(spec: FamilySpec, config: DecoderConfig, published: Mapping[str
 def check(
     spec: FamilySpec, expected: dict[str, Target], published: dict[str, Published], config: DecoderConfig
 ) -> dict[str, Published]:
-    """The tensors to read. Raises ModelError naming what is missing, surplus, misshapen or not floating-point, and
+    """The tensors to read.
 
-    any that is not read and is not what the decoder computes.
+    Raises ModelError, with the names, for tensors that are missing, surplus, misshapen or not floating-point, and for
+    unread ones that differ from what the decoder computes.
     """
     harmless = list(spec.harmless)
     if config.tied:  # some files repeat the tied embedding

@@ -198,7 +198,7 @@ def _mask(
     *,
     as_masked: bool = False,
 ) -> tuple[int | None, str]:
-    """The mask id, and where it was found; a canvas of random tokens has the number behind the last token.
+    """The mask id, and where it was found; a canvas of random tokens has the id after the last token's.
 
     With `as_masked`, a model of an autoregressive family is decoded as a masked one.
     """

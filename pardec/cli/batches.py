@@ -21,7 +21,6 @@ from ..io.jsonl import RowsFile, key_of
 from ..io.prompt_files import Item
 from ..requests import cut_answers, empty_answer
 from ..requests.class_images import ClassCall
-from ..requests.cut_answers import is_cut
 from ..requests.line_settings import LineCalls
 from ..requests.text import Call
 from ..result import Result
@@ -187,7 +186,7 @@ class Batches:
         empty = sum(not row["generated"] for row in self.rows.values())
         plain = any(isinstance(item.prompt, str) for item in self.items)
         reason = empty_answer.explain_empty(self.model, plain=plain, way_out="leave --raw out") if empty else None
-        cut = [len(row["tokens"]) for index, row in self.rows.items() if is_cut(row, self._settings(index))]
+        cut = [len(row["tokens"]) for index, row in self.rows.items() if cut_answers.is_cut(row, self._settings(index))]
         if cut:
             text = cut_answers.sentence(len(cut), len(self.rows), max(cut))
             say(f"warning: {text}; a larger -n gives more", quiet=self.quiet)
