@@ -42,9 +42,13 @@ class Decision:
 
 
 def at_least_one(chosen: Tensor, proposal: Proposal, progress: np.ndarray | None = None) -> Tensor:
-    """`chosen` [B, W] where eligible; the best candidate of a row with none before `progress` [B] (None: anywhere)."""
+    """`chosen` [B, W] where eligible; the best candidate of a row with none before `progress` [B] (None: anywhere).
+
+    Where a forward computed no candidate before `progress`, the best of the row counts: every step commits a token.
+    """
     if progress is not None:
         first = proposal.evidence.positions < torch.from_numpy(progress).to(chosen.device)[:, None]
+        first = first | ~(first & proposal.eligible).any(1, keepdim=True)
         chosen = chosen & proposal.eligible
         score = proposal.score.clamp(min=_LOWEST).masked_fill(~(proposal.eligible & first), -torch.inf)
         return chosen | (best(score) & proposal.eligible & first & ~(chosen & first).any(1, keepdim=True))

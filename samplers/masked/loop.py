@@ -42,6 +42,9 @@ from .recorder import Before, TraceRecorder
 from .refusals import Read, demand_finite, mask_chosen, refuse_blocks, refuse_images, refuse_positions
 from .writing import Revision, Writing
 
+_SPARE_FORWARDS = 100  # a row may take this many more than it has positions to fill
+_FORWARDS_WITH_REVISION = 100  # and this many per position where committed tokens may be opened again
+
 
 def decode(model: LanguageModel, sampler: MaskedSampler, request: Request, *, steps: bool = True) -> Iterator[Event]:
     """Decodes a request, yielding `Started`, then `Step` and `RowFinished` events, and at last `Finished`.
@@ -148,6 +151,7 @@ class MaskedLoop:
         window, new = canvas.window, canvas.nfe == 0
         ends = row_ends(self.sampler.finish, self.forward, canvas, self.request) if self.forward.cuts else canvas.total
         demand_finite(self._commit(decision), self.distributions, self.forward)
+        self._demand_progress()
         if (ends < canvas.total).any():
             canvas.cut(ends)
         if self.logprobs is not None:
@@ -178,6 +182,20 @@ class MaskedLoop:
             )  # what may have led to it comes first
             edits = [(stage, None if revision is None else revision.rewrite) for stage in self.sampler.revising]
             raise mask_chosen(error, [(decision.by, decision.chosen), *edits], self.canvas) from None
+
+    def _demand_progress(self) -> None:
+        """Raises SpecError for a row that took far more forwards than it has positions: it would never end."""
+        canvas = self.canvas
+        if self.sampler.select.may_wait:
+            return
+        positions = canvas.planned - canvas.prompt
+        most = _SPARE_FORWARDS + positions * (_FORWARDS_WITH_REVISION if canvas.revises else 1)
+        if (stuck := canvas.nfe > most).any():
+            row, forwards = canvas.rows[stuck][0], canvas.nfe[stuck][0]
+            raise SpecError(
+                f"row {row} has masks left after {forwards} forwards: its sampler commits nothing more",
+                hint="name another cache or block stage; two stages of this spec wait for each other",
+            )
 
     def _record(self, logprobs: LogprobRecorder, decision: Decision, window: Tensor) -> None:
         """The log-probabilities of what the step just committed, filled or rewrote in the block `window` [B, W]."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.models.errors import ModelError
+from pardec.models.errors import ModelError, SpecError
 from pardec.samplers import registry
 from pardec.samplers.batching import take_rows
 from pardec.samplers.events import Finished, RowFinished, Started, Step
@@ -97,6 +97,29 @@ def test_a_select_that_wants_nothing_is_sequential() -> None:
     none, one = result(with_stages("sequential", select=Choose(False))), result(registry.resolve("sequential"))
     assert (none.tokens == one.tokens).all()
     assert (none.trace.commit_step == one.trace.commit_step).all()
+
+
+@pytest.mark.parametrize("blocks", [2, 4])
+@pytest.mark.parametrize("select", ["klass", "threshold:tau=1"])
+def test_multiblock_with_d2cache_commits_where_the_forward_computed_no_mask_of_the_first_block(
+    select: str, blocks: int
+) -> None:
+    """Two masks a forward, both of a later active block: what had to be committed was never computed again."""
+    spec = f"multiblock:blocks={blocks}+{select}@d2cache:k=2"
+    got = fill(toy(sharp=1.2), spec, prompts((3, 6, 1)), (10, 12, 5), temperature=0.8, cfg=1.5)
+    assert not (got.trace.commit_step == -2).any()
+    assert all(nfe <= new for nfe, new in zip(got.nfe, (10, 12, 5), strict=True))
+
+
+def test_a_row_that_no_forward_commits_to_ends_in_an_error() -> None:
+    @dataclass(frozen=True)
+    class Nothing(Cache):
+        def query(self, canvas: Any, state: Any) -> QuerySpec:
+            never = torch.zeros(canvas.window_host.shape, dtype=torch.bool)
+            return QuerySpec(np.zeros_like(canvas.end), canvas.end, only=never)
+
+    with pytest.raises(SpecError, match="row 1 has masks left after 110 forwards: its sampler commits nothing more"):
+        result(with_stages("sequential", cache=Nothing()), [ROWS[0][:3] + [1] * 6, ROWS[1]], [3, 5])
 
 
 def test_a_widen_stage_adds_and_is_held_to_the_block() -> None:
