@@ -20,6 +20,7 @@ import torch
 
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError, SpecError
+from pardec.models.kernels.cpu.library import supported
 from pardec.models.kv_stores.cache import stored_bytes
 from pardec.models.loading.quantize import weight_bytes
 from pardec.models.model import LanguageModel
@@ -208,13 +209,19 @@ class _Sizes:
     def _work(self, batch: int, width: int, extent: int, plain: bool) -> int:
         """What a forward of `width` queries a row over `extent` slots computes on the way in its widest layer."""
         config = getattr(self.model.decoder, "config", None)
-        tokens, size = batch * width, self.model.dtype.itemsize
+        tokens, size, on_cpu = batch * width, self.model.dtype.itemsize, self.model.device.type == "cpu"
         if config is None or not hasattr(config, "mlp_width"):  # of transformers: what is usual
             return tokens * 12 * self.model.width * size
         inner = config.mlp_width if config.experts is None else max(config.mlp_width, config.experts.width)
         attention = (3 * config.heads + 2 * config.kv_heads) * config.head_dim
         mask = 0 if plain else batch * width * extent * (2 * size + 1)
-        widest = max(3 * config.width + 3 * inner, 4 * config.width + attention)
+        if config.activation != "silu":
+            mlp = 3 * config.width + 4 * inner  # gate and up, the activation, the product
+        elif on_cpu and not supported():
+            mlp = 4 * config.width + 2 * inner  # the product is written over gate and up
+        else:
+            mlp = 3 * config.width + 3 * inner
+        widest = max(mlp, 4 * config.width + attention)
         return int(tokens * (widest * size + _INDEX) + mask)
 
 

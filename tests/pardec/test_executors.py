@@ -272,7 +272,7 @@ def generation(folder: Path, model: pardec.Model, to: Path) -> tuple[Batches, di
     arguments: dict[str, Any] = {"sampler": "threshold:tau=0.02", "max_new_tokens": 8, "temperature": 0.7}
     run = Batches(model, model.prepare(PROMPTS, **arguments), items, stream=False, quiet=True)
     dispatch.open_rows(run, executor(), to, overwrite=False)
-    job = dispatch.Generation(str(folder), {"device": "cpu", "dtype": "float32"}, PROMPTS, arguments, 2)
+    job = dispatch.Generation(str(folder), {"device": "cpu", "dtype": "float32"}, items, arguments, 2)
     return run, job
 
 

@@ -137,7 +137,7 @@ def test_the_trace_says_when_each_position_came(model: pardec.Model, tmp_path: P
     )
     for result in (made, pardec.Result.load(made.save(tmp_path / "run"))):
         trace = result.trace
-        assert trace.commit_step.dtype.itemsize + trace.commit_score.dtype.itemsize == 6
+        assert trace.commit_step.dtype.itemsize + trace.commit_score.dtype.itemsize == 8
         assert any(list(clocks) != list(range(len(clocks))) for clocks in trace.clocks)  # a schedule that skipped
         for row, start in enumerate(result.prompts):
             for position in range(int(trace.lengths[row])):

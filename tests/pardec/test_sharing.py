@@ -23,7 +23,7 @@ def test_the_command_prints_once_what_one_process_prints(cli):
     [
         (("-o", "rows.jsonl"), "would resume an earlier one"),
         (("--executor", "ray", "-o", "rows.jsonl"), "the ray executor gives each a copy"),
-        (("--quantize", "int8"), "tp and quantize=int8 cannot be combined"),
+        (("--quantize", "int8"), "tp and --quantize int8 cannot be combined"),
         ((), "works under torchrun"),
     ],
 )

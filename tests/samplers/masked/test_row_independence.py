@@ -24,7 +24,13 @@ BLOCKS = ("", "adablock:delimiters=3-5-7", "dcd:masks=2", "dsb", "dsb:most=3", "
 CACHES = ("", "@dual", "@d2cache:k=2", "@subblock:size=2", "@causal", "@window", "@dkv_greedy")
 WAYS = ({}, {"temperature": 0.8, "cfg": 1.5}, {"logprobs": 1})
 MORE = (
-    *("dus:skip=0.5", "quota:steps=3,tau=none", "spacing+dus", "spacing:base=4+localleap+threshold"),
+    *(
+        "selfcondition+denoise+renoise",
+        "dus:skip=0.5",
+        "quota:steps=3,tau=none",
+        "spacing+dus",
+        "spacing:base=4+localleap+threshold",
+    ),
     *(f"{name},reference=true" for name in ("fixed:steps=3", "timesteps:steps=2", "confident:steps=2")),
 )
 
