@@ -24,13 +24,7 @@ BLOCKS = ("", "adablock:delimiters=3-5-7", "dcd:masks=2", "dsb", "dsb:most=3", "
 CACHES = ("", "@dual", "@d2cache:k=2", "@subblock:size=2", "@causal", "@window", "@dkv_greedy")
 WAYS = ({}, {"temperature": 0.8, "cfg": 1.5}, {"logprobs": 1})
 MORE = (
-    *(
-        "selfcondition+denoise+renoise",
-        "dus:skip=0.5",
-        "quota:steps=3,tau=none",
-        "spacing+dus",
-        "spacing:base=4+localleap+threshold",
-    ),
+    *("dus:skip=0.5", "quota:steps=3,tau=none", "spacing+dus", "spacing:base=4+localleap+threshold"),
     *(f"{name},reference=true" for name in ("fixed:steps=3", "timesteps:steps=2", "confident:steps=2")),
 )
 
@@ -83,6 +77,8 @@ def test_a_row_is_the_same_alone_in_a_batch_and_served(spec: str, family: str) -
 
 
 def test_every_masked_method_is_among_them() -> None:
+    """But for those of a canvas of random tokens, which no family here has: test_diffusion_gemma.py has their rows."""
+    uniform = ("denoise", "renoise", "selfcondition")
     for card in registry.cards():
-        if card.family == "masked" and card.stage != "cache":
+        if card.family == "masked" and card.stage != "cache" and card.name not in uniform:
             assert any(card.name in spec.replace("@", "+").replace(":", "+").split("+") for spec in SPECS), card.name
