@@ -94,12 +94,6 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert sorted(left) == []
 
 
-@pytest.mark.parametrize("floor", FLOORS)
-def test_no_file_is_long(floor: str) -> None:
-    lengths = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in sources(floor)}
-    assert {file: length for file, length in lengths.items() if length > 500} == {}
-
-
 def test_samplers_load_no_models() -> None:
     loaders = ("pardec.models.load", "pardec.models.loading.weights")
     assert [file.name for file in sources("samplers") for name in imported(file) if within(name, loaders)] == []

@@ -22,10 +22,6 @@ README = (ROOT / "README.md").read_text()
 MARKED = re.compile(r"<!-- run -->\n```(\w+)\n(.*?)```", re.DOTALL)
 
 
-def test_the_readme_is_read_in_two_minutes() -> None:
-    assert len(README.splitlines()) <= 180
-
-
 def test_marked_blocks_run_and_names_are_there_in_fresh_interpreters(tmp_path: Path) -> None:
     blocks = [{"language": language, "code": code} for language, code in MARKED.findall(README)]
     names = {name for page in PAGES for name in re.findall(r"`[^`\n]*?\b(pardec(?:\.\w+)+)", (ROOT / page).read_text())}
