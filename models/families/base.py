@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..decoder_config import DecoderConfig
-from ..errors import ModelError
+from ..errors import ModelError, did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor  # matching a config to a family must not import torch
@@ -30,16 +30,24 @@ class Unsupported(ModelError):
 class ConfigKeys:
     """What a family does with each key of its config.json, as its reference implementation reads them.
 
-    A key in neither of the first two fields is one that the reference ignores, and so it never reaches the decoder.
+    A key in neither of the first two fields is one that the reference ignores, and so it never reaches the decoder;
+    with `ignored`, one that is there, and any other is refused.
     """
 
     followed: frozenset[str]
     refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the values that mean what the stack computes
     inside: Mapping[str, ConfigKeys] = field(default_factory=dict)  # of configs within the config
+    ignored: frozenset[str] | None = None  # where people write the file: all other keys of the reference
 
     def read(self, config: Config) -> Config:
-        """The followed keys of a config. Raises Unsupported, with the key, for a refused value."""
+        """The followed keys of a config. Raises Unsupported, with the key, for a refused value and an unknown key."""
         require(config, self.refused)
+        if self.ignored is not None:
+            known = {*self.followed, *self.refused, *self.inside, *self.ignored}
+            for key in config:
+                if key not in known:
+                    near = did_you_mean(key, known - self.ignored)
+                    raise Unsupported(f"unknown key {key}={config[key]!r}{near}", "correct it, or leave it out")
         followed = {key: value for key, value in config.items() if key in self.followed}
         for key, keys in self.inside.items():
             if isinstance(inner := config.get(key), dict):

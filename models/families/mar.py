@@ -3,7 +3,8 @@
 Autoregressive Image Generation without Vector Quantization, https://arxiv.org/abs/2406.11838
 
 Published files hold tensors alone. What they leave open (heads, the image's size) is stated by a config.json or an
-`args.json` beside them, with the names of the authors' arguments, or follows from the width as published.
+`args.json` beside them, with the names of the authors' arguments, or follows from the width as published. Arguments of
+the authors' sampling there are defaults, which those of generation_config.json come before.
 """
 
 from __future__ import annotations
@@ -24,24 +25,44 @@ from ..continuous.mar_reader import Reader
 from ..errors import ModelError
 from ..images.contracts import ImageLayout, Imaging, OneSize
 from ..loading.modules import fill_modules, named_tensors
-from ..loading.sources import Source, read_json
+from ..loading.sources import Source
 from ..loading.weights import Published, count_parts
-from .base import Config
+from .base import Config, ConfigKeys
+from .stated import BOOKKEEPING, agree, sampling, stated
 
 MARK = "diffusion_pos_embed_learned"  # a tensor that only a MAR checkpoint has
 HEADS = {768: 12, 1024: 16, 1280: 16}  # of the published widths
+_MODELS = {"mar_base": 768, "mar_large": 1024, "mar_huge": 1280}  # widths by the authors' names
 STEPS = 100  # of the head, unless the config states another number
 _HEAD = "diffloss.net."
-_HARMLESS = ("diffloss.train_diffusion", "diffloss.gen_diffusion")
+_SAMPLING = ("cfg", "temperature", "num_iter", "cfg_schedule")  # arguments of the authors' script
+KEYS = ConfigKeys(
+    frozenset(
+        (
+            *("encoder_embed_dim", "encoder_depth", "encoder_num_heads", "mlp_ratio"),
+            *("decoder_embed_dim", "decoder_depth", "decoder_num_heads", "class_num", "buffer_size"),
+            *("img_size", "vae_stride", "vae_embed_dim", "vae_path", "image_tokenizer", "tokens", "token_size"),
+            *("model", "diffloss_d", "diffloss_w", "num_sampling_steps", *_SAMPLING),
+        )
+    ),
+    refused={"patch_size": (1,)},
+    ignored=BOOKKEEPING
+    | {
+        *("batch_size", "epochs", "num_images", "label_drop_prob", "eval_freq", "save_last_freq"),
+        *("online_eval", "evaluate", "eval_bsz", "weight_decay", "grad_checkpointing", "lr", "blr", "min_lr"),
+        *("lr_schedule", "warmup_epochs", "ema_rate", "mask_ratio_min", "grad_clip", "attn_dropout", "proj_dropout"),
+        *("diffusion_batch_mul", "data_path", "output_dir", "log_dir", "device", "seed", "resume", "start_epoch"),
+        *("num_workers", "pin_mem", "world_size", "local_rank", "dist_on_itp", "dist_url", "use_cached"),
+        *("cached_path", "distributed", "rank", "gpu", "dist_backend"),
+    },
+)
 
 
 def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -> Config:
     """The configuration, stated or read off the tensors. Raises ModelError for those of another model."""
     if MARK not in published:
         raise ModelError(f"{folder} does not hold a MAR model", f"its weights have a tensor {MARK}")
-    config: Config = {}
-    for name in ("config.json", "args.json", f"{stem}.args.json"):
-        config |= read_json(folder / name)
+    config = stated(folder, stem, KEYS)
     tokens, decoder = published[MARK].shape[1:]
     encoder = published["encoder_pos_embed_learned"].shape
     size = published["z_proj.weight"].shape[1]
@@ -56,10 +77,21 @@ def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -
         "diffloss_w": published[_HEAD + "input_proj.weight"].shape[0],
         "mlp_ratio": published["encoder_blocks.0.mlp.fc1.weight"].shape[0] / encoder[2],
     }
-    for name, value in read_off.items():
-        if name in config and float(config[name]) != float(value):
-            raise ModelError(f"{folder}: {name} is stated as {config[name]}, and the tensors have {value}")
-    config |= {"model_type": "mar", **read_off, "tokens": tokens, "token_size": size}
+    read_off |= {"tokens": tokens, "token_size": size}
+    agree(folder, config, {**read_off, "vae_embed_dim": size})
+    if _MODELS.get(str(config.get("model")), encoder[2]) != encoder[2]:
+        raise ModelError(
+            f"{folder}: model is stated as {config['model']}, and the tensors have a width of {encoder[2]}",
+            "correct it, or leave it out",
+        )
+    if "img_size" in config:
+        side, stride = config["img_size"], config.get("vae_stride", 16)  # as in the authors' script
+        if not all(type(each) is int and each > 0 for each in (side, stride)) or (side // stride) ** 2 != tokens:
+            raise ModelError(
+                f"{folder}: img_size is {side!r} with vae_stride {stride!r}, and the tensors have {tokens} tokens",
+                "correct them, or leave them out",
+            )
+    config |= {"model_type": "mar", **read_off}
     for part in ("encoder", "decoder"):
         width = config[f"{part}_embed_dim"]
         if f"{part}_num_heads" not in config and width not in HEADS:
@@ -68,7 +100,11 @@ def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -
                 f'write {{"{part}_num_heads": ...}} into args.json',
             )
         config.setdefault(f"{part}_num_heads", HEADS.get(width))
-    config.setdefault("num_sampling_steps", str(STEPS))
+    steps = config.setdefault("num_sampling_steps", str(STEPS))
+    if not str(steps).isdecimal() or isinstance(steps, bool):
+        raise ModelError(
+            f"{folder}: num_sampling_steps is stated as {steps!r}", f'it is a number of transitions, such as "{STEPS}"'
+        )
     return config
 
 
@@ -103,13 +139,11 @@ class MARImaging(OneSize):
         side = math.isqrt(int(config["tokens"]))
         if side * side != config["tokens"]:
             raise ModelError(f"{name} has {config['tokens']} tokens, and those of an image make a square")
-        if int(config.get("patch_size", 1)) != 1:
-            raise ModelError(f"{name} has patches of {config['patch_size']} latents a side, and only one is supported")
         self.layout = ImageLayout(side, side)
         self.classes = int(config["class_num"])
         self.defaults = dict(defaults)
         self._source, self._device, self.name = decoder, device, name
-        self._size = int(config["token_size"])
+        self._size, self._stride = int(config["token_size"]), config.get("vae_stride")
         self._decoder: Any = None
 
     @property
@@ -136,6 +170,12 @@ class MARImaging(OneSize):
                 raise ModelError(
                     f"the autoencoder {self._source} has {kl.channels} channels, and a token of {self.name} "
                     f"has {self._size} numbers",
+                    "name the autoencoder that the model was trained with",
+                )
+            if self._stride not in (None, kl.shape.downsample):
+                raise ModelError(
+                    f"the autoencoder {self._source} makes {kl.shape.downsample} pixels a side of a token, and "
+                    f"vae_stride of {self.name} is {self._stride}",
                     "name the autoencoder that the model was trained with",
                 )
             self._decoder = kl.to(self._device)
@@ -169,12 +209,12 @@ def load_mar(
     with torch.device("meta"):
         backbone, net = networks(config)
     expected = named_tensors(backbone) | named_tensors(net, _HEAD)
-    fill_modules(source.name, loaded(published), expected, dtype=dtype, device=device)
+    fill_modules(source.name, published, expected, dtype=dtype, device=device)
     head = DiffusionHead(net, int(config["num_sampling_steps"]))
     imaging: Imaging = MARImaging(
         config,
-        decoder or config.get("image_tokenizer") or _beside(source.folder),
-        defaults=read_json(source.folder / "generation_config.json"),
+        decoder or config.get("image_tokenizer") or _beside(source.folder, config.get("vae_path")),
+        defaults={**_sampling(config), **sampling(source.folder)},
         device=device,
         name=source.name,
     )
@@ -201,12 +241,18 @@ def named_weights(model: ContinuousModel) -> dict[str, Tensor]:
     return {**dict(backbone.named_parameters()), **{_HEAD + name: weight for name, weight in head.named_parameters()}}
 
 
-def loaded(published: Mapping[str, Published]) -> dict[str, Published]:
-    """The published tensors that are read; those of the schedule follow from its length."""
-    return {name: entry for name, entry in published.items() if not name.startswith(_HARMLESS)}
+def _sampling(config: Config) -> Config:
+    """Defaults of sampling by the arguments of the authors' script."""
+    defaults: Config = {name: config[name] for name in ("cfg", "temperature") if name in config}
+    names = {"num_iter": "steps", "cfg_schedule": "guidance"}
+    settings = [f"{ours}={config[theirs]}" for theirs, ours in names.items() if theirs in config]
+    return {**defaults, "sampler": f"mar:{','.join(settings)}"} if settings else defaults
 
 
-def _beside(folder: Path) -> str | None:
-    """The file of the autoencoder, where one lies beside the weights."""
+def _beside(folder: Path, named: str | None) -> str | None:
+    """The file of the autoencoder beside the weights: the one of the name that is stated, or the only one."""
+    if named is not None:
+        file = folder / Path(named).name
+        return str(file) if file.is_file() else None
     files = [file for pattern in ("kl*.ckpt", "kl*.pt", "kl*.safetensors") for file in sorted(folder.glob(pattern))]
     return str(files[0]) if len(files) == 1 else None

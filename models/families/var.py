@@ -10,7 +10,7 @@ one a block; the sides of the token maps from how many tokens an image has.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,17 +21,39 @@ from .. import finite
 from ..errors import ModelError
 from ..images.contracts import OneSize
 from ..loading.modules import fill_modules, named_tensors
-from ..loading.sources import Source, read_json
-from ..loading.weights import Published, count_parts
+from ..loading.sources import Source
+from ..loading.weights import Published, count_parts, tensors_of
 from ..scales.contracts import MultiScaleQuantizer, ScaleModel, Scales
 from ..scales.layout import ScaleLayout
 from ..scales.tokenizer import MultiScaleVQ
 from ..scales.transformer import VARTransformer
-from .base import Config
+from .base import Config, ConfigKeys
+from .stated import BOOKKEEPING, agree, sampling, stated
 
 MARK = "pos_1LC"  # a tensor that only such a checkpoint has
 SIDES = {680: (1, 2, 3, 4, 5, 6, 8, 10, 13, 16), 2240: (1, 2, 3, 4, 6, 9, 13, 18, 24, 32)}  # by tokens, as published
-_HARMLESS = re.compile(r"lvl_1L$|attn_bias_for_masking$|blocks\.\d+\.attn\.zero_k_bias$")  # follow from the scales
+_BUFFERS = re.compile(r"lvl_1L|attn_bias_for_masking|blocks\.\d+\.attn\.zero_k_bias")  # they follow from the scales
+_ALIASES = {"saln": "shared_aln", "anorm": "attn_l2_norm"}  # names of the authors' training script
+KEYS = ConfigKeys(
+    frozenset(
+        (
+            *("depth", "embed_dim", "num_heads", "num_classes", "mlp_ratio", "norm_eps", "shared_aln", "attn_l2_norm"),
+            *("vocab_size", "z_channels", "patch_nums", "pn", "image_tokenizer", *_ALIASES),
+        )
+    ),
+    ignored=BOOKKEEPING
+    | {
+        *("drop_rate", "attn_drop_rate", "drop_path_rate", "cond_drop_rate", "flash_if_available", "fuse", "fused"),
+        *("fused_if_available", "init_adaln", "init_adaln_gamma", "init_head", "init_std", "ini", "hd", "aln", "alng"),
+        *("data_path", "exp_name", "vfast", "tfast", "fp16", "tf32", "tblr", "tlr", "twd", "twde", "tclip", "ls"),
+        *("bs", "batch_size", "glb_batch_size", "ac", "ep", "wp", "wp0", "wpe", "sche", "opt", "afuse", "patch_size"),
+        *("resos", "data_load_reso", "mid_reso", "hflip", "workers", "pg", "pg0", "pgwp", "cmd", "branch"),
+        *("commit_id", "commit_msg", "acc_mean", "acc_tail", "L_mean", "L_tail", "vacc_mean", "vacc_tail", "vL_mean"),
+        *("vL_tail", "grad_norm", "cur_lr", "cur_wd", "cur_it", "cur_ep", "remain_time", "finish_time", "device"),
+        *("local_out_dir_path", "tb_log_dir_path", "log_txt_path", "last_ckpt_path", "seed", "local_debug"),
+        *("same_seed_for_all_ranks", "dbg_nan"),
+    },
+)
 _DEFAULTS: dict[str, Any] = {"cfg": 4.0, "top_k": 900, "top_p": 0.95, "temperature": 1.0}  # of the authors' demo
 
 
@@ -41,9 +63,7 @@ def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -
     absent = [name for name in needed if name not in published]
     if absent:
         raise ModelError(f"{folder} does not hold a VAR model: there is no {absent[0]}")
-    config: Config = {}
-    for name in ("config.json", "args.json", f"{stem}.args.json"):
-        config |= read_json(folder / name)
+    config = stated(folder, stem, KEYS)
     classes, width = published["class_emb.weight"].shape
     sharp = published.get("blocks.0.attn.scale_mul_1H11")
     depth = count_parts(published, "blocks")
@@ -61,23 +81,23 @@ def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -
     }
     if sharp is not None:
         read_off["num_heads"] = sharp.shape[1]
-    for name, value in read_off.items():
-        if name in config and config[name] != value:
-            raise ModelError(f"{folder}: {name} is stated as {config[name]}, and the tensors have {value}")
+    agree(folder, config, {**read_off, **{name: read_off[ours] for name, ours in _ALIASES.items()}})
     tokens, levels = published[MARK].shape[1], published["lvl_embed.weight"].shape[0]
-    stated = config.get("patch_nums", config.get("pn", SIDES.get(tokens)))
-    if stated is None:
+    sides = [config[key] for key in ("patch_nums", "pn") if config.get(key) is not None] or [SIDES.get(tokens)]
+    if sides[0] is None:
         raise ModelError(
             f"{folder} has {levels} token maps of {tokens} tokens together, and does not say of which sides",
             f'write {{"patch_nums": [...]}} into {stem or ""}{"." if stem else ""}args.json beside the weights',
         )
     try:
-        scales = Scales.read(stated)
+        scales, *others = map(Scales.read, sides)
+        if any(other != scales for other in others):
+            raise ModelError(f"patch_nums is {sides[0]}, and pn {sides[1]!r}", "leave one of them out")
     except ModelError as error:
         raise ModelError(f"{folder}: {error}", error.hint) from error
     if (len(scales), scales.tokens) != (levels, tokens):
         raise ModelError(
-            f"{folder}: token maps of sides {list(scales.sides)} are {len(scales)} of "
+            f"{folder}: token maps of sides (patch_nums) {list(scales.sides)} are {len(scales)} of "
             f"{scales.tokens} tokens, and the tensors have {levels} of {tokens}"
         )
     heads = config.setdefault("num_heads", depth)
@@ -186,11 +206,12 @@ def load_var(
         find_tokenizer(decoder)  # a missing one is reported before weights are read
     with torch.device("meta"):
         transformer = network(config)
-    fill_modules(source.name, loaded(published), named_tensors(transformer), dtype=dtype, device=device)
+    used = loaded(published, config["patch_nums"])
+    fill_modules(source.name, used, named_tensors(transformer), dtype=dtype, device=device)
     imaging = VARImaging(
         config,
         decoder or config.get("image_tokenizer") or _beside(source.folder),
-        defaults=read_json(source.folder / "generation_config.json"),
+        defaults=sampling(source.folder),
         device=device,
         name=source.name,
     )
@@ -214,9 +235,19 @@ def named_weights(model: ScaleModel) -> dict[str, Tensor]:
     return dict(model.transformer.named_parameters())
 
 
-def loaded(published: Mapping[str, Published]) -> dict[str, Published]:
-    """The published tensors that are read; the others follow from the scales."""
-    return {name: entry for name, entry in published.items() if not _HARMLESS.search(name)}
+def loaded(published: Mapping[str, Published], sides: Sequence[int]) -> dict[str, Published]:
+    """The published tensors that are read. Raises ModelError for a buffer that is not what follows from the sides."""
+    buffers = [name for name in published if _BUFFERS.fullmatch(name)]
+    level = torch.arange(len(sides)).repeat_interleave(torch.tensor([side * side for side in sides]))
+    bias = torch.where(level[:, None] >= level, 0.0, -torch.inf)
+    follows = {"lvl_1L": level[None], "attn_bias_for_masking": bias[None, None]}
+    nothing = torch.zeros(published[MARK].shape[-1] if MARK in published else 0)
+    for name, tensor in zip(buffers, tensors_of(published, *buffers), strict=True):
+        if not torch.equal(tensor.double(), follows.get(name, nothing).double()):
+            raise ModelError(
+                f"{name} is not what follows from token maps of sides {list(sides)}", "leave it out of the file"
+            )
+    return {name: entry for name, entry in published.items() if name not in buffers}
 
 
 def _beside(folder: Path) -> str | None:

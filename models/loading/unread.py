@@ -15,7 +15,7 @@ from torch import Tensor
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
 from ..families import FamilySpec
-from .weights import Published, read
+from .weights import Published, tensors_of
 
 _FREQUENCIES = re.compile(r"(?:.*\.)?(?:layers|blocks)\.(\d+)\..*rotary_emb\.inv_freq|.*rotary_emb\.inv_freq")
 _ROUNDING = 5e-3  # of frequencies that were stored in 16 bits at some time
@@ -35,7 +35,7 @@ def same(published: Mapping[str, Published], first: str, second: str) -> bool:
     """Whether two published tensors are equal, as numbers."""
     if published[first].shape != published[second].shape or None in (published[first].dtype, published[second].dtype):
         return False
-    one, other = _tensors(published, first, second)
+    one, other = tensors_of(published, first, second)
     kind = torch.promote_types(one.dtype, other.dtype)
     return torch.equal(one.to(kind), other.to(kind))
 
@@ -44,7 +44,7 @@ def check_unread(spec: FamilySpec, config: DecoderConfig, published: Mapping[str
     """Raises ModelError, with the name, for an unread tensor that is not what the decoder computes."""
     for name, entry in published.items():
         if match := _FREQUENCIES.fullmatch(name):
-            (tensor,) = _tensors(published, name)
+            (tensor,) = tensors_of(published, name)
             layers = range(config.layers) if match[1] is None else [min(int(match[1]), config.layers - 1)]
             own = {config.of(layer).frequencies for layer in layers}
             if entry.dtype is None or not any(_are_frequencies(tensor, each) for each in own):
@@ -53,7 +53,7 @@ def check_unread(spec: FamilySpec, config: DecoderConfig, published: Mapping[str
                     "correct rope_theta or rope_parameters; where the buffer is stale, leave it out of the file",
                 )
         elif name == _TABLE and config.grid is not None:
-            (tensor,) = _tensors(published, name)
+            (tensor,) = tensors_of(published, name)
             if not _is_grid(tensor, config, config.grid):
                 raise ModelError(f"{name} is not the rotation of this configuration", "leave it out of the file")
         unread = any(re.fullmatch(pattern, name) for pattern in spec.harmless)
@@ -90,10 +90,3 @@ def _is_grid(tensor: Tensor, config: DecoderConfig, side: int) -> bool:
 def _range(tensor: Tensor) -> str:
     values = tensor.flatten().tolist() or [math.nan]
     return f"it holds {tensor.numel()}, from {values[0]:.3g} to {values[-1]:.3g}"
-
-
-def _tensors(published: Mapping[str, Published], *names: str) -> list[Tensor]:
-    """Published tensors, in memory."""
-    tensors: dict[str, Tensor] = {}
-    read({name: published[name] for name in names}, lambda name, tensor: tensors.__setitem__(name, tensor.clone()))
-    return [tensors[name] for name in names]

@@ -216,7 +216,7 @@ def _same(model: ContinuousModel | ScaleModel, source: Source, config: Mapping[s
 
 def _mar(model: ContinuousModel, published: dict[str, Published], source: Source | None) -> Callable[[], None]:
     own = mar.named_weights(model)
-    used = mar.loaded(unwrapped(published, own))
+    used = unwrapped(published, own)
     _replaceable(model, own, used)
     if source is not None:
         config = mar.describe(source.folder, used, source.file.stem if source.file else "")
@@ -232,7 +232,7 @@ def _mar(model: ContinuousModel, published: dict[str, Published], source: Source
 
 def _var(model: ScaleModel, published: dict[str, Published], source: Source | None) -> Callable[[], None]:
     own = var.named_weights(model)
-    used = var.loaded(unwrapped(published, own))
+    used = var.loaded(unwrapped(published, own), model.scales.sides)
     _replaceable(model, own, used)
     if source is not None:
         config = var.describe(source.folder, used, source.file.stem if source.file else "")

@@ -110,6 +110,13 @@ def read(published: dict[str, Published], load: Callable[[str, Tensor], None]) -
                 hand_over(name, state.pop(name))
 
 
+def tensors_of(published: Mapping[str, Published], *names: str) -> list[Tensor]:
+    """Published tensors of these names, in memory."""
+    tensors: dict[str, Tensor] = {}
+    read({name: published[name] for name in names}, lambda name, tensor: tensors.__setitem__(name, tensor.clone()))
+    return [tensors[name] for name in names]
+
+
 def in_memory(state: Mapping[str, Tensor]) -> dict[str, Published]:
     """The tensors of a state dict, as `inspect` describes those of files."""
     return {

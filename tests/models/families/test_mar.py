@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
         (whole, {"encoder_depth": 3}, "encoder_depth is stated as 3"),
         (whole, {"encoder_num_heads": 5}, "5 heads do not divide the encoder"),
         (whole, {"num_sampling_steps": "1"}, "2 to 1000"),
-        (whole, {"patch_size": 2}, "patches of 2"),
+        (whole, {"patch_size": 2}, "patch_size=2"),
     ):
         with pytest.raises(ModelError, match=match):
             load_any(written(held, **stated), device="cpu")

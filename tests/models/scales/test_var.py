@@ -59,7 +59,9 @@ def files(folder: Path, *, config: bool = False, own: VARTransformer | None = No
         (folder / "config.json").write_text(json.dumps({"model_type": "var", **stated}))
         return folder
     tokens = own.scales.tokens
-    more = {"lvl_1L": torch.zeros(1, tokens), "attn_bias_for_masking": torch.zeros(1, 1, tokens, tokens)}
+    level = torch.arange(len(own.scales)).repeat_interleave(torch.tensor(own.scales.sizes))
+    bias = torch.where(level[:, None] >= level, 0.0, -torch.inf)
+    more = {"lvl_1L": level[None], "attn_bias_for_masking": bias.view(1, 1, tokens, tokens)}
     more |= {f"blocks.{i}.attn.zero_k_bias": torch.zeros(16) for i in range(own.layers)}
     torch.save({**own.state_dict(), **more}, folder / "var_d2.pth")
     (folder / "var_d2.args.json").write_text(json.dumps({"patch_nums": stated["patch_nums"]}))
@@ -237,7 +239,9 @@ def test_what_cannot_be_loaded_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="depth is stated as 3, and the tensors have 2"):
         load_any(target, device="cpu")
     (tmp_path / "e" / "var_d2.args.json").write_text(json.dumps({"patch_nums": [1, 2, 5]}))
-    with pytest.raises(ModelError, match=r"sides \[1, 2, 5\] are 3 of 30 tokens, and the tensors have 4 of 30"):
+    with pytest.raises(
+        ModelError, match=r"sides \(patch_nums\) \[1, 2, 5\] are 3 of 30 tokens, and the tensors have 4 of 30"
+    ):
         load_any(target, device="cpu")
     for wrong in ("large", [1, "2", 3, 4], [0, 1, 2, 5], [1, 2, 3, 4.0], 4, []):
         (tmp_path / "e" / "var_d2.args.json").write_text(json.dumps({"patch_nums": wrong}))
@@ -246,11 +250,21 @@ def test_what_cannot_be_loaded_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "e" / "var_d2.args.json").write_text(json.dumps({"pn": "1_2_3_4"}))
     assert load_scales(target, device="cpu").scales.sides == SIDES
     (tmp_path / "e" / "var_d2.args.json").write_text(json.dumps({"pn": "1_2_3_4", "num_heads": "many"}))
-    with pytest.raises(ModelError, match="num_heads is stated as many"):
+    with pytest.raises(ModelError, match="num_heads is stated as 'many'"):
         load_any(target, device="cpu")
     (tmp_path / "e" / "var_d2.args.json").unlink()
     with pytest.raises(ModelError, match="4 token maps of 30 tokens together, and does not say of which sides"):
         load_any(target, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["lvl_1L", "attn_bias_for_masking", "blocks.1.attn.zero_k_bias"])
+def test_a_buffer_that_does_not_follow_from_the_sides_is_refused(tmp_path: Path, name: str) -> None:
+    target = files(tmp_path)
+    state = torch.load(target, weights_only=True)
+    for wrong in (state[name] + 1, state[name][..., :-1]):
+        torch.save({**state, name: wrong}, target)
+        with pytest.raises(ModelError, match=f"{name} is not what follows"):
+            load_any(target, device="cpu")
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""What JSON files state of an image model whose published weights hold tensors alone: arguments, and how it samples.
+
+The files are written by people, with the names of the authors' arguments: a key that is not known is a mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+from ..loading.sources import read_json
+from .base import Config, ConfigKeys
+
+# Of files that libraries write: no reference reads them.
+BOOKKEEPING = frozenset(
+    (
+        *("model_type", "architectures", "auto_map", "transformers_version", "torch_dtype", "dtype", "_name_or_path"),
+        *("_class_name", "_diffusers_version", "library_name", "license", "tags"),
+    )
+)
+SAMPLING = ConfigKeys(
+    frozenset(("sampler", "temperature", "top_k", "top_p", "cfg", "cfg_interval")),
+    ignored=BOOKKEEPING | {"_from_model_config", "bos_token_id", "eos_token_id", "pad_token_id"},
+)
+
+
+def stated(folder: Path, stem: str, keys: ConfigKeys) -> Config:
+    """What config.json, args.json and `<stem>.args.json` in a folder state.
+
+    Raises ModelError, with the file, for a key that is refused or not known, and where two files contradict.
+    """
+    config: Config = {}
+    for name in dict.fromkeys(("config.json", "args.json", f"{stem}.args.json" if stem else "args.json")):
+        more = _read(folder / name, keys)
+        for key in more.keys() & config.keys():
+            if more[key] != config[key]:
+                raise ModelError(
+                    f"{folder / name}: {key} is stated as {more[key]!r}, and in another file as {config[key]!r}",
+                    "leave one of them out",
+                )
+        config |= more
+    return config
+
+
+def agree(folder: Path, config: Config, read_off: Mapping[str, Any]) -> None:
+    """Raises ModelError, with the name, for an argument that is stated otherwise than the tensors have it."""
+    for name, value in read_off.items():
+        if name in config and config[name] != value:
+            raise ModelError(
+                f"{folder}: {name} is stated as {config[name]!r}, and the tensors have {value!r}",
+                "correct it, or leave it out",
+            )
+
+
+def sampling(folder: Path) -> Config:
+    """The sampling defaults in a folder's generation_config.json. Raises ModelError for a key that none of them has."""
+    return _read(folder / "generation_config.json", SAMPLING)
+
+
+def _read(file: Path, keys: ConfigKeys) -> Config:
+    try:
+        return keys.read(read_json(file))
+    except ModelError as error:
+        if str(file) in str(error):
+            raise
+        raise ModelError(f"{file}: {error}", error.hint) from error
