@@ -30,6 +30,7 @@ from .loading.placement import choose_device, choose_dtype, guarded, short, stor
 from .loading.quantize import Quantizer, preferred_dtype, quantizer
 from .loading.sources import generation_of, locate, read_json
 from .loading.tokenizers import load_tokenizer
+from .loading.unread import say_left_out
 from .loading.weights import Published, inspect, weight_files
 from .model import LanguageModel
 from .parallel import tensor_parallel
@@ -205,6 +206,7 @@ def load_any(
     shares = tensor_parallel.shares(target, shape) if tp else None
     make_stack = partial(_native, spec, shape, published, kind, target, device_map, quantization or shares)
     stack = guarded(source.name, make_stack, published, kind)
+    say_left_out(source.name, spec, published)
     entry = stack.embed_device
     where = f"on {entry} ({device_reason})"
     if device_map is not None:

@@ -40,7 +40,7 @@ from .dflash_conv import BlockConvolution
 from .dflash_files import DFlashLayout, is_dflash, read_layout
 from .dflash_heads import Selector, Transition
 from .dflash_target import check_target
-from .parameters import fill, is_copy, parameter, target_rows
+from .parameters import fill, is_copy, left_out, parameter, target_rows
 from .vocabulary import find_vocabulary
 
 _OWN = {
@@ -50,7 +50,7 @@ _OWN = {
     "output": "markov_head.markov_w2.weight",
 }
 _NARROW = 0.8  # share of the queries wanted, above which the last layer runs on all of them
-_HARMLESS = (r".*rotary_emb\..*", "d2t", "t2d")
+_HARMLESS = (r".*rotary_emb\.inv_freq", "d2t", "t2d")
 
 
 class BlockLayer(DecoderLayer):
@@ -266,7 +266,7 @@ def load(files: DraftFiles, target: LanguageModel, *, taps: str | None = None) -
         module.head_rows = (target_rows(files, target, vocabulary),)
         lines.append("the head is the target's, its rows for the draft ids")
     lines.append(f"drafts {target.vocab_size if vocabulary is None else len(vocabulary)} of {target.vocab_size} ids")
-    module.about = tuple(lines)
+    module.about = (*lines, *left_out(files, layout.config))
     return module.eval()
 
 

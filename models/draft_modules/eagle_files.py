@@ -24,7 +24,7 @@ from .contracts import DraftFiles
 
 # Of P-EAGLE and DFlash, whose other tensors are those of EAGLE-3, and of a drafter of blocks in EAGLE-1's layout.
 _FOREIGN = ("mask_hidden", "hidden_norm.weight", "block_offsets.weight")
-HARMLESS = (r".*rotary_emb\..*",)
+HARMLESS = (r".*rotary_emb\.inv_freq",)
 
 
 @dataclass(frozen=True, slots=True)

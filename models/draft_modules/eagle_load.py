@@ -14,7 +14,7 @@ from .contracts import DraftFiles, DraftKind, register
 from .eagle import EagleModule
 from .eagle_files import HARMLESS, EagleLayout, is_eagle, read_layout
 from .eagle_taps import find_taps
-from .parameters import fill, is_copy, target_rows
+from .parameters import fill, is_copy, left_out, target_rows
 from .vocabulary import find_vocabulary
 
 
@@ -73,6 +73,7 @@ def load(
         module.head = None if ids is None else target_rows(files, target, ids)
         lines.append("the head is the target's, its rows for the draft ids")
     lines.append(f"drafts {target.vocab_size if ids is None else len(ids)} of {target.vocab_size} ids")
+    lines += left_out(files, config, **({} if own_embedding else {"embed_tokens": target.decoder.embedding}))
     module.about, module.default_k = tuple(lines), _recommended(files.config)
     return module.eval()
 

@@ -31,6 +31,7 @@ from ..loading.weights import Published
 from ..model import LanguageModel
 from ._heads import Head, HeadNames, matrix, read_heads
 from .contracts import DraftFiles, DraftKind, DraftModule, register
+from .parameters import left_out
 
 _BLOCK = re.compile(r"(?P<stem>hydra_mlp\.(?P<head>\d+)\.(?P<block>\d+)\.linear)\.(?:weight|bias)")
 _ENTRY = re.compile(r"(?P<stem>hydra_mlp\.(?P<head>\d+)\.(?P<block>\d+)\.res_connection)\.(?:weight|bias)")
@@ -102,7 +103,9 @@ def _load(files: DraftFiles, target: LanguageModel) -> Hydra:
     read = read_heads(files, target, heads, inputs=inputs)
     module = Hydra(files, target, read, grounded=grounded, prefix=prefix)
     kinds = f"{'' if grounded else 'not '}grounded" + (", behind a layer of their own (Hydra++)" if prefix else "")
-    module.about = (f"{len(heads)} heads of {len(heads[0].blocks)} blocks, {kinds}",)
+    copies = dict.fromkeys(("input_embed_fn", f"{_PREFIX}embed_tokens"), target.decoder.embedding)
+    own = None if prefix is None else prefix.config
+    module.about = (f"{len(heads)} heads of {len(heads[0].blocks)} blocks, {kinds}", *left_out(files, own, **copies))
     return module
 
 

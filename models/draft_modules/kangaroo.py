@@ -31,10 +31,10 @@ from ..model import LanguageModel
 from ..plan import Plan
 from ..rope import Rope
 from .contracts import DraftFiles, DraftKind, DraftModule, register
-from .parameters import fill, parameter
+from .parameters import fill, left_out, parameter
 
 _EXIT = 2  # the authors' for models of 7 billion parameters
-_HARMLESS = (r".*rotary_emb\..*", r"embed_tokens\.weight", r"lm_head\.weight")
+_HARMLESS = (r".*rotary_emb\.inv_freq", r"embed_tokens\.weight", r"lm_head\.weight")
 
 
 class AdapterLayer(DecoderLayer):
@@ -144,7 +144,11 @@ def _load(files: DraftFiles, target: LanguageModel, *, layers: int | None = None
     )
     module.rope = _rope(config)
     reason = "as requested" if layers else "exit_layer of its config" if stated else "the authors' default"
-    module.about = (f"reads the output of the first {exit_layers} layers: {reason}",)
+    theirs = {"embed_tokens": target.decoder.embedding}
+    if isinstance(head := getattr(target.decoder, "head", None), nn.Module):
+        theirs["lm_head"] = head.weight
+    about = f"reads the output of the first {exit_layers} layers: {reason}"
+    module.about = (about, *left_out(files, config, **theirs))
     return module
 
 

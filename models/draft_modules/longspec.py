@@ -39,7 +39,7 @@ from ..model import LanguageModel
 from ..plan import Plan
 from ..rope import Rope, apply_rotary
 from .contracts import DraftFiles, DraftKind, DraftModule, register
-from .parameters import fill, parameter
+from .parameters import fill, left_out, parameter
 
 _QUERY = "cross_attn.q_proj.weight"
 _WINDOW = 512
@@ -176,7 +176,8 @@ def _load(files: DraftFiles, target: LanguageModel) -> LongSpecModule:
         device=target.device,
     )
     module.rope = Rope(torch.tensor(config.frequencies, device="cpu"), config.rope_scale)
-    module.about = (f"a layer of width {config.width}, a window of {config.window}, keys of the target's last layer",)
+    about = f"a layer of width {config.width}, a window of {config.window}, keys of the target's last layer"
+    module.about = (about, *left_out(files, config))
     return module
 
 

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from ..decoder_config import DecoderConfig
 from ..errors import ModelError, listed
 from ..finite import damaged
 from ..kernels import layout
 from ..kernels.cpu import int8
-from ..loading.weights import read
+from ..loading.unread import other_frequencies
+from ..loading.weights import read, tensors_of
 from ..model import LanguageModel
 from .contracts import DraftFiles
 
@@ -66,6 +68,23 @@ def fill(
         owner, _, leaf = name.rpartition(".")
         weight = room if name in by_rows else multiplied(files, room)
         setattr(module.get_submodule(owner), leaf, nn.Parameter(weight, requires_grad=False))
+
+
+def left_out(files: DraftFiles, config: DecoderConfig | None, **copies: Tensor) -> tuple[str, ...]:
+    """Lines on tensors that are not read: a drafter changes how much is accepted, and no text.
+
+    Args:
+        config: of its layers, whose rotary frequencies are used whatever the file holds; None where it has none.
+        copies: by their names, the target's tensors that are used in the place of those.
+    """
+    others = [] if config is None else list(other_frequencies(config, files.published))
+    lines = [f"{listed(others, 3)}: not the rotary frequencies of its config, whose own are used"] if others else []
+    for name, theirs in copies.items():
+        if f"{name}.weight" in files.published:
+            (own,) = tensors_of(files.published, f"{name}.weight")
+            if not is_copy(own.to(theirs.device, theirs.dtype), theirs):
+                lines.append(f"{name}.weight differs from the target's, which is used")
+    return tuple(lines)
 
 
 def _check(files: DraftFiles, wanted: Mapping[str, tuple[str, int, tuple[int, ...]]], harmless: Iterable[str]) -> None:

@@ -99,7 +99,8 @@ class FamilySpec:
     has: tuple[str, ...] = ()  # tensors that tell it from a family with the same config; without tensors it is that one
     lacks: tuple[str, ...] = ()
     block_in_name: str = ""  # block-causal: a pattern whose first group is the width, in a checkpoint's name
-    harmless: tuple[str, ...] = ()  # patterns of published tensors that need not be loaded
+    harmless: tuple[str, ...] = ()  # patterns of published tensors that the decoder does not read
+    pictured: tuple[str, ...] = ()  # patterns of those among them that `imaging` reads
     twin: Callable[[str], str | None] = lambda name: None  # the other published name of a tensor that two modules share
     convert: Callable[[str, Tensor, DecoderConfig], Tensor] = lambda name, tensor, config: tensor
     imaging: str = ""  # image models: "module:function" that builds their interface from `ImagingParts`

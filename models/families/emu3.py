@@ -75,6 +75,7 @@ EMU3 = register(
         shift=1,
         keys=EMU3_KEYS,
         harmless=(*HARMLESS, *(prefix.replace(".", r"\.") + ".*" for prefix in VQ_PREFIXES)),
+        pictured=tuple(prefix.replace(".", r"\.") + r"(?!encoder\.|quant_conv\.).*" for prefix in VQ_PREFIXES),
         imaging="pardec.models.images.emu3:build",
         draws="text",
         positions=lambda config: text_config(config).get("max_position_embeddings", _POSITIONS),

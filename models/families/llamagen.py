@@ -167,6 +167,7 @@ LLAMAGEN = register(
         shift=1,
         keys=KEYS,
         harmless=(r"cls_embedding\..*", "freqs_cis"),
+        pictured=(r"cls_embedding\..*",),
         convert=to_halves,
         imaging="pardec.models.images.llamagen:build",
         positions=lambda config: int(config.get("cls_token_num", 1)) + int(config["block_size"]),

@@ -33,6 +33,7 @@ from ..loading.kinds import NEXTSTEP
 from ..loading.modules import fill_modules, named_tensors
 from ..loading.sources import Source, read_json
 from ..loading.tokenizers import load_tokenizer
+from ..loading.unread import say_left_out
 from ..loading.weights import Published, count_parts, unwrapped
 from .base import Config, FamilySpec, require
 from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, shape
@@ -212,6 +213,7 @@ def load_nextstep(
     assemble.fill(
         SPEC, stack, expected, used, dtype=dtype, device_of=lambda name: device, memory=assemble.matmul_memory
     )
+    say_left_out(source.name, SPEC, theirs)
     head = FlowHead(
         network,
         int(settings.get("num_sampling_steps", STEPS)),

@@ -1,25 +1,28 @@
-"""Published tensors that the decoder does not read: each is what it computes from others, or a refusal.
+"""Published tensors that the decoder does not read: what it computes from others, a refusal, or left out with a word.
 
 Old files hold the rotary frequencies, some repeat a tied head or the weights of an encoder that the decoder shares.
+Parts that nothing here computes with, such as a tower that sees images, are named in one line.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from ..decoder_config import DecoderConfig
-from ..errors import ModelError
+from ..errors import ModelError, listed
 from ..families import FamilySpec
 from .weights import Published, tensors_of
 
 _FREQUENCIES = re.compile(r"(?:.*\.)?(?:layers|blocks)\.(\d+)\..*rotary_emb\.inv_freq|.*rotary_emb\.inv_freq")
 _ROUNDING = 5e-3  # of frequencies that were stored in 16 bits at some time
 _TABLE = "freqs_cis"  # of the rotation over an image's grid
+_SCALE = re.compile(r".*\.[kv]_scale")  # by which keys or values are divided where a cache has them in 8 bits
 
 
 def has_own_head(config: DecoderConfig, published: Mapping[str, Published], embed: str, head: str) -> bool:
@@ -42,27 +45,70 @@ def same(published: Mapping[str, Published], first: str, second: str) -> bool:
 
 def check_unread(spec: FamilySpec, config: DecoderConfig, published: Mapping[str, Published]) -> None:
     """Raises ModelError, with the name, for an unread tensor that is not what the decoder computes."""
+    check_frequencies(config, published)
+    for name in published:
+        if name == _TABLE and config.grid is not None:
+            (tensor,) = tensors_of(published, name)
+            if not _is_grid(tensor, config, config.grid):
+                raise ModelError(f"{name} is not the rotation of this configuration", "leave it out of the file")
+        unread = any(re.fullmatch(pattern, name) for pattern in spec.harmless)
+        twin = spec.twin(name) if unread else None
+        if twin is not None and twin not in published:
+            raise ModelError(
+                f"{name} is not known: a {spec.name} model has no tensor {twin}",
+                "check that config.json and the weights belong together",
+            )
+        if twin is not None and not same(published, name, twin):
+            raise ModelError(
+                f"{name} differs from {twin}, and in a {spec.name} model they are one tensor",
+                "a checkpoint whose two passes have weights of their own is not supported",
+            )
+
+
+def check_frequencies(config: DecoderConfig, published: Mapping[str, Published]) -> None:
+    """Raises ModelError, with the name, for rotary frequencies in a file that are not those of the config."""
+    for name, tensor in other_frequencies(config, published).items():
+        raise ModelError(
+            f"{name} is not the rotary frequencies of this config.json ({_range(tensor)})",
+            "correct rope_theta or rope_parameters; where the buffer is stale, leave it out of the file",
+        )
+
+
+def other_frequencies(config: DecoderConfig, published: Mapping[str, Published]) -> dict[str, Tensor]:
+    """Rotary frequencies in a file that are not those of the config."""
+    others: dict[str, Tensor] = {}
     for name, entry in published.items():
         if match := _FREQUENCIES.fullmatch(name):
             (tensor,) = tensors_of(published, name)
             layers = range(config.layers) if match[1] is None else [min(int(match[1]), config.layers - 1)]
             own = {config.of(layer).frequencies for layer in layers}
             if entry.dtype is None or not any(_are_frequencies(tensor, each) for each in own):
-                raise ModelError(
-                    f"{name} is not the rotary frequencies of this config.json ({_range(tensor)})",
-                    "correct rope_theta or rope_parameters; where the buffer is stale, leave it out of the file",
-                )
-        elif name == _TABLE and config.grid is not None:
-            (tensor,) = tensors_of(published, name)
-            if not _is_grid(tensor, config, config.grid):
-                raise ModelError(f"{name} is not the rotation of this configuration", "leave it out of the file")
-        unread = any(re.fullmatch(pattern, name) for pattern in spec.harmless)
-        twin = spec.twin(name) if unread else None
-        if twin is not None and twin in published and not same(published, name, twin):
-            raise ModelError(
-                f"{name} differs from {twin}, and in a {spec.name} model they are one tensor",
-                "a checkpoint whose two passes have weights of their own is not supported",
-            )
+                others[name] = tensor
+    return others
+
+
+def say_left_out(name: str, spec: FamilySpec, published: Mapping[str, Published]) -> None:
+    """Warns, in one line, of the tensors of the model `name` that are neither read nor compared with what is."""
+    scales, rest = [], []
+    for each in sorted(published):
+        read_else = any(re.fullmatch(pattern, each) for pattern in spec.pictured) or spec.twin(each) is not None
+        if read_else or _FREQUENCIES.fullmatch(each) or each == _TABLE:
+            continue
+        if any(re.fullmatch(pattern, each) for pattern in spec.harmless):
+            (scales if _SCALE.fullmatch(each) else rest).append(each)
+    scales = [
+        each for each, value in zip(scales, tensors_of(published, *scales), strict=True) if not bool((value == 1).all())
+    ]
+    if scales:
+        warnings.warn(
+            f"{name}: {len(scales)} scales of a KV cache in 8 bits are left out, as no such cache is used here: "
+            f"{listed(scales, 3)}",
+            stacklevel=3,
+        )
+    if rest:
+        warnings.warn(
+            f"{name}: {len(rest)} tensors that nothing here computes with are left out: {listed(rest, 3)}", stacklevel=3
+        )
 
 
 def _are_frequencies(tensor: Tensor, own: tuple[float, ...]) -> bool:

@@ -61,6 +61,10 @@ def test_absent_keys_are_llamas_and_copies_of_the_target_are_left_alone(tmp_path
     more = {"embed_tokens.weight": random(40, 16), "layers.0.self_attn.rotary_emb.inv_freq": random(4)}
     module = loaded(tmp_path, tensors | more, short)
     assert module.parameter_count == sum(value.numel() for value in tensors.values())
+    assert module.about[1:] == (
+        "layers.0.self_attn.rotary_emb.inv_freq: not the rotary frequencies of its config, whose own are used",
+        "embed_tokens.weight differs from the target's, which is used",
+    )
 
 
 @pytest.mark.parametrize(
