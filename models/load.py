@@ -23,7 +23,7 @@ from .images.contracts import CodeImaging, ImagingParts
 from .loading import assemble, configs
 from .loading.arguments import check, exclusive
 from .loading.catalog import EMBEDDED, embedded_names
-from .loading.decoding_config import Overrides, build_decoding_config, check_autoregressive
+from .loading.decoding_config import Overrides, build_decoding_config, check_autoregressive, check_tokenizer
 from .loading.kinds import NEXTSTEP
 from .loading.lora import Adapter, read_adapter
 from .loading.placement import choose_device, choose_dtype, guarded, short, stored_dtype
@@ -194,6 +194,8 @@ def load_any(
         name=source.name,
         overrides=Overrides(mask_id, block, shift, attention),
     )
+    if attention is None and source.folder.parent != EMBEDDED:
+        check_tokenizer(source.name, spec, config, tokenizer, shape.vocab)
     published = published or inspect(weight_files(source.folder))
     shape = assemble.as_published(spec, shape, published)
     if lora is not None:

@@ -11,7 +11,14 @@ from .errors import ModelError
 from .families import FAMILIES, FamilySpec, Unsupported, architecture, mar, match, var
 from .families.llamagen import read_config
 from .loading import configs
-from .loading.decoding_config import build_decoding_config, check_autoregressive, describe_ends, end_ids
+from .loading.catalog import EMBEDDED
+from .loading.decoding_config import (
+    build_decoding_config,
+    check_autoregressive,
+    check_tokenizer,
+    describe_ends,
+    end_ids,
+)
 from .loading.kinds import IMAGE_MODELS, NEXTSTEP
 from .loading.sources import MAR_FILE, Source, locate, read_json
 from .loading.tokenizers import load_tokenizer
@@ -97,6 +104,8 @@ def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = Non
         generation = read_json(source.folder / "generation_config.json")
         tokenizer = load_tokenizer(source.tokenizer)
         decoding = build_decoding_config(spec, config, generation, tokenizer, vocab=shape.vocab, name=source.name)
+        if source.folder.parent != EMBEDDED:
+            check_tokenizer(source.name, spec, config, tokenizer, shape.vocab)
         values = {"attention": decoding.attention, "shift": decoding.shift, "mask": decoding.mask_id}
         values["block"] = decoding.block
         description |= {

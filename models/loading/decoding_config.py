@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from ..errors import ArgumentError, ModelError, did_you_mean
-from ..families import FamilySpec
+from ..families import FamilySpec, architecture
 from ..families.base import BLOCK_KEYS
 from ..model import Attention, BlockDenoising, DecodingConfig
 from .arguments import check_whole
+
+_MASKS = ("<|mask|>", "<|MASK|>", "<|mdm_mask|>", "[MASK]")  # names of mask tokens that a tokenizer may not call so
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,52 @@ def check_autoregressive(
         'load it with attention="bidirectional" (--attention), and shift=0 where predictions stand at their own '
         'position; or with attention="causal" to decode it token by token',
     )
+
+
+def check_tokenizer(name: str, spec: FamilySpec, config: Mapping[str, Any], tokenizer: Any | None, vocab: int) -> None:
+    """Warns of a model that is decoded token by token, and whose tokenizer alone has a mask token.
+
+    Args:
+        name: of the checkpoint.
+        spec: its family.
+        config: its config.json, which names no mask token.
+        tokenizer: its tokenizer; None where it has none.
+        vocab: how many ids the model has.
+
+    Raises:
+        ModelError: its architecture says as well that it is no autoregressive model.
+    """
+    if spec.attention != "causal" or spec.imaging or tokenizer is None:
+        return
+    token, number = _own_mask(tokenizer)
+    if number is None or number >= vocab or (token == "<mask>" and spec.name.startswith("gemma")):  # of its vocabulary
+        return
+    how = (
+        f'load it with attention="bidirectional", mask_id={number} (--attention, --mask-id), and shift=0 where '
+        "predictions stand at their own position"
+    )
+    problem = f"the tokenizer of {name} has a mask token, {token!r} (id {number}), and its config.json names none"
+    if re.search("mask|diffus", architecture(config), re.IGNORECASE):
+        raise ModelError(
+            f"{problem}; by its architecture {architecture(config)!r} it is a masked model, published as an "
+            "autoregressive one",
+            f'{how}; or with attention="causal" to decode it token by token',
+        )
+    warnings.warn(
+        f'{problem}: it is decoded token by token. If it is a masked model, {how}; attention="causal" says that it is '
+        "none",
+        stacklevel=3,
+    )
+
+
+def _own_mask(tokenizer: Any) -> tuple[str, int | None]:
+    """The mask token of a tokenizer and its id: the one it names, or a special token that is called so."""
+    named, number = getattr(tokenizer, "mask_token", None), getattr(tokenizer, "mask_token_id", None)
+    if named is not None and number is not None:
+        return str(named), int(number)
+    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    special = {str(token): int(at) for at, token in added.items() if getattr(token, "special", False)}
+    return next(((token, special[token]) for token in _MASKS if token in special), ("", None))
 
 
 def _block(spec: FamilySpec, config: dict[str, Any], name: str, override: int | None) -> tuple[int | None, str]:

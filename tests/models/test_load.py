@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -401,6 +403,57 @@ def test_a_masked_model_published_as_an_autoregressive_one_is_refused(file, mode
         load(tmp_path, device="cpu", attention="block-causal")
     with pytest.raises(ModelError, match="needs the id of its mask token"):
         load(llama_folder(tmp_path / "plain"), device="cpu", attention="bidirectional")
+
+
+def said_of_masks(folder):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        load(folder, device="cpu")
+        describe(folder)
+    return [str(each.message) for each in said if "mask token" in str(each.message)]
+
+
+def with_tokens(folder, *tokens, **settings):
+    """A Llama's folder with the embedded tokenizer, in which special `tokens` are added and settings replaced."""
+    config = llama_config(vocab_size=400)
+    write_checkpoint(folder, config, llama_tensors(config))
+    shutil.copytree(catalog.TOKENIZER, folder, dirs_exist_ok=True)
+    file = folder / "tokenizer_config.json"
+    stated = json.loads(file.read_text()) | {"mask_token": None} | settings
+    file.write_text(json.dumps(stated))
+    words = json.loads((folder / "tokenizer.json").read_text())
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    for number, token in enumerate(tokens, 370):
+        words["added_tokens"].append({"id": number, "content": token, "special": True, **plain})
+    (folder / "tokenizer.json").write_text(json.dumps(words))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("tokens", "settings", "token"),
+    [((), {"mask_token": "<mask>"}, "<mask>"), (("<|mask|>",), {}, "<|mask|>"), (("[MASK]",), {}, "[MASK]")],
+)
+def test_a_mask_token_that_only_the_tokenizer_names_is_said_in_one_line(tokens, settings, token, tmp_path):
+    folder = with_tokens(tmp_path, *tokens, **settings)
+    said = said_of_masks(folder)
+    assert len(said) == 2  # load and describe
+    assert f"{token!r} (id " in said[0]
+    assert 'attention="bidirectional"' in said[0]
+    number = int(re.search(r"mask_id=(\d+)", said[0])[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        masked = load(folder, device="cpu", attention="bidirectional", mask_id=number, shift=0)
+        assert not load(folder, device="cpu", attention="causal").decoding_config.masked
+    assert masked.decoding_config.mask_id == number
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForMaskedDiffusion"]}))
+    with pytest.raises(ModelError, match="it is a masked model, published as an autoregressive one"):
+        load(folder, device="cpu")
+
+
+def test_a_tokenizer_without_a_mask_token_is_loaded_without_a_word(tmp_path):
+    assert not said_of_masks(with_tokens(tmp_path / "a", "<|fim_middle|>", "<|mask_start|>"))
+    assert not said_of_masks("tiny-llama")  # its tokenizer is shared with masked models
 
 
 def test_a_masked_model_of_a_native_family_is_loaded_as_one(tmp_path):
