@@ -18,7 +18,10 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ModelError, one_line
+from ..hf.adapt import check_info
 from ..loading.sources import read_json
+from ..loading.unread import check_numbers
+from ..loading.weights import inspect
 from .captioned import CaptionedImaging, codes, grid, reader
 from .contracts import ImageLayout, ImagingParts
 
@@ -70,12 +73,18 @@ class DiffusersVQ(torch.nn.Module):
         from diffusers import VQModel
 
         super().__init__()
+        check_numbers(str(folder), {}, inspect(folder.glob("*.safetensors")))
         try:
-            vq = VQModel.from_pretrained(
-                folder, local_files_only=True, torch_dtype=torch.float32, lookup_from_codebook=True
+            vq, info = VQModel.from_pretrained(
+                folder,
+                local_files_only=True,
+                torch_dtype=torch.float32,
+                lookup_from_codebook=True,
+                output_loading_info=True,
             )
         except Exception as error:  # diffusers and its files fail in many ways
             raise ModelError(f"{folder} does not hold a VQ model that can be used: {one_line(error)}") from error
+        check_info(vq, info)
         self.vq = vq.to(device).eval().requires_grad_(False)
 
     @property

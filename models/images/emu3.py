@@ -131,6 +131,9 @@ def build(parts: ImagingParts) -> Emu3Imaging:
             f"{vq.config.codebook_size}",
             "name the image tokenizer that it was trained with",
         )
+    area = parts.config.get("image_area") or _area(parts) or _AREA
+    if not isinstance(area, int) or area < 1:
+        raise ModelError(f"image_area of {name} is {area!r}", "it is how many pixels an image has")
     settings = read_json(parts.source.folder / "generation_config.json")
     own = {key: settings[key] for key in ("temperature", "top_k", "top_p") if settings.get(key) is not None}
     if settings.get("guidance_scale"):
@@ -140,7 +143,7 @@ def build(parts: ImagingParts) -> Emu3Imaging:
         parts.embedding,
         vq=vq,
         downsample=8 if vq is None else vq.downsample,
-        area=int(parts.config.get("image_area") or _area(parts) or _AREA),
+        area=area,
         defaults=own,
         name=name,
     )

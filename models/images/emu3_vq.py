@@ -88,7 +88,9 @@ class Emu3VQ:
 
     def check(self) -> None:
         """Raises ModelError unless the tensors are those of the config."""
-        shapes = {_name(name): _Shape(_flat(_name(name), entry.shape)) for name, entry in self.published.items()}
+        shapes = {
+            _name(name): _Shape(_flat(_name(name), entry.shape), entry.dtype) for name, entry in self.published.items()
+        }
         present = {name: shape for name, shape in shapes.items() if not name.endswith(_COUNTERS)}
         state = self._empty().state_dict()
         expected = {name: tuple(value.shape) for name, value in state.items() if not name.endswith(_COUNTERS)}
@@ -134,6 +136,7 @@ class Emu3VQ:
 @dataclass(frozen=True)
 class _Shape:
     shape: tuple[int, ...]
+    dtype: torch.dtype | None
 
 
 def _name(name: str) -> str:
@@ -167,6 +170,11 @@ def _config(own: dict[str, Any], origin: str) -> Any:
 
 def _range(folder: Path) -> tuple[Tensor, Tensor]:
     """Mean and deviation, by which the folder's processor normalises pixels in [0, 1]."""
-    settings = read_json(folder / "preprocessor_config.json")
-    values = [torch.tensor(settings.get(name) or [0.5] * 3).expand(3) for name in ("image_mean", "image_std")]
+    file, values = folder / "preprocessor_config.json", []
+    for name in ("image_mean", "image_std"):
+        stated = read_json(file).get(name) or [0.5] * 3
+        try:
+            values.append(torch.tensor(stated, dtype=torch.float32).expand(3))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ModelError(f"{file}: {name} is {stated!r}", "it is a number, or one for each colour") from error
     return values[0], values[1]

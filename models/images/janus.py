@@ -95,7 +95,12 @@ class JanusImaging(OneSize):
     def ids(self, caption: str) -> Tensor:
         """[P] int64: the prompt of a caption as the library's processor makes it, up to <begin_of_image>."""
         messages = [{"role": "user", "content": [{"type": "text", "text": caption}]}]
-        prompt = self.processor.apply_chat_template(messages, add_generation_prompt=True)
+        try:
+            prompt = self.processor.apply_chat_template(messages, add_generation_prompt=True)
+        except Exception as error:  # a template is a program
+            raise ModelError(
+                f"the chat template of {self.name} cannot be used: {one_line(error)}", "fetch chat_template.jinja again"
+            ) from error
         opening = self.processor.tokenizer.bos_token
         once = {"add_special_tokens": False} if opening and prompt.startswith(opening) else {}
         inputs = self.processor(text=prompt, generation_mode="image", return_tensors="pt", **once)

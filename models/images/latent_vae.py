@@ -57,8 +57,11 @@ class LatentVAE:
         if self._network is None:
             from diffusers import AutoencoderKL  # slow to import
 
-            with torch.device("meta"):
-                network: Any = AutoencoderKL(**self._arguments)
+            try:
+                with torch.device("meta"):
+                    network: Any = AutoencoderKL(**self._arguments)
+            except Exception as error:  # whatever a config of impossible sizes leads to
+                raise ModelError(f"{self.folder}: config.json describes no autoencoder: {one_line(error)}") from error
             network.encoder = network.quant_conv = None
             expected = network.state_dict()
             levels = len(self._arguments["block_out_channels"])

@@ -62,6 +62,9 @@ class Shaped(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
 
+    @property
+    def dtype(self) -> torch.dtype | None: ...
+
 
 def check_names(file: Path | str, tensors: Mapping[str, Shaped], expected: dict[str, tuple[int, ...]]) -> None:
     """Raise ModelError unless the tensors are exactly the wanted ones, by name and shape, and hold weights."""
@@ -74,7 +77,7 @@ def check_names(file: Path | str, tensors: Mapping[str, Shaped], expected: dict[
     for name, shape in expected.items():
         if tuple(tensors[name].shape) != shape:
             raise ModelError(f"{file}: {name} has shape {list(tensors[name].shape)}, expected {list(shape)}")
-    foreign = [name for name in expected if isinstance(each := tensors[name], Tensor) and not each.is_floating_point()]
+    foreign = [name for name in expected if (kind := tensors[name].dtype) is None or not kind.is_floating_point]
     if foreign:
         raise ModelError(f"{file}: {len(foreign)} tensors are not floating-point: {listed(foreign, 3)}", AGAIN)
 

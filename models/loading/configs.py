@@ -19,7 +19,7 @@ from .weights import Published
 _LAYERS = frozenset(
     (
         *("num_hidden_layers", "num_layers", "n_layers", "n_layer", "encoder_depth", "decoder_depth", "diffloss_d"),
-        *("depth", "num_res_blocks"),  # of the parts of Janus that see and draw
+        *("depth", "num_res_blocks", "fm_head_layers"),  # of the parts of Janus that see and draw
     )
 )
 _SIZES = frozenset(
@@ -28,14 +28,14 @@ _SIZES = frozenset(
         *("intermediate_size", "moe_intermediate_size", "mlp_hidden_size", "ffn_hidden", "n_inner", "multiple_of"),
         *("head_dim", "num_attention_heads", "num_key_value_heads", "n_heads", "n_head", "n_kv_heads", "n_kv_head"),
         *("vocab_size", "embedding_size", "class_num", "buffer_size", "token_size"),
-        "img_size",
+        *("img_size", "fm_head_dim", "latent_channels", "latent_patch_size", "latent_size"),
         *("num_experts", "num_local_experts", "n_routed_experts", "cls_token_num", *BLOCK_KEYS),
     )
 )
 _WHOLE = frozenset(
     (
         *("bos_token_id", "pad_token_id", "mask_token_id", "max_position_embeddings", "max_sequence_length"),
-        *("sliding_window", "n_positions"),
+        *("sliding_window", "n_positions", "image_seq_length"),
     )
 )
 _POSITIVE = frozenset(
@@ -49,6 +49,7 @@ _KINDS: Mapping[str, tuple[type, str]] = {
     "rope_parameters": (dict, "an object"),
     "architectures": (list, "a list"),
     "model_type": (str, "text"),
+    "vq_config": (dict, "an object"),
 }
 _CHEAP = 2**16  # sizes up to this are harmless; published configs may hold unused ones
 _FEW = 256  # layers that may be built before missing tensors are noticed

@@ -15,6 +15,14 @@ _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "mask_token", "s
 
 def load_tokenizer(folder: Path) -> Any | None:
     """The tokenizer of a checkpoint folder, None if it has none. Raises ModelError if the one it has cannot be used."""
+    tokenizer = _load(folder)
+    most = getattr(tokenizer, "model_max_length", None)
+    if most is not None and not isinstance(most, int | float):
+        raise ModelError(f"{folder}/tokenizer_config.json: model_max_length is {most!r}, and a number is needed")
+    return tokenizer
+
+
+def _load(folder: Path) -> Any | None:
     if not any((folder / name).is_file() for name in _FILES):
         return None
     from transformers import AutoTokenizer

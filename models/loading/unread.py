@@ -10,6 +10,7 @@ import math
 import re
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError, listed
 from ..families import FamilySpec
-from .weights import Published, tensors_of
+from .weights import AGAIN, Published, tensors_of
 
 _FREQUENCIES = re.compile(r"(?:.*\.)?(?:layers|blocks)\.(\d+)\..*rotary_emb\.inv_freq|.*rotary_emb\.inv_freq")
 _ROUNDING = 5e-3  # of frequencies that were stored in 16 bits at some time
@@ -85,6 +86,19 @@ def other_frequencies(config: DecoderConfig, published: Mapping[str, Published])
             if entry.dtype is None or not any(_are_frequencies(tensor, each) for each in own):
                 others[name] = tensor
     return others
+
+
+def check_numbers(name: str, config: Mapping[str, Any], published: Mapping[str, Published]) -> None:
+    """Raises ModelError for weights that are no floating-point numbers, in a checkpoint that is not quantised.
+
+    transformers casts them.
+    """
+    configs = [config, *(inner for inner in config.values() if isinstance(inner, dict))]
+    if any(inner.get("quantization_config") for inner in configs):
+        return
+    foreign = [each for each, entry in published.items() if entry.dtype is None and each.endswith((".weight", ".bias"))]
+    if foreign:
+        raise ModelError(f"{name}: {len(foreign)} tensors are not floating-point: {listed(foreign, 3)}", AGAIN)
 
 
 def say_left_out(name: str, spec: FamilySpec, published: Mapping[str, Published]) -> None:
