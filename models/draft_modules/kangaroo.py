@@ -145,8 +145,8 @@ def _load(files: DraftFiles, target: LanguageModel, *, layers: int | None = None
     module.rope = _rope(config)
     reason = "as requested" if layers else "exit_layer of its config" if stated else "the authors' default"
     theirs = {"embed_tokens": target.decoder.embedding}
-    if isinstance(head := getattr(target.decoder, "head", None), nn.Module):
-        theirs["lm_head"] = head.weight
+    if isinstance(head := getattr(getattr(target.decoder, "head", None), "weight", None), Tensor):
+        theirs["lm_head"] = head
     about = f"reads the output of the first {exit_layers} layers: {reason}"
     module.about = (about, *left_out(files, config, **theirs))
     return module

@@ -147,7 +147,7 @@ def check_autoregressive(
     )
 
 
-def check_tokenizer(name: str, spec: FamilySpec, config: Mapping[str, Any], tokenizer: Any | None, vocab: int) -> None:
+def check_tokenizer(name: str, spec: FamilySpec, config: dict[str, Any], tokenizer: Any | None, vocab: int) -> None:
     """Warns of a model that is decoded token by token, and whose tokenizer alone has a mask token.
 
     Args:

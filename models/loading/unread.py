@@ -103,7 +103,8 @@ def check_numbers(name: str, config: Mapping[str, Any], published: Mapping[str, 
 
 def say_left_out(name: str, spec: FamilySpec, published: Mapping[str, Published]) -> None:
     """Warns, in one line, of the tensors of the model `name` that are neither read nor compared with what is."""
-    scales, rest = [], []
+    scales: list[str] = []
+    rest: list[str] = []
     for each in sorted(published):
         read_else = any(re.fullmatch(pattern, each) for pattern in spec.pictured) or spec.twin(each) is not None
         if read_else or _FREQUENCIES.fullmatch(each) or each == _TABLE:

@@ -64,6 +64,8 @@ def use(kind: str, folder: Path) -> None:
         more: dict[str, Any] = {"decoder": folder / "vision"} if kind == "emu3-authors" else {}
         model = pardec.load(folder, device="cpu", **more)
         imaging: Any = model.imaging
+        if imaging is None:  # damage of the config made it another kind of model
+            return
         if kind == "nextstep":
             model.prepare("a red circle", sampler="sequential")
             imaging.decode(torch.zeros(1, 3, 3, nextstep_files.CHANNELS * nextstep_files.PATCH**2))
