@@ -30,7 +30,7 @@ from .loading.placement import choose_device, choose_dtype, guarded, short, stor
 from .loading.quantize import Quantizer, preferred_dtype, quantizer
 from .loading.sources import generation_of, locate, read_json
 from .loading.tokenizers import load_tokenizer
-from .loading.unread import check_numbers, say_left_out
+from .loading.unread import check_floating, say_left_out
 from .loading.weights import Published, inspect, weight_files
 from .model import LanguageModel
 from .parallel import tensor_parallel
@@ -167,7 +167,7 @@ def load_any(
                     f"leave {name} out",
                 )
         check_autoregressive(source.name, None, config, read_json(source.folder / "generation_config.json"))
-        check_numbers(source.name, config, published)
+        check_floating(source.name, config, published)
         placement: Any = {"device": target, "reason": device_reason, "dtype": dtype, "device_map": device_map}
         try:
             return _described(load_adapter(source, config, why, **placement, quantize=quantize, lora=lora), lora)

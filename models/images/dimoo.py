@@ -20,7 +20,7 @@ from torch import Tensor
 from ..errors import ArgumentError, ModelError, one_line
 from ..hf.adapt import check_info
 from ..loading.sources import read_json
-from ..loading.unread import check_numbers
+from ..loading.unread import check_floating
 from ..loading.weights import inspect
 from .captioned import CaptionedImaging, codes, grid, reader
 from .contracts import ImageLayout, ImagingParts
@@ -73,7 +73,7 @@ class DiffusersVQ(torch.nn.Module):
         from diffusers import VQModel
 
         super().__init__()
-        check_numbers(str(folder), {}, inspect(folder.glob("*.safetensors")))
+        check_floating(str(folder), {}, inspect(folder.glob("*.safetensors")))
         try:
             vq, info = VQModel.from_pretrained(
                 folder,

@@ -88,7 +88,7 @@ def other_frequencies(config: DecoderConfig, published: Mapping[str, Published])
     return others
 
 
-def check_numbers(name: str, config: Mapping[str, Any], published: Mapping[str, Published]) -> None:
+def check_floating(name: str, config: Mapping[str, Any], published: Mapping[str, Published]) -> None:
     """Raises ModelError for weights that are no floating-point numbers, in a checkpoint that is not quantised.
 
     transformers casts them.
