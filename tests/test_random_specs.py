@@ -40,6 +40,12 @@ def test_random_specs_keep_constraints_and_rows_apart(start: int) -> None:
         ),
         Case("toy llada", "dsb+spacing+threshold", [[1, 2, 3], [4]], {"seed": 2, "max_new_tokens": 9, "stop_ids": []}),
         Case("toy nemotron", "smoothing", [[1], [2, 3, 4]], {"seed": 3, "max_new_tokens": 9, "stop_ids": []}, [4, 9]),
+        Case(
+            "tiny-nemotron",
+            "edit+prophet:length=3+smoothing:most=0.5",
+            ["Tom", "Reverse the list: 4 7 2 9 1.", "Tom"],
+            {"seed": 820, "max_new_tokens": 10, "block_length": 2, "block_align": "absolute", "stop_ids": []},
+        ),
         Case("toy dream", "dus", [[1], [2, 3]], {"seed": 3, "max_new_tokens": 9, "stop_ids": []}, [5, 9]),
     ],
     ids=str,

@@ -33,9 +33,15 @@ class Selection:
     def wanted(self, query: QuerySpec) -> np.ndarray:
         """[B, W] bool: the positions of the active block that are to be predicted."""
         canvas = self.canvas
-        if self.every:
+        only = None if query.only is None else query.only.cpu().numpy()
+        if not self.every:
+            return canvas.eligible_host if only is None else canvas.eligible_host & only
+        if only is None:
             return canvas.active_host
-        return canvas.eligible_host if query.only is None else canvas.eligible_host & query.only.cpu().numpy()
+        # A forward that stores what is before the block predicts nothing else; there is nothing to revise yet.
+        committed = ~canvas.eligible_host if query.shifted is None else ~(canvas.eligible_host | query.shifted[:, None])
+        wanted: np.ndarray = canvas.active_host & (only | committed)
+        return wanted
 
     def queries(self, query: QuerySpec) -> Queries:
         """The positions of `query`, and those whose outputs predict the wanted ones.
