@@ -6,14 +6,56 @@ What they prepare is saved in a folder of the session, and not in the user's.
 from __future__ import annotations
 
 import gc
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from itertools import count
+from typing import Any
 
 import pytest
 import torch
 
 from pardec.models.kernels.cpu import library, panels
 
+from .grids import covering
+
 torch.set_num_threads(1)
+
+LONGEST_SLOW = 7200  # seconds, for one test that is marked slow and has no limit of its own
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Without pytest-timeout, as on the machine of scripts/gpu_queue, its option in pyproject.toml has no effect."""
+    if find_spec("pytest_timeout") is None:
+        parser.addini("timeout", "seconds that a test may take")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Cases that `covers` leaves out are slow ones, and slow ones may take longer."""
+    grids = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("covers") and not item.get_closest_marker("slow"):
+            grids[item.nodeid.split("[")[0]].append(item)
+    for grid in grids.values():
+        marker = grid[0].get_closest_marker("covers")
+        assert marker is not None
+        numbers = defaultdict[int, int](count().__next__)  # of what has no text of its own, in order of appearance
+        cases = [tuple(_value(value, numbers) for value in item.callspec.params.values()) for item in grid]  # type: ignore[attr-defined]
+        taken = covering(cases, *marker.args)
+        for at, item in enumerate(grid):
+            if at not in taken:
+                item.add_marker(pytest.mark.slow)
+    if config.pluginmanager.hasplugin("timeout"):
+        for item in items:
+            if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(LONGEST_SLOW))
+
+
+def _value(value: Any, numbers: defaultdict[int, int]) -> Any:
+    """What stands for a parameter's value, the same in every process."""
+    text = repr(value)
+    return numbers[id(value)] if " at 0x" in text or isinstance(value, torch.Tensor) else text
 
 
 @pytest.fixture(autouse=True, scope="session")

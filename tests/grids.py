@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import product
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations, product
+from math import comb
 from typing import Any
 from zlib import crc32
 
@@ -29,3 +30,27 @@ def chequered(*axes: Iterable[Any], count: int = 2) -> list[Any]:
         )
         for square in squares
     ]
+
+
+def covering(cases: Sequence[tuple[Any, ...]], together: int) -> set[int]:
+    """The numbers of few cases with all that occurs in any: every value (`together` 1), every pair of values (2).
+
+    Values are compared within their axis. The order is by chance, the same on every machine: a value is not always
+    beside the first ones of other axes.
+    """
+    sets = [set(combinations(enumerate(case), together)) for case in cases]
+    order = sorted(range(len(cases)), key=lambda at: crc32(repr(cases[at]).encode()))
+    shown, taken = set[Any](), set[int]()
+    for least in range(max((comb(len(case), together) for case in cases), default=0), 0, -1):
+        for at in order:
+            if len(sets[at] - shown) >= least:
+                taken.add(at)
+                shown |= sets[at]
+    return taken
+
+
+def pairwise(cases: Iterable[tuple[Any, ...]], axes: Callable[..., tuple[Any, ...]], together: int = 2) -> list[Any]:
+    """The cases in their order; few in which all pairs of values of a case's `axes` occur run always."""
+    cases = list(cases)
+    taken = covering([axes(*case) for case in cases], together)
+    return [pytest.param(*case, marks=() if at in taken else pytest.mark.slow) for at, case in enumerate(cases)]

@@ -89,6 +89,7 @@ def test_logits_are_those_of_transformers(both: Both) -> None:
 
 @pytest.mark.parametrize("cfg", [1.0, 3.0])
 @pytest.mark.parametrize("sampler", ["sequential", "jacobi:window=3", "sjd:window=3", "lookup", "recycling"])
+@pytest.mark.covers(2)
 def test_greedy_images_are_those_of_transformers_logits(both: Both, sampler: str, cfg: float) -> None:
     expected = [both.loop(caption, cfg) for caption in CAPTIONS]
     assert len({tuple(tokens) for tokens in expected}) > 1
@@ -110,6 +111,7 @@ def test_greedy_images_are_those_of_transformers_logits(both: Both, sampler: str
         "seeded_jacobi",
     ],
 )
+@pytest.mark.covers(1)
 def test_every_sampler_keeps_to_the_grammar(both: Both, sampler: str) -> None:
     result = both.model.generate(list(CAPTIONS), cfg=2.0, temperature=1.0, sampler=sampler)
     sets, forced = both.allowed(2, 2), 3 if both.kind == "lumina" else 1

@@ -78,6 +78,7 @@ SAMPLERS = (
 
 @pytest.mark.parametrize("cfg", [1.0, 3.0])
 @pytest.mark.parametrize("sampler", ["sequential", "jacobi:window=6", "sjd:window=5", "sjd:window=9,init=up", "lookup"])
+@pytest.mark.covers(1)
 def test_greedy_images_are_those_of_transformers(both: Both, sampler: str, cfg: float) -> None:
     size = (16, 24)
     expected = [both.loop(caption, size, cfg=cfg) for caption in CAPTIONS]
@@ -149,6 +150,7 @@ def test_a_negative_prompt_takes_the_place_of_the_authors(both: Both) -> None:
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.covers(1)
 def test_every_sampler_keeps_to_the_grammar_and_draws_no_other_token(
     both: Both, sampler: str, temperature: float
 ) -> None:

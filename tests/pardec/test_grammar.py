@@ -56,6 +56,7 @@ DRAFTED = ["sequential", "sjd:window=5", "sjd:window=5,init=up", "jacobi", "look
 
 @pytest.mark.parametrize("sampler", DRAFTED)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.covers(1)
 def test_every_sampler_keeps_to_it(sampler: str, temperature: float) -> None:
     model = pardec.Model(toy())
     told: list[Any] = []

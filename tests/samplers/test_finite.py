@@ -93,6 +93,7 @@ def test_weights_of_any_kind_are_read() -> None:
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("value", [NAN, INF])
+@pytest.mark.covers(2)
 def test_a_weight_of_a_masked_model_is_named(spec: str, temperature: float, value: float) -> None:
     for name in ("embed.weight", "layers.1.qkv_weight", "head.weight"):
         with pytest.raises(ModelError, match=f"toy gives logits that are not finite: its weight {name} ") as boosted:
@@ -412,6 +413,7 @@ def test_weights_that_read_a_condition_are_named(weight: str) -> None:
 
 @pytest.mark.parametrize("spec", ["mar:steps=4", "sequential", "seeded_jacobi:steps=4"])
 @pytest.mark.parametrize("part", ["backbone", "head"])
+@pytest.mark.covers(1)
 def test_models_of_vectors_name_what_is_not_finite(spec: str, part: str) -> None:
     model: Any = mar()
     name, weight = list(getattr(model, part).named_parameters())[3]  # the backbone's first ones serve training

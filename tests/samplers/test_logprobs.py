@@ -172,6 +172,7 @@ def test_a_masked_row_alone_equals_the_row_in_a_ragged_batch(family: str, spec: 
 
 @pytest.mark.parametrize("name", ["tiny-dream", "tiny-llada"])
 @pytest.mark.parametrize("spec", ["threshold:tau=0.6@none", "fixed:steps=8@none", "edit+threshold:tau=0.5@none"])
+@pytest.mark.covers(1)
 def test_replayed_canvases_give_the_same(name: str, spec: str) -> None:
     """The canvas before each forward, by the events, through the model without a cache."""
     model = load(name, device="cpu")

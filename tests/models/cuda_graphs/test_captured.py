@@ -67,6 +67,7 @@ def agree(ours: list[Any], theirs: list[Any], real: Tensor) -> None:
 
 @pytest.mark.parametrize("kind", patterns())
 @pytest.mark.parametrize("cached", [True, False], ids=["cache", "no cache"])
+@pytest.mark.covers(1)
 def test_a_recorded_forward_gives_what_the_stack_gives(kind: str, cached: bool) -> None:
     asked, real = plans(kind), PLACES >= 0
     if not cached:  # a query's slot is its index, and what is past a length is padding

@@ -70,6 +70,7 @@ def test_shards_are_the_same_model(family: str, path: Callable[[str], Path], tmp
 
 @BOTH
 @pytest.mark.parametrize("damage", ["missing", "surplus", "depth"])
+@pytest.mark.covers(1)
 def test_other_tensors_are_refused_by_name(family: str, damage: str, tmp_path: Path) -> None:
     root, own = folder(tmp_path / family, family), tensors(family)
     name = "model.transformer.blocks.1.q_proj.weight"

@@ -101,6 +101,7 @@ def as_transformers(tensors: dict[str, Tensor], layer: int) -> None:
 
 @pytest.mark.parametrize("layout", [as_dinfer, as_dfactory, as_transformers])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.covers(1)
 def test_every_layout_of_files_is_the_same_model(
     kind: str, layout: Callable[[dict[str, Tensor], int], None], tmp_path: Path
 ) -> None:

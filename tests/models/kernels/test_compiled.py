@@ -113,6 +113,7 @@ def test_without_a_cache_each_process_compiles_its_own(monkeypatch, seven, place
 @needs_a_compiler
 @pytest.mark.parametrize("how", ["another user's", "for all", "a link"])
 @pytest.mark.parametrize("which", ["folder", "below", "file"])
+@pytest.mark.covers(1)
 def test_what_another_user_planted_is_not_loaded(monkeypatch, seven, place, tmp_path, planted, caplog, which, how):
     file = named(place, seven)
     place.mkdir(parents=True, mode=0o700)

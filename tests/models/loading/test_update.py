@@ -94,6 +94,7 @@ def check_updated(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-dream"])
+@pytest.mark.covers(1)
 def test_embedded_models(name: str, dtype: str, tmp_path: Path) -> None:
     source = local(name)
     assert source is not None
@@ -132,6 +133,7 @@ def by_transformers(folder: Path, kind: str, **settings: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.covers(1)
 def test_random_models_of_families(family: str, dtype: str, tmp_path: Path) -> None:
     FAMILIES[family](tmp_path / "base")
     check_updated(tmp_path / "base", other(tensors_in(tmp_path / "base")), tmp_path / "new", dtype=dtype)

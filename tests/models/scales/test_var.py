@@ -181,6 +181,7 @@ def test_a_tokenizer_is_saved_and_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"shared_aln": True}, {"attn_l2_norm": False}], ids=["d16", "d36", "plain"])
 @pytest.mark.parametrize("config", [False, True], ids=["file", "folder"])
+@pytest.mark.covers(1)
 def test_published_layouts_load(tmp_path: Path, config: bool, changes: dict[str, Any]) -> None:
     own = transformer(**changes)
     target = files(tmp_path / "m", config=config, own=own, **changes)

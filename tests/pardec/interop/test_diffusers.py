@@ -72,6 +72,7 @@ def dream() -> pardec.Model:
 
 @pytest.mark.parametrize("name", ["tiny-dream", "tiny-llada"])
 @pytest.mark.parametrize("sampler", ["threshold", "threshold:tau=0.7+eos@dual", "factor@prefix"])
+@pytest.mark.covers(1)
 def test_the_pipeline_gives_the_text_of_generate(name: str, sampler: str) -> None:
     pipeline = PardecPipeline.from_pretrained(name, device="cpu")
     pipeline.set_progress_bar_config(disable=True)
@@ -555,6 +556,7 @@ def chosen(sampler: MaskedSampler, logits: Tensor, sample: Tensor, at: int = 0) 
 @pytest.mark.parametrize("at", [0, 1, 3])
 @pytest.mark.parametrize("tau", [0.3, 0.7, 2.0])
 @pytest.mark.parametrize("steps", [2, 4, 6, 9])
+@pytest.mark.covers(2)
 def test_block_refinement_is_its_scheduler_and_pardecs_threshold_with_a_floor(at: int, tau: float, steps: int) -> None:
     for seed in range(5):
         logits, sample = block_of(seed)

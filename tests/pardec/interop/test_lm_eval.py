@@ -307,6 +307,7 @@ def test_generation_arguments_do_what_they_do_in_lm_evals_own_model(
 
 @pytest.mark.parametrize("arguments", [{}, {"add_bos_token": True}, {"add_bos_token": False}], ids=str)
 @pytest.mark.parametrize("prefix", [None, 3])
+@pytest.mark.covers(1)
 def test_a_context_begins_as_in_lm_evals_own_model(beside: Any, arguments: dict[str, Any], prefix: int | None) -> None:
     """The tokenizer's own first token counts there, as a chat template writes it, and not what scoring begins with."""
     ours, hf = beside(**arguments, prefix_token_id=prefix)
@@ -323,6 +324,7 @@ def test_a_length_of_prompt_and_answer_leaves_room_or_says_so(beside: Any) -> No
 
 @pytest.mark.parametrize("asked", [{"max_gen_toks": 20}, {"max_tokens": 40}, {"max_gen_toks": 63}], ids=str)
 @pytest.mark.parametrize("longest", [50, 60, 64])
+@pytest.mark.covers(1)
 def test_a_long_context_is_cut_as_by_lm_evals_own_model(beside: Any, asked: dict[str, Any], longest: int) -> None:
     """`max_gen_toks` says what is left of the context, and `max_length` where the answer ends."""
     ours, hf = beside()
@@ -359,6 +361,7 @@ PREFIX, TARGET = [3, 1, 4, 1, 5], [2, 0, 3, 1]
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize("cfg", [None, 1.5])
+@pytest.mark.covers(1)
 def test_a_short_answer_gets_the_mean_over_all_orders(family: str, cfg: float | None) -> None:
     model = toys.toy(family, vocab=9, sharp=1.0)
     ((value, _),) = scorer(model, mc_num=15, cfg=cfg, rows=4).score([(PREFIX, TARGET)])

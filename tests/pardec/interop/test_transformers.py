@@ -82,6 +82,7 @@ def paired(kind: str, batch: int, sampler: str | None) -> bool:
 
 
 @pytest.mark.parametrize(("kind", "batch", "sampler"), thinned(product(KINDS, [1, 4], SAMPLERS), paired))
+@pytest.mark.covers(1)
 def test_greedy_decoding_gives_transformers_own_tensor(kind: str, batch: int, sampler: str | None) -> None:
     expected, made = both(sampler, batch, network(kind))
     assert torch.equal(made, expected)
@@ -117,6 +118,7 @@ def halved(what: str, batch: int, sampler: str) -> bool:
 @pytest.mark.parametrize(
     ("what", "batch", "sampler"), thinned(product(SHAPED, [1, 4], ["lookup", "recycling"]), halved)
 )
+@pytest.mark.covers(1)
 def test_every_logits_processor_counts_and_sees_what_it_does_in_transformers(
     what: str, batch: int, sampler: str
 ) -> None:
@@ -159,6 +161,7 @@ class Sum(StoppingCriteria):
 @pytest.mark.parametrize("ends", [None, 2])
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("sampler", ["sequential", "recycling"])
+@pytest.mark.covers(2)
 def test_a_stopping_criterion_is_asked_behind_every_token(sampler: str, batch: int, ends: int | None) -> None:
     model = network()
     before = model.generation_config.eos_token_id
@@ -428,6 +431,7 @@ def near() -> Any:
 
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("accept", ["speculative", "greedy", "match"])
+@pytest.mark.covers(1)
 def test_a_drafting_model_of_transformers_in_a_batch(accept: str, batch: int) -> None:
     sampler = candidates(assisted, accept=accept)
     options = {**inputs(batch), "max_new_tokens": 25, "do_sample": False, "return_dict_in_generate": True}

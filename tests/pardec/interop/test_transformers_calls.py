@@ -55,6 +55,7 @@ def rolled(module: Any, options: Any, out: Any) -> Any:
 
 @pytest.mark.parametrize("before", [False, True], ids=["after the first call", "before the first call"])
 @pytest.mark.parametrize("kind", ["forward", "pre"])
+@pytest.mark.covers(1)
 def test_hooks_on_the_model_itself_are_refused_whenever_they_come(kind: str, before: bool) -> None:
     model = new()
     if not before:

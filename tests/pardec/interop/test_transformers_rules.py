@@ -65,6 +65,7 @@ CRITERIA: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("ends", [None, [2, 7, 11, 19]], ids=["no end token", "end tokens"])
 @pytest.mark.parametrize("what", CRITERIA)
+@pytest.mark.covers(1)
 def test_criteria_are_asked_as_transformers_asks_them(what: str, ends: Any) -> None:
     model = new()
     model.generation_config.eos_token_id = ends

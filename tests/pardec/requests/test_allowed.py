@@ -86,6 +86,7 @@ def test_every_method_keeps_to_what_is_allowed(model: pardec.Model, spec: str) -
 
 @pytest.mark.parametrize("distribution", LAWS)
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.covers(1)
 def test_families_and_laws_keep_to_what_is_allowed(family: str, distribution: dict[str, Any]) -> None:
     model = pardec.Model(toy(family, sharp=1.2))
     ids, each = [[1, 2, 3], [4, 5, 6, 7, 8, 9]], [sets(9, vocab=20, seed=row) for row in (3, 4)]

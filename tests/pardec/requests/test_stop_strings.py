@@ -68,6 +68,7 @@ def test_any_stop_string_in_any_tokenizer_is_found_where_a_naive_reader_finds_it
 @pytest.mark.parametrize(
     ("sampler", "stop"), chequered(AR, [(" = 1",), (";", "= 1"), ("14",), ("never",), ("answer 2", "r 26")])
 )
+@pytest.mark.covers(1)
 def test_an_ar_row_ends_with_the_token_that_completes_it(llama: pardec.Model, sampler: str, stop: Any) -> None:
     whole = llama.generate([QUESTION, OTHER], sampler="sequential")
     result = llama.generate([QUESTION, OTHER], sampler=sampler, stop=list(stop))
@@ -87,6 +88,7 @@ def test_an_ar_row_ends_with_the_token_that_completes_it(llama: pardec.Model, sa
 
 @pytest.mark.parametrize("sampler", MASKED)
 @pytest.mark.parametrize("stop", [(" = 1",), (";", "= 1"), ("never",)])
+@pytest.mark.covers(1)
 def test_a_masked_row_ends_once_all_before_is_final(dream: pardec.Model, sampler: str, stop: Any) -> None:
     whole = dream.generate([QUESTION, OTHER], sampler=sampler, max_new_tokens=32)
     result = dream.generate([QUESTION, OTHER], sampler=sampler, max_new_tokens=32, stop=list(stop))

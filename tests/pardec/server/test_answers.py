@@ -127,6 +127,7 @@ def test_pardecs_own_fields(llama: Running, dream: Running) -> None:
 
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.covers(2)
 def test_streams_add_up(both: Running, chat: bool, n: int) -> None:
     model, client = model_of(both), both.openai()
     arguments: dict[str, Any] = {

@@ -65,6 +65,7 @@ OVER: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OVER)
+@pytest.mark.covers(1)
 def test_bounds_of_reading_are_a_400(running: Running, name: str) -> None:
     answer = running.post(COMPLETIONS, json.dumps({"prompt": QUESTION, "max_tokens": 32, **OVER[name]}))
     assert answer.status_code == 400, answer.text

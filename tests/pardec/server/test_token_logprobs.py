@@ -113,6 +113,7 @@ def test_names_of_two_tokens_with_one_text() -> None:
 
 
 @pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.covers(1)
 def test_text_offset_indexes_text(client: TestClient, echo: bool) -> None:
     server: Any = client.app.state.server  # type: ignore[attr-defined]
     special = set(server.model.tokenizer.all_special_tokens)

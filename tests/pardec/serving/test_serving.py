@@ -106,6 +106,7 @@ def drawn_or_ended(sampler: str, temperature: float) -> bool:
 
 
 @pytest.mark.parametrize(("sampler", "temperature"), thinned(product(MASKED, [0.0, 1.0]), drawn_or_ended))
+@pytest.mark.covers(1)
 def test_masked_rows_join_at_any_step(dream: Model, sampler: str, temperature: float) -> None:
     ends = [] if temperature else None
     waits = same_alone(dream, problems(), sampler=sampler, temperature=temperature, stop_ids=ends)
@@ -146,6 +147,7 @@ VERIFIED = (
 
 
 @pytest.mark.parametrize(("sampler", "temperature"), thinned(product(VERIFIED, [0.0, 1.0]), drawn_or_ended))
+@pytest.mark.covers(1)
 def test_verified_rows_join_between_rounds(llama: Model, sampler: str, temperature: float) -> None:
     ends = [] if temperature else None
     waits = same_alone(llama, problems(), sampler=sampler, temperature=temperature, stop_ids=ends)

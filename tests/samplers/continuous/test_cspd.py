@@ -142,6 +142,7 @@ def test_equal_weights_of_another_name_are_accepted_but_for_rounding() -> None:
         "cspd:draft=d,k=1,steps=6,mode=exact,last=map",
     ],
 )
+@pytest.mark.covers(1)
 def test_a_row_alone_is_the_row_in_any_batch(spec: str, cfg: float | None) -> None:
     target, draft = pair(12, 2, 5, curved=True)
     seeds, labels = tuple(range(40, 48)), (0, 1, 2, 3, -1, 0, 1, 2)

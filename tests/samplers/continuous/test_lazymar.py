@@ -224,6 +224,7 @@ def test_each_option_is_its_plain_version(trained: ContinuousModel, options: str
 
 @pytest.mark.parametrize("options", EVERY)
 @pytest.mark.parametrize("cfg", [None, 2.5])
+@pytest.mark.covers(1)
 def test_with_every_step_full_it_is_mar_bit_for_bit(model: ContinuousModel, options: str, cfg: float | None) -> None:
     plain, full = (
         generate(model, f"mar:steps=8{more}", labels=(3, 1), seeds=(5, 6), cfg=cfg)

@@ -157,6 +157,7 @@ HEAD = "adaptive_length:beyond=2,tau=0.2"
     "rest",
     ["fixed:steps=9", "dsb+threshold:tau=0.3", "suffix:window=3+threshold:tau=0.3", "prophet+eos+threshold:tau=0.3"],
 )
+@pytest.mark.covers(1)
 def test_a_row_alone_is_the_row_in_a_ragged_batch(rest: str, cache: str) -> None:
     given, model, options = prompts(LENGTHS), toy("dream", sharp=1.2), {"stop_ids": (EOS, 1, 2, 3)}
     whole = fill(model, f"{HEAD}+{rest}@{cache}", given, NEW, **options)

@@ -61,6 +61,7 @@ RULES: dict[str, Callable[[int, int, int], naive.Rule]] = {
 
 @pytest.mark.parametrize("spec", RULES)
 @pytest.mark.parametrize("name", ["llada", "dream"])
+@pytest.mark.covers(1)
 def test_each_rule_is_its_naive_version_step_by_step(name: str, spec: str) -> None:
     model = golden(name)
     decoding = model.language_model.decoding_config
@@ -141,6 +142,7 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch(name: str) -> None:
 @pytest.mark.parametrize(
     "rest", ["threshold:tau=0.3", "edit:tau=0.3+threshold:tau=0.3", "klass", "remdm+threshold:tau=0.3+eos"]
 )
+@pytest.mark.covers(2)
 def test_each_goes_with_the_other_stages(name: str, cache: str, rest: str) -> None:
     head = f"{name}:delimiters=1-2-3-4" if name == "adablock" else name
     got = fill(toy("dream", sharp=1.2), f"{head}+{rest}@{cache}", prompts((3, 6)), 13)

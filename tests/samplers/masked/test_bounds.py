@@ -53,6 +53,7 @@ def test_the_share_that_is_open_is_that_of_the_block() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tau", [0.9, 0.3])
+@pytest.mark.covers(1)
 def test_they_are_the_naive_rules(family: str, tau: float) -> None:
     length = {} if "sdar" in family else {"block_length": 8}
     for least, f in ((0.45, 2.0), (0.2, 3.0)):

@@ -21,6 +21,7 @@ from pardec.samplers.masked.branch._draft_graphs import StepCounts, draft_graph
 from pardec.samplers.masked.branch._draft_sets import follows, graph_of, read_nodes, text_of, tree_tokens
 from pardec.samplers.masked.branch.freedave import FreeDave
 from pardec.samplers.masked.loop import decode
+from tests.grids import pairwise
 from tests.samplers.toys import EOS, MASK, events, fill, prompts, request, run, toy
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -52,11 +53,16 @@ SELECTS = (
     "margin+factor",
     "localleap+threshold:tau=0.4",
 )
+WAYS: tuple[dict[str, float], ...] = ({}, {"temperature": 0.8, "top_p": 0.9}, {"cfg": 1.5})
 
 
-@pytest.mark.parametrize(("family", "cache"), [(family, cache) for family in CACHES for cache in CACHES[family]])
 @pytest.mark.parametrize(
-    "options", [{}, {"temperature": 0.8, "top_p": 0.9}, {"cfg": 1.5}], ids=["greedy", "drawn", "cfg"]
+    ("family", "cache", "options"),
+    pairwise(
+        [(family, cache, way) for family in CACHES for cache in CACHES[family] for way in WAYS],
+        lambda family, cache, way: ((family, cache), str(way)),
+        1,
+    ),
 )
 def test_freedave_keeps_every_token_of_every_row(family: str, cache: str, options: dict[str, float]) -> None:
     fewer = 0
@@ -92,6 +98,7 @@ def test_a_flat_model_costs_no_forward_more() -> None:
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.covers(1)
 def test_a_row_alone_is_the_row_in_a_ragged_batch(spec: str, temperature: float) -> None:
     given = prompts(LENGTHS)
     canvases = [[*prompt, *[MASK] * count] for prompt, count in zip(given, NEW, strict=True)]
@@ -172,6 +179,7 @@ def naive(name: str, prompt: list[int], new: int, size: int, tau: float, branche
 
 @pytest.mark.parametrize("branches", [2, 4])
 @pytest.mark.parametrize("name", ["llada", "dream"])
+@pytest.mark.covers(1)
 def test_lopa_is_its_naive_version(name: str, branches: int) -> None:
     model = golden(name)
     drawn = np.random.RandomState(5)
@@ -235,9 +243,8 @@ SETS = (
 def test_every_set_of_drafts_keeps_every_token(family: str, cache: str) -> None:
     """Greedy, sampled and guided by turns; a set costs no forward more than the sampler without it."""
     fewer, turn = 0, CACHES[family].index(cache)
-    ways: tuple[dict[str, float], ...] = ({}, {"temperature": 0.8, "top_p": 0.9}, {"cfg": 1.5})
     for at, drafts in enumerate(SETS):
-        select, options = SELECTS[(at + turn) % len(SELECTS)], ways[(at + turn) % len(ways)]
+        select, options = SELECTS[(at + turn) % len(SELECTS)], WAYS[(at + turn) % len(WAYS)]
         plain, free = (
             decoded(family, f"{head}{select}+eos@{cache}", seed=at, stop_ids=(EOS,), **options)
             for head in ("", f"freedave:{drafts}+")
@@ -316,6 +323,7 @@ NAIVE = {  # the states that each set of drafts has, as a graph
 
 @pytest.mark.parametrize("name", ["llada", "dream"])
 @pytest.mark.parametrize("drafts", NAIVE)
+@pytest.mark.covers(1)
 def test_drafts_are_their_naive_version_step_by_step(name: str, drafts: str) -> None:
     model = golden(name)
     drawn = np.random.RandomState(7)

@@ -124,6 +124,7 @@ def agree(one: Finished, other: Finished) -> bool:
 @pytest.mark.parametrize("distribution", [{}, {"temperature": 0.9, "top_p": 0.9}, {"cfg": 1.7}])
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.covers(2)
 def test_refreshing_at_every_step_is_no_cache(family: str, cache: str, distribution: dict[str, Any]) -> None:
     for select in ("threshold:tau=0.4", "fixed:steps=6"):
         assert agree(*both(family, f"{select}@{cache}:refresh=1", f"{select}@none", **distribution))
@@ -132,6 +133,7 @@ def test_refreshing_at_every_step_is_no_cache(family: str, cache: str, distribut
 @pytest.mark.parametrize("distribution", [{}, {"temperature": 0.9}, {"cfg": 1.7}])
 @pytest.mark.parametrize("cache", ["prefix", "dual", "dual:refresh=3"])
 @pytest.mark.parametrize("family", ["sdar", "shifted-sdar"])
+@pytest.mark.covers(2)
 def test_a_block_causal_model_loses_nothing_to_a_cache(family: str, cache: str, distribution: dict[str, Any]) -> None:
     for select in ("threshold:tau=0.4", "sequential"):
         cached, plain = both(family, f"{select}@{cache}", f"{select}@none", **distribution)
@@ -204,6 +206,7 @@ def with_cache(family: str, cache: Any, given: list[list[int]], new: tuple[int, 
 @pytest.mark.parametrize("distribution", [{}, {"cfg": 1.7}])
 @pytest.mark.parametrize("name", ["prefix", "dual:refresh=2"])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.covers(2)
 def test_positions_queried_one_by_one_are_the_span(family: str, name: str, distribution: dict[str, Any]) -> None:
     inner = registry.resolve(f"sequential@{name}").cache
     given = prompts(LENGTHS)

@@ -54,6 +54,7 @@ def test_the_threshold_is_strict() -> None:
 
 
 @pytest.mark.parametrize(("family", "steps"), chequered(FAMILIES, [None, 1, 3, 7, 40]))
+@pytest.mark.covers(1)
 def test_as_the_naive_decoder(family: str, steps: int | None) -> None:
     text = "none" if steps is None else steps
     model = toy(family, seed=3, sharp=1.2)

@@ -19,7 +19,7 @@ from pardec.samplers.masked.build import SINGLE
 from pardec.samplers.masked.canvas import GIVEN, NEVER
 from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.masked.loop import MaskedLoop, decode
-from tests.grids import thinned
+from tests.grids import pairwise, thinned
 from tests.samplers.toys import (
     BLOCK,
     EOS,
@@ -84,18 +84,20 @@ for _spec in SPECS:
     HEADS.setdefault(_spec.split("@")[0], []).append(_spec.split("@")[1])
 
 
-def chequered(spec: str, temperature: float) -> bool:
-    """Every method meets both temperatures, and so does every cache; not every pair of them does."""
+STAGES = {card.name: card.stage for card in registry.cards() if card.family == "masked"}
+
+
+def axes(spec: str, temperature: float) -> tuple[Any, ...]:
+    """Every method and every cache meet both temperatures, and every cache a method of each stage."""
     head, cache = spec.split("@")
-    place = list(HEADS).index(head) + names("cache").index(cache)
-    rare = len(HEADS[head]) == 1 or sum(cache in caches for caches in HEADS.values()) < 4
-    return rare or place % 2 == (temperature > 0)
+    stage = STAGES[head.split("+")[0].split(":")[0]]
+    return (head, temperature), (cache, temperature), (stage, cache)
 
 
 def each_alone(spec: str) -> bool:
-    """Every method with the first two of its caches, and every cache with `threshold` and in random order."""
+    """Every method with the first of its caches, and every cache with `threshold`."""
     head, cache = spec.split("@")
-    return cache in HEADS[head][:2] or head in ("threshold", "fixed:order=random")
+    return cache == HEADS[head][0] or head == "threshold"
 
 
 def drawn(spec: str, count: int) -> int:
@@ -130,7 +132,7 @@ def check(got: Finished, mask: int = MASK, *, may_stop: bool = False, revised: b
             assert (tokens[when == NEVER] == PAD).all()
 
 
-@pytest.mark.parametrize(("spec", "temperature"), thinned(product(SPECS, [0.0, 0.7]), chequered))
+@pytest.mark.parametrize(("spec", "temperature"), pairwise(product(SPECS, [0.0, 0.7]), axes, 1))
 def test_every_composition_keeps_the_contract(spec: str, temperature: float) -> None:
     """It ends, leaves no mask, rewrites nothing unless it revises, and a row alone is the row in a ragged batch."""
     model, given = toy(family_of(spec), sharp=1.2), prompts(LENGTHS)
@@ -211,6 +213,7 @@ def watched(watch: Callable[[MaskedLoop], None]) -> Iterator[None]:
 
 @pytest.mark.parametrize("count", range(2, 9))
 @pytest.mark.parametrize("distribution", LAWS)
+@pytest.mark.covers(1)
 def test_a_row_gives_the_same_in_batches_of_two_to_eight(distribution: dict[str, Any], count: int) -> None:
     family = list(FAMILIES)[count % 4]
     model, lengths, new = toy(family, sharp=1.2), (4, 9, 2, 7, 1, 3, 12, 5)[:count], (5, 8, 6, 3, 9, 4, 1, 7)[:count]

@@ -62,6 +62,7 @@ def test_density_by_hand() -> None:
 
 @pytest.mark.parametrize("name", ["llada", "dream", "recorded-llada", "recorded-dream"])
 @pytest.mark.parametrize("sigma", [1.0, 10.0])
+@pytest.mark.covers(1)
 def test_the_order_is_that_of_the_naive_rule(name: str, sigma: float) -> None:
     model, start, size = model_of(name), 5, 17
     mask = model.decoding_config.mask_id
@@ -137,6 +138,7 @@ def test_a_refresh_at_every_step_is_no_cache(family: str, head: str) -> None:
 
 @pytest.mark.parametrize("spec", ["threshold:tau=0.3@d2cache:k=3", "dsb+threshold:tau=0.3@d2cache", "dapd@d2cache:k=4"])
 @pytest.mark.parametrize("options", [{}, {"cfg": 1.5}, {"temperature": 0.8}])
+@pytest.mark.covers(1)
 def test_a_row_alone_is_the_row_in_a_ragged_batch(spec: str, options: dict[str, float]) -> None:
     for family in ("llada", "dream"):
         model, given, new = toy(family, sharp=1.2), prompts((5, 2, 9)), (10, 17, 4)

@@ -44,6 +44,7 @@ def test_any_order_is_allowed_and_the_largest_is_found_along_it() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("gamma", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("distribution", [{}, {"top_k": 3}, {"top_p": 0.8}])
+@pytest.mark.covers(2)
 def test_it_is_the_naive_rule(family: str, gamma: float, distribution: dict[str, float]) -> None:
     """The entropy is that of the filtered distribution: with top_k=3 it is at most ln 3."""
     length = {} if "sdar" in family else {"block_length": 8}

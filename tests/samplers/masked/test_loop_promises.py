@@ -50,6 +50,7 @@ class Scores(Propose):
 
 @pytest.mark.parametrize("value", [-torch.inf, torch.inf, torch.nan, -1.0, 0.0])
 @pytest.mark.parametrize("select", ["threshold:tau=1", "sequential", "fixed:steps=3", "factor:f=0"])
+@pytest.mark.covers(1)
 def test_every_forward_commits_whatever_the_scores(select: str, value: float) -> None:
     """A score of -inf is how a method says "last": LLaDA does so to end tokens."""
     forwards = 0

@@ -78,12 +78,14 @@ def compare_canvases(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("spec", SELECTS)
+@pytest.mark.covers(1)
 def test_each_select_commits_what_the_papers_rule_commits(spec: str, family: str) -> None:
     compare(toy(family, seed=1, sharp=1.2), spec, SELECTS[spec], prompts(LENGTHS, seed=1), NEW)
 
 
 @pytest.mark.parametrize("spec", ["margin", "entropy", "random", "margin:of=filtered", "entropy:of=filtered"])
 @pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.covers(1)
 def test_each_proposer_orders_as_defined(spec: str, family: str) -> None:
     distribution = {"temperature": 0.7, "top_k": 6} if "filtered" in spec else {}
     compare(
@@ -113,6 +115,7 @@ def test_a_margin_is_held_against_the_threshold() -> None:
     ],
 )
 @pytest.mark.parametrize("family", ["llada", "shifted-sdar"])
+@pytest.mark.covers(1)
 def test_sampling_and_guidance_are_the_formulas(family: str, distribution: dict[str, Any]) -> None:
     model = toy(family, seed=5, sharp=1.2)
     compare(model, "sequential", naive.sequential, prompts(LENGTHS), NEW, **distribution)
@@ -135,6 +138,7 @@ def test_a_row_ends_at_its_first_end_token(family: str) -> None:
 @pytest.mark.parametrize("absolute", [False, True])
 @pytest.mark.parametrize("block_length", [1, 3, 5, 50])
 @pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.covers(2)
 def test_blocks_of_any_length_on_either_grid(family: str, block_length: int, absolute: bool) -> None:
     options = {"block_length": block_length, "absolute": absolute}
     for spec in ("threshold:tau=0.4", "fixed:steps=6"):

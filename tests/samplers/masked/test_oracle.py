@@ -17,6 +17,7 @@ LENGTHS, NEW = (3, 6, 1), (10, 12, 7)
     ("cache", "family", "of"),
     chequered(["none", "prefix", "dual"], list(FAMILIES), ["sequential", "threshold:tau=0.4", "factor"]),
 )
+@pytest.mark.covers(1)
 def test_the_text_is_the_reference_s(of: str, family: str, cache: str) -> None:
     for seed in range(3):
         model, given = toy(family, seed=seed, sharp=1.2), prompts(LENGTHS, seed=seed)

@@ -14,6 +14,7 @@ from tests.samplers.toys import FAMILIES, request, run, table, toy
 
 
 @pytest.mark.parametrize(("family", "steps"), chequered(FAMILIES, [None, 1, 3, 7, 50, 200]))
+@pytest.mark.covers(1)
 def test_as_the_naive_decoder(family: str, steps: int | None) -> None:
     """The naive decoder makes the idle forwards; the same commits come out, by the forwards that are left."""
     text = "none" if steps is None else steps

@@ -38,6 +38,7 @@ def commits(got: Any, row: int) -> dict[int, int]:
 
 @pytest.mark.parametrize("region", REGIONS)
 @pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.covers(1)
 def test_it_follows_its_paper(family: str, region: str) -> None:
     filled = {"mean": 0, "least": 0}
     place = "start=4,length=3" if region == "answer" else f"region={region}"
@@ -62,6 +63,7 @@ def test_it_follows_its_paper(family: str, region: str) -> None:
 
 @pytest.mark.parametrize("gaps", [*GAPS, (0.5, 9.0, 0.4)])
 @pytest.mark.parametrize("steps", [15, 24])
+@pytest.mark.covers(1)
 def test_idle_steps_of_a_plan_count_where_tokens_are_forced(steps: int, gaps: tuple[float, float, float]) -> None:
     """As in the published loop: a step that owes nothing takes the plan on, and is checked."""
     idle, late = 0, 0
@@ -100,6 +102,7 @@ def test_a_hand_worked_gap() -> None:
     ("cache", "family"),
     chequered(["none", "prefix", "dual", "dual:refresh=2"], ["llada", "dream", "sdar", "shifted-sdar"]),
 )
+@pytest.mark.covers(1)
 def test_an_endless_gap_is_the_base(family: str, cache: str) -> None:
     model, given = toy(family, sharp=1.2), prompts(LENGTHS)
     for base in ("threshold:tau=0.4", "fixed", "factor"):

@@ -188,6 +188,7 @@ RULES: dict[str, naive.Rule] = {
 
 @pytest.mark.parametrize("cache", RULES)
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.covers(1)
 def test_a_cache_is_its_plain_version(family: str, cache: str) -> None:
     if cache == "block" and FAMILIES[family][1] != "block-causal":
         return
@@ -269,6 +270,7 @@ def fitting(family: str, select: str, cache: str) -> bool:
 @pytest.mark.parametrize("cache", SOUND)
 @pytest.mark.parametrize("select", SELECTS)
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.covers(2)
 def test_every_forward_sees_the_tokens_that_stand_there(family: str, select: str, cache: str) -> None:
     if not fitting(family, select, cache):
         return
@@ -316,6 +318,7 @@ def agree(one: Finished, other: Finished) -> bool:
 
 @pytest.mark.parametrize("distribution", [{}, {"temperature": 0.9, "top_p": 0.9}, {"cfg": 1.7}])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.covers(1)
 def test_refreshing_at_every_step_is_no_cache(family: str, distribution: dict[str, Any]) -> None:
     model, given = toy(family, seed=1, sharp=1.2), prompts(LENGTHS)
     for select in ("threshold:tau=0.4", "origin:steps=30"):
@@ -343,6 +346,7 @@ def test_that_is_what_the_result_says() -> None:
     "select", ["threshold:tau=0.4", "sequential", "random+fixed:steps=9", "wino+threshold:tau=0.4"]
 )
 @pytest.mark.parametrize("family", ["sdar", "shifted-sdar"])
+@pytest.mark.covers(2)
 def test_a_block_causal_model_loses_nothing_and_queries_least_with_the_block_cache(
     family: str, select: str, distribution: dict[str, Any]
 ) -> None:
@@ -384,6 +388,7 @@ def test_what_is_settled_is_more_with_each_setting() -> None:
 @pytest.mark.parametrize("distribution", [{}, {"temperature": 0.8, "cfg": 1.5}])
 @pytest.mark.parametrize("cache", SOUND)
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.covers(2)
 def test_a_row_is_alone_what_it_is_in_a_ragged_batch(family: str, cache: str, distribution: dict[str, Any]) -> None:
     select = "random+fixed:steps=5" if cache in ORDERED else "threshold:tau=0.4"
     if not fitting(family, select, cache):

@@ -114,6 +114,7 @@ def test_each_is_its_naive_version_step_by_step(name: str, spec: str) -> None:
 @pytest.mark.parametrize(
     "cache", ["none", "dual", "prefix", "dkv", "vicinity:before=2,after=1,warmup=0", "spa", "mlcache"]
 )
+@pytest.mark.covers(1)
 def test_no_token_depends_on_masks_that_are_left_out(family: str, cache: str) -> None:
     """Longer canvases whose further masks are all left out give the same blocks, whatever is cached."""
     spec = f"suffix:window=2,tail=0+threshold:tau=0.3@{cache}"
@@ -128,6 +129,7 @@ def test_no_token_depends_on_masks_that_are_left_out(family: str, cache: str) ->
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize("cache", ["dual:refresh=1", "prefix:refresh=1", "spa:refresh=1"])
 @pytest.mark.parametrize("head", ["suffix:window=2", "dpad:k=3,window=6"])
+@pytest.mark.covers(2)
 def test_a_cache_that_refreshes_always_changes_nothing(family: str, cache: str, head: str) -> None:
     plain, cached = (
         fill(toy(family, sharp=1.2), f"{head}+threshold:tau=0.3@{name}", prompts(LENGTHS), NEW, cfg=0.5)
@@ -150,6 +152,7 @@ REST = (
 
 @pytest.mark.parametrize("cache", ["none", "dual", "prefix", "dkv"])
 @pytest.mark.parametrize("rest", REST)
+@pytest.mark.covers(1)
 def test_a_window_that_reaches_the_end_changes_nothing(rest: str, cache: str) -> None:
     model, options = toy("dream", sharp=1.2), {"stop_ids": (EOS,)}
     plain, wide = (
@@ -162,6 +165,7 @@ def test_a_window_that_reaches_the_end_changes_nothing(rest: str, cache: str) ->
 @pytest.mark.parametrize("name", names("query"))
 @pytest.mark.parametrize("cache", ["none", "dual", "prefix"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.covers(2)
 def test_freedave_keeps_every_token(name: str, cache: str, temperature: float) -> None:
     """Hypotheses that are a block further leave out what the row will there."""
     both = [
@@ -182,6 +186,7 @@ def test_freedave_keeps_every_token(name: str, cache: str, temperature: float) -
     "rest", ["dsb+threshold:tau=0.3@dual", "wino+threshold:tau=0.3@none", "sequential@spa", "klass@dkv"]
 )
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "cfg": 1.5}], ids=["greedy", "guided"])
+@pytest.mark.covers(2)
 def test_a_row_alone_is_the_row_in_a_ragged_batch(name: str, rest: str, options: dict[str, float]) -> None:
     given, model = prompts(LENGTHS), toy("dream", sharp=1.2)
     whole = fill(model, f"{name}+{rest}", given, NEW, **options)

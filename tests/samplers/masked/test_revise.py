@@ -37,6 +37,7 @@ def compare(spec: str, rule: Any, family: str, size: int, seed: int, **parameter
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize("size", [BLOCK, 8])
+@pytest.mark.covers(1)
 def test_wino_follows_its_paper(family: str, size: int) -> None:
     changed = 0
     for seed in range(3):
@@ -56,6 +57,7 @@ def test_remdm_reopens_late_and_a_number_of_times(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize("post", [0, 1, 16])
+@pytest.mark.covers(1)
 def test_edit_overwrites_while_it_decodes_and_after(family: str, post: int) -> None:
     changed = 0
     for seed in range(4):
@@ -94,6 +96,7 @@ REVISING = ("wino:draft=0.4,verify=0.7", "remdm:at=0.5+threshold:tau=0.4", "edit
 
 @pytest.mark.parametrize("cache", CACHED)
 @pytest.mark.parametrize("spec", REVISING)
+@pytest.mark.covers(1)
 def test_a_row_alone_is_the_row_in_a_batch(spec: str, cache: str) -> None:
     """Two families of four each, of both ways to see; every stage and every cache meets all four."""
     distributions: list[tuple[str, dict[str, Any]]] = [

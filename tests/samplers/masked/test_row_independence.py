@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.cards import MASKED
 from pardec.samplers.events import Finished
-from tests.grids import one_in, thinned
+from tests.grids import pairwise
 from tests.samplers.toys import EVERY_FAMILY, accepted, fill, names, prompts, same, toy
 
 LENGTHS, NEW = (3, 6, 1), (10, 12, 5)
@@ -29,12 +30,21 @@ MORE = (
 )
 
 
-def specs() -> list[str]:
-    """What each method is part of, where it is accepted."""
+def specs() -> dict[str, tuple[str, str, str]]:
+    """What each method is part of, where it is accepted, with its block, its method and its cache."""
     others = [name for stage in MASKED if stage not in ("block", "cache", "select") for name in names(stage)]
     methods = [*(f"{name}+threshold:tau=0.4" for name in others), *names("select"), *MORE]
-    found = (f"{block}{'+' * bool(block)}{method}{cache}" for block, method, cache in product(BLOCKS, methods, CACHES))
-    return [spec for spec in found if accepted(spec)]
+    found = {
+        "".join((block, "+" * bool(block), method, cache)): (block, method, cache)
+        for block, method, cache in product(BLOCKS, methods, CACHES)
+    }
+    return {spec: parts for spec, parts in found.items() if accepted(spec)}
+
+
+def axes(spec: str, family: str) -> tuple[Any, ...]:
+    """Every method with a cache and without, and every pair of a block rule, a cache and a family."""
+    block, method, cache = SPECS[spec]
+    return (method, bool(cache)), (block, cache), (block, family), (cache, family)
 
 
 SPECS = specs()
@@ -52,9 +62,7 @@ def logprobs(done: Finished, row: int) -> np.ndarray:
     return np.asarray(done.trace.logprobs.own[row, : done.trace.lengths[row]])
 
 
-@pytest.mark.parametrize(
-    ("spec", "family"), thinned(product(SPECS, EVERY_FAMILY), lambda spec, family: one_in(40, spec, family))
-)
+@pytest.mark.parametrize(("spec", "family"), pairwise(product(SPECS, EVERY_FAMILY), axes, 1))
 def test_a_row_is_the_same_alone_in_a_batch_and_served(spec: str, family: str) -> None:
     network, given = toy(family, sharp=1.2), prompts(LENGTHS)
     way = WAYS[sum(map(ord, spec)) % 3]

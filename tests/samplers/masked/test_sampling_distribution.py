@@ -89,6 +89,7 @@ RULES: dict[str, Choose] = {
 
 @pytest.mark.parametrize("canvas", [OPEN3, GAP])
 @pytest.mark.parametrize("spec", RULES)
+@pytest.mark.covers(1)
 def test_the_loop_draws_from_its_own_law(spec: str, canvas: Canvas) -> None:
     distribution = joint(canvas, RULES[spec])
     assert sum(distribution.values()) == pytest.approx(1)
@@ -103,6 +104,7 @@ def test_the_loop_draws_from_its_own_law(spec: str, canvas: Canvas) -> None:
 
 @pytest.mark.parametrize("drafts", ["drafts=2", "drafts=4,width=2", "graph=0-1-0.1"])
 @pytest.mark.parametrize("select", ["sequential", "threshold:tau=0.5"])
+@pytest.mark.covers(1)
 def test_verified_steps_draw_from_the_law_of_one_forward_a_step(select: str, drafts: str) -> None:
     """Tokens of freedave are drawn: those of a draft stand only where the step from it would draw them."""
     counts = sampled(f"freedave:{drafts}+{select}", OPEN3)

@@ -115,6 +115,7 @@ def test_the_first_layer_computes_the_answer_and_others_their_share(monkeypatch:
     "rest", ["sequential", "threshold:tau=0.3", "remdm+threshold:tau=0.3", "prophet+threshold:tau=0.3"]
 )
 @pytest.mark.parametrize("options", [{}, {"cfg": 1.5, "temperature": 0.7}], ids=["greedy", "guided"])
+@pytest.mark.covers(2)
 def test_refreshing_always_changes_nothing(family: str, rest: str, options: dict[str, float]) -> None:
     plain, cached = (
         fill(toy(family, sharp=1.2), f"{rest}@{cache}", prompts(LENGTHS), NEW, stop_ids=(EOS,), **options)
@@ -128,6 +129,7 @@ def test_refreshing_always_changes_nothing(family: str, rest: str, options: dict
     "rest", ["sequential", "saber+threshold:tau=0.3", "edit+threshold:tau=0.3", "lopa+threshold:tau=0.3"]
 )
 @pytest.mark.parametrize("options", [{}, {"cfg": 1.5, "temperature": 0.7}], ids=["greedy", "guided"])
+@pytest.mark.covers(1)
 def test_a_row_alone_is_the_row_in_a_ragged_batch(rest: str, options: dict[str, float]) -> None:
     """Rows whose tokens do not change from step to step too: what has not changed ties."""
     given, model, spec = prompts(LENGTHS), toy("dream", sharp=1.2), f"{rest}@spa:response=3,ratio=0.5"

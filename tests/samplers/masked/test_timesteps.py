@@ -49,6 +49,7 @@ def test_a_count_is_of_open_positions() -> None:
 
 
 @pytest.mark.parametrize(("family", "steps"), chequered(FAMILIES, [None, 1, 3, 5, 12, 64]))
+@pytest.mark.covers(1)
 def test_as_the_naive_decoder(family: str, steps: int | None) -> None:
     text = "none" if steps is None else steps
     model = toy(family, seed=3, sharp=1.2)

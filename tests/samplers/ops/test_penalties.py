@@ -160,6 +160,7 @@ def test_a_token_does_not_stand_in_its_own_way() -> None:
 
 @pytest.mark.parametrize("spec", ["threshold:tau=0.3@dual", "wino@dual", "remdm+threshold:tau=0.3", "edit+threshold"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.covers(1)
 def test_masked_rows_are_the_same_alone_and_in_a_batch(spec: str, temperature: float) -> None:
     model, given = toys.toy(), toys.prompts([3, 5, 4])
     asked: dict[str, Any] = {"repetition_penalty": 1.7, "min_p": 0.1, "min_new_tokens": 3, "temperature": temperature}

@@ -60,6 +60,7 @@ class Watched:
 
 
 @pytest.mark.parametrize(("shape", "length"), list(product(SHAPES, LENGTHS)))
+@pytest.mark.covers(1)
 def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str, length: str) -> None:
     keeps_greedy(f"{SPEC}+{shape}{length}")
 

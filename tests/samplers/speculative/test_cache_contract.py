@@ -46,6 +46,7 @@ def drafter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("sampler", ["sequential", "recycling"])
 @pytest.mark.parametrize("name", CACHES)
+@pytest.mark.covers(1)
 def test_a_row_alone_is_the_row_in_a_ragged_batch(name: str, sampler: str) -> None:
     given, which = prompts(LENGTHS, vocab=VOCAB, seed=1), spec(name, SMALL, sampler)
     for temperature in (0.0, 1.0):
@@ -101,6 +102,7 @@ def test_it_says_that_it_changes_the_output(name: str) -> None:
 
 @pytest.mark.parametrize("sampler", ["sequential", "lookup", "recycling", "model:name=toy"])
 @pytest.mark.parametrize("name", CACHES)
+@pytest.mark.covers(1)
 def test_with_room_for_all_it_is_no_cache_at_all(name: str, sampler: str) -> None:
     given = prompts(LENGTHS, vocab=VOCAB, seed=3)
     plain, wide = run(target(), sampler, given, NEW), run(target(), spec(name, LARGE, sampler), given, NEW)

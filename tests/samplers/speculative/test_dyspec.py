@@ -114,6 +114,7 @@ def test_sizes_below_1_are_refused() -> None:
 
 @pytest.mark.parametrize("accept", ["speculative", "rrs:replacement=true"])
 @pytest.mark.parametrize("top_k", [None, 2])
+@pytest.mark.covers(1)
 def test_what_comes_out_has_the_targets_law(accept: str, top_k: int | None) -> None:
     draws, options = 4000, {"temperature": 0.9, "top_k": top_k}
     with named(near=near()):

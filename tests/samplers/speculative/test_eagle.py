@@ -59,6 +59,7 @@ def folder(at: Path, name: str, layers: int = 4, **more: Any) -> tuple[dict[str,
 
 
 @pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
+@pytest.mark.covers(1)
 def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str, length: str) -> None:
     spec = f"eagle:name=toy,k=4+{shape}{length}"
     done = run(target(), spec, RAGGED, NEW)
@@ -70,6 +71,7 @@ def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.covers(1)
 def test_greedy_decoding_is_kept_by_every_layout(name: str, shape: str, tmp_path: Path) -> None:
     folder(tmp_path, name)
     assert rows(run(target(), f"eagle:name={tmp_path},k=4+{shape}", RAGGED, NEW)) == greedy()
@@ -104,6 +106,7 @@ def compared(tensors: dict[str, Tensor], flat: dict[str, Any], name: str) -> Ite
 
 
 @pytest.mark.parametrize(("name", "shape"), chequered(LAYOUTS, [*SHAPES, "pausing", "pausing trees"], count=3))
+@pytest.mark.covers(1)
 def test_states_are_those_of_one_pass_over_the_whole_row(name: str, shape: str, tmp_path: Path) -> None:
     """After any history: accepted nodes have the target's states, drafted ones the drafter's, and rows catch up."""
     tensors, flat = folder(tmp_path, name)
@@ -174,6 +177,7 @@ def test_tokens_off_the_list_of_the_drafter_are_never_drafted(tmp_path: Path) ->
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("more", [{}, {"temperature": 2.0, "seeds": [5, 6, 7, 8]}], ids=["greedy", "drawn"])
+@pytest.mark.covers(1)
 def test_a_row_also_drafts_the_ids_of_its_prompt_and_of_no_other_row(
     shape: str, more: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:b
 
 
 @pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
+@pytest.mark.covers(1)
 def test_greedy_decoding_is_kept(shape: str, length: str) -> None:
     spec = f"earlyexit:layers=3,k=4+{shape}{length}"
     assert rows(run(target(), spec, RAGGED, NEW)) == greedy()
@@ -29,6 +30,7 @@ def test_greedy_decoding_is_kept(shape: str, length: str) -> None:
 
 
 @pytest.mark.parametrize(("layers", "shape", "temperature"), chequered([1, 3], SHAPES, [0.0, 1.0]))
+@pytest.mark.covers(1)
 def test_every_law_is_that_of_a_whole_forward(shape: str, layers: int, temperature: float) -> None:
     """The drafter's of the first layers, the target's of all, though these never ran in one forward."""
     model = target()

@@ -19,7 +19,7 @@ from pardec.samplers import registry
 from pardec.samplers.request import Allowed
 from pardec.samplers.speculative.contracts import Draft, TargetDistributions, Verdict
 from pardec.samplers.speculative.loop import VerifyLoop
-from tests.grids import one_in, thinned
+from tests.grids import pairwise
 from tests.samplers.ar_toys import prompts, run, toy_ar
 from tests.samplers.module_files import random_modules
 from tests.samplers.picture_toys import draw, features, toy_pictures
@@ -90,9 +90,21 @@ def of_text() -> list[str]:
     return [f"{draft}+{rule}" for draft, rule in product((*texts.names("draft"), *shapes), rules)]
 
 
-def ordinary(spec: str, name: str) -> bool:
-    """Every acceptance with `sjd`, and one in 40 of the other pairs."""
-    return spec.startswith("sjd+") or one_in(40, spec, name)
+def cases(specs: Sequence[str], constraints: dict[str, dict[str, Any]]) -> list[Any]:
+    """Every acceptance with `sjd` under every constraint, each of its settings once, and every other drafter and shape.
+
+    Slow ones are all pairs of a drafter and an acceptance, each under one constraint.
+    """
+    found = list[tuple[str, str]]()
+    for at, spec in enumerate(specs):
+        names = [name for name, more in constraints.items() if accepted(spec, more)]
+        found += [(spec, name) for name in (names if spec.startswith("sjd+") else names[at % max(len(names), 1) :][:1])]
+
+    def axes(spec: str, name: str) -> tuple[Any, ...]:
+        drafter, accept = spec.rsplit("+", 1)
+        return (drafter, accept, (accept.split(":")[0], name) if drafter == "sjd" else "")
+
+    return pairwise(found, axes, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -131,23 +143,14 @@ def watched() -> Iterator[list[int]]:
         yield rounds
 
 
-@pytest.mark.parametrize(
-    ("spec", "name"),
-    thinned(((s, name) for s, (name, more) in product(of_text(), TEXT.items()) if accepted(s, more)), ordinary),
-)
+@pytest.mark.parametrize(("spec", "name"), cases(of_text(), TEXT))
 def test_no_excluded_token_is_committed_to_text(spec: str, name: str) -> None:
     with watched() as rounds:
         run(target(), spec, prompts(LENGTHS, vocab=VOCAB), NEW, **TEXT[name])
     assert rounds
 
 
-@pytest.mark.parametrize(
-    ("spec", "name"),
-    thinned(
-        ((s, name) for s, (name, more) in product(images.SPECS, PICTURES.items()) if accepted(s, more)),
-        lambda spec, name: spec.startswith("sjd+") or one_in(40, spec, name),
-    ),
-)
+@pytest.mark.parametrize(("spec", "name"), cases(images.SPECS, PICTURES))
 def test_no_excluded_code_is_committed_to_images(spec: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     other = toy_pictures(5, images.SIDE, images.VOCAB, 0.7, layers=3, knock=1)
     monkeypatch.setattr(draft_models, "language_model", lambda *_: other)

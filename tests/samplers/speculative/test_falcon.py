@@ -34,6 +34,7 @@ SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:b
 
 
 @pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
+@pytest.mark.covers(1)
 def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str, length: str, tmp_path: Path) -> None:
     spec = f"falcon:name={falcon(tmp_path / 'f', target(), 2 + len(length) % 2)},k=5+{shape}{length}"
     done = run(target(), spec, RAGGED, NEW)
@@ -92,6 +93,7 @@ def test_distributions_are_those_of_passes_over_the_whole_row(block: int, shape:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.covers(1)
 def test_blocks_of_one_are_eagle(shape: str, temperature: float, tmp_path: Path) -> None:
     folder = falcon(tmp_path / "f", target())
     eagle_folders.write(tmp_path / "e", "eagle", vocab=5)

@@ -73,6 +73,7 @@ def test_a_token_of_low_rank_is_tested_alone() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("points", [0, 1, 2])
+@pytest.mark.covers(1)
 def test_trees_and_chains_follow_the_naive_rule(points: int, mode: Mode) -> None:
     """Uniforms asked for at once and one by one; a chain in one computation and node by node."""
     drawn = np.random.RandomState(points)

@@ -112,12 +112,14 @@ def spec_of(drafter: DraftModule, more: str = "", k: int = 3) -> str:
 
 
 @pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
+@pytest.mark.covers(1)
 def test_greedy_decoding_is_kept_in_a_ragged_batch(shape: str, length: str, drafter: DraftModule) -> None:
     spec = spec_of(drafter, f"+{SHAPES[shape]}{length}")
     assert rows(run(target(), spec, PROMPTS, NEW, draft_model=drafter)) == truth(), spec
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.covers(1)
 def test_a_row_alone_takes_the_forwards_that_it_takes_in_a_batch(shape: str, drafter: DraftModule) -> None:
     spec = spec_of(drafter, f"+{SHAPES[shape]}")
     for temperature in (0.0, 1.0):
@@ -131,6 +133,7 @@ def test_a_row_alone_takes_the_forwards_that_it_takes_in_a_batch(shape: str, dra
 
 
 @pytest.mark.parametrize("k", [1, 3, 9])
+@pytest.mark.covers(1)
 def test_k_is_cut_to_the_number_of_heads(k: int, drafter: DraftModule) -> None:
     assert drafter.depth == 3
     done = run(target(), spec_of(drafter, k=k), PROMPTS, NEW, draft_model=drafter)
@@ -148,6 +151,7 @@ def tiny() -> tuple[LanguageModel, list[list[int]], list[list[int]]]:
 
 
 @pytest.mark.parametrize(("variant", "shape"), chequered(VARIANTS, SHAPES))
+@pytest.mark.covers(1)
 def test_tiny_llama_says_what_it_says_without_heads(variant: str, shape: str, tmp_path: Path) -> None:
     model, prompts, plain = tiny()
     own = module(variant, model, tmp_path)
@@ -234,6 +238,7 @@ def compared(model: LanguageModel, published: dict[str, Tensor] | None = None) -
     ("kind", "shape", "temperature"),
     chequered(["medusa", "hydra", "plain", "hydra++"], SHAPES, [0.0, 1.0], count=3),
 )
+@pytest.mark.covers(1)
 def test_what_heads_read_and_say_is_as_of_the_whole_text(
     kind: str, shape: str, temperature: float, tmp_path: Path
 ) -> None:
@@ -282,6 +287,7 @@ def test_a_matrix_that_heads_share_is_multiplied_once_a_round(tmp_path: Path) ->
         ["speculative", "rrs", "match", "kseq"],
     ),
 )
+@pytest.mark.covers(1)
 def test_draws_have_the_joint_law_of_the_target(kind: str, shape: str, accept: str) -> None:
     """Ragged rows, random weights; chains are among the drafters of test_exact_joint.py."""
     spec = f"{small(kind)}+{small(shape)}+{accept}"
@@ -301,6 +307,7 @@ def test_the_likeliest_tokens_at_a_temperature_keep_the_law(accept: str) -> None
 
 
 @pytest.mark.parametrize("shape", ["chain", "paths", "beam"])
+@pytest.mark.covers(1)
 def test_processors_that_read_the_path_are_kept(shape: str, drafter: DraftModule) -> None:
     """A penalty makes the distributions of a level differ, whatever the heads read."""
     spec = spec_of(drafter, f"+{SHAPES[shape]}")

@@ -58,12 +58,10 @@ UNGUIDED = [f"{draft}+{accept}" for draft, accept in product(stages("draft"), st
 
 
 def ordinary(spec: str, cfg: float | None) -> bool:
-    """Every drafter and shape as it stands, each acceptance with `sjd` and `lookup`, a third of the other pairs.
-
-    Of relaxed acceptances that is a ninth.
-    """
-    relaxed = registry.resolve(spec, "ar", sampling=True).exact == "relaxed"
-    return spec.endswith("+match") or spec.startswith(("sjd+", "lookup+")) or one_in(9 if relaxed else 3, spec, cfg)
+    """Every drafter and shape, and each acceptance with `sjd` and `lookup`, guided; one in 24 of the other pairs."""
+    return (cfg is not None and (spec.endswith("+match") or spec.startswith(("sjd+", "lookup+")))) or one_in(
+        24, spec, cfg
+    )
 
 
 @cache

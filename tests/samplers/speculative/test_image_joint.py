@@ -91,6 +91,7 @@ def fits(readings: list[Reading]) -> None:
 
 @pytest.mark.parametrize("init", INITS)
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.covers(1)
 def test_pictures_have_the_joint_law_of_the_target(mode: str, init: str) -> None:
     fits(measure(f"sjd:window=4,refresh={mode},init={init}", SMALL, 1600, seed=1))
 

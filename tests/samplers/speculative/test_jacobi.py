@@ -36,6 +36,7 @@ def picks(model: LanguageModel) -> naive_jacobi.Picks:
 
 @pytest.mark.parametrize("window", [2, 3, 7, 40])
 @pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.covers(1)
 def test_a_window_takes_the_forwards_of_a_naive_one(seed: int, window: int) -> None:
     model = toy_ar(seed, 6, 2.0)
     for policy, naive in (("sliding", naive_jacobi.sliding), ("block", naive_jacobi.block)):
@@ -68,6 +69,7 @@ def test_an_exit_after_one_forward_commits_a_window_a_forward() -> None:
 
 @pytest.mark.parametrize("init", ["random", "prompt", "repeat", "ngram"])
 @pytest.mark.parametrize("policy", ["sliding", "block"])
+@pytest.mark.covers(1)
 def test_every_window_and_init_is_plain_greedy_in_every_batch(policy: str, init: str) -> None:
     model = toy_ar(4, 6, 1.5)
     for window in (2, 5, 16):

@@ -67,6 +67,7 @@ def adversarial() -> list[tuple[Tensor, Tensor]]:
 
 @pytest.mark.parametrize("replacement", [False, True])
 @pytest.mark.parametrize("siblings", [1, 2, 3, 4])
+@pytest.mark.covers(1)
 def test_what_comes_out_of_draws_has_the_moved_law_within_delta(siblings: int, replacement: bool) -> None:
     gained = []
     for number, (p, q) in enumerate([*pairs(18), *adversarial()]):

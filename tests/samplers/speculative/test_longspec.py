@@ -107,6 +107,7 @@ def drafting(folder: Path, model: LanguageModel) -> Iterator[LongSpecModule]:
 
 @pytest.mark.parametrize("shape", ["chain", "template:widths=3-2-1", "dyspec:nodes=7,children=2"])
 @pytest.mark.parametrize("prompts", [RAGGED, RAGGED[1:2]])
+@pytest.mark.covers(1)
 def test_every_node_has_the_logits_of_the_plain_version(tmp_path: Path, shape: str, prompts: list[list[int]]) -> None:
     model = target()
     folder = module_files.longspec(tmp_path / "layer", model)

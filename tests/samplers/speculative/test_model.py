@@ -45,6 +45,7 @@ def toy() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("shape", "length"), list(product(SHAPES, LENGTHS)))
+@pytest.mark.covers(1)
 def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str, length: str) -> None:
     keeps_greedy(f"model:name=near,k=4+{shape}{length}")
 
@@ -72,6 +73,7 @@ def test_what_history_does_to_the_target_it_does_to_the_drafter() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("drafter", ["near", "same"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.covers(2)
 def test_every_law_is_that_of_a_whole_forward(shape: str, drafter: str, temperature: float) -> None:
     """Which holds only if gaps are filled, accepted paths gathered and trees seen as their paths."""
     model = near() if drafter == "near" else target()

@@ -41,6 +41,7 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
+@pytest.mark.covers(1)
 def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str, length: str, tmp_path: Path) -> None:
     for carry in CARRIES:
         spec = f"prompts:name={prompts(tmp_path / 'p', target())},k=3{carry}+{shape}{length}"
@@ -54,6 +55,7 @@ def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str
 
 
 @pytest.mark.parametrize(("layout", "shape", "temperature"), chequered(LAYOUTS, SHAPES, [0.0, 1.0], count=3))
+@pytest.mark.covers(1)
 def test_what_is_learned_is_what_whole_forwards_of_the_text_and_the_vectors_give(
     layout: dict[str, Any], shape: str, temperature: float, tmp_path: Path
 ) -> None:

@@ -139,6 +139,7 @@ def joined(spec: str, model: LanguageModel, expected: dict[int, list[int]], new:
 
 @pytest.mark.parametrize("drafter", ["lookup:k=3", "layerskip:k=3+template:widths=2-2-1"])
 @pytest.mark.parametrize("cache", LOSSY[1:])
+@pytest.mark.covers(1)
 def test_every_drafter_gives_what_sequential_gives_through_the_same_window(drafter: str, cache: str) -> None:
     """Each query sees its own window, whatever else is fed: the plain version says what that gives."""
     model = target(torch.float64)
@@ -226,6 +227,7 @@ class Ratios:
 
 @pytest.mark.parametrize("read", WHOLE[1:])
 @pytest.mark.parametrize("drafter", ["sparsekv:k=3", "triforce:name=toy,k=2,gamma=3"])
+@pytest.mark.covers(1)
 def test_with_room_for_the_whole_text_every_draft_is_accepted(
     drafter: str, read: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

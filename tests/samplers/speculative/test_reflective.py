@@ -160,6 +160,7 @@ def test_which_node_predicts_which_drafted_token_again_by_hand() -> None:
 
 @pytest.mark.parametrize("mix", ["logits", "probs"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.covers(1)
 def test_every_verdict_is_that_of_the_naive_rule(mix: str, temperature: float) -> None:
     """Row by row and token by token, in float64, from forwards of whole texts."""
     alpha, outcomes = 0.5, set()

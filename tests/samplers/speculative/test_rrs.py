@@ -18,6 +18,7 @@ CASES = [(k, replacement) for k in (1, 2, 3, 4) for replacement in (False, True)
 
 
 @pytest.mark.parametrize(("k", "replacement"), CASES)
+@pytest.mark.covers(1)
 def test_what_comes_out_has_the_target_s_law_to_ten_digits(k: int, replacement: bool) -> None:
     for p, q in pairs(40):
         if not replacement and k > len(p):

@@ -34,6 +34,7 @@ def sampled(model: LanguageModel, prompt: list[int], new: int, seed: int, temper
 
 @pytest.mark.parametrize("window", [2, 5, 16])
 @pytest.mark.parametrize("rest", ["init=repeat", "init=prompt", "policy=block,init=ngram", "init=random"])
+@pytest.mark.covers(1)
 def test_the_fixed_point_is_sequential_sampling_with_the_same_noise(rest: str, window: int) -> None:
     model = toy_ar(3, 6, 2.0)
     options = {"temperature": 0.8, "top_k": 4}

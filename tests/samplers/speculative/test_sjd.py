@@ -32,6 +32,7 @@ V, ROWS, WINDOW, ROUNDS = 3, 12_000, 6, 4
 
 @pytest.mark.parametrize("init", ["random", "random,uniform=true", "prompt", "repeat", "ngram"])
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.covers(1)
 def test_at_temperature_0_it_is_plain_greedy_in_every_batch(mode: str, init: str) -> None:
     model, new = toy_ar(4, 6, 1.5), (20, 9, 14, 1, 8, 2, 7, 5)
     given = prompts((3, 6, 1, 9, 4, 12, 2, 7), vocab=6, seed=1)
@@ -96,6 +97,7 @@ def scripted(mode: str, init: str = "random", reuse: float | None = None) -> Scr
 
 @pytest.mark.parametrize("init", ["random", "repeat"])
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.covers(1)
 def test_after_two_refreshes_tokens_are_from_the_law_they_are_labelled_with(mode: str, init: str) -> None:
     made = scripted(mode, init)
     for at in range(1, ROUNDS):

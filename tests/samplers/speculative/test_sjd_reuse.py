@@ -34,6 +34,7 @@ def test_what_stays_by_hand() -> None:
 
 @pytest.mark.parametrize("mode", ["coupled", "independent"])
 @pytest.mark.parametrize("least", [0.2, 0.45])
+@pytest.mark.covers(1)
 def test_tokens_are_from_the_distribution_they_are_labelled_with(mode: str, least: float) -> None:
     for init in ("random", "repeat"):
         assert scripted(mode, init, least).worst() < 4.5
@@ -41,6 +42,7 @@ def test_tokens_are_from_the_distribution_they_are_labelled_with(mode: str, leas
 
 @pytest.mark.parametrize("mode", ["coupled", "independent"])
 @pytest.mark.parametrize("least", [0.2, 0.45])
+@pytest.mark.covers(1)
 def test_the_joint_distribution_is_the_target_s(mode: str, least: float) -> None:
     assert worst(measure(f"sjd:window=6,refresh={mode},init=repeat,reuse={least}", LONG, 4000, seed=1)) < 3.5
 

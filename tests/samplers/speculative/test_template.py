@@ -139,6 +139,7 @@ def test_a_shape_needs_a_drafting_model() -> None:
 
 @pytest.mark.parametrize("accept", ["speculative", "rrs:replacement=true", "kseq"])
 @pytest.mark.parametrize("top_k", [None, 2])  # with 2 the third sibling has nothing left to be drawn from
+@pytest.mark.covers(1)
 def test_what_comes_out_has_the_targets_law(accept: str, top_k: int | None) -> None:
     draws, options = 4000, {"temperature": 0.9, "top_k": top_k}
     with named(near=near()):

@@ -32,6 +32,7 @@ LAYERS = ((0, 1, 2), (1, 2), (2,))
 
 
 @pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
+@pytest.mark.covers(1)
 def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str, length: str, tmp_path: Path) -> None:
     for carry, layers in (("", LAYERS[0]), (",carry=0-2-1", LAYERS[1])):
         spec = f"transfer:name={transfer(tmp_path / str(len(layers)), target(), layers)},k=3{carry}+{shape}{length}"
@@ -45,6 +46,7 @@ def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str
 
 
 @pytest.mark.parametrize(("layers", "shape", "temperature"), chequered(LAYERS, SHAPES, [0.0, 1.0]))
+@pytest.mark.covers(1)
 def test_what_is_learned_is_what_whole_forwards_of_each_text_give(
     layers: tuple[int, ...], shape: str, temperature: float, tmp_path: Path
 ) -> None:
@@ -62,6 +64,7 @@ def test_what_is_learned_is_what_whole_forwards_of_each_text_give(
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.covers(1)
 def test_the_target_s_distributions_are_bitwise_those_without_the_queries(
     shape: str, layers: tuple[int, ...], tmp_path: Path
 ) -> None:

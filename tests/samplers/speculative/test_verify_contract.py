@@ -23,7 +23,7 @@ from pardec.samplers import registry
 from pardec.samplers.events import Accepted, Finished, RowFinished, Started
 from pardec.samplers.speculative import shared_prompt
 from pardec.samplers.speculative.loop import VerifyLoop, decode
-from tests.grids import one_in, thinned
+from tests.grids import one_in, pairwise, thinned
 from tests.models.toys import SMALL
 from tests.samplers.ar_toys import logits, prompts, request, rows, run, toy_ar
 from tests.samplers.drafting import SETTINGS
@@ -98,13 +98,19 @@ EACH = [
     *(f"{NEEDS['model']}+{more}" for stage in ("shape", "length", "logits") for more in names(stage)),
     *(f"recycling+{more}" for more in names("logits")),
 ]
+ONCE = {spec for spec in EACH if spec.split("+", 1)[-1] not in names("accept")}  # what no acceptance is tried in
 DRAFTERS = [draft for draft in names("draft") if resolves(draft, sampling=False)]
 
 
 def in_turn(spec: str) -> bool:
-    """Everything with something ordinary, and a sixth of the other pairs; of relaxed acceptances a twelfth."""
-    relaxed = registry.resolve(spec, "ar", sampling=True).exact == "relaxed"
-    return spec in EACH or one_in(12 if relaxed else 6, spec)
+    """Everything with something ordinary, and one in 24 of the other pairs."""
+    return spec in EACH or one_in(24, spec)
+
+
+def of_stage(sampling: bool) -> list[Any]:
+    """Every drafter, shape, length and logits stage, and each acceptance with one drafter of two."""
+    found = [spec for spec in EACH if resolves(spec, sampling=sampling)]
+    return pairwise([(spec,) for spec in found], lambda spec: (spec if spec in ONCE else spec.split("+", 1)[1],), 1)
 
 
 @pytest.fixture(autouse=True)
@@ -224,6 +230,7 @@ def test_exact_ones_are_plain_greedy_and_all_keep_the_contract(spec: str) -> Non
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 @pytest.mark.parametrize("spec", DRAFTERS)
+@pytest.mark.covers(1)
 def test_every_drafter_is_plain_greedy_on_random_checkpoints(
     checkpoint: Callable[[str], LanguageModel], spec: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,12 +244,9 @@ def test_every_drafter_is_plain_greedy_on_random_checkpoints(
         check_greedy(model, done, given, f"{spec} on {name}")
 
 
-def sized(spec: str, count: int) -> bool:
-    """Eight rows of every drafter, and of each one other size in turn, so that every size is met."""
-    return count in (8, DRAFTERS.index(spec) % 7 + 1)
-
-
-@pytest.mark.parametrize(("spec", "count"), thinned(product(DRAFTERS, range(1, 9)), sized))
+@pytest.mark.parametrize("count", range(1, 9))
+@pytest.mark.parametrize("spec", DRAFTERS)
+@pytest.mark.covers(1)
 def test_batches_of_one_to_eight_give_the_same(spec: str, count: int) -> None:
     given, new = prompts(LENGTHS[:count], vocab=VOCAB, seed=count), NEW[:count]
     done = run(target(), spec, given, new)
@@ -277,7 +281,7 @@ def test_a_sampled_row_is_the_same_alone_and_in_any_batch(spec: str) -> None:
     assert same(some, 1, done, pair[1])
 
 
-@pytest.mark.parametrize("spec", [spec for spec in EACH if resolves(spec, sampling=False)])
+@pytest.mark.parametrize("spec", of_stage(sampling=False))
 def test_every_limit_around_the_length_of_a_draft_is_kept(spec: str) -> None:
     k = min(registry.resolve(spec, "ar").draft.width(target()) - 1, 12)
     limits = sorted({1, 2, 3, max(k - 1, 1), max(k, 1), k + 1, k + 2})
@@ -289,7 +293,7 @@ def test_every_limit_around_the_length_of_a_draft_is_kept(spec: str) -> None:
         assert all(text == longest[: len(text)] for text in rows(done))
 
 
-@pytest.mark.parametrize("spec", [spec for spec in EACH if resolves(spec, sampling=False)])
+@pytest.mark.parametrize("spec", of_stage(sampling=False))
 def test_an_end_token_ends_its_row_wherever_it_stands(spec: str) -> None:
     """Every other token of the alphabet in turn as the end, so that it comes as a drafted token, a bonus, and never."""
     model, given = target(), prompts((5, 3, 8), vocab=VOCAB, seed=2)
@@ -304,7 +308,7 @@ def test_an_end_token_ends_its_row_wherever_it_stands(spec: str) -> None:
                 assert text == [*prompt, *made[:end]]
 
 
-@pytest.mark.parametrize("spec", [spec for spec in EACH if resolves(spec, sampling=True)])
+@pytest.mark.parametrize("spec", of_stage(sampling=True))
 def test_events_tell_each_token_once_and_in_order(spec: str) -> None:
     model, given = target(), prompts((5, 1, 3), vocab=VOCAB, seed=4)
     made = registry.resolve(spec, "ar", sampling=True)
@@ -334,7 +338,7 @@ def test_events_tell_each_token_once_and_in_order(spec: str) -> None:
     assert ended == {0, 1, 2}
 
 
-@pytest.mark.parametrize("spec", [spec for spec in EACH if resolves(spec, sampling=True) and not coupled_sample(spec)])
+@pytest.mark.parametrize("spec", [each for each in of_stage(sampling=True) if not coupled_sample(each.values[0])])
 def test_rows_that_share_their_prompt_are_those_that_hold_it_each(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_prompt, "LEAST_SLOTS", 0)
     prompt, new, options = prompts([13], seed=5, vocab=VOCAB)[0], [9, 14, 7, 1, 12], {"temperature": 1.0}
@@ -349,7 +353,12 @@ def test_rows_that_share_their_prompt_are_those_that_hold_it_each(spec: str, mon
     assert rows(alone) == rows(shared)[1:2]
 
 
-@pytest.mark.parametrize("spec", [spec for spec in EACH if resolves(spec, sampling=True) and not coupled_sample(spec)])
+@pytest.mark.parametrize(
+    "spec",
+    thinned(
+        ((spec,) for spec in EACH if resolves(spec, sampling=True) and not coupled_sample(spec)), ONCE.__contains__
+    ),
+)
 def test_rows_that_share_the_beginning_of_their_prompts_are_those_that_hold_it_each(
     spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ def test_01_every_node_stands_where_its_own_path_puts_it(right_share: float, mon
 
 @pytest.mark.parametrize("kind", ["wrong", "right", "mixed"])
 @pytest.mark.parametrize("poison", [1e4, float("nan")])
+@pytest.mark.covers(1)
 def test_02_slots_that_a_row_must_not_see_change_nothing(
     kind: str, poison: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +155,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
 
 @pytest.mark.parametrize("poison", [1e4, float("nan")])
 @pytest.mark.parametrize("spec", ["lookup", "model:name=toy", "model:name=toy+template:widths=2-2-1"])
+@pytest.mark.covers(1)
 def test_02_nor_do_they_in_a_drafters_own_cache(spec: str, poison: float, monkeypatch: pytest.MonkeyPatch) -> None:
     model, other = toy_ar(1, VOCAB), toy_ar(2, VOCAB)
     monkeypatch.setattr(draft_models, "language_model", lambda *_: other)

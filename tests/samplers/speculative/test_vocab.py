@@ -50,6 +50,7 @@ def drafts() -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.covers(1)
 def test_nothing_off_the_list_is_drafted_and_greedy_decoding_is_kept(shape: str, temperature: float, ids: str) -> None:
     with named(near=near()), drafts() as tokens:
         done = run(target(), f"model:name=near,k=3,vocab={ids}+{shape}", RAGGED, NEW, temperature=temperature)
