@@ -317,8 +317,10 @@ def seldom(case: str) -> bool:
             or (kind in ("blocks", "bidirectional", "mask") and rest[-1] == "apart=True")
             or (kind == "bidirectional" and rest in (["float16"], ["float32"]))
         )
-    halves = ("statistics float16", "norms float16", "gate float16", "turn float16", "stack float16")
-    return case.startswith((*halves, "neighbours float64 1 ", "neighbours float64 2000"))
+    types = [f"{kind} {half}" for kind in ("norms", "gate", "turn", "stack") for half in ("float16", "bfloat16 ")]
+    return case.startswith(
+        ("statistics float16", *types, "neighbours float64 1 ", "neighbours float64 2000", "neighbours float32 2000")
+    ) and not case.endswith(" 1")
 
 
 QUICK = [case for case in CASES if not seldom(case)]

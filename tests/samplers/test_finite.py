@@ -304,9 +304,10 @@ PARTS = [
 def test_whatever_the_logits_the_mask_id_is_never_committed(spec: str) -> None:
     """Either an error of one line, or a text without it; where some tokens are ruled out, always the text."""
     refused: list[tuple[int, bool, str]] = []
-    for seed in range(16):
+    first = 8 * (len(spec) % 2)
+    for seed in range(first, first + 8):  # each kind of logits
         distribution = LAWS[(seed + len(spec)) % len(LAWS)]
-        model = altered(toy(("llada", "dream")[seed % 2], seed=seed), adversarial(seed))
+        model = altered(toy(("llada", "dream")[(seed + first // 8) % 2], seed=seed), adversarial(seed))
         try:
             done = fill(model, spec, GIVEN, 6, seeds=[seed, seed + 1], **distribution)
         except PardecError as error:

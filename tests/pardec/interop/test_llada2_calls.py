@@ -26,7 +26,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from tests.samplers import toys
 
-CALLS = 200
+CALLS = 80
 
 
 class Network(nn.Module):

@@ -20,7 +20,7 @@ NAMES = [name for name in list_tasks() if task(name).answers == "text"]
 def test_no_problem_is_in_both_splits_whatever_the_seed(name: str) -> None:
     seen: dict[str, set[str]] = {"train": set(), "heldout": set()}
     for split, texts in seen.items():
-        for seed in range(4):
+        for seed in range(2):
             texts.update(p.prompt for p in task(name).problems(split, 150, seed))
     assert not seen["train"] & seen["heldout"]
 
@@ -39,11 +39,11 @@ def test_a_draw_belongs_to_one_split_and_a_tenth_is_held_out(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_problems_are_distinct_and_repeatable(name: str) -> None:
-    first = task(name).problems("heldout", 200, 3)
-    assert first == task(name).problems("heldout", 200, 3)
-    assert first[:50] == task(name).problems("heldout", 50, 3)
-    assert first != task(name).problems("heldout", 200, 4)
-    assert len({p.prompt for p in first}) == len({p.id for p in first}) == 200
+    first = task(name).problems("heldout", 100, 3)
+    assert first == task(name).problems("heldout", 100, 3)
+    assert first[:20] == task(name).problems("heldout", 20, 3)
+    assert first[:20] != task(name).problems("heldout", 20, 4)
+    assert len({p.prompt for p in first}) == len({p.id for p in first}) == 100
 
 
 def test_a_problem_does_not_change_between_versions() -> None:
