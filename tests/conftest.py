@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from importlib.util import find_spec
 from itertools import count
 from typing import Any
@@ -71,6 +72,18 @@ def _short_collections() -> None:
     """The collector of cycles leaves alone what was there before a file: all other tests, and the libraries."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def with_autocast() -> None:
+    """This one test computes as a run does."""
+
+
+@pytest.fixture
+def without_autocast(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Trainers compute in float32: most CPUs multiply bfloat16 many times slower."""
+    if "with_autocast" not in request.fixturenames:
+        monkeypatch.setattr(torch, "autocast", lambda *_: nullcontext())
 
 
 @pytest.fixture

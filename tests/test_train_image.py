@@ -33,6 +33,7 @@ from pardec.models.images.vq_shape import VQShape  # noqa: E402
 from pardec.models.plan import Plan, Visible  # noqa: E402
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("without_autocast")
 SMALL = "codebook_size=16,z_channels=8,ch_mult=1-1-1"
 
 
@@ -50,6 +51,7 @@ def made(folder: Path, steps: int, state: str = "state") -> TokenizerRun:
     return TokenizerRun(options(["--model", "tiny-vq", *size, *where]))
 
 
+@pytest.mark.usefixtures("with_autocast")
 def test_it_exports_what_it_measured_in_the_published_format(tmp_path: Path) -> None:
     run = made(tmp_path, 4)
     run.train()

@@ -31,6 +31,7 @@ from pardec.models.images.kl_files import load_kl, save_kl  # noqa: E402
 from pardec.models.images.kl_shape import KLShape  # noqa: E402
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("without_autocast")
 SHAPE = KLShape(4, 32, (1, 1, 1), 1, ())
 
 
@@ -49,6 +50,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(painted.painted_right.__kwdefaults__, "sampler", "mar:steps=2")
 
 
+@pytest.mark.usefixtures("with_autocast")
 def test_an_autoencoder_is_exported_as_it_was_trained(tmp_path: Path) -> None:
     made = autoencoder(tmp_path, 3)
     made.train()

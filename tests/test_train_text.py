@@ -28,6 +28,7 @@ from pardec.tasks import Generator, task  # noqa: E402
 from pardec.tasks.chains import Chains  # noqa: E402
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("without_autocast")
 FOLDER = ROOT / "models" / "embedded" / "tokenizer"
 TOKENIZER = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
 SHAPE = "hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1"
@@ -83,6 +84,7 @@ def test_the_models_train_in_turn_and_export_published_formats(tmp_path: Path) -
     }
 
 
+@pytest.mark.usefixtures("with_autocast")
 def test_a_second_run_keeps_what_the_card_says_of_the_first(tmp_path: Path) -> None:
     made(tmp_path / "one", "tiny-llama", 2).train()
     made(tmp_path / "two", "tiny-llama", 2, "--init", str(tmp_path / "one" / "tiny-llama")).train()

@@ -32,6 +32,7 @@ from pardec.models.scales.shape import TokenizerShape  # noqa: E402
 from pardec.models.scales.tokenizer_files import load_tokenizer  # noqa: E402
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("without_autocast")
 SIZES = {"vocab_size": 24, "z_channels": 4, "ch_mult": (1, 1, 1, 1), "patch_nums": (1, 2, 6)}
 
 
@@ -82,6 +83,7 @@ def test_a_tokenizer_starts_as_the_autoencoder(folder: Path) -> None:
         torch.testing.assert_close(start.pixels(goal), kl.decode(latents).clamp(-1, 1), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("with_autocast")
 def test_a_tokenizer_is_exported_under_the_published_names(folder: Path) -> None:
     training = tokenizer(folder, 2)
     training.train()
