@@ -6,12 +6,17 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from copy import deepcopy
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden"
+Replay = Callable[[Path], tuple[int, dict[str, Any], str]]
 # Early stops of Fast-dLLM, where what follows an end token is overwritten; SDAR blocks that begin in the prompt, whose
 # tokens the authors' code commits again; ends and tails of the LLaDA2 pipeline (DECLARED of the script says why).
 DECLARED = {"fastdllm_dual": 1, "fastdllm_none": 1, "fastdllm_prefix": 1, "diffusers_llada2": 2}
@@ -19,15 +24,25 @@ DECLARED |= {"sjd_window_init": 4}  # start tokens copied from the left, where t
 DECLARED |= {"sdar_low_confidence_dynamic": 2, "sdar_low_confidence_static": 1}
 
 
-def replay(folder: Path) -> tuple[int, dict[str, Any], str]:
-    command = [sys.executable, str(ROOT / "scripts" / "replay_golden.py"), str(folder), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    return done.returncode, json.loads(done.stdout)["methods"], done.stderr
+@pytest.fixture
+def replay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Replay:
+    """The script in this process: its exit status, its counts, and what it says of mismatches."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+
+    def run(folder: Path) -> tuple[int, dict[str, Any], str]:
+        monkeypatch.setattr(sys, "argv", ["replay_golden.py", str(folder), "--json"])
+        status = import_module("replay_golden").main()
+        told = capsys.readouterr()
+        return status, json.loads(told.out)["methods"], told.err
+
+    return run
 
 
 def test_every_recorded_case_of_the_built_methods_matches() -> None:
-    status, methods, errors = replay(GOLDEN)
-    assert status == 0, errors
+    command = [sys.executable, str(ROOT / "scripts" / "replay_golden.py"), str(GOLDEN), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    methods = json.loads(done.stdout)["methods"]
     for name, counts in methods.items():
         assert counts["matched"] + counts["declared"] == counts["total"], (name, counts)
         assert counts["skipped"] == 0
@@ -37,7 +52,7 @@ def test_every_recorded_case_of_the_built_methods_matches() -> None:
     assert sum(counts["matched"] for counts in methods.values()) >= 205
 
 
-def test_a_changed_record_is_a_mismatch(tmp_path: Path) -> None:
+def test_a_changed_record_is_a_mismatch(replay: Replay, tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "llada", tmp_path / "llada")
     file = tmp_path / "llada" / "cases.json"
     cases = json.loads(file.read_text())
@@ -64,7 +79,7 @@ def test_a_changed_record_is_a_mismatch(tmp_path: Path) -> None:
     assert {name: counts["matched"] for name, counts in methods.items()} == {"fastdllm_none": 1, "forward_logits": 1}
 
 
-def test_a_changed_round_of_a_window_is_a_mismatch(tmp_path: Path) -> None:
+def test_a_changed_round_of_a_window_is_a_mismatch(replay: Replay, tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "llamagen", tmp_path / "llamagen")
     file = tmp_path / "llamagen" / "cases.json"
     case = next(case for case in json.loads(file.read_text()) if case["id"].startswith("sjd-t2i-w6-cfg2.0-k16"))
