@@ -63,6 +63,7 @@ KINDS = ["even", "chain of even rows", "ragged", "tree", "mask", "mask of the la
 @pytest.mark.parametrize(("heads", "kv"), [(4, 4), (6, 2), (3, 1)])
 @pytest.mark.parametrize("reference", [True, False])
 @torch.inference_mode()
+@pytest.mark.covers(2)
 def test_two_parts_are_one_attention(kind: str, heads: int, kv: int, dtype: torch.dtype, reference: bool) -> None:
     plan, generator = plan_of(kind), torch.Generator().manual_seed(3)
     q = torch.randn(3, plan.width, heads, 16, generator=generator).to(dtype)

@@ -138,6 +138,7 @@ def close_attention(q, k, v, mask=None, hidden=None, tolerance=1e-5):
 @pytest.mark.parametrize(("heads", "kv"), [(6, 2), (3, 3), (4, 1)])
 @pytest.mark.parametrize("queries", [1, 2, 5, 16, 17, 20, 33, 48, 49, 52, 53, 100])
 @pytest.mark.parametrize("slots", [1, 7, 64, 65, 200])
+@pytest.mark.covers(2)
 def test_attention(queries, slots, heads, kv, dim, dtype):
     q, k, v = operands(2, queries, slots, heads, kv, dim, dtype)
     close_attention(q, k, v)
@@ -148,6 +149,7 @@ def test_attention(queries, slots, heads, kv, dim, dtype):
 @pytest.mark.parametrize("queries", [1, 2, 5, 17, 33, 53])
 @pytest.mark.parametrize(("seen", "more"), [(0, 1), (3, 60), (60, 8), (64, 53), (200, 17)])
 @DTYPES
+@pytest.mark.covers(2)
 def test_attention_of_queries_that_do_not_see_all_of_the_last_slots(seen, more, queries, heads, kv, dim, dtype):
     slots = seen + more
     q, k, v = operands(2, queries, slots, heads, kv, dim, dtype)

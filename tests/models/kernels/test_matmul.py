@@ -51,6 +51,7 @@ def weights(lies, rows, columns):
 @pytest.mark.parametrize("lies", ["rows", "columns", "slice"])
 @pytest.mark.parametrize(("rows", "columns"), [(256, 48), (100, 64), (7, 5)])
 @pytest.mark.parametrize("shape", [(1,), (33,), (0,), (2, 3), ()])
+@pytest.mark.covers(2)
 def test_a_product_is_that_of_linear(onednn, shape, rows, columns, lies, biased):
     weight, bias = weights(lies, rows, columns), randn(rows, seed=2) if biased else None
     x = randn(*shape, columns)
