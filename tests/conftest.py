@@ -9,7 +9,6 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
@@ -25,10 +24,15 @@ torch.set_num_threads(1)
 LONGEST_SLOW = 7200  # seconds, for one test that is marked slow and has no limit of its own
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Without pytest-timeout, as on the machine of scripts/gpu_queue, its option in pyproject.toml has no effect."""
-    if find_spec("pytest_timeout") is None:
+    if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "seconds that a test may take")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.pluginmanager.hasplugin("timeout"):
+        config.addinivalue_line("markers", "timeout(seconds): how long a test may take")
 
 
 @pytest.hookimpl(tryfirst=True)
