@@ -18,7 +18,8 @@ from pardec.samplers import registry
 from pardec.samplers.cards import MASKED
 from pardec.samplers.events import Finished
 from tests.grids import pairwise
-from tests.samplers.toys import EVERY_FAMILY, accepted, fill, names, prompts, same, toy
+from tests.samplers.masked.test_contract import fitting
+from tests.samplers.toys import accepted, fill, names, prompts, same, toy
 
 LENGTHS, NEW = (3, 6, 1), (10, 12, 5)
 BLOCKS = ("", "adablock:delimiters=3-5-7", "dcd:masks=2", "dsb", "dsb:most=3", "multiblock", "slowfast")
@@ -42,12 +43,13 @@ def specs() -> dict[str, tuple[str, str, str]]:
 
 
 def axes(spec: str, family: str) -> tuple[Any, ...]:
-    """Every method with a cache and without, and every pair of a block rule, a cache and a family."""
+    """Every method with and without a block rule and a cache, and every pair of a block rule, a cache and a family."""
     block, method, cache = SPECS[spec]
-    return (method, bool(cache)), (block, cache), (block, family), (cache, family)
+    return (method, bool(block), bool(cache)), (block, cache), (block, family), (cache, family)
 
 
 SPECS = specs()
+CASES = [(spec, family) for spec in SPECS for family in fitting(spec)]
 
 
 @cache
@@ -62,7 +64,7 @@ def logprobs(done: Finished, row: int) -> np.ndarray:
     return np.asarray(done.trace.logprobs.own[row, : done.trace.lengths[row]])
 
 
-@pytest.mark.parametrize(("spec", "family"), pairwise(product(SPECS, EVERY_FAMILY), axes, 1))
+@pytest.mark.parametrize(("spec", "family"), pairwise(CASES, axes, 1))
 def test_a_row_is_the_same_alone_in_a_batch_and_served(spec: str, family: str) -> None:
     network, given = toy(family, sharp=1.2), prompts(LENGTHS)
     way = WAYS[sum(map(ord, spec)) % 3]
