@@ -91,7 +91,7 @@ def of_text() -> list[str]:
 
 
 def cases(specs: Sequence[str], constraints: dict[str, dict[str, Any]]) -> list[Any]:
-    """Every acceptance with `sjd` under every constraint, each of its settings once, and every other drafter and shape.
+    """Every acceptance with `sjd` under every constraint, its settings greedy and sampled, and all drafters and shapes.
 
     Slow ones are all pairs of a drafter and an acceptance, each under one constraint.
     """
@@ -102,7 +102,8 @@ def cases(specs: Sequence[str], constraints: dict[str, dict[str, Any]]) -> list[
 
     def axes(spec: str, name: str) -> tuple[Any, ...]:
         drafter, accept = spec.rsplit("+", 1)
-        return (drafter, accept, (accept.split(":")[0], name) if drafter == "sjd" else "")
+        way = bool(constraints[name].get("temperature")) if ":" in accept else name
+        return (drafter, (accept, way) if drafter == "sjd" else "")
 
     return pairwise(found, axes, 1)
 
