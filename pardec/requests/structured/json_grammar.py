@@ -11,7 +11,7 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,11 +38,7 @@ class CompiledSchema:
         if error:
             raise refusal("#", f"llguidance does not take its grammar: {error.splitlines()[0]}")
         self._costs: OrderedDict[int, np.ndarray] = OrderedDict()
-
-    @cached_property
-    def reserve(self) -> float:
-        """At most so many tokens are missing to an end."""
-        return self.prefixes.reserve()
+        self.reserve = self.prefixes.reserve()  # at most so many tokens are missing to an end
 
     def matcher(self) -> Any:
         """A parser of llguidance at the start."""

@@ -323,12 +323,13 @@ def takes_all(expression: Expression) -> Expression:
 
 def byte_classes(expression: Expression) -> list[int]:
     """[256] a class of each byte: bytes of one class lead to the same states everywhere."""
+    single: set[int] = set()  # bytes of literals: each is a class of its own
     sets: set[frozenset[int]] = set()
     waiting, known = [expression], {expression}
     while waiting:
         each = waiting.pop()
         if isinstance(each, Literal):
-            sets |= {frozenset({byte}) for byte in each.value}
+            single.update(each.value)
         elif isinstance(each, Character):
             sets.add(each.ascii)
             if each.wide:
@@ -340,10 +341,12 @@ def byte_classes(expression: Expression) -> list[int]:
         known |= set(new)
         waiting += new
     classes = [0] * 256
+    for number, byte in enumerate(sorted(single), 1):
+        classes[byte] = number
     for one in sets:
         pairs = {(classes[byte], byte in one) for byte in range(256)}
-        number = {pair: at for at, pair in enumerate(sorted(pairs))}
-        classes = [number[classes[byte], byte in one] for byte in range(256)]
+        number_of = {pair: at for at, pair in enumerate(sorted(pairs))}
+        classes = [number_of[classes[byte], byte in one] for byte in range(256)]
     return classes
 
 
