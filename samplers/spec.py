@@ -110,8 +110,8 @@ class Policy:
     def check(self, sampler: Any) -> None:
         """Raises SpecError, when a spec is resolved, where it cannot go with the sampler's other stages."""
 
-    def admit(self, request: Request) -> None:
-        """Raises SpecError, before the first forward, for a request that it cannot decode."""
+    def admit(self, request: Request, sampler: Any) -> None:
+        """Raises SpecError, before the first forward, for a request that it cannot decode as a stage of `sampler`."""
 
     def __or__(self, other: Spec | Policy) -> Spec:
         return self.spec | other

@@ -212,7 +212,7 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
     if structured is not None:
         request = structured.hold(request)
     for stage in sampler.stages:
-        stage.admit(request)
+        stage.admit(request, sampler)
     _check_ends(model, request)
     form = None if structured is None else settings.response_format
     return Call(sampler, request, seeds, settings.callback, model.weights_version, form, imaging)

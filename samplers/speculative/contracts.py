@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import numpy as np
 from torch import Tensor
 
+from pardec.models.errors import SpecError
+
 from ..ops.allowed import AllowedRows
 from ..spec import Policy, Spec
 from .drafts import Draft as Draft  # a part of the contracts
@@ -103,6 +105,14 @@ class Drafter(Stage):
     def width(self, model: LanguageModel) -> int:
         """The most nodes of a draft, node 0 included."""
         raise NotImplementedError
+
+    def refuse_kept_samples(self, request: Request, sampler: SpeculativeSampler) -> None:
+        """Raises SpecError where what earlier requests left would change a sampled text."""
+        if request.temperature and not sampler.accept.seeded:
+            raise SpecError(
+                f"{self.registered[0]}: with keep=true a sampled text would depend on the requests before it",
+                hint="accept with match:noise=seeded, whose samples do not depend on the drafts, or leave keep out",
+            )
 
     @property
     def reads_prompt(self) -> bool:

@@ -95,7 +95,7 @@ def decode(model: LanguageModel, texts: Texts, request: Request, *, steps: bool 
     if model.decoding_config.attention != "causal":
         raise ModelError(f"{model.name} is no autoregressive model")
     finite.demand_head(model)
-    texts.admit(request)
+    texts.admit(request, texts)
     passes = _passes(texts, request)
     finished: dict[int, tuple[Pass, TextDraft]] = {}
     yield _started(model, request)

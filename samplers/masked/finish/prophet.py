@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -80,7 +80,7 @@ class Prophet(Finish):
                 hint="progress=committed goes with every select",
             )
 
-    def admit(self, request: Request) -> None:
+    def admit(self, request: Request, sampler: Any) -> None:
         for row, (canvas, prompt) in enumerate(zip(request.canvases, request.prompts, strict=True)):
             behind = len(canvas) - prompt
             if self._answer and self.start is not None and self.start >= behind:

@@ -25,7 +25,7 @@ Exact: no, except with thr=0.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -79,7 +79,7 @@ class Judge(Acceptance):
                 hint="write judge:head=... with an embedded name, or a folder of scripts/train_judge.py",
             )
 
-    def admit(self, request: Request) -> None:
+    def admit(self, request: Request, sampler: Any) -> None:
         if self.head is not None:
             locate_judge(self.head)
 

@@ -26,12 +26,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...limits import check_nodes
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
+from ...request import Request
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
 from ._history import PerRow
 from ._store import read_texts
 from ._tries import tree_draft
@@ -65,15 +65,15 @@ class Aded(Drafter):
     def width(self, model: LanguageModel) -> int:
         return 1 + self.nodes
 
+    def admit(self, request: Request, sampler: SpeculativeSampler) -> None:
+        if self.keep and self.update:
+            self.refuse_kept_samples(request, sampler)
+
     def start(self, context: DecodeContext) -> PerRow[Trigrams]:
         text, count = context.text, len(context.text)
+        self.admit(context.request, context.sampler)  # of a drafter within another, too
         if not self.keep:
             tables = [self._first(context.model).copy() for _ in range(count)]
-        elif context.request.temperature and self.update and not context.sampler.accept.seeded:
-            raise SpecError(
-                "aded: with keep=true a sampled text would depend on the requests before it",
-                hint="accept with match:noise=seeded, whose samples do not depend on the drafts, or leave keep out",
-            )
         else:
             shared: WeakKeyDictionary[Any, Trigrams] = vars(self)["_shared"]
             stack = context.model.decoder

@@ -53,7 +53,7 @@ class LongSpec(ModuleDrafter):
     def target_states(self, request: Request) -> None:
         return None
 
-    def admit(self, request: Request) -> None:
+    def admit(self, request: Request, sampler: Any) -> None:
         if request.conditions:
             raise SpecError("longspec: it drafts text, and the request has conditions", hint="draft with eagle")
 

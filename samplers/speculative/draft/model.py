@@ -46,6 +46,7 @@ from pardec.models.trimmed import parameters_read
 
 from ...conditioning import conditioned_model
 from ...registry import register
+from ...request import Request
 from ...spec import ModelName
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
 from ..draft_model import DraftModelState
@@ -82,6 +83,10 @@ class Model(Drafter):
             check_device(self.registered[0], self.device)
         # Not a field: the maps are no part of the sampler's identity.
         object.__setattr__(self, "_maps", WeakKeyDictionary[Any, TokenMap]())
+
+    def admit(self, request: Request, sampler: SpeculativeSampler) -> None:
+        if self.keep and self.map == "text":
+            self.refuse_kept_samples(request, sampler)
 
     def check(self, sampler: SpeculativeSampler) -> None:
         if not self.name:
@@ -128,11 +133,7 @@ class Model(Drafter):
     def _maps_of_rows(self, context: DecodeContext, drafter: LanguageModel) -> list[TokenMap]:
         """The map of each row."""
         check_texts(self.map, drafter, context.model)
-        if self.keep and context.request.temperature and self.map == "text" and not context.sampler.accept.seeded:
-            raise SpecError(
-                "model: with keep=true a sampled text would depend on the requests before it",
-                hint="accept with match:noise=seeded, whose samples do not depend on the drafts, or leave keep out",
-            )
+        self.admit(context.request, context.sampler)  # of a drafter within another, too
         maps: WeakKeyDictionary[Any, TokenMap] = vars(self)["_maps"]
         stack = context.model.decoder
         if stack not in maps or maps[stack].tokenizers != (drafter.tokenizer, context.model.tokenizer):

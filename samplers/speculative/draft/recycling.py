@@ -28,7 +28,8 @@ from pardec.models.model import LanguageModel
 
 from ...limits import check_nodes
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
+from ...request import Request
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
 from ..trees import Template, compact, ranked
 from ._matrix import Matrix
 
@@ -73,16 +74,16 @@ class Recycling(Drafter):
     def width(self, model: LanguageModel) -> int:
         return 1 + sum(self._counts)
 
+    def admit(self, request: Request, sampler: SpeculativeSampler) -> None:
+        if self.keep:
+            self.refuse_kept_samples(request, sampler)
+
     def start(self, context: DecodeContext) -> _Recycled:
         text, vocab = context.text, context.model.vocab_size
         tree = ranked(self._counts, self.k).to(text.device)
         if not self.keep:
             return _Recycled(Matrix(len(text), vocab, self.k, text.device), tree)
-        if context.request.temperature and not context.sampler.accept.seeded:
-            raise SpecError(
-                "recycling: with keep=true a sampled text would depend on the requests before it",
-                hint="accept with match:noise=seeded, whose samples do not depend on the drafts, or leave keep out",
-            )
+        self.admit(context.request, context.sampler)  # of a drafter within another, too
         matrices: WeakKeyDictionary[Any, Matrix] = vars(self)["_matrices"]
         stack = context.model.decoder
         if stack not in matrices or matrices[stack].table.device != text.device:

@@ -21,7 +21,7 @@ Exact: no; `alpha=0` changes nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ class Momentum(Logits):
     def exact(self) -> str:
         return "relaxed" if self.alpha else "greedy"
 
-    def admit(self, request: Request) -> None:
+    def admit(self, request: Request, sampler: Any) -> None:
         if request.conditions:
             raise SpecError("momentum is for text, and images repeat their codes", hint="leave it out")
 

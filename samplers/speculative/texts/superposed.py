@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from torch import Tensor
@@ -79,7 +79,7 @@ class Superposed(Texts):
     def needed_corpus(self) -> str | None:
         return self.corpus if self.k > 1 else None
 
-    def admit(self, request: Request) -> None:
+    def admit(self, request: Request, sampler: Any) -> None:
         if request.temperature:
             raise SpecError(
                 f"superposed writes the k best drafts, and temperature={request.temperature} is for sampling",

@@ -140,8 +140,8 @@ def test_an_answer_behind_the_row_is_refused_before_a_forward() -> None:
     method = resolve("fixed+prophet:start=6").finish[0]
     canvases = request([[0, 0, 7, 7, 7, 7, 7, 7, 7], [0, 0, 7, 7, 7, 7, 7, 7]], [2, 2], block_length=2)
     with pytest.raises(SpecError, match="prophet: start=6 lies behind row 1, which has 6 tokens to come"):
-        method.admit(canvases)  # type: ignore[attr-defined]
-    resolve("fixed+prophet:start=5").finish[0].admit(canvases)  # type: ignore[attr-defined]
+        method.admit(canvases, None)  # type: ignore[attr-defined]
+    resolve("fixed+prophet:start=5").finish[0].admit(canvases, None)  # type: ignore[attr-defined]
     model = pardec.load("tiny-dream", device="cpu")
     for arguments in ({"sampler": "fixed+prophet:start=16"}, {"sampler": "preset:prophet", "template": [[None] * 16]}):
         with pytest.raises(SpecError, match="lies behind row 0, which has 16 tokens to come"):

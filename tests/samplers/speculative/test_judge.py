@@ -225,7 +225,7 @@ def test_heads_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     assert registry.resolve("lookup+judge:thr=0", "ar").exact == "greedy"
     assert registry.resolve("lookup+judge:head=x", "ar").exact == "relaxed"
     with pytest.raises(SpecError, match="unknown head 'tiny-lama'"):
-        Judge("tiny-lama").admit(request([[1]], 3))
+        Judge("tiny-lama").admit(request([[1]], 3), None)
     random_judge(24).save(tmp_path)
     with pytest.raises(ModelError, match="reads states of width 24, and those of toy have 16"):
         run(toy_ar(3), f'lookup+judge:head="{tmp_path}",thr=0.1', [[1]], 3)

@@ -127,7 +127,7 @@ def test_candidates_are_the_tokens_that_the_request_allows() -> None:
     ("make", "words"),
     [
         (lambda: Momentum(alpha=-1), "alpha must be at least 0"),
-        (lambda: Momentum().admit(request([[1]], 2, conditions=(object(),))), "is for text"),
+        (lambda: Momentum().admit(request([[1]], 2, conditions=(object(),)), None), "is for text"),
         (lambda: Momentum(k=0), "k must be at least 1"),
         (lambda: Momentum(resistance="1-x"), "numbers joined by '-'"),
         (lambda: Momentum(resistance="1-nan"), "at least 0"),
