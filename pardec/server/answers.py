@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pardec.samplers.logprobs import TokenLogprobs
 
     from .listening import Advanced
-    from .reading import TextRequest
+    from .request_parser import TextRequest
 
 
 @dataclass

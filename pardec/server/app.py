@@ -18,17 +18,17 @@ from starlette.middleware.cors import CORSMiddleware
 
 from ..version import __version__
 from .answers import TextAnswer, image_answer
+from .body_parser import ParsedBody, ParserConfig, check_characters, parse_body
 from .echo import echo
 from .errors import JSON, NO_SUCH_MODEL, RequestError
-from .examiners import Examiners
-from .examining import Examined, ReadingConfig, check_characters, parse
 from .fields import named
 from .guard import Guard
 from .handling import Decoding, TextStream, monotonic_deadline, too_long, unless_gone
 from .limits import Limits
 from .listening import RowListener, StreamListener, Update
 from .metrics import Metrics
-from .reading import Reader, TextRequest
+from .parser_processes import ParserProcesses
+from .request_parser import RequestParser, TextRequest
 from .schemas import Body, ChatBody, CompletionBody, ImageBody, TextBody
 from .worker import Worker
 
@@ -101,24 +101,24 @@ class Server:
 
     def __init__(self, model: Model, names: tuple[str, ...], defaults: Mapping[str, Any], limits: Limits) -> None:
         self.model, self.names, self.limits = model, names, limits
-        self.reader = Reader(model, names, defaults, limits)
-        config = ReadingConfig.of(model, defaults, longest_row=limits.length, most_rows=limits.rows)
-        self.examiners = None if config is None else Examiners(config, limits.reading)
+        self.request_parser = RequestParser(model, names, defaults, limits)
+        config = ParserConfig.of(model, defaults, longest_row=limits.length, most_rows=limits.rows)
+        self.parser_processes = None if config is None else ParserProcesses(config, limits.reading)
         self.worker = Worker(model, limits)
         self.metrics = Metrics(self.worker)
         self.created = int(time.time())
-        self._preparing = ThreadPoolExecutor(1, "pardec-reader")  # tokenizers are used by one thread at a time
+        self._preparing = ThreadPoolExecutor(1, "pardec-parser")  # tokenizers are used by one thread at a time
 
     def start(self) -> None:
         """Begins to serve."""
         self.worker.start()
-        if self.examiners is not None:
-            self.examiners.start()
+        if self.parser_processes is not None:
+            self.parser_processes.start()
 
     def stop(self) -> None:
         """Ends the worker."""
-        if self.examiners is not None:
-            self.examiners.stop()
+        if self.parser_processes is not None:
+            self.parser_processes.stop()
         self.worker.stop(self.limits.grace)
         self._preparing.shutdown(wait=False, cancel_futures=True)
 
@@ -162,14 +162,14 @@ class Server:
         """Answers a conversation."""
         return await self._text(request, await self._body(request, ChatBody))
 
-    async def _text(self, request: Request, examined: Examined) -> Response:
-        with named(examined.body):
-            return await self._answer(request, examined)
+    async def _text(self, request: Request, parsed: ParsedBody) -> Response:
+        with named(parsed.body):
+            return await self._answer(request, parsed)
 
-    async def _answer(self, request: Request, examined: Examined) -> Response:
-        body: TextBody = examined.body
+    async def _answer(self, request: Request, parsed: ParsedBody) -> Response:
+        body: TextBody = parsed.body
         since, deadline = time.monotonic(), monotonic_deadline(self.limits.seconds)
-        prepared: TextRequest = await self._prepare(request, lambda: self.reader.text(examined), deadline)
+        prepared: TextRequest = await self._prepare(request, lambda: self.request_parser.text(parsed), deadline)
         answer = TextAnswer(body, prepared, body.model or self.names[0], prepared.names)
         if body.stream:
             return self._stream(request, answer, since, deadline)
@@ -204,7 +204,7 @@ class Server:
 
     async def _draw(self, request: Request, body: ImageBody) -> Response:
         deadline = monotonic_deadline(self.limits.seconds)
-        prepared = await self._prepare(request, lambda: self.reader.image(body), deadline)
+        prepared = await self._prepare(request, lambda: self.request_parser.image(body), deadline)
         with Decoding(self.worker, prepared.rows, _listener, deadline, _client(request)) as decoding:
             results, waited = await unless_gone(request, decoding.finish())
         self.metrics.finished(results, 0)
@@ -223,21 +223,21 @@ class Server:
     async def _off_loop(self, function: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._preparing, function)
 
-    async def _body(self, request: Request, schema: type[Body]) -> Examined:
-        """The request's body; what is large, or has a schema, is examined by a process. Raises RequestError."""
+    async def _body(self, request: Request, schema: type[Body]) -> ParsedBody:
+        """The request's body; what is large, or has a schema, is parsed by a process. Raises RequestError."""
         data = await request.body()
-        if self.examiners is None:
-            return Examined(await self._off_loop(lambda: parse(data, schema)))
+        if self.parser_processes is None:
+            return ParsedBody(await self._off_loop(lambda: parse_body(data, schema)))
         if len(data) <= SMALL:
-            body: Any = parse(data, schema)
+            body: Any = parse_body(data, schema)
             if getattr(body, "response_format", None) is None or not isinstance(body, TextBody):
                 if isinstance(body, TextBody):
                     with named(body):
-                        check_characters(self.examiners.config, body)
-                return Examined(body)
+                        check_characters(self.parser_processes.config, body)
+                return ParsedBody(body)
         try:
             async with asyncio.timeout(self.limits.seconds):
-                return await unless_gone(request, self.examiners.examine(_client(request), data, schema))
+                return await unless_gone(request, self.parser_processes.parse(_client(request), data, schema))
         except TimeoutError:
             raise too_long() from None
 

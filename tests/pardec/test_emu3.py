@@ -288,9 +288,9 @@ def test_a_draft_model_reads_the_same_grid(both: Both, tmp_path: Path) -> None:
 
 def test_the_server_chooses_the_size(both: Both) -> None:
     from pardec.server.limits import Limits
-    from pardec.server.reading import Reader
+    from pardec.server.request_parser import RequestParser
     from pardec.server.schemas import ImageBody
 
-    reader = Reader(both.model, ("emu3",), {}, Limits())
+    reader = RequestParser(both.model, ("emu3",), {}, Limits())
     asked = reader.image(ImageBody.model_validate({"prompt": "it", "size": "24x16"}))  # width by height
     assert (asked.rows[0].request.size, asked.scale) == ((16, 24), 1)

@@ -1,4 +1,4 @@
-"""Requests examined in processes of their own, so that none ends or delays the server."""
+"""Requests parsed in processes of their own, so that none ends or delays the server."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from .body_parser import WALL, ParsedBody, parse_request
 from .errors import RequestError
-from .examining import WALL, Examined, examine
 
 if TYPE_CHECKING:
-    from .examining import ReadingConfig
+    from .body_parser import ParserConfig
     from .schemas import Body
 
 AT_ONCE = 16  # processes
@@ -39,7 +39,7 @@ class _Parent:
         self._configs: dict[int, bytes] = {}
         self._keys = itertools.count()
 
-    def add(self, config: ReadingConfig) -> int:
+    def add(self, config: ParserConfig) -> int:
         """Makes a model known; the key for its requests."""
         key = next(self._keys)
         self._configs[key] = pickle.dumps((key, config))
@@ -77,7 +77,7 @@ class _Parent:
         environment |= {"TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pardec.server.examiner"],
+                [sys.executable, "-m", "pardec.server.parser_process"],
                 stdin=other.fileno(),
                 env=environment,
                 start_new_session=True,
@@ -107,10 +107,10 @@ _parent = _Parent()
 atexit.register(_parent.close)
 
 
-class Examiners:
-    """Examines the requests of one server, in turns of its clients."""
+class ParserProcesses:
+    """Parses the requests of one server in processes, a client after the other."""
 
-    def __init__(self, config: ReadingConfig, seconds: float) -> None:
+    def __init__(self, config: ParserConfig, seconds: float) -> None:
         self.config, self.seconds = config, seconds
         self._key: int | None = None
         self._free = AT_ONCE
@@ -126,21 +126,21 @@ class Examiners:
         if self._key is not None:
             _parent.forget(self._key)
 
-    async def examine(self, client: str, data: bytes, schema: type[Body]) -> Examined:
+    async def parse(self, client: str, data: bytes, schema: type[Body]) -> ParsedBody:
         """The request after the costly part.
 
         Raises:
             RequestError: what is wrong with it, or that it took too much time or memory.
         """
         if not POSSIBLE:
-            return await asyncio.to_thread(examine, self.config, data, schema)
+            return await asyncio.to_thread(parse_request, self.config, data, schema)
         self.start()
         await self._enter(client)
         try:
             answer = await self._ask(pickle.dumps((self._key, data, schema, self.seconds)))
         finally:
             self._leave()
-        if isinstance(answer, Examined):
+        if isinstance(answer, ParsedBody):
             return answer
         status, message, param, code = answer
         raise RequestError(status, message, param=param, code=code)

@@ -31,7 +31,7 @@ _OF_STRUCTURE = ("max_new_tokens", "min_new_tokens", "stop", "template", "allowe
 
 
 @dataclass(eq=False)
-class ReadingConfig:
+class ParserConfig:
     """What reading needs to know of a model: a part of the interface of LanguageModel."""
 
     name: str
@@ -47,13 +47,13 @@ class ReadingConfig:
     @staticmethod
     def of(
         model: Model, defaults: Mapping[str, Any], *, longest_row: int | None, most_rows: int
-    ) -> ReadingConfig | None:
+    ) -> ParserConfig | None:
         """None for a model whose requests hold nothing costly: one of images."""
         if model.imaging is not None:
             return None
         network = model.language_model
         own = {name: value for name, value in defaults.items() if name in _OF_STRUCTURE}
-        return ReadingConfig(
+        return ParserConfig(
             network.name,
             network.tokenizer,
             network.vocab_size,
@@ -81,7 +81,7 @@ class ReadingConfig:
 
 
 @dataclass(frozen=True)
-class Examined:
+class ParsedBody:
     """A request after the costly part.
 
     Attributes:
@@ -95,7 +95,7 @@ class Examined:
     structure: Structure | None = None
 
 
-def parse(data: bytes, schema: type[Body]) -> Body:
+def parse_body(data: bytes, schema: type[Body]) -> Body:
     """The body of a request. Raises RequestError."""
     try:
         document = json.loads(data, parse_constant=_no_constant)
@@ -109,11 +109,11 @@ def parse(data: bytes, schema: type[Body]) -> Body:
         raise invalid(error, document) from None
 
 
-def examine(config: ReadingConfig, data: bytes, schema: type[Body]) -> Examined:
+def parse_request(config: ParserConfig, data: bytes, schema: type[Body]) -> ParsedBody:
     """Parses a body, tokenizes its prompts and compiles its schema. Raises RequestError."""
-    body = parse(data, schema)
+    body = parse_body(data, schema)
     if not isinstance(body, TextBody):
-        return Examined(body)
+        return ParsedBody(body)
     try:
         check_characters(config, body)
         ids, structured = _ids(config, body), None
@@ -121,10 +121,10 @@ def examine(config: ReadingConfig, data: bytes, schema: type[Body]) -> Examined:
             structured = _structure(config, body)
     except SpecError as error:
         raise refusal(error, body) from None
-    return Examined(body, ids, structured if structured is not None and structured.template is not None else None)
+    return ParsedBody(body, ids, structured if structured is not None and structured.template is not None else None)
 
 
-def check_characters(config: ReadingConfig, body: TextBody) -> None:
+def check_characters(config: ParserConfig, body: TextBody) -> None:
     """Refuses texts that are too long for the context, before they are tokenized. Raises ContextError."""
     most = config.most_characters
     if most is None:

@@ -19,8 +19,8 @@ from ..requests.prompts import encode_plain
 from ..requests.settings import MAX_NEW_TOKENS, Settings
 from ..requests.structured.request import remember
 from ..serving.queue import QueuedRow, queued_rows
+from .body_parser import ParsedBody, check_rows, rows_of
 from .errors import NO_SUCH_MODEL, RequestError
-from .examining import Examined, check_rows, rows_of
 from .fields import CONTEXT
 from .schemas import ChatBody, CompletionBody, ImageBody, Sampled, TextBody
 from .token_names import TokenNames
@@ -59,7 +59,7 @@ class ImageRequest:
     scale: int
 
 
-class Reader:
+class RequestParser:
     """Reads the requests of one server. Raises RequestError or SpecError for what it cannot serve."""
 
     def __init__(self, model: Model, names: tuple[str, ...], defaults: Mapping[str, Any], limits: Limits) -> None:
@@ -69,22 +69,22 @@ class Reader:
 
     # --- text ---
 
-    def text(self, examined: Examined) -> TextRequest:
+    def text(self, parsed: ParsedBody) -> TextRequest:
         """A completion or a chat completion."""
-        body: TextBody = examined.body
+        body: TextBody = parsed.body
         self.check_model(body)
         if self.model.imaging is not None:
             raise RequestError(
                 HTTPStatus.BAD_REQUEST, f"{self.model.name} draws images: post to /v1/images/generations", param="model"
             )
-        arguments = {**self.defaults, **self._sampling(body), **self._prompt(examined), **self._lengths(body)}
+        arguments = {**self.defaults, **self._sampling(body), **self._prompt(parsed), **self._lengths(body)}
         arguments |= self._endings(body)
         if isinstance(body, CompletionBody) and body.echo:
             self._check_echo(body)
         if body.response_format is not None and body.response_format.get("type") != "text":
             arguments["response_format"] = body.response_format
             budget = arguments.get("max_new_tokens", MAX_NEW_TOKENS)
-            remember(self.model.language_model, body.response_format, budget, examined.structure)
+            remember(self.model.language_model, body.response_format, budget, parsed.structure)
         if body.allowed is not None:
             arguments["allowed"] = _integer_keys(body.allowed)
             texts = _texts_in(body.allowed)
@@ -112,10 +112,10 @@ class Reader:
         """The names of the model's tokens; read when they are first asked for."""
         return TokenNames(self.model.tokenizer, self.model.language_model.vocab_size)
 
-    def _prompt(self, examined: Examined) -> dict[str, Any]:
-        body = examined.body
-        if examined.ids is not None:
-            return {"input_ids": examined.ids}
+    def _prompt(self, parsed: ParsedBody) -> dict[str, Any]:
+        body = parsed.body
+        if parsed.ids is not None:
+            return {"input_ids": parsed.ids}
         if isinstance(body, ChatBody):
             return {"prompt": [{"role": message.role, "content": message.text} for message in body.messages]}
         assert isinstance(body, CompletionBody), "the other form"

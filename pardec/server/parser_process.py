@@ -1,7 +1,7 @@
-"""The process that examines requests: it forks one for each, which the kernel ends at its limits.
+"""The process that parses requests: it forks one for each, which the kernel ends at its limits.
 
-Run by `pardec.server.examiners` as `python -m pardec.server.examiner`, with its end of a socket as standard input. The
-other end sends a descriptor a request, and closes when the server ends.
+Run by `pardec.server.parser_processes` as `python -m pardec.server.parser_process`, with its end of a socket as
+standard input. The other end sends a descriptor a request, and closes when the server ends.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .body_parser import WALL, parse_request
 from .errors import RequestError
-from .examining import WALL, examine
 
 if TYPE_CHECKING:
-    from .examining import ReadingConfig
+    from .body_parser import ParserConfig
 
 CONFIG, JOB = b"F", b"J"
 NICE, NICER = 5, 14  # at once; after QUICK seconds, so that short requests go first
@@ -31,7 +31,7 @@ def main() -> None:
     """Serves until the other end is closed."""
     control = socket.socket(fileno=os.dup(0))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    known: dict[int, ReadingConfig] = {}
+    known: dict[int, ParserConfig] = {}
     while True:
         kind, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not kind:
@@ -49,12 +49,12 @@ def main() -> None:
                     os._exit(0)
 
 
-def _job(connection: socket.socket, known: dict[int, ReadingConfig]) -> None:
+def _job(connection: socket.socket, known: dict[int, ParserConfig]) -> None:
     """Answers one request; the kernel ends it when its time is up, or its client gone."""
     key, data, schema, seconds = pickle.loads(_read(connection))
     _limit(connection, seconds)
     try:
-        answer: Any = examine(known[key], data, schema)
+        answer: Any = parse_request(known[key], data, schema)
     except RequestError as error:
         answer = (error.status, error.message, error.param, error.code)
     except RecursionError:
