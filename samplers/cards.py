@@ -75,6 +75,7 @@ class Card:
             are drawn from, "relaxed" neither.
         parameters: name, type, default and doc of each.
         checked: what its tests compare it with; see `CHECKS`.
+        references: the plain versions among these, each "module.function" of a file below tests/.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Card:
     file: str
     line: int
     checked: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
 
     @property
     def make(self) -> Any:
@@ -128,7 +130,8 @@ def register(
         paper: "arXiv:<id>", which the class's module must name too; empty for a plain baseline.
         exact: "greedy" if the output is that of the family's `sequential`; "distribution" if it is drawn from the same
             distribution; else "relaxed". A method's own attribute `exact`, where it has one, takes precedence.
-        checked: the words of `CHECKS` that apply, "golden" as "golden/<set>" for each recorded set.
+        checked: the words of `CHECKS` that apply, "golden" as "golden/<set>" for each recorded set, and "reference" as
+            "reference:module.function" for each plain version, a function or class of tests/module.py.
     """
 
     def add(cls: _T) -> _T:
@@ -187,11 +190,16 @@ def _add(
     known = _methods.get(key)
     if known and _paths[key] != path:  # the same path is the same file loaded again
         raise SpecError(f"a sampler named {name!r} is registered already, by {known.file}:{known.line}")
-    words = tuple(checked.split())
-    for word in words:
+    words, references = list[str](), list[str]()
+    for word in checked.split():
+        if word.startswith("reference:"):
+            word, _, function = word.partition(":")
+            references.append(function)
         if word.partition("/")[0] not in CHECKS:
             raise SpecError(f"{name}: checked={word!r} is no kind of check", hint=f"kinds are {', '.join(CHECKS)}")
-    _methods[key] = Card(name=name, stage=stage, family=key[1], exact=exact, paper=paper, checked=words, **rest)
+        words.append(word)
+    checks = tuple(dict.fromkeys(words))  # "reference" once, however many there are
+    _methods[key] = Card(name, stage, key[1], exact, paper=paper, checked=checks, references=tuple(references), **rest)
     _paths[key] = path
     return key
 

@@ -267,6 +267,7 @@ def _plain(card: Card | ModelCard | DrafterCard | Preset) -> dict[str, Any]:
     values = {field.name: getattr(card, field.name) for field in fields(card)}
     if "parameters" in values and "stage" in values:
         values["parameters"] = [dict(parameter) for parameter in values["parameters"]]
+        del values["references"]  # files of the repository's tests
     return values
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import make_dataclass
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -14,16 +12,16 @@ from pardec.cli import run
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.cards import CHECKS, register
+from tests.samplers.references import Page, fault, pages
 from tests.samplers.replayed import replayed
 from tests.samplers.speculative import test_exact_joint
 
-TESTS = Path(__file__).resolve().parents[1]
 CARDS = {(card.name, card.family): card for card in registry.cards() if card.make.__module__.startswith("pardec.")}
 
 
 @cache
-def texts() -> list[str]:
-    return [file.read_text() for file in TESTS.rglob("test_*.py")]
+def known() -> dict[str, Page]:
+    return pages()
 
 
 def claimed(kind: str) -> dict[tuple[str, str], set[str]]:
@@ -44,10 +42,51 @@ def test_the_joint_law_is_claimed_by_those_that_are_drawn_and_counted() -> None:
 
 
 @pytest.mark.parametrize("name", claimed("reference"))
-def test_a_plain_version_is_named_beside_the_method(name: tuple[str, str]) -> None:
-    """In one test module at least, which is not to say that the module compares the two."""
-    plain = re.compile(r"from tests\.reference|\bdef naive\b|plain_greedy|plain version")
-    assert any(name[0] in text and re.search(rf"\b{name[0]}\b", text) and plain.search(text) for text in texts())
+def test_the_plain_version_that_a_card_names_is_called_by_a_test_of_the_method(name: tuple[str, str]) -> None:
+    card = CARDS[name]
+    assert card.references, 'checked="reference:module.function" names the plain version, of tests/module.py'
+    for reference in card.references:
+        assert fault(reference, card.name, card.make.__module__, known()) is None
+
+
+PLAIN = "def double(x):\n    return x + x\n"
+TEST = """
+from pardec.samplers.registry import resolve
+from tests.reference import plain
+CASES = [plain.double]
+def compare(spec, rule):
+    assert resolve(spec).step(3) == rule(3)
+def test_it_is_the_plain_rule():
+    for rule in CASES:
+        compare("twice:k=2@none", rule)
+"""
+
+TOYS = "from pardec.samplers.loop import decode\ndef run(spec, x):\n    return decode(spec, x)\n"
+APART = "reference.plain.double is not apart from the package: it uses "
+
+
+@pytest.mark.parametrize(
+    ("plain", "test", "said"),
+    [
+        (PLAIN, TEST, None),
+        (PLAIN, TEST.replace("from tests.reference import plain", "from tests.reference.plain import double as plain")
+        .replace("plain.double", "plain"), None),
+        (PLAIN.replace("double", "twofold"), TEST, "tests/reference/plain.py defines no double"),
+        ("from pardec.samplers.ops import double\n", TEST, "tests/reference/plain.py defines no double"),
+        (PLAIN, TEST.replace("[plain.double]", "[abs]"), "no test calls reference.plain.double"),
+        (PLAIN, TEST.replace("in CASES", "in [abs]"), "no test calls reference.plain.double"),
+        (PLAIN, TEST.replace("twice", "thrice"), "no test that calls reference.plain.double is of twice"),
+        ('def double(x):\n    return model.generate(x, sampler="twice")\n', TEST, APART + "sampler="),
+        ("from pardec.samplers.twice import Two\ndef double(x):\n    return it(x)\ndef it(x):\n    return Two()(x)\n",
+         TEST, APART + "pardec.samplers.twice.Two"),
+        ('from tests.toys import run\ndef double(x):\n    return run("twice", x)\n', TEST,
+         APART + "pardec.samplers.loop.decode"),
+    ],
+)  # fmt: skip
+def test_a_plain_version_that_is_wrong_in_one_way_is_found(plain: str, test: str, said: str | None) -> None:
+    sources = {"reference.plain": plain, "test_twice": test, "toys": TOYS}
+    made = {module: Page(module, text) for module, text in sources.items()}
+    assert fault("reference.plain.double", "twice", "pardec.samplers.twice", made) == said
 
 
 def test_every_method_says_how_it_was_checked() -> None:

@@ -32,7 +32,12 @@ from ._cspd_settings import CSpDSettings
 from ._drafting import Drafter
 
 
-@register("cspd", stage="vectors", paper="arXiv:2411.11925", checked="golden/acceptance reference")
+@register(
+    "cspd",
+    stage="vectors",
+    paper="arXiv:2411.11925",
+    checked="golden/acceptance reference:samplers.continuous.test_cspd_published.plainly",
+)
 @dataclass(frozen=True)
 class CSpD(CSpDSettings):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (64, 32, 16, 8)}  # as mar's, which it is beside

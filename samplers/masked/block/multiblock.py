@@ -34,7 +34,7 @@ class State:
     first: np.ndarray
 
 
-@register("multiblock", stage="block", paper="arXiv:2601.07568", checked="reference")
+@register("multiblock", stage="block", paper="arXiv:2601.07568", checked="reference:reference.naive_blocks.MultiBlock")
 @dataclass(frozen=True)
 class MultiBlock(Block):
     keeps_grid = True

@@ -49,7 +49,13 @@ from ._draft_sets import graph_of, read_graph, tree_tokens
 from ._ranked_tokens import of_ranks, other_tokens
 
 
-@register("freedave", stage="branch", paper="arXiv:2510.00294", exact="greedy", checked="reference joint")
+@register(
+    "freedave",
+    stage="branch",
+    paper="arXiv:2510.00294",
+    exact="greedy",
+    checked="reference:samplers.masked.test_branches.naive_graph joint",
+)
 @dataclass(frozen=True)
 class FreeDave(Branch):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"drafts": (4, 2, 8)}

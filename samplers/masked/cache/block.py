@@ -31,7 +31,11 @@ class State:
 
 
 @register(
-    "block", stage="cache", paper="arXiv:2510.06303", exact="greedy", checked="golden/llada2 golden/sdar_moe reference"
+    "block",
+    stage="cache",
+    paper="arXiv:2510.06303",
+    exact="greedy",
+    checked="golden/llada2 golden/sdar_moe reference:reference.naive_caches.block",
 )
 @dataclass(frozen=True)
 class BlockCache(Cache):

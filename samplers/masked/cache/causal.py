@@ -37,7 +37,7 @@ class State:
     stage="cache",
     paper="https://huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B",
     exact="greedy",
-    checked="reference",
+    checked="reference:models.families.test_nemotron.naive",
 )
 @dataclass(frozen=True)
 class CausalPrefix(Cache):

@@ -48,7 +48,9 @@ class State:
     importance: np.ndarray  # [B, L] float32
 
 
-@register("d2cache", stage="cache", paper="arXiv:2509.23094", checked="reference")
+@register(
+    "d2cache", stage="cache", paper="arXiv:2509.23094", checked="reference:reference.naive_dependence.DualAdaptive"
+)
 @dataclass(frozen=True)
 class DualAdaptiveCache(Cache):
     attention = "bidirectional"

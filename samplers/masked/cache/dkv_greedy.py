@@ -27,7 +27,12 @@ from ..contracts import Cache, Canvas, MaskedSampler, QuerySpec
 from ._changes import LastTokens, elapsed
 
 
-@register("dkv_greedy", stage="cache", paper="arXiv:2505.15781", checked="golden/llada reference")
+@register(
+    "dkv_greedy",
+    stage="cache",
+    paper="arXiv:2505.15781",
+    checked="golden/llada reference:reference.naive_caches.dkv_greedy",
+)
 @dataclass(frozen=True)
 class GreedyDelayedCache(Cache):
     needs_commit_order = True

@@ -24,7 +24,12 @@ from ..contracts import Canvas
 from ._span_cache import SpanCache
 
 
-@register("dual", stage="cache", paper="arXiv:2505.22618", checked="golden/dream golden/llada reference")
+@register(
+    "dual",
+    stage="cache",
+    paper="arXiv:2505.22618",
+    checked="golden/dream golden/llada reference:samplers.masked.test_caches.ByHand",
+)
 @dataclass(frozen=True)
 class Dual(SpanCache):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}

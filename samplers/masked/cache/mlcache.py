@@ -31,7 +31,7 @@ from ._changes import elapsed, refuse_shadows
 _WARMUP = 0.3  # of the steps of a schedule
 
 
-@register("mlcache", stage="cache", paper="arXiv:2510.06308", checked="reference")
+@register("mlcache", stage="cache", paper="arXiv:2510.06308", checked="reference:reference.naive_pictures.picture")
 @dataclass(frozen=True)
 class MaxLogitCache(Cache):
     reuses_predictions = True

@@ -26,7 +26,10 @@ from ._span_cache import SpanCache
 
 
 @register(
-    "prefix", stage="cache", paper="arXiv:2505.22618", checked="golden/dimple golden/dream golden/llada reference"
+    "prefix",
+    stage="cache",
+    paper="arXiv:2505.22618",
+    checked="golden/dimple golden/dream golden/llada reference:samplers.masked.test_caches.ByHand",
 )
 @dataclass(frozen=True)
 class Prefix(SpanCache):

@@ -23,7 +23,12 @@ from ..contracts import Canvas
 from ._span_cache import PublishedCounts, SpanCache
 
 
-@register("vicinity", stage="cache", paper="arXiv:2510.08666", checked="golden/llada reference")
+@register(
+    "vicinity",
+    stage="cache",
+    paper="arXiv:2510.08666",
+    checked="golden/llada reference:reference.naive_caches.vicinity",
+)
 @dataclass(frozen=True)
 class Vicinity(SpanCache):
     commits_on_refresh = False

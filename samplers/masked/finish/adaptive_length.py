@@ -33,7 +33,12 @@ if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
 
 
-@register("adaptive_length", stage="finish", paper="arXiv:2511.21759", checked="reference")
+@register(
+    "adaptive_length",
+    stage="finish",
+    paper="arXiv:2511.21759",
+    checked="reference:samplers.masked.test_adaptive_length.naive",
+)
 @dataclass(frozen=True)
 class AdaptiveLength(Finish):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.8, 0.95)}

@@ -38,7 +38,12 @@ from ..layout import visible_open
 _BOUNDS = (0.33, 0.67)  # of the progress, between early, mid and late
 
 
-@register("prophet", stage="finish", paper="arXiv:2508.19982", checked="golden/llada reference")
+@register(
+    "prophet",
+    stage="finish",
+    paper="arXiv:2508.19982",
+    checked="golden/llada reference:reference.naive_prophet.prophet",
+)
 @dataclass(frozen=True)
 class Prophet(Finish):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"early": (7.5, 10.0, 15.0)}

@@ -31,7 +31,12 @@ class Signal:
     expected: Tensor | None = None
 
 
-@register("selfcondition", stage="inputs", paper="arXiv:2208.04202", checked="reference")
+@register(
+    "selfcondition",
+    stage="inputs",
+    paper="arXiv:2208.04202",
+    checked="reference:models.families.test_diffusion_gemma.published_generate",
+)
 @dataclass(frozen=True)
 class SelfCondition(Inputs):
     after_logits = True

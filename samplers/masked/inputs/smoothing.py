@@ -38,7 +38,9 @@ class Mixture:
     expected: Tensor | None = None
 
 
-@register("smoothing", stage="inputs", paper="arXiv:2510.08666", checked="reference")
+@register(
+    "smoothing", stage="inputs", paper="arXiv:2510.08666", checked="reference:samplers.masked.test_smoothing.naive"
+)
 @dataclass(frozen=True)
 class Smoothing(Inputs):
     weight: Annotated[float, "of the mixture, at the first forward"] = 0.15

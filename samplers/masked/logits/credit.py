@@ -42,7 +42,9 @@ class Credits:
     size: np.ndarray  # [B] positions open when the block was entered
 
 
-@register("credit", stage="logits", paper="arXiv:2510.06133", checked="golden/llada reference")
+@register(
+    "credit", stage="logits", paper="arXiv:2510.06133", checked="golden/llada reference:reference.naive_selects.Credit"
+)
 @dataclass(frozen=True)
 class Credit(Logits):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"free": (False, True)}

@@ -20,7 +20,8 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
     "entropy",
     stage="propose",
     paper="arXiv:2508.15487",
-    checked="golden/dimple golden/dream golden/llada golden/sdar_moe golden/wedlm reference",
+    checked="golden/dimple golden/dream golden/llada golden/sdar_moe golden/wedlm "
+    "reference:reference.naive_masked.decode",
 )
 @dataclass(frozen=True)
 class Entropy(Propose):

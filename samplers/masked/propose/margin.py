@@ -16,7 +16,12 @@ from ...registry import register
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
-@register("margin", stage="propose", paper="arXiv:2502.06768", checked="golden/dimple golden/dream reference")
+@register(
+    "margin",
+    stage="propose",
+    paper="arXiv:2502.06768",
+    checked="golden/dimple golden/dream reference:reference.naive_masked.decode",
+)
 @dataclass(frozen=True)
 class Margin(Propose):
     of: Annotated[Literal["raw", "filtered"], "the distribution that is measured"] = "raw"

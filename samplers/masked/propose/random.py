@@ -18,7 +18,9 @@ from ...registry import register
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
-@register("random", stage="propose", paper="arXiv:2502.09992", checked="golden/llada reference")
+@register(
+    "random", stage="propose", paper="arXiv:2502.09992", checked="golden/llada reference:reference.naive_masked.decode"
+)
 @dataclass(frozen=True)
 class Random(Propose):
     order_is_fixed = True

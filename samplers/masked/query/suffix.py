@@ -25,7 +25,7 @@ from ..contracts import Canvas, Request
 from ._suffix import SuffixQuery
 
 
-@register("suffix", stage="query", paper="arXiv:2601.17917", checked="reference")
+@register("suffix", stage="query", paper="arXiv:2601.17917", checked="reference:reference.naive_query.suffix")
 @dataclass(frozen=True)
 class SuffixWindow(SuffixQuery):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"window": (256, 96, 32)}

@@ -35,7 +35,9 @@ class State:
     begun: np.ndarray  # the clock when the block was entered
 
 
-@register("edit", stage="revise", paper="arXiv:2602.08676", checked="golden/llada2 reference")
+@register(
+    "edit", stage="revise", paper="arXiv:2602.08676", checked="golden/llada2 reference:reference.naive_revise.edit"
+)
 @dataclass(frozen=True)
 class Edit(Revise):
     tau: Annotated[float, "an edit needs more probability than this"] = 0.9

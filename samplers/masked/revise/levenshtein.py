@@ -39,7 +39,12 @@ from ..contracts import Canvas, Proposal, Revise, Revision, Writing
 from ._edit_history import EditHistory, without
 
 
-@register("levenshtein", stage="revise", paper="https://huggingface.co/inclusionAI/LLaDA2.2-flash", checked="reference")
+@register(
+    "levenshtein",
+    stage="revise",
+    paper="https://huggingface.co/inclusionAI/LLaDA2.2-flash",
+    checked="reference:samplers.masked.test_levenshtein.naive",
+)
 @dataclass(frozen=True)
 class Levenshtein(Revise):
     moves: ClassVar[bool] = True

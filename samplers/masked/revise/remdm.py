@@ -33,7 +33,7 @@ class Rounds:
     left: Tensor  # rounds to come
 
 
-@register("remdm", stage="revise", paper="arXiv:2503.00307", checked="reference")
+@register("remdm", stage="revise", paper="arXiv:2503.00307", checked="reference:reference.naive_revise.remdm")
 @dataclass(frozen=True)
 class Remdm(Revise):
     at: Annotated[float, "share of the block committed from which on tokens are reopened"] = 0.875

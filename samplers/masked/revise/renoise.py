@@ -22,7 +22,12 @@ from ...registry import register
 from ..contracts import Canvas, MaskedSampler, Proposal, Revise, Revision, Writing
 
 
-@register("renoise", stage="revise", paper="arXiv:2505.24857", checked="reference")
+@register(
+    "renoise",
+    stage="revise",
+    paper="arXiv:2505.24857",
+    checked="reference:models.families.test_diffusion_gemma.published_generate",
+)
 @dataclass(frozen=True)
 class Renoise(Revise):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)}

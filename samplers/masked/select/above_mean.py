@@ -33,7 +33,7 @@ class Scores:
     known: Tensor  # [B, W] bool, which those are
 
 
-@register("above_mean", stage="select", paper="arXiv:2510.18165", checked="reference")
+@register("above_mean", stage="select", paper="arXiv:2510.18165", checked="reference:reference.naive_revise.saber")
 @dataclass(frozen=True)
 class AboveMean(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"least": (1, 2, 3, 4, 6, 8)}

@@ -20,7 +20,10 @@ from ..contracts import Canvas, Proposal, Select
 
 
 @register(
-    "cumulative", stage="select", paper="https://huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B", checked="reference"
+    "cumulative",
+    stage="select",
+    paper="https://huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B",
+    checked="reference:reference.naive_selects.cumulative",
 )
 @dataclass(frozen=True)
 class Cumulative(Select):

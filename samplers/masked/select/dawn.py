@@ -47,7 +47,7 @@ _PUBLISHED = (
 )
 
 
-@register("dawn", stage="select", paper="arXiv:2602.06953", checked="reference")
+@register("dawn", stage="select", paper="arXiv:2602.06953", checked="reference:reference.naive_dependence.dawn")
 @dataclass(frozen=True)
 class Dawn(Select):
     reads_row = True

@@ -23,7 +23,12 @@ from ...registry import register
 from ..contracts import Canvas, Choice, MaskedSampler, Proposal, Select
 
 
-@register("denoise", stage="select", paper="arXiv:2505.24857", checked="reference")
+@register(
+    "denoise",
+    stage="select",
+    paper="arXiv:2505.24857",
+    checked="reference:models.families.test_diffusion_gemma.published_generate",
+)
 @dataclass(frozen=True)
 class Denoise(Select):
     may_wait = True

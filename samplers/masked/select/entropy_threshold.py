@@ -39,7 +39,13 @@ class State:
     least: np.ndarray  # [B] committed at the coming step, at the least
 
 
-@register("entropy_threshold", stage="select", paper="arXiv:2509.26488", checked="golden/llada reference")
+@register(
+    "entropy_threshold",
+    stage="select",
+    paper="arXiv:2509.26488",
+    checked="golden/llada "
+    "reference:reference.naive_masked.entropy_threshold reference:reference.naive_selects.EntropyFloor",
+)
 @dataclass(frozen=True)
 class EntropyThreshold(Select):
     default_propose = "entropy"

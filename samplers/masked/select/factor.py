@@ -22,7 +22,9 @@ from ...registry import register
 from ..contracts import Canvas, Proposal, Select
 
 
-@register("factor", stage="select", paper="arXiv:2505.22618", checked="golden/llada reference")
+@register(
+    "factor", stage="select", paper="arXiv:2505.22618", checked="golden/llada reference:reference.naive_masked.factor"
+)
 @dataclass(frozen=True)
 class Factor(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"f": (1.0, 0.5, 1.5, 2.0)}

@@ -37,7 +37,12 @@ class State:
     idle: np.ndarray  # [B] steps that the last forward served beyond its own
 
 
-@register("origin", stage="select", paper="arXiv:2508.15487", checked="golden/dream reference")
+@register(
+    "origin",
+    stage="select",
+    paper="arXiv:2508.15487",
+    checked="golden/dream reference:reference.naive_schedules.origin",
+)
 @dataclass(frozen=True)
 class Origin(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}

@@ -23,7 +23,7 @@ from ..contracts import Canvas, Proposal, Select
     stage="select",
     paper="arXiv:2502.09992",
     exact="greedy",
-    checked="golden/dimple golden/wedlm reference",
+    checked="golden/dimple golden/wedlm reference:reference.naive_masked.sequential",
 )
 @dataclass(frozen=True)
 class Sequential(Select):

@@ -32,7 +32,8 @@ from ..contracts import Canvas, MaskedSampler, Proposal, Select
     "threshold",
     stage="select",
     paper="arXiv:2505.22618",
-    checked="golden/dream golden/fast_dllm_v2 golden/llada reference",
+    checked="golden/dream golden/fast_dllm_v2 golden/llada "
+    "reference:reference.naive_masked.threshold reference:reference.naive_selects.Relaxing",
 )
 @dataclass(frozen=True)
 class Threshold(Select):

@@ -40,7 +40,12 @@ class State:
     quota: np.ndarray  # [B] committed at the coming step
 
 
-@register("timesteps", stage="select", paper="arXiv:2508.15487", checked="golden/dimple golden/dream reference")
+@register(
+    "timesteps",
+    stage="select",
+    paper="arXiv:2508.15487",
+    checked="golden/dimple golden/dream reference:reference.naive_schedules.timesteps",
+)
 @dataclass(frozen=True)
 class Timesteps(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}

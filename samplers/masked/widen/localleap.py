@@ -25,7 +25,7 @@ from ...registry import register
 from ..contracts import Canvas, MaskedSampler, Proposal, Widen
 
 
-@register("localleap", stage="widen", paper="arXiv:2510.07081", checked="reference")
+@register("localleap", stage="widen", paper="arXiv:2510.07081", checked="reference:reference.naive_selects.localleap")
 @dataclass(frozen=True)
 class LocalLeap(Widen):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"relaxed": (0.75, 0.6, 0.9), "radius": (4, 2)}

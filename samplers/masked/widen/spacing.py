@@ -25,7 +25,7 @@ from ...registry import register
 from ..contracts import Canvas, Proposal, Widen
 
 
-@register("spacing", stage="widen", paper="arXiv:2506.19037", checked="reference")
+@register("spacing", stage="widen", paper="arXiv:2506.19037", checked="reference:reference.naive_selects.spacing")
 @dataclass(frozen=True)
 class Spacing(Widen):
     gap: Annotated[int | None, "least distance of two positions of a step; none: it shrinks as the block fills"] = None

@@ -22,7 +22,7 @@ from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdic
     stage="accept",
     paper="arXiv:1811.03115",
     exact="greedy",
-    checked="golden/acceptance golden/heads golden/llamagen reference",
+    checked="golden/acceptance golden/heads golden/llamagen reference:samplers.ar_toys.plain_greedy",
 )
 @dataclass(frozen=True)
 class Greedy(Acceptance):

@@ -40,7 +40,13 @@ from ..contracts import (
 _HALVINGS = 36  # of an interval as long as k: finer than float32 probabilities
 
 
-@register("kseq", stage="accept", paper="arXiv:2310.15141", exact="distribution", checked="reference joint")
+@register(
+    "kseq",
+    stage="accept",
+    paper="arXiv:2310.15141",
+    exact="distribution",
+    checked="reference:reference.naive_acceptance.rho joint",
+)
 @dataclass(frozen=True)
 class KSeq(Acceptance):
     @property

@@ -48,7 +48,13 @@ from ..code_features import CodeFeatures, token_neighbours
 from ..contracts import Acceptance, DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
 
 
-@register("lantern", stage="accept", paper="arXiv:2410.03355", checked="golden/acceptance reference")
+@register(
+    "lantern",
+    stage="accept",
+    paper="arXiv:2410.03355",
+    checked="golden/acceptance "
+    "reference:reference.naive_relaxed.transported reference:reference.naive_relaxed.published",
+)
 @dataclass(frozen=True)
 class Lantern(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"delta": (0.05, 0.1, 0.2, 0.3, 0.5)}

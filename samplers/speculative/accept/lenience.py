@@ -36,7 +36,9 @@ from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdic
 _LEAST = 1e-4  # of eps, whose square divides probabilities in float32
 
 
-@register("lenience", stage="accept", paper="arXiv:2310.08461", checked="reference")
+@register(
+    "lenience", stage="accept", paper="arXiv:2310.08461", checked="reference:samplers.speculative.test_lenience.naive"
+)
 @dataclass(frozen=True)
 class Lenience(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"mix": (0.05, 0.1, 0.2, 0.35, 0.5)}

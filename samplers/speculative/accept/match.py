@@ -26,7 +26,13 @@ from ...rng import gumbel, wide
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 
 
-@register("match", stage="accept", paper="arXiv:2305.10427", exact="distribution", checked="reference joint")
+@register(
+    "match",
+    stage="accept",
+    paper="arXiv:2305.10427",
+    exact="distribution",
+    checked="reference:samplers.speculative.test_match.naive joint",
+)
 @dataclass(frozen=True)
 class Match(Acceptance):
     follows_pick: ClassVar[bool] = True

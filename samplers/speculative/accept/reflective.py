@@ -42,7 +42,12 @@ from ._reflection import Reflection
 _PROBE = " Let me check this again: "
 
 
-@register("reflective", stage="accept", paper="arXiv:2505.18629", checked="reference")
+@register(
+    "reflective",
+    stage="accept",
+    paper="arXiv:2505.18629",
+    checked="reference:samplers.speculative.test_reflective.naive",
+)
 @dataclass(frozen=True)
 class Reflective(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"alpha": (0.1, 0.2, 0.3, 0.5, 0.8)}

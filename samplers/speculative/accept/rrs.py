@@ -23,7 +23,13 @@ from ...registry import register
 from ..contracts import Acceptance, Draft, Siblings, TargetDistributions, Uniforms, Verdict
 
 
-@register("rrs", stage="accept", paper="arXiv:2402.14160", exact="distribution", checked="reference joint")
+@register(
+    "rrs",
+    stage="accept",
+    paper="arXiv:2402.14160",
+    exact="distribution",
+    checked="reference:reference.naive_acceptance.recursive joint",
+)
 @dataclass(frozen=True)
 class RecursiveRejection(Acceptance):
     replacement: Annotated[bool, "siblings are sampled independently, as in SpecInfer"] = False

@@ -26,7 +26,7 @@ from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdic
     stage="accept",
     paper="arXiv:2211.17192",
     exact="distribution",
-    checked="golden/acceptance reference joint",
+    checked="golden/acceptance reference:reference.naive_acceptance.recursive joint",
 )
 @dataclass(frozen=True)
 class Speculative(Acceptance):

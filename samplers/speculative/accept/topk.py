@@ -26,7 +26,7 @@ from ...registry import register
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 
 
-@register("topk", stage="accept", paper="arXiv:1811.03115", checked="reference")
+@register("topk", stage="accept", paper="arXiv:1811.03115", checked="reference:samplers.speculative.test_topk.naive")
 @dataclass(frozen=True)
 class TopK(Acceptance):
     argmax: ClassVar[bool] = True  # at any temperature the argmax is the next token

@@ -28,7 +28,12 @@ from ...registry import register
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 
 
-@register("typical", stage="accept", paper="arXiv:2401.10774", checked="golden/acceptance golden/heads reference")
+@register(
+    "typical",
+    stage="accept",
+    paper="arXiv:2401.10774",
+    checked="golden/acceptance golden/heads reference:reference.naive_acceptance.typical",
+)
 @dataclass(frozen=True)
 class Typical(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"epsilon": (0.3, 0.2, 0.09, 0.03, 0.01)}

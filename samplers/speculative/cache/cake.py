@@ -41,7 +41,13 @@ from ._layer_budgets import best, indicator, layer_budgets, preference
 _ALL = 1 << 40  # one layer may keep nearly everything: the cache is as long as the text
 
 
-@register("cake", stage="cache", family="ar", paper="arXiv:2503.12491", checked="reference")
+@register(
+    "cake",
+    stage="cache",
+    family="ar",
+    paper="arXiv:2503.12491",
+    checked="reference:samplers.speculative.test_cake.naive_kept",
+)
 @dataclass(frozen=True)
 class Cake(Reading):
     budget: Annotated[int, "tokens that a layer keeps on average"] = 512

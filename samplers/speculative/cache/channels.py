@@ -36,7 +36,13 @@ from ..contracts import DecodeContext, SpeculativeSampler
 from ..reading import QueryReading, demand_plain_decoder, refuse_searches
 
 
-@register("channels", stage="cache", family="ar", paper="arXiv:2408.07092", checked="reference")
+@register(
+    "channels",
+    stage="cache",
+    family="ar",
+    paper="arXiv:2408.07092",
+    checked="reference:samplers.speculative.test_channels.naive",
+)
 @dataclass(frozen=True)
 class Channels(QueryReading):
     heavy: Annotated[int, "tokens that each query sees by its labels"] = 256

@@ -26,7 +26,13 @@ from ...registry import register
 from ._stored import StoredKV
 
 
-@register("kivi", stage="cache", family="ar", paper="arXiv:2402.02750", checked="reference")
+@register(
+    "kivi",
+    stage="cache",
+    family="ar",
+    paper="arXiv:2402.02750",
+    checked="reference:reference.naive_stores.by_channel reference:reference.naive_stores.by_token",
+)
 @dataclass(frozen=True)
 class Kivi(StoredKV):
     bits: Annotated[int, "of a code: 2, 3, 4 or 8; 16 keeps K/V as they are"] = 4

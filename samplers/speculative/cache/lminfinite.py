@@ -27,7 +27,9 @@ from ..reading import demand_plain_decoder, refuse_searches
 from ._window import window_cache
 
 
-@register("lminfinite", stage="cache", family="ar", paper="arXiv:2308.16137", checked="reference")
+@register(
+    "lminfinite", stage="cache", family="ar", paper="arXiv:2308.16137", checked="reference:reference.naive_window.naive"
+)
 @dataclass(frozen=True)
 class LMInfinite(Cache):
     beyond: ClassVar[bool] = True

@@ -24,7 +24,9 @@ from ...registry import register
 from ._stored import StoredKV
 
 
-@register("mustafar", stage="cache", family="ar", paper="arXiv:2505.22913", checked="reference")
+@register(
+    "mustafar", stage="cache", family="ar", paper="arXiv:2505.22913", checked="reference:reference.naive_stores.pruned"
+)
 @dataclass(frozen=True)
 class Mustafar(StoredKV):
     sparsity: Annotated[float, "share of the entries of a head that are left out"] = 0.5

@@ -29,7 +29,13 @@ from ...registry import register
 from ..reading import Choice, CommittedSlots, Reading
 
 
-@register("retrieval", stage="cache", family="ar", paper="arXiv:2404.11912", checked="reference")
+@register(
+    "retrieval",
+    stage="cache",
+    family="ar",
+    paper="arXiv:2404.11912",
+    checked="reference:samplers.speculative.test_readings.naive_chunks",
+)
 @dataclass(frozen=True)
 class Retrieval(Reading):
     budget: Annotated[int, "tokens of the chunks that are seen"] = 512

@@ -33,7 +33,9 @@ from ._stored import StoredKV
 _CLIP = 0.8  # the authors' at 2 bits
 
 
-@register("rotatekv", stage="cache", family="ar", paper="arXiv:2501.16383", checked="reference")
+@register(
+    "rotatekv", stage="cache", family="ar", paper="arXiv:2501.16383", checked="reference:reference.naive_stores.rotated"
+)
 @dataclass(frozen=True)
 class RotateKV(StoredKV):
     bits: Annotated[int, "of a code: 2, 3, 4 or 8; 16 rotates only"] = 2

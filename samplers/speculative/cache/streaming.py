@@ -28,7 +28,9 @@ from ..reading import Choice, CommittedSlots, Reading
 from ._window import window_cache
 
 
-@register("streaming", stage="cache", family="ar", paper="arXiv:2309.17453", checked="reference")
+@register(
+    "streaming", stage="cache", family="ar", paper="arXiv:2309.17453", checked="reference:reference.naive_window.naive"
+)
 @dataclass(frozen=True)
 class Streaming(Reading):
     sink: Annotated[int, "first tokens that are always seen"] = 16

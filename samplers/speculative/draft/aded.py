@@ -38,7 +38,9 @@ from ._tries import tree_draft
 from ._trigrams import Trigrams, last_pair, roll_out
 
 
-@register("aded", stage="draft", paper="arXiv:2407.12021", exact="greedy", checked="reference joint")
+@register(
+    "aded", stage="draft", paper="arXiv:2407.12021", exact="greedy", checked="reference:reference.naive_aded.tree joint"
+)
 @dataclass(frozen=True)
 class Aded(Drafter):
     k: Annotated[int, "tokens of a roll-out, which is how deep the tree grows"] = 6

@@ -33,7 +33,13 @@ from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 from ._history import PerRow, chain
 
 
-@register("aggressive", stage="draft", paper="arXiv:2106.04970", exact="greedy", checked="reference joint")
+@register(
+    "aggressive",
+    stage="draft",
+    paper="arXiv:2106.04970",
+    exact="greedy",
+    checked="reference:reference.naive_lookup.aggressive joint",
+)
 @dataclass(frozen=True)
 class Aggressive(Drafter):
     copies: ClassVar[bool] = True

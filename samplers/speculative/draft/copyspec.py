@@ -28,7 +28,13 @@ from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 from ._history import NGramIndex, PerRow, chain, repeated
 
 
-@register("copyspec", stage="draft", paper="arXiv:2502.08923", exact="greedy", checked="reference joint")
+@register(
+    "copyspec",
+    stage="draft",
+    paper="arXiv:2502.08923",
+    exact="greedy",
+    checked="reference:reference.naive_lookup.Copying joint",
+)
 @dataclass(frozen=True)
 class CopySpec(Drafter):
     copies: ClassVar[bool] = True

@@ -32,7 +32,13 @@ from ._block import BlockState
 from ._module import ModuleDrafter
 
 
-@register("dflash", stage="draft", paper="arXiv:2602.06036", exact="greedy", checked="reference joint")
+@register(
+    "dflash",
+    stage="draft",
+    paper="arXiv:2602.06036",
+    exact="greedy",
+    checked="reference:reference.naive_dflash.NaiveDFlash joint",
+)
 @dataclass(frozen=True)
 class DFlash(ModuleDrafter):
     one_pass: ClassVar[bool] = True

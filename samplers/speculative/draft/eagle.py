@@ -57,7 +57,13 @@ class PromptPairState(PairState):
         self.model = self.module.with_ids(self.prompts)
 
 
-@register("eagle", stage="draft", paper="arXiv:2503.01840", exact="greedy", checked="golden/eagle reference joint")
+@register(
+    "eagle",
+    stage="draft",
+    paper="arXiv:2503.01840",
+    exact="greedy",
+    checked="golden/eagle reference:reference.naive_eagle.draft joint",
+)
 @dataclass(frozen=True)
 class Eagle(ModuleDrafter):
     taps: Annotated[str | None, "layers whose outputs an EAGLE-3 reads, as 1-29-57; by default its config's"] = None

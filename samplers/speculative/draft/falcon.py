@@ -27,7 +27,13 @@ from ._block_pairs import BlockPairState
 from ._module import ModuleDrafter, module_of
 
 
-@register("falcon", stage="draft", paper="arXiv:2412.12639", exact="greedy", checked="reference joint")
+@register(
+    "falcon",
+    stage="draft",
+    paper="arXiv:2412.12639",
+    exact="greedy",
+    checked="reference:reference.naive_falcon.outputs joint",
+)
 @dataclass(frozen=True)
 class Falcon(ModuleDrafter):
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 4

@@ -30,7 +30,13 @@ from ._heads import HeadsState, StaticState
 from ._module import ModuleDrafter
 
 
-@register("hydra", stage="draft", paper="arXiv:2402.05109", exact="greedy", checked="golden/heads reference joint")
+@register(
+    "hydra",
+    stage="draft",
+    paper="arXiv:2402.05109",
+    exact="greedy",
+    checked="golden/heads reference:reference.naive_heads.hydra joint",
+)
 @dataclass(frozen=True)
 class Hydra(ModuleDrafter):
     def start(self, context: DecodeContext) -> HydraState:

@@ -21,7 +21,13 @@ from ...registry import register
 from ._window import JacobiWindow
 
 
-@register("jacobi", stage="draft", paper="arXiv:2305.10427", exact="greedy", checked="golden/llamagen reference joint")
+@register(
+    "jacobi",
+    stage="draft",
+    paper="arXiv:2305.10427",
+    exact="greedy",
+    checked="golden/llamagen reference:reference.naive_jacobi.sliding reference:reference.naive_jacobi.block joint",
+)
 @dataclass(frozen=True)
 class Jacobi(JacobiWindow):
     name: ClassVar[str] = "jacobi"

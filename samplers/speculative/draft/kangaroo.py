@@ -30,7 +30,13 @@ from ._adapter_state import AdapterState
 from ._module import ModuleDrafter
 
 
-@register("kangaroo", stage="draft", paper="arXiv:2404.18911", exact="greedy", checked="reference joint")
+@register(
+    "kangaroo",
+    stage="draft",
+    paper="arXiv:2404.18911",
+    exact="greedy",
+    checked="reference:reference.naive_kangaroo.states joint",
+)
 @dataclass(frozen=True)
 class Kangaroo(ModuleDrafter):
     within_verify: ClassVar[bool] = True

@@ -37,7 +37,13 @@ from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 from ._masked_blocks import MaskedBlocks
 
 
-@register("linearspec", stage="draft", paper="arXiv:2607.05722", exact="greedy", checked="reference joint")
+@register(
+    "linearspec",
+    stage="draft",
+    paper="arXiv:2607.05722",
+    exact="greedy",
+    checked="reference:samplers.speculative.test_linearspec.naive joint",
+)
 @dataclass(frozen=True)
 class LinearSpec(Drafter):
     takes_shape: ClassVar[bool] = True

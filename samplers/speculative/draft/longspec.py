@@ -35,7 +35,13 @@ from ..draft_model import DraftModelState
 from ._module import ModuleDrafter, module_failure, module_of
 
 
-@register("longspec", stage="draft", paper="arXiv:2502.17421", exact="greedy", checked="reference joint")
+@register(
+    "longspec",
+    stage="draft",
+    paper="arXiv:2502.17421",
+    exact="greedy",
+    checked="reference:samplers.speculative.test_longspec.naive joint",
+)
 @dataclass(frozen=True)
 class LongSpec(ModuleDrafter):
     def check(self, sampler: SpeculativeSampler) -> None:

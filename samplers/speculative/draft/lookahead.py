@@ -45,7 +45,13 @@ class LookaheadState:
     pools: PerRow[Pool]
 
 
-@register("lookahead", stage="draft", paper="arXiv:2402.02057", exact="greedy", checked="reference joint")
+@register(
+    "lookahead",
+    stage="draft",
+    paper="arXiv:2402.02057",
+    exact="greedy",
+    checked="reference:reference.naive_jacobi.lookahead joint",
+)
 @dataclass(frozen=True)
 class Lookahead(Drafter):
     window: Annotated[int, "columns of the window, the text's last token included"] = 7

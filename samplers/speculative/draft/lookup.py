@@ -32,7 +32,13 @@ from ._history import GridIndex, NGramIndex, PerRow, SuffixIndex, chain, repeate
 Index = NGramIndex | SuffixIndex | GridIndex
 
 
-@register("lookup", stage="draft", paper="arXiv:2304.04487", exact="greedy", checked="reference joint")
+@register(
+    "lookup",
+    stage="draft",
+    paper="arXiv:2304.04487",
+    exact="greedy",
+    checked="reference:reference.naive_lookup.lookup joint",
+)
 @dataclass(frozen=True)
 class Lookup(Drafter):
     copies: ClassVar[bool] = True

@@ -29,7 +29,13 @@ from ._heads import StaticState
 from ._module import ModuleDrafter
 
 
-@register("medusa", stage="draft", paper="arXiv:2401.10774", exact="greedy", checked="golden/heads reference joint")
+@register(
+    "medusa",
+    stage="draft",
+    paper="arXiv:2401.10774",
+    exact="greedy",
+    checked="golden/heads reference:reference.naive_heads.medusa joint",
+)
 @dataclass(frozen=True)
 class Medusa(ModuleDrafter):
     one_pass: ClassVar[bool] = True

@@ -67,7 +67,13 @@ class AheadState(DraftModelState):
         self.prediction[where] = other.prediction
 
 
-@register("pearl", stage="draft", paper="arXiv:2408.11850", exact="greedy", checked="reference joint")
+@register(
+    "pearl",
+    stage="draft",
+    paper="arXiv:2408.11850",
+    exact="greedy",
+    checked="reference:reference.naive_pearl.pearl joint",
+)
 @dataclass(frozen=True)
 class Pearl(Model):
     takes_length: ClassVar[bool] = False

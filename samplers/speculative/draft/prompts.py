@@ -27,7 +27,13 @@ from ..queries import Chains, Queries
 from ._behind import QueryDrafter
 
 
-@register("prompts", stage="draft", paper="arXiv:2405.18628", exact="greedy", checked="reference joint")
+@register(
+    "prompts",
+    stage="draft",
+    paper="arXiv:2405.18628",
+    exact="greedy",
+    checked="reference:reference.naive_queries.prompt_logits joint",
+)
 @dataclass(frozen=True)
 class Prompts(QueryDrafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (3, 2, 1)}

@@ -35,7 +35,13 @@ from ._checkpoint import check_pair
 from ._short_context import ShortContextState
 
 
-@register("rapid", stage="draft", paper="arXiv:2502.20330", exact="greedy", checked="reference joint")
+@register(
+    "rapid",
+    stage="draft",
+    paper="arXiv:2502.20330",
+    exact="greedy",
+    checked="reference:samplers.speculative.test_rapid.naive joint",
+)
 @dataclass(frozen=True)
 class Rapid(Drafter):
     takes_shape: ClassVar[bool] = True

@@ -52,7 +52,13 @@ class _Sources:
         return error
 
 
-@register("rasd", stage="draft", paper="arXiv:2503.03434", exact="greedy", checked="reference joint")
+@register(
+    "rasd",
+    stage="draft",
+    paper="arXiv:2503.03434",
+    exact="greedy",
+    checked="reference:samplers.speculative.test_rasd.naive_continuations joint",
+)
 @dataclass(frozen=True)
 class Rasd(Nesting):
     example: ClassVar[str] = 'rasd:model="model:name=...",store=texts.txt; shape, length and acceptance stand beside it'

@@ -36,7 +36,13 @@ from ._matrix import Matrix
 _LOGITS = 1 << 24  # logits of the prompt computed at a time
 
 
-@register("recycling", stage="draft", paper="arXiv:2408.08696", exact="greedy", checked="reference joint")
+@register(
+    "recycling",
+    stage="draft",
+    paper="arXiv:2408.08696",
+    exact="greedy",
+    checked="reference:reference.naive_lookup.Recycled joint",
+)
 @dataclass(frozen=True)
 class Recycling(Drafter):
     k: Annotated[int, "candidates remembered for each token"] = 8

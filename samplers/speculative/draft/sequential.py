@@ -19,7 +19,13 @@ from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 
 
-@register("sequential", stage="draft", paper="arXiv:1706.03762", exact="greedy", checked="golden/llamagen reference")
+@register(
+    "sequential",
+    stage="draft",
+    paper="arXiv:1706.03762",
+    exact="greedy",
+    checked="golden/llamagen reference:samplers.ar_toys.plain_greedy",
+)
 @dataclass(frozen=True)
 class Sequential(Drafter):
     def width(self, model: LanguageModel) -> int:

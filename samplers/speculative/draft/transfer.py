@@ -26,7 +26,13 @@ from ..queries import Chains, Queries, Splice
 from ._behind import QueryDrafter
 
 
-@register("transfer", stage="draft", paper="arXiv:2404.12022", exact="greedy", checked="reference joint")
+@register(
+    "transfer",
+    stage="draft",
+    paper="arXiv:2404.12022",
+    exact="greedy",
+    checked="reference:reference.naive_queries.pseudo_logits joint",
+)
 @dataclass(frozen=True)
 class Transfer(QueryDrafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (3, 2, 1)}

@@ -32,7 +32,13 @@ from ..contracts import DecodeContext, Draft, DraftModel, Shape, SpeculativeSamp
 from ._growth import Tree, drops_last, highest, packed, stopped_rows
 
 
-@register("beam", stage="shape", paper="arXiv:2406.16858", exact="greedy", checked="golden/eagle reference joint")
+@register(
+    "beam",
+    stage="shape",
+    paper="arXiv:2406.16858",
+    exact="greedy",
+    checked="golden/eagle reference:samplers.speculative.test_beam.naive joint",
+)
 @dataclass(frozen=True)
 class Beam(Shape):
     beams: Annotated[int, "nodes expanded a level, and children of each"] = 10

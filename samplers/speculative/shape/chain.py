@@ -24,7 +24,13 @@ from ..over_ids import LogitsOverIds
 from ._growth import drops_last, stopped_rows
 
 
-@register("chain", stage="shape", paper="arXiv:2211.17192", exact="greedy", checked="reference joint")
+@register(
+    "chain",
+    stage="shape",
+    paper="arXiv:2211.17192",
+    exact="greedy",
+    checked="reference:samplers.speculative.test_chain.naive joint",
+)
 @dataclass(frozen=True)
 class Chain(Shape):
     chains: ClassVar[bool] = True

@@ -34,7 +34,13 @@ from ._paths_tree import read_tree, tree_levels
 from ._siblings import conditional_distributions, likeliest, siblings
 
 
-@register("paths", stage="shape", paper="arXiv:2401.10774", exact="greedy", checked="golden/heads reference joint")
+@register(
+    "paths",
+    stage="shape",
+    paper="arXiv:2401.10774",
+    exact="greedy",
+    checked="golden/heads reference:samplers.speculative.test_paths.ranked joint",
+)
 @dataclass(frozen=True)
 class Paths(Shape):
     tree: Annotated[str, "name of a published tree, or its paths; the drafter's k cuts it"] = "mc_sim_7b_63"

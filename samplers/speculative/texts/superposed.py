@@ -40,7 +40,12 @@ if TYPE_CHECKING:
     from ...request import Request
 
 
-@register("superposed", stage="texts", paper="arXiv:2405.18400", checked="reference")
+@register(
+    "superposed",
+    stage="texts",
+    paper="arXiv:2405.18400",
+    checked="reference:samplers.speculative.test_superposed.naive",
+)
 @dataclass(frozen=True)
 class Superposed(Texts):
     k: Annotated[int, "drafts, and the most texts of a prompt"] = 3

@@ -138,6 +138,25 @@ def drawing(seed: int, first: int) -> Iterator[None]:
         yield
 
 
+def published_generate(
+    reference: DiffusionGemmaForBlockDiffusion,
+    prompt: list[int],
+    seed: int,
+    steps: int,
+    bound: float,
+    confidence: float,
+) -> list[int]:
+    """Two canvases by transformers' own generate, with pardec's random numbers."""
+    with drawing(seed, len(prompt)), torch.no_grad():
+        expected = reference.generate(
+            torch.tensor([prompt]), max_new_tokens=2 * CANVAS, max_denoising_steps=steps, t_min=0.4, t_max=0.8,
+            sampler_config=EntropyBoundSamplerConfig(bound),
+            stability_threshold=1, confidence_threshold=confidence, eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+    found: list[int] = expected.sequences[0].tolist()
+    return found
+
+
 @pytest.mark.parametrize(
     ("steps", "bound", "confidence"), [(6, 0.1, 0.005), (12, 3.0, 2.5), (9, 1.0, 100.0), (1, 0.1, 0.005)]
 )
@@ -149,14 +168,9 @@ def test_generate_is_that_of_transformers(steps: int, bound: float, confidence: 
     arguments = {"max_new_tokens": 2 * CANVAS, "block_length": CANVAS, "temperature": 1.0, "stop_ids": []}
     together = model.generate(input_ids=prompts, sampler=spec, seed=[5, 6, 7], **arguments)
     for row, prompt in enumerate(prompts):
-        with drawing(5 + row, len(prompt)), torch.no_grad():
-            expected = reference.generate(
-                torch.tensor([prompt]), max_new_tokens=2 * CANVAS, max_denoising_steps=steps, t_min=0.4, t_max=0.8,
-                sampler_config=EntropyBoundSamplerConfig(bound),
-                stability_threshold=1, confidence_threshold=confidence, eos_token_id=None, pad_token_id=0,
-            )  # fmt: skip
+        expected = published_generate(reference, prompt, 5 + row, steps, bound, confidence)
         alone = model.generate(input_ids=[prompt], sampler=spec, seed=[5 + row], **arguments)
-        assert alone.sequences[0].tolist() == expected.sequences[0].tolist()
+        assert alone.sequences[0].tolist() == expected
         assert together.sequences[row, : len(prompt) + 2 * CANVAS].tolist() == alone.sequences[0].tolist()
         assert together.nfe[row] == alone.nfe[0]
 

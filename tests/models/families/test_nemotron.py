@@ -87,7 +87,7 @@ def test_every_decode_is_the_rules(tmp_path: Path, block: int, tau: float) -> No
     together = model.generate(input_ids=prompts, **arguments)
     for row, prompt in enumerate(prompts):
         expected, forwards = naive(reference, prompt, 19, block, tau)
-        alone = model.generate(input_ids=[prompt], **arguments)
+        alone = model.generate(input_ids=[prompt], **arguments | {"sampler": f"threshold:tau={tau}@causal"})
         assert alone.sequences[0].tolist() == expected
         assert alone.nfe[0] == forwards
         assert together.sequences[row, : len(expected)].tolist() == expected

@@ -25,7 +25,7 @@ from pardec.samplers.ops.density_ratios import (
     log_ratio,
     share,
 )
-from pardec.samplers.ops.unmasking import unmasking
+from pardec.samplers.ops.unmasking import Unmasking, unmasking
 from pardec.samplers.rng import Keyed
 from tests.samplers.vector_toys import generate, latents_of, pair
 
@@ -50,15 +50,12 @@ def state(
 
 
 def plainly(
-    models: tuple[ContinuousModel, ContinuousModel], *, seed: int, label: int, steps: int, k: int, cfg: float | None,
-    tau: float, derived: bool, prefill: float, temperature: float,
+    models: tuple[ContinuousModel, ContinuousModel], order: list[int], schedule: Unmasking, *, seed: int, label: int,
+    steps: int, k: int, cfg: float | None, tau: float, derived: bool, prefill: float, temperature: float,
 ) -> np.ndarray:  # fmt: skip
-    """One row, as the authors' runner goes."""
+    """One row, as the authors' runner goes; the order of its tokens and how many each step draws are given."""
     target, draft = models
     source = Keyed((seed,))
-    images = ImageState(target, ImageRequest((label,), source))
-    order = images.rank[0].argsort().tolist()
-    schedule = unmasking(TOKENS, steps)
 
     def uniforms(place: int, purpose: str, width: int = 0) -> np.ndarray:
         return source.uniform(np.array([0]), np.array([0]), torch.tensor([[place]]), purpose, width)[0, 0].numpy()
@@ -128,7 +125,9 @@ def test_rounds_go_as_the_authors_runner_goes(k: int, tau: float, steps: int, de
     end = generate(models[0], spec, draft=models[1], seeds=seeds, labels=labels, cfg=cfg, temperature=0.9)
     given: dict[str, Any] = {"steps": steps, "k": k, "cfg": cfg, "tau": tau, "derived": derived, "prefill": 0.2}
     for row, (seed, label) in enumerate(zip(seeds, labels, strict=True)):
-        expected = plainly(models, seed=seed, label=label, temperature=0.9, **given)
+        order = ImageState(models[0], ImageRequest((label,), Keyed((seed,)))).rank[0].argsort().tolist()
+        schedule = unmasking(TOKENS, steps)
+        expected = plainly(models, order, schedule, seed=seed, label=label, temperature=0.9, **given)
         np.testing.assert_allclose(latents_of(end)[row], expected, atol=2e-5)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from pardec.models.scales.contracts import ScaleModel
@@ -46,8 +47,18 @@ def test_tokens_are_counted_by_the_layers_that_compute_them() -> None:
     assert generate(toy(), "fastvar:layer=1").tokens_fed == (1 + 4 + 6 + 8,) * 3
 
 
+def naive(fine: Tensor, added: Tensor, count: int) -> tuple[list[int], Tensor]:
+    """The tokens of one map that are computed, and how all would be filled: `added` is the part of a map of 2 by 2.
+
+    Tokens are sorted by their distance to the mean, and adaptive pooling stands in for resizing.
+    """
+    mean = fine.mean(0)
+    far = sorted(range(9), key=lambda at: -float(((fine[at] - mean) ** 2).sum()))[:count]
+    filled = adaptive_avg_pool2d(added.T.reshape(1, 5, 2, 2), (3, 3))[0].reshape(5, 9).T + fine
+    return sorted(far), filled
+
+
 def test_tokens_far_from_the_mean_stay_and_others_take_the_coarser_map_s_part() -> None:
-    """Against a plain version: a loop over tokens, sorted by distance, and adaptive pooling in place of resizing."""
     source = torch.Generator().manual_seed(0)
     coarse, before, fine = (torch.randn(2, count, 5, generator=source) for count in (4, 4, 9))
     pruning = Pruning(first=1)
@@ -64,12 +75,9 @@ def test_tokens_far_from_the_mean_stay_and_others_take_the_coarser_map_s_part() 
     restored = pruning.restore(1, computed, kept)
     pruning.observe(1, restored)  # a pruned map fills nothing
     for row in range(2):
-        mean = fine[row].mean(0)
-        far = sorted(range(9), key=lambda at: -float(((fine[row, at] - mean) ** 2).sum()))[:3]
-        assert kept[row].tolist() == sorted(far)
-        added = (before - coarse)[row].T.reshape(1, 5, 2, 2)
-        filled = adaptive_avg_pool2d(added, (3, 3))[0].reshape(5, 9).T + fine[row]
+        far, filled = naive(fine[row], (before - coarse)[row], 3)
+        assert kept[row].tolist() == far
         for at in range(9):
-            expected = computed[row, sorted(far).index(at)] if at in far else filled[at]
+            expected = computed[row, far.index(at)] if at in far else filled[at]
             torch.testing.assert_close(restored[row, at], expected)
     torch.testing.assert_close(pruning.added[1], before - coarse)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from pardec.samplers.speculative.accept import judge as module
 from pardec.samplers.speculative.accept.judge import Bench, Judge
 from pardec.samplers.speculative.contracts import Draft, TargetDistributions, Uniforms, Verdict
 from pardec.samplers.speculative.forward import VerifyForward
-from tests.reference.naive_acceptance import children, normal
+from tests.reference.naive_acceptance import Node, children, normal
 from tests.samplers.ar_toys import prompts, request, rows, run, speculation, toy_ar
 from tests.samplers.module_files import random_judge, random_modules
 from tests.samplers.speculative.test_rrs import random_tree
@@ -121,9 +122,36 @@ def test_a_linear_head_accepts_what_is_as_good_and_rejects_injected_errors(tmp_p
     assert accepted <= 0.05 * injected
 
 
+def naive(
+    nodes: Sequence[Node], law: np.ndarray, u: np.ndarray, important: Sequence[float], least: float, *, greedy: bool
+) -> tuple[list[int], float, np.ndarray]:
+    """The exact test of the children in order, against what the earlier ones left; then the one that matters least.
+
+    The path, what it gives away, and what is left to draw the next token from.
+    """
+    here, path, off = 0, list[int](), 0.0
+    while True:
+        left, chosen = law[here], -1
+        for node in children(nodes, here):
+            q = nodes[node].q
+            q = np.eye(len(left))[nodes[node].token] if q is None or greedy else np.asarray(q)
+            if u[node] * q[nodes[node].token] < left[nodes[node].token]:
+                chosen = node
+                break
+            rest = np.maximum(left - q, 0)
+            left = normal(rest) if rest.max() > 1e-12 else left
+        if chosen < 0:
+            passing = [node for node in children(nodes, here) if important[node] < least]
+            if not passing:
+                return path, off, left
+            chosen = min(passing, key=lambda node: important[node])
+            off += 1 - law[here][nodes[chosen].token]
+        path.append(chosen)
+        here = chosen
+
+
 @pytest.mark.parametrize("greedy", [True, False])
 def test_random_trees_follow_the_plain_rule(greedy: bool) -> None:
-    """The exact test of the children in order, against what the earlier ones left; then the one that matters least."""
     seeded, alone_counts = np.random.RandomState(5), set()
     for _ in range(60):
         nodes, p, draft = random_tree(seeded, points=2, size=10)
@@ -134,25 +162,7 @@ def test_random_trees_follow_the_plain_rule(greedy: bool) -> None:
         important = head(states)[0].tolist()
         law = p.numpy()[0].astype(np.float64)
         law = np.eye(law.shape[1])[law.argmax(1)] if greedy else law
-        here, expected, off = 0, list[int](), 0.0
-        while True:
-            left, chosen = law[here], -1
-            for node in children(nodes, here):
-                q = nodes[node].q
-                q = np.eye(len(left))[nodes[node].token] if q is None or greedy else np.asarray(q)
-                if u[0, node] * q[nodes[node].token] < left[nodes[node].token]:
-                    chosen = node
-                    break
-                rest = np.maximum(left - q, 0)
-                left = normal(rest) if rest.max() > 1e-12 else left
-            if chosen < 0:
-                passing = [node for node in children(nodes, here) if important[node] < 0.4]
-                if not passing:
-                    break
-                chosen = min(passing, key=lambda node: important[node])
-                off += 1 - law[here][nodes[chosen].token]
-            expected.append(chosen)
-            here = chosen
+        expected, off, left = naive(nodes, law, u[0], important, 0.4, greedy=greedy)
         base = distributions(p, greedy=greedy)
         given = TargetDistributions(base.raw, base.logits, greedy, states)
         uniforms = Given(torch.from_numpy(u))

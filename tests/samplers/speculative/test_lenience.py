@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
@@ -34,19 +35,26 @@ def test_siblings_share_one_mixture(siblings: int) -> None:
         np.testing.assert_allclose(distribution.numpy(), (0.8 * p + 0.2 * q).numpy(), atol=1e-12)
 
 
+def naive(p: Tensor, q: Tensor, f: str, eps: float) -> tuple[Tensor, float]:
+    """The published rule: a token of q is accepted with min(1, f(p) / q), otherwise one of norm([p - q]+) is drawn.
+
+    The distribution that comes out, and how often the token is not accepted.
+    """
+    mass = {"linear": p / eps, "square": p / eps**2, "exponential": p**eps}[f]
+    true, lost = torch.zeros_like(p), 0.0
+    for token in range(len(p)):
+        accepted = min(1.0, float(mass[token] / q[token]))
+        true[token] += q[token] * accepted
+        lost += float(q[token]) * (1 - accepted)
+    left = (p - q).clamp(min=0)
+    return true + lost * left / left.sum(), lost
+
+
 @pytest.mark.parametrize("f", ["linear", "square", "exponential"])
 @pytest.mark.parametrize("eps", [0.3, 0.8])
 def test_the_published_rule_by_a_naive_sum(f: str, eps: float) -> None:
-    """Each token weighted by q: accepted with min(1, f(p) / q), otherwise one of norm([p - q]+)."""
     for p, q in pairs(12):
-        mass = {"linear": p / eps, "square": p / eps**2, "exponential": p**eps}[f]
-        true, lost = torch.zeros_like(p), 0.0
-        for token in range(len(p)):
-            accepted = min(1.0, float(mass[token] / q[token]))
-            true[token] += q[token] * accepted
-            lost += float(q[token]) * (1 - accepted)
-        left = (p - q).clamp(min=0)
-        true += lost * left / left.sum()
+        true, lost = naive(p, q, f, eps)
         rule = Lenience(eps=eps, f=f, mode="reference")  # type: ignore[arg-type]
         distribution, accepted = emitted(rule, p, q, 1, replacement=False)
         np.testing.assert_allclose(distribution.numpy(), true.numpy(), atol=1e-6)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from pardec.models.model import LanguageModel
 from pardec.samplers.rng import Keyed
 from pardec.samplers.speculative.accept.match import Match
 from pardec.samplers.speculative.uniforms import RoundUniforms as Uniforms
@@ -30,18 +31,22 @@ def test_siblings_share_the_draw_of_their_parent_and_levels_the_noise() -> None:
     assert star[0, 0] == chain[0, 0]
 
 
+def naive(model: LanguageModel, prompt: list[int], new: int, seed: int) -> list[int]:
+    """Token i is argmax(log p + G[i]), by a whole forward each."""
+    text = list(prompt)
+    for at in range(len(prompt), len(prompt) + new):
+        u = Keyed((seed,)).uniform(np.array([0]), np.array([0]), torch.tensor([[at]]), "match", 6)[0, 0]
+        distribution = logits(model, [text])[0, -1].double().log_softmax(-1)
+        text.append(int((distribution - (-u.log()).log()).argmax()))
+    return text
+
+
 @pytest.mark.parametrize("drafter", ["sequential", "lookup:k=3", "recycling:k=3,tree=3-4-2", "jacobi"])
 def test_seeded_noise_gives_one_text_whatever_is_drafted(drafter: str) -> None:
-    """Token i is argmax(log p + G[i]) of a naive loop, for every drafter."""
     model, given = toy_ar(6, 6, 0.7), [[1, 2, 1], [5], [0, 3, 3, 1]]
     done = run(model, f"{drafter}+match:noise=seeded", given, 12, temperature=1.0, seeds=[7, 8, 9])
     for row, (prompt, seed) in enumerate(zip(given, (7, 8, 9), strict=True)):
-        text = list(prompt)
-        for at in range(len(prompt), len(prompt) + 12):
-            u = Keyed((seed,)).uniform(np.array([0]), np.array([0]), torch.tensor([[at]]), "match", 6)[0, 0]
-            distribution = logits(model, [text])[0, -1].double().log_softmax(-1)
-            text.append(int((distribution - (-u.log()).log()).argmax()))
-        assert rows(done)[row] == text
+        assert rows(done)[row] == naive(model, prompt, 12, seed)
 
 
 def test_fresh_noise_is_new_in_every_round() -> None:

@@ -158,30 +158,35 @@ def test_which_node_predicts_which_drafted_token_again_by_hand() -> None:
     assert state.second(draft).tolist() == [[6, 7, 8, -1], [4, -1, -1, -1]]
 
 
+def naive(each: Pass, row: int, alpha: float, mix: str, temperature: float) -> int:
+    """How many drafted tokens stand: token by token, in float64, from forwards of whole texts."""
+    accepts: Any = each.uniforms
+    u = accepts.accepts(each.draft.width)
+    size = each.draft.sizes[row]
+    drafted = each.draft.tokens[row, 1:size].tolist()
+    first, second = logits(copying(), [each.texts[row] + drafted])[0, -size:], again(each, row)
+    for i, token in enumerate(drafted):
+        own = first[i].double()
+        two = second[i].double() if each.added[row] >= 0 else own
+        scale = temperature or 1.0
+        blend = (1 - alpha) * own + alpha * two
+        mixed = (1 - alpha) * (own / scale).softmax(-1) + alpha * (two / scale).softmax(-1)
+        p = (blend / scale).softmax(-1) if mix == "logits" else mixed
+        bar = 1.0 if each.draft.q is None else float(each.draft.q[row, i + 1, token])
+        if not (int(p.argmax()) == token if not temperature else float(u[row, i + 1]) * bar < float(p[token])):
+            return i
+    return len(drafted)
+
+
 @pytest.mark.parametrize("mix", ["logits", "probs"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.covers(1)
 def test_every_verdict_is_that_of_the_naive_rule(mix: str, temperature: float) -> None:
-    """Row by row and token by token, in float64, from forwards of whole texts."""
     alpha, outcomes = 0.5, set()
     spec = f"{CHAIN}+reflective:probe=again,alpha={alpha},mix={mix}"
     for each in recorded(spec, GIVEN, 24, temperature=temperature):
-        accepts: Any = each.uniforms
-        u = accepts.accepts(each.draft.width)
-        for row, size in enumerate(each.draft.sizes):
-            drafted = each.draft.tokens[row, 1:size].tolist()
-            first, second, count = logits(copying(), [each.texts[row] + drafted])[0, -size:], again(each, row), 0
-            for i, token in enumerate(drafted):
-                own = first[i].double()
-                two = second[i].double() if each.added[row] >= 0 else own
-                scale = temperature or 1.0
-                blend = (1 - alpha) * own + alpha * two
-                mixed = (1 - alpha) * (own / scale).softmax(-1) + alpha * (two / scale).softmax(-1)
-                p = (blend / scale).softmax(-1) if mix == "logits" else mixed
-                bar = 1.0 if each.draft.q is None else float(each.draft.q[row, i + 1, token])
-                if not (int(p.argmax()) == token if not temperature else float(u[row, i + 1]) * bar < float(p[token])):
-                    break
-                count += 1
+        for row in range(len(each.draft.sizes)):
+            count = naive(each, row, alpha, mix, temperature)
             assert int(each.verdict.count[row]) == count
             outcomes.add(count)
     assert len(outcomes) > 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.accept.topk import TopK
-from tests.reference.naive_acceptance import children
+from tests.reference.naive_acceptance import Node, children
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 from tests.samplers.speculative.test_rrs import random_tree
 from tests.samplers.verdicts import Given, distributions, tree
@@ -30,32 +32,38 @@ def test_a_chain_by_hand(k: int, tolerance: float, count: int) -> None:
         assert float(verdict.deviation) == count - 1
 
 
+def naive(nodes: Sequence[Node], law: np.ndarray, k: int, tolerance: float) -> list[int]:
+    """The longest accepted path, the likeliest of the longest ones: every path is listed."""
+
+    def fits(node: int) -> bool:
+        behind = law[nodes[node].parent]
+        own = behind[nodes[node].token]
+        return bool(own > 0 and (behind > own).sum() < k and np.log(behind.max()) - np.log(own) <= tolerance)
+
+    paths, best = [(0, 0.0, [0])], (0, 0.0, [0])
+    while paths:
+        depth, score, path = paths.pop(0)
+        best = max(best, (depth, score, path), key=lambda each: each[:2])
+        for node in children(nodes, path[-1]):
+            if fits(node):
+                own = np.log(law[nodes[node].parent][nodes[node].token])
+                paths.append((depth + 1, score + own, [*path, node]))
+    return best[2]
+
+
 def test_random_trees_follow_a_plain_version() -> None:
     seeded, depths = np.random.RandomState(3), set()
     for _ in range(60):
         nodes, p, draft = random_tree(seeded, points=2, size=12)
         law = p.numpy()[0].astype(np.float64)
-
-        def fits(node: int, law: np.ndarray = law, nodes: list = nodes) -> bool:  # type: ignore[type-arg]
-            behind = law[nodes[node].parent]
-            own = behind[nodes[node].token]
-            return bool(own > 0 and (behind > own).sum() < 3 and np.log(behind.max()) - np.log(own) <= 1.0)
-
-        paths, best = [(0, 0.0, [0])], (0, 0.0, [0])
-        while paths:
-            depth, score, path = paths.pop(0)
-            best = max(best, (depth, score, path), key=lambda each: each[:2])
-            for node in children(nodes, path[-1]):
-                if fits(node):
-                    own = np.log(law[nodes[node].parent][nodes[node].token])
-                    paths.append((depth + 1, score + own, [*path, node]))
+        expected = naive(nodes, law, 3, 1.0)
         verdict = TopK(3, 1.0).accept(draft, distributions(p, greedy=True), Given(torch.zeros(1, 12)), None)
-        assert verdict.path[0, : int(verdict.count) + 1].tolist() == best[2]
-        assert int(verdict.next) == int(law[best[2][-1]].argmax())
-        other = sum(nodes[n].token != law[nodes[n].parent].argmax() for n in best[2][1:])
+        assert verdict.path[0, : int(verdict.count) + 1].tolist() == expected
+        assert int(verdict.next) == int(law[expected[-1]].argmax())
+        other = sum(nodes[n].token != law[nodes[n].parent].argmax() for n in expected[1:])
         assert verdict.deviation is not None
         assert float(verdict.deviation) == other
-        depths.add(best[0])
+        depths.add(len(expected))
     assert len(depths) > 2
 
 
