@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -21,6 +22,19 @@ def pages() -> dict[str, Page]:
     return {module: Page(module, file.read_text()) for module, file in files.items()}
 
 
+@dataclass(frozen=True)
+class Use:
+    """What a piece of code uses, itself or by other parts of its file: names in full, and its strings."""
+
+    names: set[str]
+    strings: set[str]
+
+    def is_of(self, method: str, module: str) -> bool:
+        """Whether a string is a spec, or an end of one, that names the method, or a name is of the method's module."""
+        spec = re.compile(rf"(^|[+@]){method}($|[:+@])")
+        return any(map(spec.search, self.strings)) or any(name.startswith(f"{module}.") for name in self.names)
+
+
 class Page:
     """A file of the tests.
 
@@ -30,9 +44,10 @@ class Page:
     """
 
     def __init__(self, module: str, text: str) -> None:
-        self.module, self.tree = module, ast.parse(text)
+        tree = ast.parse(text)
+        self.module = module
         self.parts: dict[str, ast.AST] = {}
-        for node in self.tree.body:
+        for node in tree.body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 self.parts[node.name] = node
             elif isinstance(node, ast.Assign | ast.AnnAssign):
@@ -40,30 +55,30 @@ class Page:
                 self.parts |= {name: node for target in targets for name in _names(target)}
         self.imports = {
             alias.asname or alias.name: f"{node.module}.{alias.name}"
-            for node in ast.walk(self.tree)
+            for node in ast.walk(tree)
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         }
 
     @cached_property
-    def tested(self) -> set[str]:
-        """All that its test functions use."""
-        return self.used(node for name, node in self.parts.items() if name.startswith("test_"))
+    def tests(self) -> list[Use]:
+        """Of each test function."""
+        return [self.use(node) for name, node in self.parts.items() if name.startswith("test_")]
 
-    def used(self, nodes: Iterable[ast.AST]) -> set[str]:
-        """All that these nodes name, in full, directly or by other parts of the file."""
-        found = set[str]()
-        names = [name for node in nodes for name in _names(node)]
-        while names:
-            name = names.pop()
-            first, _, rest = name.partition(".")
-            full = (
-                f"{self.imports[first]}.{rest}".rstrip(".") if first in self.imports else f"tests.{self.module}.{name}"
-            )
-            if full not in found:
-                found.add(full)
-                names += _names(self.parts[name]) if name in self.parts else ()
-        return found
+    def use(self, node: ast.AST) -> Use:
+        names, code = set[str](), [node]
+        for part in code:  # which grows on the way
+            for name in _names(part):
+                first, _, rest = name.partition(".")
+                if first in self.imports:
+                    names.add(f"{self.imports[first]}.{rest}".rstrip("."))
+                elif (full := f"tests.{self.module}.{name}") not in names:
+                    names.add(full)
+                    code += [self.parts[name]] if name in self.parts else []
+        every = (each for part in code for each in ast.walk(part))
+        return Use(
+            names, {each.value for each in every if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+        )
 
 
 def _names(node: ast.AST) -> Iterator[str]:
@@ -81,15 +96,6 @@ def _names(node: ast.AST) -> Iterator[str]:
                     yield from _names(each)
 
 
-def _is_of(page: Page, method: str, module: str) -> bool:
-    """Whether a file names the method in a spec, or a beginning or end of one, or imports from its module."""
-    spec = re.compile(rf"(^|[+@]){method}($|[:+@])")
-    strings = [node.value for node in ast.walk(page.tree) if isinstance(node, ast.Constant)]
-    return any(isinstance(text, str) and spec.search(text) for text in strings) or any(
-        full.startswith(f"{module}.") for full in page.imports.values()
-    )
-
-
 def _borrowed(reference: str, known: Mapping[str, Page]) -> set[str]:
     """What a plain version uses of the samplers, itself or by helpers of any file; random numbers are its to use."""
     left, seen, found = [f"tests.{reference}"], set[str](), set[str]()
@@ -101,7 +107,7 @@ def _borrowed(reference: str, known: Mapping[str, Page]) -> set[str]:
             found.add(full)
         elif part is not None and full not in seen:
             seen.add(full)
-            left += known[file].used([part])
+            left += known[file].use(part).names
             found |= {"sampler=" for node in ast.walk(part) if isinstance(node, ast.keyword) and node.arg == "sampler"}
     return found
 
@@ -114,13 +120,9 @@ def fault(reference: str, method: str, module: str, known: Mapping[str, Page]) -
         return f"tests/{file.replace('.', '/')}.py defines no {name}"
     if borrowed := _borrowed(reference, known):
         return f"{reference} is not apart from the package: it uses {', '.join(sorted(borrowed))}"
-    callers = [
-        page
-        for page in known.values()
-        if page.module.rpartition(".")[2].startswith("test_") and f"tests.{reference}" in page.tested
-    ]
+    callers = [test for page in known.values() for test in page.tests if f"tests.{reference}" in test.names]
     if not callers:
         return f"no test calls {reference}"
-    if not any(_is_of(page, method, module) for page in callers):
+    if not any(test.is_of(method, module) for test in callers):
         return f"no test that calls {reference} is of {method}"
     return None

@@ -76,6 +76,8 @@ APART = "reference.plain.double is not apart from the package: it uses "
         (PLAIN, TEST.replace("[plain.double]", "[abs]"), "no test calls reference.plain.double"),
         (PLAIN, TEST.replace("in CASES", "in [abs]"), "no test calls reference.plain.double"),
         (PLAIN, TEST.replace("twice", "thrice"), "no test that calls reference.plain.double is of twice"),
+        (PLAIN, TEST.replace("twice", "thrice") + 'def test_it_runs():\n    resolve("twice")\n',
+         "no test that calls reference.plain.double is of twice"),
         ('def double(x):\n    return model.generate(x, sampler="twice")\n', TEST, APART + "sampler="),
         ("from pardec.samplers.twice import Two\ndef double(x):\n    return it(x)\ndef it(x):\n    return Two()(x)\n",
          TEST, APART + "pardec.samplers.twice.Two"),

@@ -164,7 +164,7 @@ def test_generate_is_that_of_transformers(steps: int, bound: float, confidence: 
     reference, prompts = published(tmp_path, spread=0.05), [tokens(9).tolist(), tokens(4).tolist(), tokens(13).tolist()]
     model = pardec.load(tmp_path, device="cpu")
     rule = f"gamma={bound},confidence={confidence},steps={steps}"
-    spec = f"selfcondition+anneal:high=0.8,low=0.4,steps={steps}+renoise:{rule}@causal"
+    spec = f"selfcondition+anneal:high=0.8,low=0.4,steps={steps}+denoise:{rule}+renoise:{rule}@causal"
     arguments = {"max_new_tokens": 2 * CANVAS, "block_length": CANVAS, "temperature": 1.0, "stop_ids": []}
     together = model.generate(input_ids=prompts, sampler=spec, seed=[5, 6, 7], **arguments)
     for row, prompt in enumerate(prompts):

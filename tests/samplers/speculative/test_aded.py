@@ -11,6 +11,7 @@ import pytest
 import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
+from pardec.samplers.speculative.draft import aded
 from pardec.samplers.speculative.draft._trigrams import Trigrams, last_pair, roll_out
 from tests.reference import naive_aded
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, toy_ar
@@ -18,6 +19,7 @@ from tests.samplers.drafting import RAGGED, cyclic
 
 
 def test_roll_outs_visit_the_nodes_of_a_plain_version() -> None:
+    assert aded.roll_out is roll_out
     random = np.random.RandomState(0)
     deepest = 0
     for seed in range(20):

@@ -15,6 +15,7 @@ from pardec.models.kernels.attention_pattern import AttentionPattern
 from pardec.models.label_channels import LabelReader, calibrate, heaviest, importance, read_labels, write_labels
 from pardec.models.plan import Plan
 from pardec.samplers import registry
+from pardec.samplers.speculative.cache import channels
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, toy_ar
 from tests.samplers.induction import CODE, induction
 
@@ -35,6 +36,7 @@ def naive(q: Tensor, k: Tensor) -> Tensor:
 
 
 def test_pairs_are_ranked_by_the_products_of_queries_and_keys() -> None:
+    assert channels.importance is importance
     generator = torch.Generator().manual_seed(0)
     q, k = torch.randn(5, 6, 8, generator=generator), torch.randn(5, 2, 8, generator=generator)
     assert torch.allclose(importance(q, k).double(), naive(q, k), atol=1e-6)

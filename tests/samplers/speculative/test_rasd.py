@@ -15,6 +15,7 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import Draft
+from pardec.samplers.speculative.draft import rasd
 from pardec.samplers.speculative.draft._fusion import fused
 from pardec.samplers.speculative.draft._retrieval import Retrieval, Store, retrieved_tree
 from pardec.samplers.speculative.forward import VerifyForward
@@ -43,6 +44,7 @@ def naive_continuations(text: list[int], texts: list[list[int]], longest: int, c
 
 
 def test_the_longest_suffix_is_searched_as_a_plain_version_does() -> None:
+    assert rasd.Retrieval is Retrieval
     random = np.random.RandomState(0)
     sizes = set()
     for _ in range(60):
