@@ -7,6 +7,7 @@ import torch
 
 from pardec.samplers import registry
 from pardec.samplers.speculative.accept.greedy import Greedy
+from pardec.samplers.speculative.accept.match import Match
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, toy_ar
 from tests.samplers.joints import drafting, named
 from tests.samplers.verdicts import Given, distributions, tree
@@ -41,8 +42,10 @@ def test_padding_and_untested_nodes_are_never_taken() -> None:
 @pytest.mark.parametrize("drafter", named("draft"))
 def test_every_drafter_ends_with_the_tokens_of_plain_decoding(drafter: str) -> None:
     model, given = toy_ar(4, 6, 1.2), prompts((4, 1, 7), seed=2, vocab=6)
-    if registry.resolve(drafter, "ar").exact == "relaxed":
+    sampler = registry.resolve(drafter, "ar")
+    if sampler.exact == "relaxed":
         pytest.skip("promises nothing")
+    assert isinstance(sampler.accept, Greedy if drafter != "seeded_jacobi" else Match)
     with drafting(6):
         done = run(model, drafter, given, [14, 9, 11])
     true = [plain_greedy(model, prompt, new) for prompt, new in zip(given, (14, 9, 11), strict=True)]
