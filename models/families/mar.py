@@ -28,7 +28,7 @@ from ..loading.modules import fill_modules, named_tensors
 from ..loading.sources import Source
 from ..loading.weights import Published, count_parts
 from .base import Config, ConfigKeys
-from .stated import BOOKKEEPING, agree, sampling, stated
+from .config_files import BOOKKEEPING, agree, sampling, stated
 
 MARK = "diffusion_pos_embed_learned"  # a tensor that only a MAR checkpoint has
 HEADS = {768: 12, 1024: 16, 1280: 16}  # of the published widths

@@ -28,7 +28,7 @@ from ..scales.layout import ScaleLayout
 from ..scales.tokenizer import MultiScaleVQ
 from ..scales.transformer import VARTransformer
 from .base import Config, ConfigKeys
-from .stated import BOOKKEEPING, agree, sampling, stated
+from .config_files import BOOKKEEPING, agree, sampling, stated
 
 MARK = "pos_1LC"  # a tensor that only such a checkpoint has
 SIDES = {680: (1, 2, 3, 4, 5, 6, 8, 10, 13, 16), 2240: (1, 2, 3, 4, 6, 9, 13, 18, 24, 32)}  # by tokens, as published
