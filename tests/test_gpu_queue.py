@@ -27,7 +27,6 @@ def queue(*arguments: str, cwd: Path = ROOT, timeout: float = 580) -> subprocess
     )
 
 
-@pytest.mark.timeout(600)
 def test_dry_run_runs_every_entry(tmp_path: Path) -> None:
     done = queue("--dry-run", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -38,7 +38,6 @@ def replay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     return run
 
 
-@pytest.mark.timeout(600)
 def test_every_recorded_case_of_the_built_methods_matches() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "replay_golden.py"), str(GOLDEN), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
