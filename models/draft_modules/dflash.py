@@ -1,4 +1,4 @@
-"""DFlash, DFlash 2 and DSpark: a block of masks denoised in one pass, behind keys and values of the target's states.
+"""DFlash, DFlash 2 and DSpark: one pass denoises a block of masks that attends to the target's states.
 
 DFlash: Block Diffusion for Flash Speculative Decoding, https://arxiv.org/abs/2602.06036
 DSpark, https://arxiv.org/abs/2607.05147
@@ -158,7 +158,7 @@ class DFlashModule(DraftModule):
         return self.parameter_count - sum(each.numel() for each in looked_up if each is not None) + shared
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache for contexts of `capacity` positions, with space for a block behind them."""
+        """An empty cache for `capacity` positions of context and one block after them."""
         return self.cache_of(self.layout.config, batch, capacity + self.block_size)
 
     def fuse(self, states: Tensor) -> Tensor:

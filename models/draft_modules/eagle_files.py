@@ -154,7 +154,7 @@ def _third(files: DraftFiles, config: Mapping[str, Any], published: Mapping[str,
 def _layers(
     files: DraftFiles, config: Mapping[str, Any], first: str, published: Mapping[str, Published]
 ) -> DecoderConfig:
-    """The shape of the layers. Absent keys are those of Llama: a base of 10000, an epsilon of 1e-6."""
+    """The shape of the layers; an absent key has Llama's default (rotary base 10000, epsilon 1e-6)."""
     settings = {key: value for key, value in config.items() if key not in ("sliding_window", "layer_types")}
     settings.setdefault("num_hidden_layers", max(1, count_parts(published, "layers")))
     absent = [key for key in ("hidden_size", "num_attention_heads", "intermediate_size") if not settings.get(key)]

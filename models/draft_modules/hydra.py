@@ -58,7 +58,7 @@ class Hydra(DraftModule):
 
     @property
     def parameters_read(self) -> int:
-        """Those of one head, on average, and of the prefix layer's share."""
+        """Parameters per head: the mean, with the prefix layer's parameters divided among the heads."""
         return self.parameter_count // len(self.heads)
 
     def inputs(self, states: Tensor, path: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def _load(files: DraftFiles, target: LanguageModel) -> Hydra:
 
 
 def _names(files: DraftFiles) -> tuple[list[HeadNames], list[str]]:
-    """The names of every head, and those of the prefix layer. Raises ModelError for tensors of neither."""
+    """Names of each head's tensors and of the prefix layer's. Raises ModelError for any other tensor."""
     heads: defaultdict[int, HeadNames] = defaultdict(HeadNames)
     layer: list[str] = []
     foreign: list[str] = []

@@ -153,7 +153,7 @@ def _load(files: DraftFiles, target: LanguageModel, *, layers: int | None = None
 
 
 def _shape(files: DraftFiles) -> DecoderConfig:
-    """The shape of the adapter's layers. Absent keys are those of Llama: a base of 10000, an epsilon of 1e-6."""
+    """The shape of the adapter's layers; an absent key has Llama's default (rotary base 10000, epsilon 1e-6)."""
     settings = {key: value for key, value in files.config.items() if key not in ("sliding_window", "layer_types")}
     absent = [key for key in ("hidden_size", "num_attention_heads") if not settings.get(key)]
     if absent:

@@ -134,7 +134,7 @@ def _matches(config: Mapping[str, Any], published: Mapping[str, Published]) -> b
 
 
 def _load(files: DraftFiles, target: LanguageModel) -> LongSpecModule:
-    """Raises ModelError for a target whose keys are not those of a native decoder, or of other sizes."""
+    """Raises ModelError unless the target is a native decoder whose keys have the drafter's sizes."""
     own = getattr(target.decoder, "config", None)
     if not isinstance(target.decoder, Decoder) or not isinstance(own, DecoderConfig) or own.canvas or own.post_norms:
         raise ModelError(f"{files.name} reads keys of the target, and {target.name} does not show them", "use eagle")

@@ -71,11 +71,13 @@ def fill(
 
 
 def left_out(files: DraftFiles, config: DecoderConfig | None, **copies: Tensor) -> tuple[str, ...]:
-    """Lines on tensors that are not read: a drafter changes how much is accepted, and no text.
+    """One line for each tensor of the file that is not used and differs from the one used in its place.
+
+    It is no error: a drafter changes how much is accepted, and no text.
 
     Args:
-        config: of its layers, whose rotary frequencies are used whatever the file holds; None where it has none.
-        copies: by their names, the target's tensors that are used in the place of those.
+        config: of the drafter's layers; rotary frequencies are computed from it. None: it has no layers.
+        copies: the target's tensors that are used, by the names that the file's have.
     """
     others = [] if config is None else list(other_frequencies(config, files.published))
     lines = [f"{listed(others, 3)}: not the rotary frequencies of its config, whose own are used"] if others else []
@@ -120,7 +122,7 @@ def parameter(*shape: int) -> nn.Parameter:
 
 
 def multiplied(files: DraftFiles, weight: Tensor) -> Tensor:
-    """`weight` as it is to be multiplied: a matrix in 8 bits, where `files.quantize` says so."""
+    """`weight`; a matrix is quantized to 8 bits where `files.quantize` is "int8"."""
     return int8.quantized(weight.detach()) if files.quantize == "int8" and weight.dim() == 2 else weight
 
 

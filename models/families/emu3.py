@@ -56,7 +56,7 @@ def _named(prefix: str, head: str) -> _Names:
 
 
 def _always(names: _Names) -> _Names:
-    """The names that every checkpoint has, by which a layout is told."""
+    """Tensor names that every checkpoint of the layout has; they identify it."""
     return {key: stem for key, stem in names.items() if not key.endswith(("_bias", "q_norm", "k_norm"))}
 
 

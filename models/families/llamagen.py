@@ -51,7 +51,7 @@ KEYS = ConfigKeys(
 
 
 def read_config(file: Path, published: Mapping[str, Published]) -> Config:
-    """The configuration read off the tensors in `file`. Raises ModelError for those of another model."""
+    """The configuration, from the tensors in `file`. Raises ModelError if they belong to another model."""
     table, output = published.get("tok_embeddings.weight"), published.get("output.weight")
     gate = published.get("layers.0.feed_forward.w1.weight")
     if table is None or output is None or gate is None:

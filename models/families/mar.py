@@ -59,7 +59,7 @@ KEYS = ConfigKeys(
 
 
 def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -> Config:
-    """The configuration, stated or read off the tensors. Raises ModelError for those of another model."""
+    """The configuration, from JSON files and tensors. Raises ModelError if the tensors belong to another model."""
     if MARK not in published:
         raise ModelError(f"{folder} does not hold a MAR model", f"its weights have a tensor {MARK}")
     config = stated(folder, stem, KEYS)

@@ -58,7 +58,7 @@ _DEFAULTS: dict[str, Any] = {"cfg": 4.0, "top_k": 900, "top_p": 0.95, "temperatu
 
 
 def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -> Config:
-    """The configuration, stated or read off the tensors. Raises ModelError for those of another model."""
+    """The configuration, from JSON files and tensors. Raises ModelError if the tensors belong to another model."""
     needed = (MARK, "class_emb.weight", "word_embed.weight", "head.weight", "lvl_embed.weight")
     absent = [name for name in needed if name not in published]
     if absent:

@@ -50,7 +50,7 @@ class DiMOOImaging(CaptionedImaging):
 
     @property
     def token_pixels(self) -> int:
-        """Pixels per code along one side: those of the published image tokenizer where there is none to tell."""
+        """Pixels per code along one side; without an image tokenizer, the published one's."""
         return self.downsample if self.can_decode else _PIXELS
 
     def resized(self, height: int, width: int) -> DiMOOImaging:

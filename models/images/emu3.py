@@ -103,7 +103,7 @@ class Emu3Imaging:
         return Prefix(tuple(cond), tuple(uncond))
 
     def prompt(self, caption: str) -> Tensor:
-        """[P] int64: the prompt of an image of this caption as it stands, up to the token before its first code."""
+        """[P] int64: the prompt for an image of `caption`; it ends before the first code."""
         return self.words.prompt(caption, self.layout.grid)
 
     def _states(self, table: Tensor, caption: str) -> Tensor:

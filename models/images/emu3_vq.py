@@ -87,7 +87,7 @@ class Emu3VQ:
         return weight
 
     def check(self) -> None:
-        """Raises ModelError unless the tensors are those of the config."""
+        """Raises ModelError unless the tensors have the names and shapes that the config implies."""
         shapes = {
             _name(name): _Shape(_flat(_name(name), entry.shape), entry.dtype) for name, entry in self.published.items()
         }

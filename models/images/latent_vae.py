@@ -98,7 +98,7 @@ def find_vae(source: str, device: torch.device) -> LatentVAE:
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:
-    """diffusers' arguments by those of latent diffusion, whose defaults are NextStep-1's."""
+    """Translates the config of latent diffusion to diffusers' arguments; absent keys have NextStep-1's values."""
     ch, multiples = int(config.get("ch", 128)), [int(each) for each in config.get("ch_mult", (1, 2, 4, 4))]
     levels = len(multiples)
     return {

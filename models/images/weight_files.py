@@ -57,7 +57,7 @@ def write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
 
 
 class Shaped(Protocol):
-    """A tensor, or what is known of one."""
+    """What has a shape and a type: a tensor, or the description of one."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...

@@ -58,7 +58,7 @@ def build_decoding_config(
     name: str = "",
     overrides: Overrides | None = None,
 ) -> DecodingConfig:
-    """A checkpoint's DecodingConfig; `overrides` win, and the block length may stand in the checkpoint's `name`.
+    """A checkpoint's DecodingConfig; `overrides` win, and `name` may contain the block length.
 
     Raises ModelError for ids that are too large.
     """

@@ -1,7 +1,7 @@
-"""Published tensors that the decoder does not read: what it computes from others, a refusal, or left out with a word.
+"""Published tensors that the decoder does not read: each is compared with what is used, refused or left out by name.
 
 Old files hold the rotary frequencies, some repeat a tied head or the weights of an encoder that the decoder shares.
-Parts that nothing here computes with, such as a tower that sees images, are named in one line.
+One warning names the tensors that pardec does not compute with, such as a vision tower.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def check_unread(spec: FamilySpec, config: DecoderConfig, published: Mapping[str
 
 
 def check_frequencies(config: DecoderConfig, published: Mapping[str, Published]) -> None:
-    """Raises ModelError, with the name, for rotary frequencies in a file that are not those of the config."""
+    """Raises ModelError, with the tensor's name, where a file's rotary frequencies contradict the config."""
     for name, tensor in other_frequencies(config, published).items():
         raise ModelError(
             f"{name} is not the rotary frequencies of this config.json ({_range(tensor)})",
@@ -76,7 +76,7 @@ def check_frequencies(config: DecoderConfig, published: Mapping[str, Published])
 
 
 def other_frequencies(config: DecoderConfig, published: Mapping[str, Published]) -> dict[str, Tensor]:
-    """Rotary frequencies in a file that are not those of the config."""
+    """A file's rotary frequencies that contradict the config, by name."""
     others: dict[str, Tensor] = {}
     for name, entry in published.items():
         if match := _FREQUENCIES.fullmatch(name):
@@ -102,7 +102,7 @@ def check_floating(name: str, config: Mapping[str, Any], published: Mapping[str,
 
 
 def say_left_out(name: str, spec: FamilySpec, published: Mapping[str, Published]) -> None:
-    """Warns, in one line, of the tensors of the model `name` that are neither read nor compared with what is."""
+    """Warns in one line of tensors in the checkpoint `name` that are neither read nor compared."""
     scales: list[str] = []
     rest: list[str] = []
     for each in sorted(published):

@@ -200,7 +200,7 @@ def _check_tied(name: str, published: Mapping[str, Published], embed: str, head:
 
 
 def _replaceable(model: ContinuousModel | ScaleModel, own: Mapping[str, Tensor], used: Mapping[str, Published]) -> None:
-    """Raises ModelError unless the tensors are those of the model, which has its weights here."""
+    """Raises ModelError unless the model's weights are in memory and the tensors have their names and shapes."""
     if any(weight.is_meta for weight in own.values()):
         raise ModelError(f"{model.name} has no weights in this process")
     check_names(model.name, used, {name: tuple(weight.shape) for name, weight in own.items()})

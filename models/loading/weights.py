@@ -118,7 +118,7 @@ def tensors_of(published: Mapping[str, Published], *names: str) -> list[Tensor]:
 
 
 def in_memory(state: Mapping[str, Tensor]) -> dict[str, Published]:
-    """The tensors of a state dict, as `inspect` describes those of files."""
+    """Describes the tensors of a state dict as `inspect` describes those of files."""
     return {
         name: Published(
             Path(), tuple(tensor.shape), tensor.dtype if tensor.dtype in _DTYPES.values() else None, tensor=tensor

@@ -32,7 +32,7 @@ _OF_STRUCTURE = ("max_new_tokens", "min_new_tokens", "stop", "template", "allowe
 
 @dataclass(eq=False)
 class ParserConfig:
-    """What reading needs to know of a model: a part of the interface of LanguageModel."""
+    """What parsing needs to know of a model: a part of the interface of LanguageModel."""
 
     name: str
     tokenizer: Any

@@ -38,7 +38,8 @@ class Selection:
             return canvas.eligible_host if only is None else canvas.eligible_host & only
         if only is None:
             return canvas.active_host
-        # A forward that stores what is before the block predicts nothing else; there is nothing to revise yet.
+        # A revise stage reads committed positions too. A `shifted` forward computes the tokens before the block alone:
+        # it predicts the block's first token, and nothing in the block is committed yet.
         committed = ~canvas.eligible_host if query.shifted is None else ~(canvas.eligible_host | query.shifted[:, None])
         wanted: np.ndarray = canvas.active_host & (only | committed)
         return wanted

@@ -45,7 +45,7 @@ class CompiledSchema:
         return _llguidance().LLMatcher(_ll_tokenizer(self.vocabulary), self.lark, log_level=0)
 
     def costs(self, state: int, tokens: np.ndarray) -> np.ndarray:
-        """[N] tokens of the shortest end behind each of `tokens` [N] after a prefix; infinite where there is none."""
+        """[N] tokens that the shortest answer needs after `state` and each of `tokens` [N]; infinite if none ends."""
         known = self._costs.setdefault(state, np.full(len(self.vocabulary), np.nan))
         self._costs.move_to_end(state)
         if len(self._costs) > _STATES:
