@@ -18,7 +18,7 @@ from torch import Tensor
 
 import pardec
 from pardec.environment import processor
-from pardec.models.kv_cache import KVCache
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.kv_stores.cache import StoredCache
 from pardec.models.kv_stores.contracts import ChunkShape, Store, layout_bytes
 from pardec.models.model import LanguageModel

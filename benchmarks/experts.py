@@ -24,10 +24,10 @@ from unittest import mock
 import torch
 
 from pardec.environment import processor
-from pardec.models import sparse_layer
 from pardec.models.decoder import Decoder
 from pardec.models.families import FAMILIES
 from pardec.models.kernels.experts import route
+from pardec.models.layers import sparse_layer
 from pardec.models.loading import assemble
 from pardec.models.plan import Plan, Visible
 

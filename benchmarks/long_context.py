@@ -35,7 +35,7 @@ import torch
 
 import pardec
 from pardec.environment import processor
-from pardec.models.kv_cache import KVCache
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.requests.settings import Settings
 from pardec.requests.text import prepare

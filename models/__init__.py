@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .caches.kv_cache import KVCache
     from .decoder import Decoder
     from .decoder_config import DecoderConfig
     from .errors import CacheError, CapacityError, ModelError, PardecError, SpecError, UnknownNameError
+    from .files.catalog import embedded_names
     from .hidden import Hidden
-    from .kv_cache import KVCache
-    from .loading.catalog import embedded_names
     from .model import DecodingConfig, LanguageModel
     from .plan import Plan, Visible
 
@@ -23,8 +23,8 @@ _HOMES = {
     "decoder_config": ("DecoderConfig",),
     "errors": ("CacheError", "CapacityError", "ModelError", "PardecError", "SpecError", "UnknownNameError"),
     "hidden": ("Hidden",),
-    "kv_cache": ("KVCache",),
-    "loading.catalog": ("embedded_names",),
+    "caches.kv_cache": ("KVCache",),
+    "files.catalog": ("embedded_names",),
     "model": ("DecodingConfig", "LanguageModel"),
     "plan": ("Plan", "Visible"),
 }

@@ -5,24 +5,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .attention_record import AttentionRecord
-from .canvas_layer import CanvasLayer, Conditioning, canvas_of
+from .caches.kv_cache import KVCache
+from .caches.reuse_cache import ReuseCache
 from .decoder_config import AttentionConfig
 from .decoder_config import DecoderConfig as DecoderConfig
 from .errors import CacheError, ModelError
-from .head_norm_layer import BehindNormLayer, HeadNormLayer
 from .hidden import Hidden
 from .kernels.attention_parts import pattern_parts
 from .kernels.attention_pattern import attention_pattern
 from .kernels.matmul import Linear
 from .kernels.ops import choose_ops
-from .kv_cache import KVCache
-from .layer import DecoderLayer, LayerPass
-from .layer_groups import group_of
+from .layers.attention_record import AttentionRecord
+from .layers.diffusion_gemma_layer import CanvasLayer, Conditioning, canvas_of
+from .layers.head_norm_layer import BehindNormLayer, HeadNormLayer
+from .layers.layer import DecoderLayer, LayerPass
+from .layers.layer_groups import group_of
+from .layers.rope import GridRope, Rope
+from .layers.sparse_layer import SparseLayer
 from .plan import Plan, plan_on
-from .reuse_cache import ReuseCache
-from .rope import GridRope, Rope
-from .sparse_layer import SparseLayer
 
 _NARROW = 0.8  # share of the queries wanted, above which the last layer runs on all of them
 

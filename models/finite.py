@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .caches.kv_cache import KVCache
 from .errors import ModelError, PardecError, SpecError
 from .hidden import Hidden
 from .kernels.layout import stored
-from .kv_cache import KVCache
 from .plan import Plan
 
 if TYPE_CHECKING:

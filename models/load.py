@@ -18,24 +18,25 @@ from .decoder import Decoder
 from .decoder_config import DecoderConfig
 from .errors import ArgumentError, ModelError
 from .families import FamilySpec, mar, match, nextstep, var
+from .files import configs
+from .files.arguments import check, exclusive
+from .files.catalog import EMBEDDED, embedded_names
+from .files.lora import Adapter, read_adapter
+from .files.sources import generation_of, locate, read_json
+from .files.tokenizers import load_tokenizer
+from .files.weights import Published, inspect, weight_files
 from .hf.adapt import load_adapter
 from .images.contracts import CodeImaging, ImagingParts
-from .loading import assemble, configs
-from .loading.arguments import check, exclusive
-from .loading.catalog import EMBEDDED, embedded_names
+from .layers.quantize import Quantizer, preferred_dtype, quantizer
+from .loading import assemble
 from .loading.decoding_config import Overrides, build_decoding_config, check_autoregressive, check_tokenizer
 from .loading.kinds import NEXTSTEP
-from .loading.lora import Adapter, read_adapter
-from .loading.placement import choose_device, choose_dtype, guarded, short, stored_dtype
-from .loading.quantize import Quantizer, preferred_dtype, quantizer
-from .loading.sources import generation_of, locate, read_json
-from .loading.tokenizers import load_tokenizer
+from .loading.recognition import read_description, recognise
 from .loading.unread import check_floating, say_left_out
-from .loading.weights import Published, inspect, weight_files
 from .model import LanguageModel
 from .parallel import tensor_parallel
+from .parallel.placement import choose_device, choose_dtype, guarded, short, stored_dtype
 from .parallel.tensor_parallel import Shares
-from .recognition import read_description, recognise
 from .scales.contracts import ScaleModel
 
 __all__ = ["embedded_names", "load", "load_any", "load_continuous", "load_scales"]

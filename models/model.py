@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from .caches.kv_cache import KVCache
+from .caches.prefix_cache import PrefixCache
+from .caches.reuse_cache import LayerReuse, ReuseCache
 from .cuda_graphs.runner import native
 from .decoder import Decoder
 from .errors import CacheError, CapacityError, ModelError, SpecError
 from .hidden import Hidden, IdSubset
-from .kv_cache import KVCache
 from .kv_stores.cache import StoredCache
 from .kv_stores.contracts import Store
-from .loading.quantize import weight_bytes
+from .layers.quantize import weight_bytes
 from .plan import Plan, Visible
-from .prefix_cache import PrefixCache
-from .reuse_cache import LayerReuse, ReuseCache
 from .stack import Stack
 
 if TYPE_CHECKING:

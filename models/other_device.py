@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import torch
 
+from .caches.kv_cache import KVCache
 from .errors import ModelError
 from .hidden import Hidden
-from .kv_cache import KVCache
 from .model import LanguageModel
 from .plan import Plan, plan_on
 from .stack import Stack, WrapperStack

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from .caches.kv_cache import KVCache
 from .hidden import Hidden
-from .kv_cache import KVCache
 from .plan import Plan
 
 

@@ -21,12 +21,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from .caches.kv_cache import KVCache
 from .decoder import Decoder
 from .errors import ModelError, listed, one_line
 from .hidden import Hidden, IdSubset
 from .kernels import layout
 from .kernels.matmul import Linear
-from .kv_cache import KVCache
 from .model import LanguageModel
 from .plan import Plan
 from .stack import WrapperStack

@@ -12,12 +12,12 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from pardec.models.caches.prefix_cache import PrefixCache
 from pardec.models.errors import SpecError
 from pardec.models.load import load_any
 from pardec.models.loading.update import load_weights
 from pardec.models.parallel.threads import using
 from pardec.models.plan import Plan
-from pardec.models.prefix_cache import PrefixCache
 from pardec.samplers.events import Event, Finished
 
 from .deviation import Deviation, deviation

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from pardec.models.loading.catalog import DRAFTERS, EMBEDDED, embedded_drafters, embedded_names
+from pardec.models.files.catalog import DRAFTERS, EMBEDDED, embedded_drafters, embedded_names
 
 if TYPE_CHECKING:
     from pardec.samplers.cards import Card

@@ -43,9 +43,9 @@ from .result_data import Timing, plain_row
 from .serving.streaming import RowText, Texts
 
 if TYPE_CHECKING:
+    from pardec.models.caches.prefix_cache import PrefixCache
     from pardec.models.images.contracts import Imaging
     from pardec.models.model import LanguageModel
-    from pardec.models.prefix_cache import PrefixCache
     from pardec.samplers.cards import Family
 
 

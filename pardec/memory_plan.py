@@ -22,7 +22,7 @@ from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.kernels.cpu.library import supported
 from pardec.models.kv_stores.cache import stored_bytes
-from pardec.models.loading.quantize import weight_bytes
+from pardec.models.layers.quantize import weight_bytes
 from pardec.models.model import LanguageModel
 from pardec.samplers.request import Request
 from pardec.samplers.speculative.cache._stored import StoredKV

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pardec.models.kv_cache import KVCache
+from pardec.models.caches.kv_cache import KVCache
 
 
 def take_rows(value: Any, rows: np.ndarray) -> Any:

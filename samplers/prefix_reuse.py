@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import numpy as np
 from torch import Tensor
 
+from pardec.models.caches.kv_cache import KVCache
+from pardec.models.caches.prefix_cache import Lease
 from pardec.models.hidden import TargetStates
-from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
-from pardec.models.prefix_cache import Lease
 
 
 class PrefixReuse:

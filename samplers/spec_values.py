@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Literal
 
 from pardec.models.errors import SpecError, did_you_mean
-from pardec.models.loading.sources import local, local_drafter
+from pardec.models.files.sources import local, local_drafter
 
 from .cards import SINGLE, STAGES_OF, Card, Family, cards_named, find
 from .spec import DraftModuleName, ModelName, Part, Spec, format_value, parse

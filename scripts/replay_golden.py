@@ -27,10 +27,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import pardec
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import PardecError
 from pardec.models.families import match
 from pardec.models.hidden import Hidden
-from pardec.models.kv_cache import KVCache
 from pardec.models.plan import Plan
 from pardec.samplers.ops.distribution import DenseDistribution, filter_logits
 from pardec.samplers.ops.schedule import even_share

@@ -25,11 +25,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.kernels import choice
 from pardec.models.kernels.attention import attend
 from pardec.models.kernels.attention_pattern import attention_pattern
 from pardec.models.kernels.ops import triton_ops
-from pardec.models.kv_cache import KVCache
 from pardec.models.plan import Plan, Visible
 from pardec.samplers.ops.confidence import confidence
 from pardec.samplers.ops.neighbourhood import mass_within, neighbour_sums

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pardec.drafting.export import readme
-from pardec.models.loading.catalog import DRAFTERS, embedded_drafters, embedded_names
+from pardec.models.files.catalog import DRAFTERS, embedded_drafters, embedded_names
 
 ROOT = Path(__file__).resolve().parents[1]
 

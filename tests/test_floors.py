@@ -95,7 +95,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 
 def test_samplers_load_no_models() -> None:
-    loaders = ("pardec.models.load", "pardec.models.loading.weights")
+    loaders = ("pardec.models.load", "pardec.models.files.weights")
     assert [file.name for file in sources("samplers") for name in imported(file) if within(name, loaders)] == []
 
 

@@ -16,7 +16,7 @@ from gpu_runs.repeatability import checksum, compare, record
 from gpu_runs.shapes import MASKED, model
 from gpu_runs.step_profile import figures
 
-from pardec.models import layer as layer_module
+from pardec.models.layers import layer as layer_module
 
 
 def test_checksum_sees_one_bit_and_the_order() -> None:

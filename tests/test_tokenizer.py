@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import pardec
-from pardec.models.loading.catalog import embedded_names
+from pardec.models.files.catalog import embedded_names
 from pardec.models.loading.kinds import kind_of
 from pardec.tasks import list_tasks, task
 

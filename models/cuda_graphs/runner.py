@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..caches.kv_cache import KVCache
 from ..decoder import Decoder
 from ..hidden import Hidden
-from ..kv_cache import KVCache
 from ..plan import Plan, Visible
 from .capture import CaptureError, Capturer
 from .static_cache import StaticCache, Stores

@@ -14,7 +14,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from ..kv_cache import KVCache
+from ..caches.kv_cache import KVCache
 
 _SLOTS = 128  # capacities are multiples of this, so that requests of about one length share memory
 _IDLE = 2  # stores that wait for a request

@@ -16,14 +16,14 @@ from typing import cast
 import torch
 from torch import nn
 
+from ..caches.kv_cache import KVCache
 from ..cuda_graphs.runner import native
 from ..decoder import Decoder
 from ..errors import ModelError, listed
+from ..files.lora import Adapter, read_adapter
+from ..files.sources import DRAFT_ADAPTER
 from ..hidden import Hidden
 from ..kernels import layout
-from ..kv_cache import KVCache
-from ..loading.lora import Adapter, read_adapter
-from ..loading.sources import DRAFT_ADAPTER
 from ..model import LanguageModel
 from ..plan import Plan
 

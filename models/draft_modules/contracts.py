@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..caches.kv_cache import KVCache
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError, listed
+from ..files.weights import Published, read
 from ..finite import damaged
 from ..hidden import IdSubset, TargetStates
-from ..kv_cache import KVCache
-from ..loading.weights import Published, read
 from ..model import LanguageModel
 
 

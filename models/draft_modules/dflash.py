@@ -23,6 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..caches.kv_cache import KVCache
 from ..decoder_config import DecoderConfig
 from ..errors import listed
 from ..hidden import TargetStates
@@ -30,11 +31,10 @@ from ..kernels.attention import attend
 from ..kernels.attention_pattern import attention_pattern
 from ..kernels.matmul import matmul
 from ..kernels.ops import choose_ops
-from ..kv_cache import KVCache
-from ..layer import DecoderLayer, LayerPass
+from ..layers.layer import DecoderLayer, LayerPass
+from ..layers.rope import Rope
 from ..model import LanguageModel
 from ..plan import Plan, Visible
-from ..rope import Rope
 from .contracts import DraftFiles, DraftKind, DraftModule, register
 from .dflash_conv import BlockConvolution
 from .dflash_files import DFlashLayout, is_dflash, read_layout

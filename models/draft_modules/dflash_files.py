@@ -17,7 +17,7 @@ from typing import Any
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError, listed
 from ..families.llama_like import shape
-from ..loading.weights import Published, count_parts
+from ..files.weights import Published, count_parts
 from .contracts import DraftFiles
 
 TRANSITIONS = ("vanilla", "gated", "rnn")

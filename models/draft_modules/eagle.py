@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..caches.kv_cache import KVCache
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
 from ..hidden import Hidden
@@ -37,11 +38,10 @@ from ..kernels.cpu.int8 import Int8Weight
 from ..kernels.cpu.int8_layer import Int8Layer
 from ..kernels.matmul import matmul, matmul_into
 from ..kernels.ops import Ops, choose_ops
-from ..kv_cache import KVCache
-from ..layer import DecoderLayer, LayerPass
+from ..layers.layer import DecoderLayer, LayerPass
+from ..layers.rope import Rope
 from ..model import LanguageModel
 from ..plan import Plan
-from ..rope import Rope
 from .contracts import DraftFiles, DraftModule, looked_up
 from .eagle_files import EagleLayout
 from .eagle_taps import Taps

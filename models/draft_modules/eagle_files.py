@@ -19,7 +19,7 @@ from typing import Any, Literal
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
 from ..families.llama_like import shape
-from ..loading.weights import Published, count_parts
+from ..files.weights import Published, count_parts
 from .contracts import DraftFiles
 
 # Of P-EAGLE and DFlash, whose other tensors are those of EAGLE-3, and of a drafter of blocks in EAGLE-1's layout.

@@ -8,8 +8,8 @@ import torch
 
 from ..errors import ModelError, listed
 from ..hidden import TargetStates
+from ..layers.rope import Rope
 from ..model import LanguageModel
-from ..rope import Rope
 from .contracts import DraftFiles, DraftKind, register
 from .eagle import EagleModule
 from .eagle_files import HARMLESS, EagleLayout, is_eagle, read_layout

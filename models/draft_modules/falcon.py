@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError
-from ..loading.weights import Published
+from ..files.weights import Published
 from ..model import LanguageModel
 from . import eagle_load
 from .contracts import DraftFiles, DraftKind, register

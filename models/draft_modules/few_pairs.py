@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..caches.kv_cache import KVCache
 from ..kernels.attention_pattern import mask_of_the_last
 from ..kernels.cpu import layer as layer_c
 from ..kernels.cpu.int8_layer import MOST, Int8Layer
-from ..kv_cache import KVCache
+from ..layers.rope import Rope
 from ..plan import Plan
-from ..rope import Rope
 
 
 def few_pairs(

@@ -25,9 +25,9 @@ from ..decoder import Decoder
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError, listed
 from ..families.llama_like import NAMES, shape
+from ..files.weights import Published
 from ..hidden import TargetStates
 from ..loading import assemble
-from ..loading.weights import Published
 from ..model import LanguageModel
 from ._heads import Head, HeadNames, matrix, read_heads
 from .contracts import DraftFiles, DraftKind, DraftModule, register

@@ -18,18 +18,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..caches.kv_cache import KVCache
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
 from ..families.llama_like import shape
+from ..files.weights import Published, count_parts
 from ..hidden import Hidden, TargetStates
 from ..kernels.attention_pattern import attention_pattern
 from ..kernels.ops import choose_ops
-from ..kv_cache import KVCache
-from ..layer import DecoderLayer, LayerPass
-from ..loading.weights import Published, count_parts
+from ..layers.layer import DecoderLayer, LayerPass
+from ..layers.rope import Rope
 from ..model import LanguageModel
 from ..plan import Plan
-from ..rope import Rope
 from .contracts import DraftFiles, DraftKind, DraftModule, register
 from .parameters import fill, left_out, parameter
 

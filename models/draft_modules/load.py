@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError, listed
+from ..files.configs import check_config, reading
+from ..files.sources import local_drafter, locate, read_json
+from ..files.weights import inspect, weight_files
 from ..kernels.cpu import int8
-from ..loading.configs import check_config, reading
-from ..loading.sources import local_drafter, locate, read_json
-from ..loading.weights import inspect, weight_files
 from ..model import LanguageModel
 from .contracts import KINDS, DraftFiles, DraftKind, DraftModule
 

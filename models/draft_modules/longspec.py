@@ -23,21 +23,21 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..caches.kv_cache import KVCache
 from ..decoder import Decoder
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
+from ..files.weights import Published
 from ..hidden import Hidden
 from ..kernels.attention import attend
 from ..kernels.attention_pattern import AttentionPattern, attention_pattern
 from ..kernels.choice import backend
 from ..kernels.matmul import add_matmul, matmul
 from ..kernels.ops import choose_ops
-from ..kv_cache import KVCache
-from ..layer import DecoderLayer, LayerPass
-from ..loading.weights import Published
+from ..layers.layer import DecoderLayer, LayerPass
+from ..layers.rope import Rope, apply_rotary
 from ..model import LanguageModel
 from ..plan import Plan
-from ..rope import Rope, apply_rotary
 from .contracts import DraftFiles, DraftKind, DraftModule, register
 from .parameters import fill, left_out, parameter
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError, listed
+from ..files.weights import read, tensors_of
 from ..finite import damaged
 from ..kernels import layout
 from ..kernels.cpu import int8
 from ..loading.unread import other_frequencies
-from ..loading.weights import read, tensors_of
 from ..model import LanguageModel
 from .contracts import DraftFiles
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError
+from ..files.weights import Published
 from ..hidden import TargetStates
-from ..loading.weights import Published
 from ..model import LanguageModel
 from .contracts import DraftFiles, DraftKind, DraftModule, register
 

@@ -18,9 +18,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import ModelError
+from ..files.weights import Published, count_parts
 from ..hidden import TargetStates
 from ..kernels.matmul import matmul
-from ..loading.weights import Published, count_parts
 from ..model import LanguageModel
 from .contracts import DraftFiles, DraftKind, DraftModule, register
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
-from ..loading.sources import read_json
+from ..files.sources import read_json
 from .base import Config, ConfigKeys
 
 # Of files that libraries write: no reference reads them.

@@ -41,7 +41,7 @@ def _decoder(config: Config) -> DecoderConfig:
         layers, vocab = int(config["n_layers"]), int(config.get("embedding_size") or config["vocab_size"])
     except KeyError as error:
         raise ModelError(f"config.json does not describe a LLaDA model: {error.args[0]} is missing") from None
-    from ..rope import default_frequencies
+    from ..layers.rope import default_frequencies
 
     shared = 1 if config.get("multi_query_attention") else heads
     return DecoderConfig(

@@ -144,7 +144,7 @@ def rotary(full: Any, head_dim: int, layer_type: str = "", *, partial: bool = Fa
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    from ..rope import default_frequencies
+    from ..layers.rope import default_frequencies
 
     scaling = getattr(full, "rope_parameters", None) or getattr(full, "rope_scaling", None) or {}
     of_types = layer_type in (getattr(full, "layer_types", None) or ())  # other classes do not look into such parts

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
-from ..loading.sources import read_json
+from ..files.sources import read_json
 from .base import Config, ConfigKeys, FamilySpec, register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..loading.weights import Published
+    from ..files.weights import Published
 
 CONDITION = "cls_embedding."  # the tensors that embed a class or a caption
 HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2560: 40, 2048: 32, 3200: 32, 4096: 32}  # of the published widths
@@ -110,7 +110,7 @@ def _decoder(config: Config) -> DecoderConfig:
         raise ModelError(f"the configuration does not describe LlamaGen: {error.args[0]} is missing") from None
     if heads < 1 or width % heads or (width // heads) % 4:
         raise ModelError(f"{heads} heads over a width of {width}: a head's size has to be a multiple of 4")
-    from ..rope import default_frequencies
+    from ..layers.rope import default_frequencies
 
     size = width // heads
     return DecoderConfig(

@@ -23,10 +23,10 @@ from ..continuous.diffusion_head import DiffusionHead, MARHead
 from ..continuous.mar import MARBackbone
 from ..continuous.mar_reader import Reader
 from ..errors import ModelError
+from ..files.sources import Source
+from ..files.weights import Published, count_parts
 from ..images.contracts import ImageLayout, Imaging, OneSize
 from ..loading.modules import fill_modules, named_tensors
-from ..loading.sources import Source
-from ..loading.weights import Published, count_parts
 from .base import Config, ConfigKeys
 from .config_files import BOOKKEEPING, agree, sampling, stated
 

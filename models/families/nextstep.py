@@ -26,15 +26,15 @@ from ..continuous.diffusion_head import MARHead
 from ..continuous.flow_head import FlowHead
 from ..continuous.nextstep import Grid, NextStepReader, Projectors, Prompts, normalised
 from ..errors import ArgumentError, ModelError
+from ..files.sources import Source, read_json
+from ..files.tokenizers import load_tokenizer
+from ..files.weights import Published, count_parts, unwrapped
 from ..images.contracts import Condition, ImageLayout
 from ..images.latent_vae import LatentVAE, find_vae
 from ..loading import assemble
 from ..loading.kinds import NEXTSTEP
 from ..loading.modules import fill_modules, named_tensors
-from ..loading.sources import Source, read_json
-from ..loading.tokenizers import load_tokenizer
 from ..loading.unread import say_left_out
-from ..loading.weights import Published, count_parts, unwrapped
 from .base import Config, FamilySpec, require
 from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, shape
 

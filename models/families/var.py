@@ -19,10 +19,10 @@ from torch import Tensor
 
 from .. import finite
 from ..errors import ModelError
+from ..files.sources import Source
+from ..files.weights import Published, count_parts, tensors_of
 from ..images.contracts import OneSize
 from ..loading.modules import fill_modules, named_tensors
-from ..loading.sources import Source
-from ..loading.weights import Published, count_parts, tensors_of
 from ..scales.contracts import MultiScaleQuantizer, ScaleModel, Scales
 from ..scales.layout import ScaleLayout
 from ..scales.tokenizer import MultiScaleVQ

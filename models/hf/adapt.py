@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError, listed, one_line
-from ..loading import configs
+from ..files import configs
+from ..files.lora import Adapter
+from ..files.sources import Source, generation_of, read_json
+from ..files.tokenizers import load_tokenizer
+from ..files.weights import Published, inspect, read, weight_files
+from ..layers.quantize import preferred_dtype, quantize_linears, quantizer
 from ..loading.decoding_config import describe_ends, end_ids, pad_id
 from ..loading.kinds import IMAGE_MODELS
-from ..loading.lora import Adapter
-from ..loading.placement import choose_dtype, guarded, out_of_memory, short, stored_dtype
-from ..loading.quantize import preferred_dtype, quantize_linears, quantizer
-from ..loading.sources import Source, generation_of, read_json
-from ..loading.tokenizers import load_tokenizer
-from ..loading.weights import Published, inspect, read, weight_files
 from ..model import DecodingConfig, LanguageModel
+from ..parallel.placement import choose_dtype, guarded, out_of_memory, short, stored_dtype
 from .hf_logging import silence
 
 

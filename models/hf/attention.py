@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from ..caches.kv_cache import KVCache, Slots
 from ..errors import ModelError
 from ..kernels.attention import attend
 from ..kernels.attention_pattern import AttentionPattern, attention_pattern
-from ..kv_cache import KVCache, Slots
 from ..plan import Plan, plan_on
 
 ATTENTION = "pardec"  # the name that pardec's attention is registered under

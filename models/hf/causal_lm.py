@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
+from ..caches.kv_cache import KVCache
 from ..errors import ModelError, one_line
 from ..finite import damaged
 from ..hidden import Hidden
-from ..kv_cache import KVCache
-from ..loading.placement import out_of_memory
+from ..parallel.placement import out_of_memory
 from ..plan import Plan, Visible
 from .attention import ATTENTION, Running, running_forward
 from .past import Past

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError, listed, one_line
+from ..files.weights import Published, read, unwrapped
+from ..layers.quantize import quantize_linears, quantizer
 from ..loading.assemble import overwrite
-from ..loading.placement import out_of_memory
-from ..loading.quantize import quantize_linears, quantizer
-from ..loading.weights import Published, read, unwrapped
 from ..model import LanguageModel
+from ..parallel.placement import out_of_memory
 from .adapt import check_info
 from .causal_lm import HFAdapter
 from .hf_logging import silence

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import finite
 from ..errors import ModelError, one_line
-from ..loading.tokenizers import load_tokenizer
+from ..files.tokenizers import load_tokenizer
 from .conditioned import Prefix
 from .contracts import Condition, ImageLayout, ImagingParts
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .. import finite
 from ..errors import ArgumentError, ModelError
-from ..loading.sources import read_json
+from ..files.sources import read_json
 from .chameleon_words import ChameleonWords
 from .conditioned import Prefix
 from .contracts import Condition, ImageLayout, ImagingParts, OneSize

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError, listed
-from ..loading.tokenizers import load_tokenizer
+from ..files.tokenizers import load_tokenizer
 from .contracts import ImagingParts
 
 BOS, IMAGE_START, IMAGE_END, MESSAGE_END = "<s>", "<racm3:break>", "<eoss>", "<reserved08706>"

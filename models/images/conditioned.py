@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
+from ..caches.kv_cache import KVCache
 from ..errors import CacheError, ModelError
 from ..hidden import Hidden
-from ..kv_cache import KVCache
 from ..plan import Plan, Visible
 from ..stack import Stack, WrapperStack
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ModelError
-from ..loading.sources import Source
-from ..loading.weights import Published
+from ..files.sources import Source
+from ..files.weights import Published
 from .conditioned import Prefix
 
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ModelError, one_line
+from ..files.sources import read_json
+from ..files.weights import inspect
 from ..hf.adapt import check_info
-from ..loading.sources import read_json
 from ..loading.unread import check_floating
-from ..loading.weights import inspect
 from .captioned import CaptionedImaging, codes, grid, reader
 from .contracts import ImageLayout, ImagingParts
 

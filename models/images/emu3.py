@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .. import finite
 from ..errors import ArgumentError, ModelError
-from ..loading.sources import read_json
+from ..files.sources import read_json
 from .conditioned import Prefix
 from .contracts import Condition, ImageLayout, ImagingParts
 from .emu3_vq import Emu3VQ

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from ..errors import ModelError, one_line
 from ..families.emu3 import VQ_PREFIXES
+from ..files.sources import locate, read_json
+from ..files.weights import Published, inspect, read, weight_files
 from ..hf.hf_logging import silence
-from ..loading.sources import locate, read_json
-from ..loading.weights import Published, inspect, read, weight_files
 from .contracts import ImagingParts
 from .weight_files import check_names
 

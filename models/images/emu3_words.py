@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError, listed, one_line
-from ..loading.tokenizers import load_tokenizer
+from ..files.tokenizers import load_tokenizer
 from .contracts import ImagingParts
 
 # The tokens, in the order of `Tokens`.

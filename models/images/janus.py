@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from .. import finite
 from ..errors import ModelError, one_line
+from ..files.sources import Source
 from ..hf.causal_lm import Parts
 from ..hf.hf_logging import silence
 from ..loading.decoding_config import first
-from ..loading.sources import Source
 from .conditioned import Prefix
 from .contracts import CodeImaging, Condition, ImageLayout, OneSize
 

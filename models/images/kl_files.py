@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError
-from ..loading.configs import reading
-from ..loading.sources import read_json
+from ..files.configs import reading
+from ..files.sources import read_json
 from .kl import KL, SCALE
 from .kl_names import from_published, ignored, published, to_published
 from .kl_shape import KLShape

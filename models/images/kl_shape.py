@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..errors import ModelError
-from ..loading.weights import count_parts
+from ..files.weights import count_parts
 from .level_shape import LevelShape, multiples
 
 _WHAT = "KL autoencoder"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError, one_line
-from ..loading.sources import read_json
+from ..files.sources import read_json
 from .kl_names import from_published, ignored, published
 from .weight_files import check_names, read_tensors
 
@@ -92,7 +92,7 @@ class LatentVAE:
 
 def find_vae(source: str, device: torch.device) -> LatentVAE:
     """The autoencoder in a folder, or in a repository of the hub. Raises ModelError where there is none."""
-    from ..loading.sources import locate
+    from ..files.sources import locate
 
     return LatentVAE(locate(source).folder, device)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from ..errors import ModelError
-from ..loading.weights import count_parts
+from ..files.weights import count_parts
 
 GROUPS = 32  # of every group norm: channel counts are multiples of it
 

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from .. import finite
 from ..errors import ModelError
 from ..families.llamagen import CONDITION, side
-from ..loading.catalog import EMBEDDED, embedded_names
-from ..loading.sources import read_json
-from ..loading.weights import read
+from ..files.catalog import EMBEDDED, embedded_names
+from ..files.sources import read_json
+from ..files.weights import read
 from .captions import TextEncoder
 from .conditioned import Prefix
 from .contracts import Condition, ImageLayout, ImagingParts, OneSize

@@ -19,7 +19,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from ..loading.weights import count_parts
+from ..files.weights import count_parts
 from .weight_files import check_names, find_file, read_tensors
 
 PATTERNS = ("magvit*.safetensors", "magvit*.pt", "magvit*.bin", "model.safetensors", "pytorch_model.bin")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError
-from ..loading.configs import reading
-from ..loading.sources import read_json
+from ..files.configs import reading
+from ..files.sources import read_json
 from .vq import VQ
 from .vq_names import IGNORED, from_published, published, to_published
 from .vq_shape import VQShape

@@ -21,7 +21,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from ..loading.weights import count_parts
+from ..files.weights import count_parts
 from .kl_names import from_published, published
 from .level_shape import GROUPS, LevelShape, multiples
 from .weight_files import check_names, find_file, read_tensors

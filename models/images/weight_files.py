@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..errors import ModelError, UnknownModelError, did_you_mean, listed, one_line
-from ..loading.catalog import EMBEDDED
-from ..loading.sources import locate
-from ..loading.weights import AGAIN, unpickled
+from ..files.catalog import EMBEDDED
+from ..files.sources import locate
+from ..files.weights import AGAIN, unpickled
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 

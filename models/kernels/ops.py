@@ -13,8 +13,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ..caches.kv_cache import Slots
 from ..decoder_config import Activation
-from ..kv_cache import Slots
 from .choice import backend
 from .cpu.layer import norm_c
 from .glu import glu, glu_c

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..kv_cache import Slots
-from ..rope import apply_rotary
+from ..caches.kv_cache import Slots
+from ..layers.rope import apply_rotary
 from .cpu.layer import apply_rotary_c
 
 

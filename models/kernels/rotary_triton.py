@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..kv_cache import Slots
+from ..caches.kv_cache import Slots
 from .rotary import rotary_and_cache
 
 

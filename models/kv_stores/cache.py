@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..caches.kv_cache import KVCache, Slots, room_for
 from ..errors import CacheError
-from ..kv_cache import KVCache, Slots, room_for
+from ..layers.rope import GridRope, Rope, apply_rotary
 from ..plan import Plan
-from ..rope import GridRope, Rope, apply_rotary
 from .contracts import ChunkShape, Codec, Layout, Store, layout_bytes
 
 Ropes = Sequence[Rope | GridRope]  # of each layer

@@ -17,9 +17,9 @@ from ..decoder import Decoder
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError, listed
 from ..families import FamilySpec
+from ..files.weights import Published, read
 from ..kernels import layout
 from .unread import check_unread, has_own_head
-from .weights import Published, read
 
 ROUTER = (
     "router_weight",

@@ -11,8 +11,8 @@ from typing import Any, get_args
 from ..errors import ArgumentError, ModelError, did_you_mean
 from ..families import FamilySpec, architecture
 from ..families.base import BLOCK_KEYS
+from ..files.arguments import check_whole
 from ..model import Attention, BlockDenoising, DecodingConfig
-from .arguments import check_whole
 
 _MASKS = ("<|mask|>", "<|MASK|>", "<|mdm_mask|>", "[MASK]")  # names of mask tokens that a tokenizer may not call so
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ..families import FamilySpec, match
 from ..families.base import BLOCK_KEYS
-from .sources import MAR_FILE, local, read_json
+from ..files.sources import MAR_FILE, local, read_json
 
 # Image models that run through transformers, by model_type: "module:function". Before weights are read the function is
 # called with the `Source`; it returns one that makes the `Parts` to run and the `CodeImaging` of the model.

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from ..files.weights import Published, read
 from ..images.weight_files import check_names
 from ..kernels import layout
-from .weights import Published, read
 
 NamedTensors = Mapping[str, tuple[nn.Module, str]]  # published name -> module, name within it
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError, listed
 from ..families import FamilySpec
-from .weights import AGAIN, Published, tensors_of
+from ..files.weights import AGAIN, Published, tensors_of
 
 _FREQUENCIES = re.compile(r"(?:.*\.)?(?:layers|blocks)\.(\d+)\..*rotary_emb\.inv_freq|.*rotary_emb\.inv_freq")
 _ROUNDING = 5e-3  # of frequencies that were stored in 16 bits at some time

@@ -22,19 +22,19 @@ from ..cuda_graphs.runner import native
 from ..decoder import Decoder
 from ..errors import ArgumentError, ModelError, listed
 from ..families import FAMILIES, FamilySpec, mar, var
+from ..files.configs import reading
+from ..files.sources import Source
+from ..files.weights import Published, in_memory, inspect, read, unwrapped, weight_files
 from ..images.weight_files import check_names
 from ..kernels import layout
+from ..layers.quantize import quantizer
 from ..model import LanguageModel
 from ..parallel import tensor_parallel
-from ..recognition import read_description, recognise
 from ..scales.contracts import ScaleModel
 from ..trimmed import Trimmed
 from . import assemble
-from .configs import reading
-from .quantize import quantizer
-from .sources import Source
+from .recognition import read_description, recognise
 from .unread import same
-from .weights import Published, in_memory, inspect, read, unwrapped, weight_files
 
 Weights = Mapping[str, Tensor] | str | os.PathLike[str]
 

@@ -11,7 +11,7 @@ from accelerate.utils import get_balanced_memory
 
 from ..decoder import Decoder
 from ..errors import ModelError
-from ..loading.arguments import check_device_map
+from ..files.arguments import check_device_map
 
 DeviceOf = Callable[[str], torch.device]
 

@@ -23,8 +23,8 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from ..decoder import Decoder
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
-from ..layer import DecoderLayer
-from ..loading.arguments import check_torchrun
+from ..files.arguments import check_torchrun
+from ..layers.layer import DecoderLayer
 from .processes import destroy_group_at_exit, find_interface
 
 _PLAN: dict[str, Placement] = {  # by the last component of a parameter's name; all others are in every process

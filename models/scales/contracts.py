@@ -19,7 +19,7 @@ from ..errors import ModelError
 from ..images.contracts import ImageModel
 
 if TYPE_CHECKING:
-    from ..kv_cache import KVCache
+    from ..caches.kv_cache import KVCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import ModelError
+from ..files.weights import count_parts
 from ..images.level_shape import LevelShape, multiples
-from ..loading.weights import count_parts
 
 _WHAT = "multi-scale image tokenizer"
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError
+from ..files.configs import reading
+from ..files.sources import read_json
 from ..images import kl_names
 from ..images.weight_files import arguments_file, check_names, find_file, read_tensors, write_tensors
-from ..loading.configs import reading
-from ..loading.sources import read_json
 from .contracts import Scales
 from .shape import TokenizerShape
 from .tokenizer import MultiScaleVQ

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..caches.kv_cache import KVCache
 from ..errors import CacheError
 from ..kernels.matmul import Linear
-from ..kv_cache import KVCache
 from .contracts import Scales, TokenReduction
 
 _SHARPEST = math.log(100.0)  # of the learned factors of queries, as published

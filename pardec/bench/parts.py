@@ -21,10 +21,10 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor
 
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.continuous.contracts import Backbone, ContinuousModel, Gaussian, Head, States
 from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
-from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 from pardec.models.stack import Stack

@@ -20,8 +20,8 @@ from pardec.models.errors import ModelError
 from pardec.models.families import FAMILIES, FamilySpec, mar
 from pardec.models.kernels import layout
 from pardec.models.loading import assemble
-from pardec.models.loading.placement import choose_device, choose_dtype
 from pardec.models.model import DecodingConfig, LanguageModel
+from pardec.models.parallel.placement import choose_device, choose_dtype
 
 from .published import SHAPES as SHAPES
 from .published import config_of

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from pardec.models.errors import SpecError
-from pardec.models.loading import arguments as loading
+from pardec.models.files import arguments as loading
 from pardec.samplers.spec_values import MOST
 
 from ..bench.published import config_of
@@ -135,7 +135,7 @@ def kernels(
 
     import torch
 
-    from pardec.models.loading.placement import choose_device, choose_dtype
+    from pardec.models.parallel.placement import choose_device, choose_dtype
 
     from ..bench import kernels as timing
     from ..bench import report

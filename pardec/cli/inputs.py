@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
-from pardec.models.loading.json_text import parse
+from pardec.models.files.json_text import parse
 
 from ..io.prompt_files import ANSWERS, Item, integer_keys, read_file, read_text
 from ..requests import chat_template

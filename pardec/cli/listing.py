@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pardec.models.errors import SpecError, UnknownModelError, UnknownNameError, did_you_mean
-from pardec.models.loading.catalog import EMBEDDED
-from pardec.models.loading.gguf.listing import converted_files
-from pardec.models.loading.sources import local
+from pardec.models.files.catalog import EMBEDDED
+from pardec.models.files.gguf.listing import converted_files
+from pardec.models.files.sources import local
 
 from ..cards import DrafterCard, ModelCard, list_drafters, list_models, list_samplers
 from . import options as o
@@ -122,7 +122,7 @@ def _recognition(name: str, card: dict[str, Any]) -> dict[str, Any]:
     """What a model loads as; that of an embedded one is known without importing torch."""
     if card and Path(card["path"]).parent == EMBEDDED:
         return {"loads": "natively"}
-    from pardec.models.recognition import describe
+    from pardec.models.loading.recognition import describe
 
     return describe(name)
 

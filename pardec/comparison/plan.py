@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
-from pardec.models.loading.catalog import embedded_names
+from pardec.models.files.catalog import embedded_names
+from pardec.models.files.sources import locate, read_json
 from pardec.models.loading.kinds import Kind, kind
-from pardec.models.loading.sources import locate, read_json
-from pardec.models.recognition import read_description
+from pardec.models.loading.recognition import read_description
 from pardec.samplers.cards import Family
 
 from ..requests.chat_template import is_embedded

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pardec.models.errors import PardecError, SpecError
-from pardec.models.loading.json_text import parse
+from pardec.models.files.json_text import parse
 
 from ..io.jsonl import Row, RowsFile, differences
 from ..io.saving import write_file

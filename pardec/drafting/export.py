@@ -17,7 +17,7 @@ from torch import Tensor
 from pardec.models.draft_modules.contracts import DraftFiles
 from pardec.models.draft_modules.load import find, recognise
 from pardec.models.errors import ModelError, listed
-from pardec.models.loading.catalog import embedded_names
+from pardec.models.files.catalog import embedded_names
 from pardec.models.model import LanguageModel
 
 from .networks import KINDS, Network, Options

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pardec.models.errors import SpecError
-from pardec.models.loading.json_text import parse
+from pardec.models.files.json_text import parse
 from pardec.models.model import LanguageModel
 
 from ..requests.prompts import encode

@@ -20,7 +20,7 @@ from PIL import Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile, PngInfo
 
 from pardec.models.errors import PardecError, SpecError
-from pardec.models.loading.json_text import parse
+from pardec.models.files.json_text import parse
 
 KEY = "pardec"
 FORMAT = "pardec.picture/1"

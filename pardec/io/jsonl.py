@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pardec.models.errors import PardecError, SpecError
-from pardec.models.loading.json_text import parse
+from pardec.models.files.json_text import parse
 
 from .output_paths import check_file
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pardec.models.errors import SpecError, did_you_mean
-from pardec.models.loading.json_text import parse
+from pardec.models.files.json_text import parse
 
 FORMAT = (
     'each line is {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, with an "id" if you like'

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pardec.models.errors import PardecError, one_line
-from pardec.models.loading.json_text import parse
+from pardec.models.files.json_text import parse
 from pardec.samplers.logprobs import TokenLogprobs
 from pardec.samplers.trace import Fed, Trace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
-from pardec.models.loading.catalog import EMBEDDED
+from pardec.models.files.catalog import EMBEDDED
 
 if TYPE_CHECKING:
     from ..engine import Engine

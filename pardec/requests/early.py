@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
+from pardec.models.files import arguments as loading
 from pardec.models.images import words
-from pardec.models.loading import arguments as loading
 from pardec.models.loading.kinds import Kind, kind_of
 from pardec.samplers import spec_values
 from pardec.samplers.cards import cards_named

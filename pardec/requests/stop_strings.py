@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from pardec.models.errors import SpecError
-from pardec.models.loading.token_bytes import special_ids
+from pardec.models.files.token_bytes import special_ids
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a token that is one byte of a character
 _BYTES = 4  # the most tokens of one character
@@ -31,8 +31,8 @@ def is_byte(tokenizer: Any, token: int) -> bool:
 class StopStrings:
     """The stop strings of one row.
 
-    >>> from pardec.models.loading.catalog import TOKENIZER
-    >>> from pardec.models.loading.tokenizers import load_tokenizer
+    >>> from pardec.models.files.catalog import TOKENIZER
+    >>> from pardec.models.files.tokenizers import load_tokenizer
     >>> stops = StopStrings(load_tokenizer(TOKENIZER), (" cups",))
     >>> ids = stops.tokenizer("Tom has 3 cups. Ann has 4.", add_special_tokens=False)["input_ids"]
     >>> stops.tokenizer.decode(ids[: stops.first(ids)]), stops.cut("Tom has 3 cups. Ann has 4.")

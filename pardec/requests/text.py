@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from pardec.models.errors import SpecError
-from pardec.models.loading.token_bytes import special_ids
+from pardec.models.files.token_bytes import special_ids
 from pardec.samplers import registry
 from pardec.samplers.continuous.contracts import ContinuousSampler
 from pardec.samplers.masked import build as masked

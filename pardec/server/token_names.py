@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pardec.models.loading.token_bytes import TokenBytes
+from pardec.models.files.token_bytes import TokenBytes
 
 from ..views.token_text import TokenTexts
 

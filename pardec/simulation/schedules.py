@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pardec.models.errors import SpecError
-from pardec.models.layer_groups import SERIAL, group_of
+from pardec.models.layers.layer_groups import SERIAL, group_of
 
 from .exits import Exit
 from .rounds import Round

@@ -34,8 +34,8 @@ from .writing import Span as Span
 from .writing import Writing as Writing
 
 if TYPE_CHECKING:
+    from pardec.models.caches.reuse_cache import LayerReuse
     from pardec.models.model import LanguageModel
-    from pardec.models.reuse_cache import LayerReuse
 
 
 class Stage(Policy):

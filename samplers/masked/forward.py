@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pardec.models import finite
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import PardecError, SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.images.conditioned import put_rows
-from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError, did_you_mean, one_line
-from pardec.models.loading.catalog import EMBEDDED
+from pardec.models.files.catalog import EMBEDDED
 from pardec.models.model import LanguageModel
 
 TABLES = EMBEDDED / "frequencies"

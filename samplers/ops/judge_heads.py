@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pardec.models.errors import ModelError, SpecError, did_you_mean, one_line
-from pardec.models.loading.catalog import EMBEDDED
-from pardec.models.loading.sources import read_json
+from pardec.models.files.catalog import EMBEDDED
+from pardec.models.files.sources import read_json
 
 JUDGES = EMBEDDED / "judges"
 WEIGHTS, CONFIG = "head.safetensors", "config.json"

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pardec.models.errors import SpecError, did_you_mean, one_line
-from pardec.models.loading.catalog import EMBEDDED
+from pardec.models.files.catalog import EMBEDDED
 
 FILTERS = EMBEDDED / "filters"
 WEIGHTS = "filter.safetensors"

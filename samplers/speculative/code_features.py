@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pardec.models.errors import ModelError
-from pardec.models.loading import cache_dir
+from pardec.models.files import cache_dir
 from pardec.models.model import LanguageModel
 
 from ..rng import wide

@@ -28,9 +28,9 @@ from .uniform_contracts import InverseCDFUniforms as InverseCDFUniforms
 from .uniform_contracts import Uniforms as Uniforms
 
 if TYPE_CHECKING:
+    from pardec.models.caches.kv_cache import KVCache
     from pardec.models.draft_modules.contracts import DraftModule, ModuleName
     from pardec.models.hidden import Hidden, TargetStates
-    from pardec.models.kv_cache import KVCache
     from pardec.models.model import LanguageModel
 
     from ..request import Request

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pardec.models import finite
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import ModelError, PardecError
 from pardec.models.hidden import Hidden
 from pardec.models.images.conditioned import put_rows
-from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
@@ -56,8 +56,8 @@ class DraftModelState(DraftModel):
     ) -> None:
         """`own`: the cache is not the target's, so the committed tokens have to be fed, too.
 
-        `parallel`: drafted tokens go through so many layers at once (see `models.layer_groups`). Committed ones do
-        not, and what was drafted is fed again once it is committed, so that K/V of the past are always exact.
+        `parallel`: drafted tokens go through so many layers at once (see `models.layers.layer_groups`). Committed ones
+        do not, and what was drafted is fed again once it is committed, so that K/V of the past are always exact.
         """
         finite.demand_head(model)
         self.context, self.model, self.cache = context, model, cache

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.finite import Run
 from pardec.models.hidden import Hidden, TargetStates
 from pardec.models.images.conditioned import put_rows
-from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 

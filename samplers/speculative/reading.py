@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.compact_cache import CompactCache
+from pardec.models.caches.compact_cache import CompactCache
+from pardec.models.caches.kv_cache import KVCache
+from pardec.models.caches.label_channels import LabelCache
+from pardec.models.caches.partial_cache import PartialCache
 from pardec.models.decoder import Decoder
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.kv_cache import KVCache
-from pardec.models.label_channels import LabelCache
 from pardec.models.model import LanguageModel
-from pardec.models.partial_cache import PartialCache
 
 from ..spec import parse
 from ..spec_values import build_method

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pardec.models.compact_cache import CompactCache
+from pardec.models.caches.compact_cache import CompactCache
 
 from ..batching import put_rows, take_rows
 from .contracts import DecodeContext

@@ -20,8 +20,8 @@ from torch import Tensor
 
 import pardec
 from golden_specs import TOLERANCE, Call, Case, Replay, load, relative
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.hidden import Hidden
-from pardec.models.kv_cache import KVCache
 from pardec.models.plan import Plan
 from pardec.samplers.rng import Keyed
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from golden_specs import TOLERANCE, Case, Reader, Replay, load, relative
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.draft_modules.load import load_draft_module
 from pardec.models.hidden import Hidden
-from pardec.models.kv_cache import KVCache
 from pardec.models.plan import Plan, Visible
 from pardec.samplers.ops.verification import judge
 from pardec.samplers.spec import parse
@@ -147,7 +147,7 @@ def _added(visible: Tensor, count: int) -> Iterator[None]:
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5 + bias
         return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
 
-    with patch("pardec.models.layer.attend", attend):
+    with patch("pardec.models.layers.layer.attend", attend):
         yield
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from golden_specs import TOLERANCE, Case, Reader, Replay, load, relative
 from pardec.models.kernels.experts import route
 from pardec.models.kernels.ops import REFERENCE
-from pardec.models.sparse_layer import SparseLayer
+from pardec.models.layers.sparse_layer import SparseLayer
 
 
 def _moe_block(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:

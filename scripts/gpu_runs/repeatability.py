@@ -23,8 +23,8 @@ from gpu_runs.report import Report
 from gpu_runs.shapes import MASKED, model
 from pardec.bench.decode import prepare
 from pardec.models import decoder as decoder_module
-from pardec.models import layer as layer_module
 from pardec.models.kernels.variable import VARIABLE
+from pardec.models.layers import layer as layer_module
 from pardec.samplers.events import Finished
 
 CONTEXT, NEW, BLOCK = 448, 32, 32

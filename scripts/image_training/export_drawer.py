@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from image_training import words
 from image_training.network import Drawer, text_encoder
+from pardec.models.files.catalog import EMBEDDED
 from pardec.models.hf.hf_logging import silence
-from pardec.models.loading.catalog import EMBEDDED
 
 DEFAULTS = {"temperature": 0.7, "top_k": 64, "cfg": 2.5}  # the model's generation defaults
 

@@ -18,7 +18,7 @@ from image_training.export_var import DEFAULTS, loaded
 from image_training.options import Options
 from image_training.var import LARGE, LATE, TOKENIZER, VARRun
 from pardec.images.classes import NAMES
-from pardec.models.loading.catalog import EMBEDDED
+from pardec.models.files.catalog import EMBEDDED
 from pardec.models.scales.contracts import MultiScaleQuantizer, ScaleModel
 from pardec.samplers import registry
 from pardec.samplers.rng import Keyed

@@ -26,7 +26,7 @@ from image_training.painted import painted_right
 from image_training.run import AVERAGE, Descent, device_of, muon_and_adamw
 from image_training.scale_network import ScaleNetwork
 from pardec.images.classes import NAMES
-from pardec.models.loading.catalog import EMBEDDED
+from pardec.models.files.catalog import EMBEDDED
 from pardec.models.scales.tokenizer_files import load_tokenizer
 from pardec.requests import draft_models
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 import pardec
 from pardec.images import pngs
 from pardec.io.prompt_files import read_file
-from pardec.models.loading.catalog import EMBEDDED, TOKENIZER
+from pardec.models.files.catalog import EMBEDDED, TOKENIZER
 from pardec.requests.settings import Settings
 from pardec.samplers import registry
 from pardec.views import html, order_image, terminal

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pardec.models.families import FAMILIES
+from pardec.models.files.catalog import TOKENIZER
 from pardec.models.images.magvit import MAGVIT, MAGVITShape
 from pardec.models.loading import assemble
-from pardec.models.loading.catalog import TOKENIZER
 
 SIDE, CODES, FIRST = 3, 16, 126356
 _SHAPE = {

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from pardec.models.files import cache_dir
 from pardec.models.kernels.cpu import compiler
 from pardec.models.kernels.cpu import library as compiled
-from pardec.models.loading import cache_dir
 
 
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:

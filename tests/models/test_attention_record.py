@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pardec.models import attention_record
-from pardec.models.attention_record import mean_attention
 from pardec.models.errors import CacheError, ModelError
+from pardec.models.layers import attention_record
+from pardec.models.layers.attention_record import mean_attention
 from pardec.models.plan import Plan
 from tests.models.toys import ids, model, poisoned
 from tests.reference.naive_attention import Eager

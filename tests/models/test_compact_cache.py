@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from pardec.models.compact_cache import CompactCache
+from pardec.models.caches.compact_cache import CompactCache
+from pardec.models.caches.kv_cache import KVCache
+from pardec.models.caches.readers import Reader, attend_hidden
 from pardec.models.decoder import Decoder, DecoderConfig
 from pardec.models.errors import CapacityError
 from pardec.models.kernels.attention_pattern import AttentionPattern, visible_slots
-from pardec.models.kv_cache import KVCache
 from pardec.models.plan import Plan, Visible
-from pardec.models.readers import Reader, attend_hidden
 
 LAYERS, HEADS, TEXT = 3, 2, 14
 

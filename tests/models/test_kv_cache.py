@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pardec.models import kv_cache
+from pardec.models.caches import kv_cache
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import CacheError, CapacityError
-from pardec.models.kv_cache import KVCache
 from pardec.models.plan import Plan, Visible
 from tests.models.toys import ask, ids
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pardec.models.errors import ModelError
-from pardec.models.layer_groups import group_of, stages
-from pardec.models.layer_parallel import check_parallel
+from pardec.models.layers.layer_groups import group_of, stages
+from pardec.models.parallel.layer_parallel import check_parallel
 from pardec.models.plan import Plan, Visible
 from tests.samplers.ar_toys import toy_ar
 

@@ -15,12 +15,13 @@ import pardec
 from pardec.models import load as load_module
 from pardec.models.errors import ModelError, PardecError, UnknownModelError
 from pardec.models.families import FAMILIES
+from pardec.models.files import catalog
+from pardec.models.layers.rope import default_frequencies
 from pardec.models.load import embedded_names, load
-from pardec.models.loading import catalog, placement
+from pardec.models.loading.recognition import describe
 from pardec.models.loading.update import load_weights
+from pardec.models.parallel import placement
 from pardec.models.plan import Plan
-from pardec.models.recognition import describe
-from pardec.models.rope import default_frequencies
 from tests.models.toys import llama_config, llama_folder, llama_tensors, write_checkpoint
 
 
@@ -45,7 +46,7 @@ def test_embedded_models_are_found_by_name(tmp_path, monkeypatch):
     llama_folder(tmp_path / "tiny-a")
     llama_folder(tmp_path / "tiny-b")
     (tmp_path / "tokenizer").mkdir()
-    for module in (catalog, sys.modules["pardec.models.loading.sources"]):
+    for module in (catalog, sys.modules["pardec.models.files.sources"]):
         monkeypatch.setattr(module, "EMBEDDED", tmp_path)
     assert embedded_names() == ["tiny-a", "tiny-b"]
     assert load("tiny-b", device="cpu").path == tmp_path / "tiny-b"

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from pardec.models.caches.kv_cache import KVCache
+from pardec.models.caches.prefix_cache import Block, Lease, PrefixCache
 from pardec.models.errors import SpecError
 from pardec.models.hidden import TargetStates
-from pardec.models.kv_cache import KVCache
-from pardec.models.prefix_cache import Block, Lease, PrefixCache
 from tests.samplers.ar_toys import toy_ar
 from tests.samplers.toys import toy
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
+from pardec.models.layers.rope import Rope, apply_rotary, default_frequencies
 from pardec.models.plan import Visible
-from pardec.models.rope import Rope, apply_rotary, default_frequencies
 from tests.models.toys import ask, ids
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from pardec.models.caches.window_cache import WindowCache
+from pardec.models.caches.window_readers import Far
 from pardec.models.errors import CacheError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
-from pardec.models.window_cache import WindowCache
-from pardec.models.window_readers import Far
 from tests.reference.naive_window import naive
 from tests.samplers.ar_toys import toy_ar
 

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.decoder import Decoder, DecoderConfig
-from pardec.models.kv_cache import KVCache
+from pardec.models.layers.rope import default_frequencies
 from pardec.models.model import DecodingConfig, LanguageModel
 from pardec.models.plan import Plan, Visible
-from pardec.models.rope import default_frequencies
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB = 50

@@ -15,7 +15,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import pardec
 from pardec.cli import run
-from pardec.models.loading.catalog import TOKENIZER
+from pardec.models.files.catalog import TOKENIZER
 
 MASK, EOS, PAD = 4, 3, 0
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from pardec.models.families import FAMILIES
+from pardec.models.files.catalog import TOKENIZER
 from pardec.models.images.vq import VQ
 from pardec.models.images.vq_files import save_vq
 from pardec.models.images.vq_shape import VQShape
 from pardec.models.loading import assemble
-from pardec.models.loading.catalog import TOKENIZER
 
 SIDE, CODES, CLASSES, FEATURES = 4, 16, 3, 8
 SHAPE = {"dim": 32, "n_head": 2, "n_layer": 2, "vocab_size": CODES, "block_size": SIDE**2, "ffn_hidden": 32}

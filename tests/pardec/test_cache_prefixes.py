@@ -13,10 +13,10 @@ import torch
 
 import pardec
 from pardec.api import Model
+from pardec.models.caches.prefix_cache import Block, PrefixCache
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
-from pardec.models.prefix_cache import Block, PrefixCache
 from pardec.result import Result
 from tests.grids import chequered, thinned
 

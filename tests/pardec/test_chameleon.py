@@ -17,7 +17,7 @@ from pardec.models.images.chameleon import ChameleonImaging
 from pardec.models.images.chameleon_words import ROW_END
 from pardec.models.images.vqgan import load_vqgan
 from pardec.models.loading.kinds import kind_of
-from pardec.models.recognition import describe
+from pardec.models.loading.recognition import describe
 from tests.models.chameleon_files import (
     CODE_IDS,
     CODES,

@@ -19,7 +19,7 @@ from PIL import Image
 import pardec
 from pardec.images import pngs
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.loading.catalog import embedded_names
+from pardec.models.files.catalog import embedded_names
 from pardec.samplers.events import Sampled
 from pardec.views.preview import Preview
 from pardec.views.unfinished import BLANK, Codes, unfinished

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from pardec.models.families.mar import networks
+from pardec.models.files.sources import MAR_FILE
 from pardec.models.images.kl import KL
 from pardec.models.images.kl_files import save_kl
 from pardec.models.images.kl_shape import KLShape
-from pardec.models.loading.sources import MAR_FILE
 
 SIDE, SIZE, CLASSES, WIDTH = 4, 4, 5, 32
 SHAPE: dict[str, Any] = {

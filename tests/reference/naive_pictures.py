@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.kv_cache import KVCache
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.hidden import Hidden
-from pardec.models.kv_cache import KVCache
 from pardec.models.load import load
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.decoder import Decoder, DecoderConfig
 from pardec.models.decoder_config import ExpertsConfig
 from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
-from pardec.models.kv_cache import KVCache
 from pardec.models.model import Attention, DecodingConfig, LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers import registry

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ...errors import one_line
-from ...loading import cache_dir
+from ...files import cache_dir
 from ..variable import forced
 from . import compiler
 

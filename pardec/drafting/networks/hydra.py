@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pardec.models.draft_modules.contracts import DraftFiles
-from pardec.models.loading.weights import count_parts
+from pardec.models.files.weights import count_parts
 from pardec.models.model import LanguageModel
 
 from ..losses import Loss

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
-from pardec.models.kv_cache import KVCache
 from pardec.models.model import DecodingConfig, LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers.masked.contracts import Canvas, MaskedSampler, Proposal, Request, Widen

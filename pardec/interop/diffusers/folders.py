@@ -12,7 +12,7 @@ import diffusers
 from diffusers import BlockRefinementScheduler, EntropyBoundScheduler
 
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.loading.sources import read_json
+from pardec.models.files.sources import read_json
 
 from .scheduler import PardecScheduler
 

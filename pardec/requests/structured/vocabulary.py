@@ -6,7 +6,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from pardec.models.errors import SpecError
-from pardec.models.loading.token_bytes import TokenBytes
+from pardec.models.files.token_bytes import TokenBytes
 
 _PRINTED = [bytes([byte]) for byte in range(0x20, 0x7F)]
 _CACHE: WeakKeyDictionary[Any, dict[int, Vocabulary]] = WeakKeyDictionary()

@@ -27,9 +27,9 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 
+from pardec.models.caches.reuse_cache import LayerReuse
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
-from pardec.models.reuse_cache import LayerReuse
 
 from ...registry import register
 from ..contracts import Cache, Canvas, MaskedSampler, QuerySpec

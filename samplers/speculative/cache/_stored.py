@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.kv_cache import KVCache
 from pardec.models.kv_stores.cache import StoredCache
 from pardec.models.kv_stores.contracts import Store
 from pardec.models.kv_stores.packing import BITS

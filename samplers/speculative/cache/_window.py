@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pardec.models.caches.window_cache import WindowCache
+from pardec.models.caches.window_readers import Far
 from pardec.models.model import LanguageModel
-from pardec.models.window_cache import WindowCache
-from pardec.models.window_readers import Far
 
 
 def window_cache(

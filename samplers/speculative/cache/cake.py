@@ -28,9 +28,9 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from pardec.models.compact_cache import CompactCache, text_slots
+from pardec.models.caches.compact_cache import CompactCache, text_slots
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import SpecError
-from pardec.models.kv_cache import KVCache
 
 from ...registry import register
 from ..contracts import DecodeContext

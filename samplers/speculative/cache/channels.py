@@ -6,8 +6,8 @@ Post-Training Sparse Attention with Double Sparsity, https://arxiv.org/abs/2408.
     seen: the `heavy` slots of the highest  q[labels] . k[labels],  for each query and head,
     the first `sink` tokens and the last `window` ones;  attention over them is exact
 
-Labels come from `label_channels.json` beside the checkpoint or from `file`, which `models.label_channels.calibrate`
-and `write_labels` make; without them each row's come from the last `calibration` tokens of its prompt. Prompts are fed
+Labels come from `label_channels.json` beside the checkpoint or from `file`, which `calibrate` and `write_labels` of
+`models.caches.label_channels` make; without them each row's come from the last `calibration` tokens of its prompt. Prompts are fed
 densely. All keys and values stay in memory, and only PyTorch's attention leaves slots out: what is saved is what a
 kernel for it would not read.
 
@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pardec.models.caches.kv_cache import KVCache
+from pardec.models.caches.label_channels import FILE, LabelCache, importance, read_labels
 from pardec.models.errors import ModelError
-from pardec.models.kv_cache import KVCache
-from pardec.models.label_channels import FILE, LabelCache, importance, read_labels
 from pardec.models.model import LanguageModel
 
 from ...registry import register

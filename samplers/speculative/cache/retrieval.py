@@ -23,7 +23,7 @@ import torch
 from einops import reduce
 from torch import Tensor
 
-from pardec.models.compact_cache import text_keys
+from pardec.models.caches.compact_cache import text_keys
 
 from ...registry import register
 from ..reading import Choice, CommittedSlots, Reading

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from pardec.models.kv_cache import KVCache
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 
 from ...registry import register

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from pardec.models.files import cache_dir
 from pardec.models.kernels.layout import stored
-from pardec.models.loading import cache_dir
 from pardec.models.model import LanguageModel
 
 _FOLDER = "layerskip"

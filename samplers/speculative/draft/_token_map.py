@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pardec.models.loading.token_bytes import TokenBytes
+from pardec.models.files.token_bytes import TokenBytes
 from pardec.models.model import LanguageModel
 
 _MARGIN = 16  # bytes at a text's end whose tokens may change with what follows

@@ -24,8 +24,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.hidden import Hidden
-from pardec.models.kv_cache import KVCache
 
 from ...registry import register
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms

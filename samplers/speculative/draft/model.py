@@ -17,8 +17,8 @@ https://arxiv.org/abs/2507.02659
 With `vocab` the drafter's head has the rows of some ids alone, and q is 0 elsewhere:
 VOCABTRIM: Vocabulary Pruning for Efficient Speculative Decoding in LLMs, https://arxiv.org/abs/2506.22694
 
-With `parallel` drafted tokens go through so many layers at once (see `models.layer_groups`), and the next round feeds
-the accepted ones again, one layer after the other, in the forward that also predicts its first token:
+With `parallel` drafted tokens go through so many layers at once (see `models.layers.layer_groups`), and the next round
+feeds the accepted ones again, one layer after the other, in the forward that also predicts its first token:
 EasySpec: Layer-Parallel Speculative Decoding for Efficient Multi-GPU Utilization, https://arxiv.org/abs/2502.02493
 
 With `device` the drafter runs elsewhere than the target. Tokens go there and logits come back in each of its forwards:
@@ -40,8 +40,8 @@ import numpy as np
 
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.layer_parallel import check_parallel
 from pardec.models.model import LanguageModel
+from pardec.models.parallel.layer_parallel import check_parallel
 from pardec.models.trimmed import parameters_read
 
 from ...conditioning import conditioned_model

@@ -19,7 +19,7 @@ from pardec.models.draft_modules.dflash import DFlashModule
 from pardec.models.draft_modules.dflash_files import read_layout
 from pardec.models.draft_modules.load import load_draft_module, recognise
 from pardec.models.errors import ModelError
-from pardec.models.loading.weights import Published
+from pardec.models.files.weights import Published
 from pardec.models.plan import Plan, Visible
 from tests.models.draft_modules.dflash_writer import MASK, write
 from tests.reference import eagle_folders

@@ -16,9 +16,9 @@ from torch import Tensor
 from pardec.models.draft_modules.eagle_check import agreement
 from pardec.models.draft_modules.load import load_draft_module
 from pardec.models.errors import ModelError
+from pardec.models.layers.rope import Rope
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
-from pardec.models.rope import Rope
 from tests.reference import naive_eagle
 from tests.reference.eagle_folders import write
 from tests.samplers.ar_toys import toy_ar

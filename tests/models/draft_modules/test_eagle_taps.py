@@ -13,7 +13,7 @@ from pardec.models.draft_modules.eagle_files import EagleLayout, read_layout
 from pardec.models.draft_modules.eagle_taps import find_taps
 from pardec.models.draft_modules.load import recognise
 from pardec.models.errors import ModelError
-from pardec.models.loading.weights import Published
+from pardec.models.files.weights import Published
 
 
 def top(*ids: int) -> dict[str, Any]:

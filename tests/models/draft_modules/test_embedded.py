@@ -8,8 +8,8 @@ import pytest
 
 import pardec
 from pardec.models.errors import ModelError, UnknownModelError
-from pardec.models.loading.catalog import DRAFTERS, embedded_drafters
-from pardec.models.loading.sources import local_drafter
+from pardec.models.files.catalog import DRAFTERS, embedded_drafters
+from pardec.models.files.sources import local_drafter
 from pardec.samplers.spec import parse
 from pardec.samplers.spec_values import check
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import pardec
-from pardec.models.loading.catalog import DRAFTERS
+from pardec.models.files.catalog import DRAFTERS
 
 TENSORS: dict[str, tuple[str, str, Any]] = {
     "heads: a bias of half the rows": ("medusa", "0.0.linear.bias", lambda t: t[:96]),

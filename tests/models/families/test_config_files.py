@@ -11,8 +11,8 @@ import pytest
 
 from pardec.models.errors import ModelError
 from pardec.models.families import mar, var
+from pardec.models.files.catalog import EMBEDDED
 from pardec.models.load import load_any
-from pardec.models.loading.catalog import EMBEDDED
 from pardec.samplers import registry
 
 KEYS = {"tiny-mar-draft": mar.KEYS, "tiny-var-draft": var.KEYS}

@@ -19,9 +19,9 @@ from pardec.models.families import match
 from pardec.models.kernels import experts as kernels
 from pardec.models.kernels.experts import mix, route
 from pardec.models.kernels.glu import glu
+from pardec.models.layers.sparse_layer import SparseLayer
 from pardec.models.load import load
 from pardec.models.plan import Plan
-from pardec.models.sparse_layer import SparseLayer
 
 SHAPE = {
     "vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,

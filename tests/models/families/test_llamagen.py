@@ -13,11 +13,11 @@ from torch import Tensor
 from pardec.models.decoder import DecoderConfig
 from pardec.models.errors import ModelError
 from pardec.models.families.llamagen import HEADS, LLAMAGEN, read_config, side, to_halves, to_pairs
+from pardec.models.files.weights import Published
 from pardec.models.images.contracts import Condition
+from pardec.models.layers.rope import GridRope, apply_rotary, default_frequencies
 from pardec.models.load import load
-from pardec.models.loading.weights import Published
 from pardec.models.plan import Plan, Visible
-from pardec.models.rope import GridRope, apply_rotary, default_frequencies
 from tests.models.llamagen_files import ARGUMENTS, CELLS, VOCAB, WIDTH, tensors, write
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "llamagen" / "checkpoint"

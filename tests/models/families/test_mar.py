@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 from pardec.models.errors import ModelError
 from pardec.models.families.mar import describe, networks
+from pardec.models.files.weights import inspect
 from pardec.models.load import load, load_any, load_continuous
-from pardec.models.loading.weights import inspect
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "mar" / "checkpoint"
 FILE = "checkpoint-last.pth"

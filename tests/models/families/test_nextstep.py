@@ -14,7 +14,7 @@ import pardec
 from pardec.models.errors import ArgumentError, ModelError
 from pardec.models.load import load_any, load_continuous
 from pardec.models.loading.kinds import kind_of
-from pardec.models.recognition import describe
+from pardec.models.loading.recognition import describe
 from tests.models import nextstep_files as files
 from tests.reference import naive_nextstep as naive
 

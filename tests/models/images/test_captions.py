@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 from pardec.models.errors import ModelError
+from pardec.models.files.sources import Source
 from pardec.models.images import captions
 from pardec.models.images.captions import TextEncoder, cleaner
 from pardec.models.images.contracts import Condition, ImagingParts
 from pardec.models.images.llamagen import Captions, LlamaGenImaging, _encoder
-from pardec.models.loading.sources import Source
 
 WORDS = [
     "<pad>",

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import CacheError, ModelError
 from pardec.models.images.conditioned import Conditioned, Prefix
-from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from tests.models.toys import VOCAB, ids, model

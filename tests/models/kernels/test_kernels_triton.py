@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.kernels.ops import REFERENCE, triton_ops
-from pardec.models.kv_cache import KVCache
+from pardec.models.layers.rope import Rope, default_frequencies
 from pardec.models.plan import Plan, Visible
-from pardec.models.rope import Rope, default_frequencies
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")

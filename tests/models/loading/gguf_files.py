@@ -12,7 +12,7 @@ import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
-from pardec.models.loading.gguf.architectures import ARCHITECTURES
+from pardec.models.files.gguf.architectures import ARCHITECTURES
 from tests.models.toys import write_checkpoint
 
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}<|im_start|>"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pardec.models.loading import cache_dir
+from pardec.models.files import cache_dir
 
 OTHER = 12345  # another user
 NAME = "table"

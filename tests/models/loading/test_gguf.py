@@ -18,13 +18,13 @@ import torch
 
 import pardec
 from pardec.models.errors import ModelError
+from pardec.models.files.gguf import convert
+from pardec.models.files.gguf.architecture import describe
+from pardec.models.files.gguf.architectures import ARCHITECTURES
+from pardec.models.files.gguf.header import read_header
+from pardec.models.files.gguf.keys import FOLLOWED, IGNORED, TOKENIZER_FOLLOWED, TOKENIZER_IGNORED, known_keys
+from pardec.models.files.gguf.listing import converted_files
 from pardec.models.load import load
-from pardec.models.loading.gguf import convert
-from pardec.models.loading.gguf.architecture import describe
-from pardec.models.loading.gguf.architectures import ARCHITECTURES
-from pardec.models.loading.gguf.header import read_header
-from pardec.models.loading.gguf.keys import FOLLOWED, IGNORED, TOKENIZER_FOLLOWED, TOKENIZER_IGNORED, known_keys
-from pardec.models.loading.gguf.listing import converted_files
 from pardec.models.loading.kinds import kind_of
 from tests.models.loading.gguf_files import (
     CONFIG,

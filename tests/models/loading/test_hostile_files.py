@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from pardec.models.errors import ModelError
+from pardec.models.files.configs import check_config
+from pardec.models.files.json_text import DEPTH, parse
+from pardec.models.files.weights import Published, indexed
 from pardec.models.load import load
-from pardec.models.loading.configs import check_config
-from pardec.models.loading.json_text import DEPTH, parse
-from pardec.models.loading.weights import Published, indexed
 from pardec.models.printable import in_json, line, plain
 from tests.models.toys import llama_folder
 

@@ -10,9 +10,10 @@ import torch
 
 import pardec
 from pardec.models.errors import ArgumentError, ModelError, SpecError, UnknownModelError
-from pardec.models.loading import arguments, placement
-from pardec.models.loading.catalog import embedded_names
+from pardec.models.files import arguments
+from pardec.models.files.catalog import embedded_names
 from pardec.models.loading.kinds import kind_of
+from pardec.models.parallel import placement
 
 
 @pytest.mark.parametrize("name", embedded_names())

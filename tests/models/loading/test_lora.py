@@ -17,9 +17,9 @@ from torch import Tensor
 
 import pardec
 from pardec.models.errors import ModelError
+from pardec.models.files.lora import _FOREIGN, _KNOWN, read_adapter
+from pardec.models.files.lora_targets import same_base
 from pardec.models.load import load, load_any, load_continuous
-from pardec.models.loading.lora import _FOREIGN, _KNOWN, read_adapter
-from pardec.models.loading.lora_targets import same_base
 from tests.models import llamagen_files
 from tests.models.adapters import CONFIG, naive, pairs, write_adapter
 from tests.models.families import test_experts

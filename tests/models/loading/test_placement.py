@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pardec.models.errors import ModelError
-from pardec.models.loading import placement
-from pardec.models.loading.weights import Published
+from pardec.models.files.weights import Published
+from pardec.models.parallel import placement
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -10,8 +10,8 @@ import transformers
 from torch import Tensor
 
 from pardec.models.errors import ModelError
+from pardec.models.layers import quantize
 from pardec.models.load import load
-from pardec.models.loading import quantize
 from pardec.models.plan import Plan, Visible
 from tests.models.toys import SMALL, llama_folder, llama_tensors, write_checkpoint
 from tests.models.toys import llama_config as config_of

@@ -8,9 +8,9 @@ import pytest
 from huggingface_hub import errors as hub
 
 from pardec.models.errors import ModelError, UnknownModelError
+from pardec.models.files.sources import locate
 from pardec.models.images.weight_files import find_file
 from pardec.models.load import load
-from pardec.models.loading.sources import locate
 from tests.models.toys import llama_folder
 
 

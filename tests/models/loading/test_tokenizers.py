@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pardec.models.errors import ModelError
-from pardec.models.loading.tokenizers import load_tokenizer
+from pardec.models.files.tokenizers import load_tokenizer
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
 

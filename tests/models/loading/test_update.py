@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import pardec
 from pardec.models.errors import ArgumentError, ModelError
+from pardec.models.files.sources import local
 from pardec.models.kernels.cpu.panels import Panels
 from pardec.models.load import load
-from pardec.models.loading.sources import local
 from pardec.models.loading.update import load_weights
 from pardec.models.trimmed import trimmed
 from tests.models import llamagen_files

@@ -16,8 +16,8 @@ from pardec.models.errors import ModelError, PardecError
 from pardec.models.families.var import network
 from pardec.models.load import load, load_any, load_scales
 from pardec.models.loading.kinds import kind_of
+from pardec.models.loading.recognition import describe
 from pardec.models.loading.update import load_weights
-from pardec.models.recognition import describe
 from pardec.models.scales.contracts import Scales
 from pardec.models.scales.shape import TokenizerShape
 from pardec.models.scales.tokenizer import MultiScaleVQ, phi_index

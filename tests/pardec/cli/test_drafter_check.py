@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pardec.models.loading.catalog import DRAFTERS
+from pardec.models.files.catalog import DRAFTERS
 
 Cli = Callable[..., tuple[int, str, str]]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pardec
-from pardec.models.kv_cache import KVCache
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.loop import MaskedLoop

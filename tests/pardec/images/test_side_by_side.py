@@ -13,7 +13,7 @@ from PIL import Image
 import pardec
 from pardec.images.side_by_side import MOST, animation, unfolding
 from pardec.models.errors import SpecError
-from pardec.models.loading.catalog import embedded_names
+from pardec.models.files.catalog import embedded_names
 from pardec.samplers import registry
 
 ROOT = Path(__file__).parents[3]

@@ -31,7 +31,7 @@ from pardec.interop.lm_eval.likelihood import Likelihood, masks
 from pardec.interop.lm_eval.requests import generation, split_arguments
 from pardec.interop.lm_eval.token_probabilities import Batches, Query, TokenProbabilities
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.loading.catalog import TOKENIZER
+from pardec.models.files.catalog import TOKENIZER
 from pardec.models.model import LanguageModel
 from tests.samplers import toys
 

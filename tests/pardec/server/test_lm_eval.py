@@ -13,7 +13,7 @@ from lm_eval.tasks import TaskManager
 
 import pardec
 from pardec.interop.lm_eval import PardecLM
-from pardec.models.loading.catalog import TOKENIZER
+from pardec.models.files.catalog import TOKENIZER
 from tests.pardec.server.http_server import serving
 
 TASKS = Path(__file__).parents[1] / "lm_eval_task"

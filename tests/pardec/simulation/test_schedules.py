@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pardec.models.errors import SpecError
-from pardec.models.layer_groups import stages
+from pardec.models.layers.layer_groups import stages
 from pardec.simulation import SCHEDULES, Machine
 from pardec.simulation.exits import Exit
 from pardec.simulation.rounds import Round

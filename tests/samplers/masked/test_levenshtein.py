@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import pardec
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
-from pardec.models.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers import registry

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from pardec.api import Model
+from pardec.models.caches.prefix_cache import Block, PrefixCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
-from pardec.models.prefix_cache import Block, PrefixCache
 from pardec.samplers import registry
 from pardec.samplers.masked.loop import MaskedLoop, decode
 from tests.samplers.toys import fill, prompts, request, toy

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 import pardec
+from pardec.models.caches.reuse_cache import LayerReuse, ReuseCache, principal
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
-from pardec.models.reuse_cache import LayerReuse, ReuseCache, principal
 from pardec.samplers import registry
 from pardec.samplers.masked.build import fit
 from tests.reference import naive_spa as naive

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pardec.models.partial_cache import PartialCache
+from pardec.models.caches.partial_cache import PartialCache
 from pardec.samplers import registry
 from pardec.samplers.speculative.cache._eviction import Eviction
 from pardec.samplers.speculative.cache._layer_budgets import best, indicator, layer_budgets, preference

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from pardec.models.caches.label_channels import LabelReader, calibrate, heaviest, importance, read_labels, write_labels
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.kernels.attention_pattern import AttentionPattern
-from pardec.models.label_channels import LabelReader, calibrate, heaviest, importance, read_labels, write_labels
 from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.speculative.cache import channels

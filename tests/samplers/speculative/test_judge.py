@@ -16,8 +16,8 @@ from torch import Tensor
 
 import pardec
 from pardec.models.errors import ModelError, SpecError
+from pardec.models.files.catalog import EMBEDDED
 from pardec.models.hidden import TargetStates
-from pardec.models.loading.catalog import EMBEDDED
 from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.ops.judge_heads import JUDGES, WEIGHTS, JudgeHead, judge_names, load_judge

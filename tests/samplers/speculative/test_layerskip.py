@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pardec.models.decoder import DecoderLayer
 from pardec.models.errors import SpecError
-from pardec.models.loading import cache_dir
+from pardec.models.files import cache_dir
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.samplers import registry

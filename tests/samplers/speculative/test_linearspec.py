@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import pardec
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import ModelError, SpecError
+from pardec.models.files.sources import DRAFT_ADAPTER
 from pardec.models.hidden import Hidden
-from pardec.models.kv_cache import KVCache
 from pardec.models.load import load
-from pardec.models.loading.sources import DRAFT_ADAPTER
 from pardec.models.model import BlockDenoising, LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.requests import early

@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers
 
+from pardec.models.caches.prefix_cache import PrefixCache
 from pardec.models.load import load
 from pardec.models.model import LanguageModel
-from pardec.models.prefix_cache import PrefixCache
 from tests.grids import chequered
 from tests.models.toys import SMALL
 from tests.models.traced import captured

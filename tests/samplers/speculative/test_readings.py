@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import pardec
-from pardec.models.compact_cache import CompactCache, text_keys
+from pardec.models.caches.compact_cache import CompactCache, text_keys
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.kv_cache import KVCache
 from pardec.models.load import load
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible

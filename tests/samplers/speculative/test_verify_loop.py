@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from pardec.models.kv_cache import KVCache
+from pardec.models.caches.kv_cache import KVCache
 from pardec.requests import draft_models
 from pardec.samplers.events import Accepted, Finished, RowFinished
 from pardec.samplers.request import Allowed

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import CacheError, CapacityError
-from .kernels.cpu.slots import move_c, moves
-from .plan import Plan
+from ..errors import CacheError, CapacityError
+from ..kernels.cpu.slots import move_c, moves
+from ..plan import Plan
 from .readers import Reader
 
 Views = tuple[Tensor, Tensor, Tensor, Tensor]  # K and V written [B, Q, K, D], K and V read [B, S, K, D]

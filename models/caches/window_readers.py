@@ -16,10 +16,10 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from .kernels.attention import additive_mask, visible_rows
-from .kernels.attention_pattern import AttentionPattern
+from ..kernels.attention import additive_mask, visible_rows
+from ..kernels.attention_pattern import AttentionPattern
+from ..layers.rope import apply_rotary
 from .readers import Reader
-from .rope import apply_rotary
 
 Far = Literal["offsets", "zero"]  # where sinks beyond the window stand: at their own positions, or all at 0
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import CacheError
-from .kernels.attention_pattern import visible_slots
+from ..errors import CacheError
+from ..kernels.attention_pattern import visible_slots
+from ..plan import Plan, Visible
 from .kv_cache import KVCache, Slots
-from .plan import Plan, Visible
 from .readers import Reader
 from .window_readers import Capped, CappedReader, Far, PromptReader
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .decoder import Decoder
-from .errors import ModelError
-from .model import LanguageModel
-from .trimmed import Trimmed
+from ..decoder import Decoder
+from ..errors import ModelError
+from ..model import LanguageModel
+from ..trimmed import Trimmed
 
 
 def check_parallel(model: LanguageModel) -> None:

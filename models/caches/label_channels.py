@@ -23,12 +23,12 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from .errors import ModelError
-from .kernels.attention import additive_mask, visible_rows
-from .kernels.attention_pattern import AttentionPattern
+from ..errors import ModelError
+from ..kernels.attention import additive_mask, visible_rows
+from ..kernels.attention_pattern import AttentionPattern
+from ..model import LanguageModel
+from ..plan import Plan
 from .kv_cache import KVCache
-from .model import LanguageModel
-from .plan import Plan
 from .readers import Reader
 
 FILE = "label_channels.json"  # beside a checkpoint: of each layer and head of keys, pairs from the most important on

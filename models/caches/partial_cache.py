@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..plan import Plan
 from .compact_cache import CompactCache
 from .kv_cache import KVCache, Slots
-from .plan import Plan
 from .readers import Reader
 
 

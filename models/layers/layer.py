@@ -8,16 +8,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..caches.kv_cache import Slots
+from ..caches.readers import Reader
+from ..decoder_config import DecoderConfig
+from ..kernels.attention import attend
+from ..kernels.attention_parts import attend_parts
+from ..kernels.attention_pattern import AttentionPattern
+from ..kernels.matmul import add_matmul, matmul
+from ..kernels.ops import Ops
+from ..plan import Plan
 from .attention_record import AttentionRecord
-from .decoder_config import DecoderConfig
-from .kernels.attention import attend
-from .kernels.attention_parts import attend_parts
-from .kernels.attention_pattern import AttentionPattern
-from .kernels.matmul import add_matmul, matmul
-from .kernels.ops import Ops
-from .kv_cache import Slots
-from .plan import Plan
-from .readers import Reader
 
 
 @dataclass(slots=True)

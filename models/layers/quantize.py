@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ModelError, install
-from .placement import short
+from ..parallel.placement import short
 
 _GROUPS = (64, 32)  # weights of a row that share a scale in int4: the first that divides the row
 _TILE = 16  # rows that the 4-bit matmul of CPUs takes at once

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .decoder_config import DecoderConfig
-from .kernels.matmul import matmul
-from .kernels.ops import Ops
+from ..decoder_config import DecoderConfig
+from ..kernels.matmul import matmul
+from ..kernels.ops import Ops
 from .layer import DecoderLayer, LayerPass
 
 _EPS = 1e-5  # of the heads' norms, whatever the others have

@@ -7,22 +7,16 @@ from collections.abc import Container
 from contextlib import suppress
 from typing import Any
 
-from .errors import ModelError
-from .families import FAMILIES, FamilySpec, Unsupported, architecture, mar, match, var
-from .families.llamagen import read_config
-from .loading import configs
-from .loading.catalog import EMBEDDED
-from .loading.decoding_config import (
-    build_decoding_config,
-    check_autoregressive,
-    check_tokenizer,
-    describe_ends,
-    end_ids,
-)
-from .loading.kinds import IMAGE_MODELS, NEXTSTEP
-from .loading.sources import MAR_FILE, Source, locate, read_json
-from .loading.tokenizers import load_tokenizer
-from .loading.weights import Published, inspect, weight_files
+from ..errors import ModelError
+from ..families import FAMILIES, FamilySpec, Unsupported, architecture, mar, match, var
+from ..families.llamagen import read_config
+from ..files import configs
+from ..files.catalog import EMBEDDED
+from ..files.sources import MAR_FILE, Source, locate, read_json
+from ..files.tokenizers import load_tokenizer
+from ..files.weights import Published, inspect, weight_files
+from .decoding_config import build_decoding_config, check_autoregressive, check_tokenizer, describe_ends, end_ids
+from .kinds import IMAGE_MODELS, NEXTSTEP
 
 
 def read_description(source: Source) -> tuple[dict[str, Any], dict[str, Published]]:

@@ -6,10 +6,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .decoder_config import DecoderConfig, ExpertsConfig
-from .kernels.experts import mix, route
-from .kernels.matmul import matmul
-from .kernels.ops import Ops
+from ..decoder_config import DecoderConfig, ExpertsConfig
+from ..kernels.experts import mix, route
+from ..kernels.matmul import matmul
+from ..kernels.ops import Ops
 from .layer import DecoderLayer, LayerPass
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .errors import ModelError
-from .plan import Plan
+from ..errors import ModelError
+from ..plan import Plan
 
 _WIDEST = 2**16  # dimensions of a head
 _SMALL = 2**16  # entries, below which the number of operations decides how long rotating takes

@@ -18,14 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import ModelError
-from .kernels.cpu.packed import PackedWeight
-from .kernels.matmul import matmul
+from ..errors import ModelError
+from ..kernels.cpu.packed import PackedWeight
+from ..kernels.matmul import matmul
+from ..plan import Plan
 from .kv_cache import KVCache
-from .plan import Plan
 
 if TYPE_CHECKING:
-    from .layer import DecoderLayer, LayerPass
+    from ..layers.layer import DecoderLayer, LayerPass
 
 _STEPS = 2.0**16  # that a cosine is rounded to
 _projections: WeakKeyDictionary[DecoderLayer, tuple[tuple[int, int, torch.dtype], Tensor]] = WeakKeyDictionary()

@@ -23,10 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import CapacityError
-from .kernels.attention_pattern import AttentionPattern
+from ..errors import CapacityError
+from ..kernels.attention_pattern import AttentionPattern
+from ..plan import Plan, Visible
 from .kv_cache import KVCache
-from .plan import Plan, Visible
 from .readers import Reader, attend_hidden
 
 

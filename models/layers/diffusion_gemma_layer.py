@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .decoder_config import DecoderConfig
-from .kernels.experts import mix, route
-from .kernels.matmul import matmul
-from .kernels.ops import Ops, choose_ops
+from ..decoder_config import DecoderConfig
+from ..kernels.experts import mix, route
+from ..kernels.matmul import matmul
+from ..kernels.ops import Ops, choose_ops
+from ..plan import Plan
 from .layer import DecoderLayer, LayerPass
-from .plan import Plan
 from .sparse_layer import SparseLayer
 
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 import torch
 
 from ..errors import ArgumentError, ModelError
-from . import arguments
-from .weights import Published
+from ..files import arguments
+from ..files.weights import Published
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""The layers of the native stack: attention, MLPs, experts, rotary embedding, and the variants of single families."""
