@@ -24,7 +24,7 @@ from pardec.models.kv_stores.contracts import ChunkShape, Store, layout_bytes
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers import registry
-from pardec.samplers.speculative.cache._stored import StoredKV
+from pardec.samplers.speculative.cache.stored_cache import StoredKV
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))

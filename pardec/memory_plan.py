@@ -25,7 +25,7 @@ from pardec.models.kv_stores.cache import stored_bytes
 from pardec.models.layers.quantize import weight_bytes
 from pardec.models.model import LanguageModel
 from pardec.samplers.request import Request
-from pardec.samplers.speculative.cache._stored import StoredKV
+from pardec.samplers.speculative.cache.stored_cache import StoredKV
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from .api import Model, load

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from pardec.models.errors import SpecError  # noqa: E402
-from pardec.samplers.speculative.shape._prompt_trees import fastest_tree, prompt_tree  # noqa: E402
+from pardec.samplers.speculative.shape.prompt_trees import fastest_tree, prompt_tree  # noqa: E402
 
 
 def read_rates(text: str) -> list[list[float]]:

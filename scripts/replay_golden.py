@@ -32,8 +32,8 @@ from pardec.models.errors import PardecError
 from pardec.models.families import match
 from pardec.models.hidden import Hidden
 from pardec.models.plan import Plan
+from pardec.samplers.masked.ops.schedule import even_share
 from pardec.samplers.ops.distribution import DenseDistribution, filter_logits
-from pardec.samplers.ops.schedule import even_share
 
 # Cases in which a reference does what pardec does not build; they are declared where they do not match.
 DECLARED = {

@@ -29,9 +29,9 @@ from ..files.weights import Published
 from ..hidden import TargetStates
 from ..loading import assemble
 from ..model import LanguageModel
-from ._heads import Head, HeadNames, matrix, read_heads
 from .contracts import DraftFiles, DraftKind, DraftModule, register
 from .parameters import left_out
+from .token_heads import Head, HeadNames, matrix, read_heads
 
 _BLOCK = re.compile(r"(?P<stem>hydra_mlp\.(?P<head>\d+)\.(?P<block>\d+)\.linear)\.(?:weight|bias)")
 _ENTRY = re.compile(r"(?P<stem>hydra_mlp\.(?P<head>\d+)\.(?P<block>\d+)\.res_connection)\.(?:weight|bias)")

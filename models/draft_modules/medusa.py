@@ -22,8 +22,8 @@ from ..errors import ModelError
 from ..files.weights import Published
 from ..hidden import TargetStates
 from ..model import LanguageModel
-from ._heads import Head, HeadNames, read_heads
 from .contracts import DraftFiles, DraftKind, DraftModule, register
+from .token_heads import Head, HeadNames, read_heads
 
 _BLOCK = re.compile(r"(?P<stem>(?:medusa_head\.)?(?P<head>\d+)\.(?P<block>\d+)\.linear)\.(?:weight|bias)")
 _OUT = re.compile(r"(?P<stem>(?:medusa_head\.)?(?P<head>\d+)\.(?P<block>\d+))\.weight")

@@ -3,39 +3,255 @@
 Stages are immutable. What one remembers over a request is the value its `start` makes, handed back to every call;
 each tensor or array in it has the live rows first, so that a finished row can leave (`take_rows`). Everything but a
 stage's own method (`query`, `logits`, `select`, ...) has a default.
+
+What positions attend to in a forward, where a stage reads it: rows and columns by position, one map a layer.
+
+What stages are handed and what they answer: the evidence of a forward, proposals, choices, queries, hypotheses.
+
+What one step of the masked loop does to the canvas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pardec.models.cuda_graphs.runner import native
 from pardec.models.errors import SpecError
 
-from ..ops.distribution import Distribution
-from ..request import Request as Request
+from ..ops.chunked_distribution import ChunkedDistribution
+from ..ops.distribution import DenseDistribution, Distribution, filter_logits
+from ..ops.rank import best
+from ..request import Request
 from ..spec import Policy, Spec
-from .attention_maps import AttentionMaps as AttentionMaps
-from .attention_maps import AttentionSpec as AttentionSpec
-from .canvas import Canvas as Canvas
-from .evidence import Choice as Choice
-from .evidence import Evidence as Evidence
-from .evidence import Hypotheses as Hypotheses
-from .evidence import Predictions as Predictions
-from .evidence import Proposal as Proposal
-from .evidence import QuerySpec as QuerySpec
-from .writing import Revision as Revision
-from .writing import Span as Span
-from .writing import Writing as Writing
+from .canvas import Canvas, Revision, Span, Writing
 
 if TYPE_CHECKING:
     from pardec.models.caches.reuse_cache import LayerReuse
     from pardec.models.model import LanguageModel
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Which attention a stage reads."""
+
+    layers: tuple[int, ...]  # of the model's
+    every: bool = False  # of all positions that a forward queries, and not of the block's alone
+
+
+def united(specs: Iterable[AttentionSpec | None]) -> AttentionSpec | None:
+    """What several stages read together; None if none reads any."""
+    each = [spec for spec in specs if spec is not None]
+    layers = sorted({layer for spec in each for layer in spec.layers})
+    return AttentionSpec(tuple(layers), any(spec.every for spec in each)) if each else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionMaps:
+    """What M positions of each row attended to in one forward, meaned over the heads.
+
+    Column L of a map is the canvas's bin, which nothing attends to. Under guidance the maps are those of the half with
+    the condition.
+
+    Attributes:
+        positions: [B, M] int64, L pads.
+        layers: layer -> [B, M, L + 1] float32, rows in the order of `positions`; each sums to 1 over what is visible.
+        count: the model's layers.
+    """
+
+    positions: Tensor
+    layers: Mapping[int, Tensor]
+    count: int
+
+    @property
+    def known(self) -> Tensor:
+        """[B, M] bool: the rows that are not padding."""
+        bin_column = next(iter(self.layers.values())).shape[-1] - 1
+        return self.positions < bin_column
+
+    def mean(self, spec: AttentionSpec | None) -> Tensor:
+        """[B, M, L + 1] the mean over the layers that a stage reads."""
+        assert spec is not None, "the stage says which layers it reads"
+        each = [self.layers[layer] for layer in spec.layers]
+        return each[0] if len(each) == 1 else torch.stack(each).mean(0)
+
+    def rows_at(self, positions: Tensor, values: Tensor) -> Tensor:
+        """Rows of `values` [B, M, ...] at `positions` [B, W] -> [B, W, ...], 0 where a position is not among them."""
+        match, index = ((positions[:, :, None] == self.positions[:, None]) & self.known[:, None]).max(2)
+        rows = torch.arange(len(index), device=index.device)[:, None]
+        return values[rows, index] * match[..., None]
+
+    def among(self, positions: Tensor, values: Tensor) -> Tensor:
+        """[B, W, W] how much each of `positions` [B, W] attends to each, by `values` [B, M, L + 1]."""
+        rows = self.rows_at(positions, values)
+        return rows.gather(2, positions[:, None].expand(-1, rows.shape[1], -1))
+
+    def take(self, rows: Tensor) -> AttentionMaps:
+        """Those of these rows [n], in this order."""
+        layers = {layer: each[rows] for layer, each in self.layers.items()}
+        return AttentionMaps(self.positions[rows], layers, self.count)
+
+
+_LOWEST = torch.tensor(-torch.inf, device="cpu")  # made once: a Python number would become a tensor at every call
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one forward predicts for the active block, rows aligned to the block.
+
+    Attributes:
+        distribution: the model's own, the mask id at -inf.
+        positions: [B, W] int64, absolute.
+        eligible: [B, W] bool: the positions that may be committed.
+        shadow: each position predicted without its own token, where a stage `needs_shadow`.
+        attention: what positions attend to, where a stage `reads_attention`.
+        predictions: what the forward predicts beyond the block, where a stage `reads_row`.
+        known: [B, W] bool on the host: the positions that the forward has predicted; at others the distribution means
+            nothing, and may depend on other rows. None: no others than `eligible`.
+    """
+
+    distribution: Distribution
+    positions: Tensor
+    eligible: Tensor
+    request: Request
+    shadow: Distribution | None = None
+    attention: AttentionMaps | None = None
+    predictions: Predictions | None = None
+    known: np.ndarray | None = None
+
+    @property
+    def predicted(self) -> Tensor:
+        """[B, W] bool: the positions that the forward has predicted."""
+        return self.eligible if self.known is None else torch.from_numpy(self.known).to(self.eligible.device)
+
+    @property
+    def logits(self) -> Tensor:
+        """[B, W, V] float32."""
+        return self.distribution.logits
+
+    @cached_property
+    def filtered(self) -> Distribution:
+        """The distribution that candidates are sampled from: after temperature, top-p, top-k and min-p."""
+        temperature, filters = self.request.temperature, self.request.filters
+        if filters:
+            return self.distribution.mapped(partial(filter_logits, temperature=temperature, **filters))
+        return self.distribution.scaled(temperature) if temperature else self.distribution
+
+    def measured(self, of: Literal["raw", "filtered"]) -> Distribution:
+        """The distribution that a proposer's parameter `of` names."""
+        return self.distribution if of == "raw" else self.filtered
+
+    def draw(self, canvas: Canvas) -> Tensor:
+        """A candidate per position, [B, W] int64: the argmax at temperature 0, else a keyed draw from `filtered`.
+
+        On a CPU only open positions are drawn, unless a stage revises; the others keep their tokens.
+        """
+        if not self.request.temperature:
+            return self.distribution.greedy[0]
+        uniform, vocab, positions = self.request.source.uniform, self.distribution.vocab, self.positions.flatten()
+        every = canvas.revises or positions.device.type != "cpu"
+        flat = np.arange(len(positions)) if every else np.flatnonzero(self.eligible.numpy())
+
+        def noise(some: np.ndarray) -> Tensor:
+            row, at = some // self.positions.shape[1], torch.from_numpy(some).to(positions.device)
+            return uniform(canvas.rows[row], canvas.step[row], positions[at][:, None], "token", vocab)[:, 0]
+
+        tokens = canvas.tokens.gather(1, self.positions)
+        index = torch.from_numpy(flat).to(positions.device)
+        return tokens.flatten().index_copy_(0, index, self.filtered.draw(flat, noise)).view(tokens.shape)
+
+    def take(self, rows: np.ndarray) -> Evidence:
+        """The evidence of these rows, in this order; one may be repeated. Only of a forward's own distribution."""
+        distribution, at = self.distribution, torch.from_numpy(rows).to(self.positions.device)
+        assert isinstance(distribution, DenseDistribution | ChunkedDistribution), "no stage has changed it"
+        index = distribution.index
+        if index is None:
+            index = torch.arange(self.positions.numel(), device=at.device).view(self.positions.shape)
+        attention = None if self.attention is None else self.attention.take(at)
+        return Evidence(
+            distribution.reindexed(index[at]),
+            self.positions[at],
+            self.eligible[at],
+            self.request,
+            attention=attention,
+            known=None if self.known is None else self.known[rows],
+        )
+
+    def propose(self, tokens: Tensor, score: Tensor) -> Proposal:
+        """The candidates with their scores where eligible."""
+        return Proposal(tokens, torch.where(self.eligible, score, _LOWEST), self)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A candidate and its score for every position of the active block; higher is surer."""
+
+    tokens: Tensor  # [B, W] int64
+    score: Tensor  # [B, W] float32, -inf where not eligible
+    evidence: Evidence
+
+    @property
+    def eligible(self) -> Tensor:
+        return self.evidence.eligible
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a select returns if it names the tokens as well."""
+
+    which: Tensor  # [B, W] bool
+    tokens: Tensor  # [B, W] int64
+
+
+@dataclass(frozen=True, slots=True)
+class QuerySpec:
+    """Which positions a forward queries: [start, stop) of each row, or any set as a mask. Arrays live on the host.
+
+    The loop itself adds the rows whose output predicts the wanted positions (one to the left in shifted families).
+    """
+
+    start: np.ndarray  # [B]
+    stop: np.ndarray  # [B]
+    mask: Tensor | None = None  # [B, L] bool; when given it replaces the span
+    must: np.ndarray | None = None  # [B] bool: commit exactly the block's first position if it is open
+    only: Tensor | None = None  # [B, W] bool, on the host: nothing else of the block is to be predicted
+    # [B] bool: of rows whose layers compute a share of the queries, `Cache.layer_reuse`.
+    similar: np.ndarray | None = None
+    shifted: np.ndarray | None = None  # [B] bool: predictions stand one position to the left, in whatever family
+
+
+class Predictions(Protocol):
+    """What a forward predicts beyond the active block: raw distributions, guidance included, the mask id at -inf."""
+
+    def has(self, positions: Tensor) -> Tensor:
+        """Whether this forward predicts each of `positions` [B, K]: bool [B, K]."""
+        ...
+
+    def at(self, positions: Tensor) -> Distribution:
+        """The model's distribution at `positions` [B, K]; meaningless where `has` is False."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Hypotheses:
+    """What the hypotheses of all rows came to in one forward; hypotheses of a row stand together, by number.
+
+    Letters: N hypotheses of n rows.
+    """
+
+    row: np.ndarray  # [N] which live row each is of
+    number: np.ndarray  # [N] from 0, the row itself
+    canvas: Canvas  # of all N
+    proposal: Proposal  # [N, W] by the forward of each
+    chosen: Tensor  # [N, W] bool: what the sampler commits to each
+    tokens: Tensor  # [N, W] int64
+    ended: np.ndarray  # [N] bool: a finish stage ends the row there
 
 
 class Stage(Policy):
@@ -394,3 +610,52 @@ class MaskedSampler:
         """Every stage."""
         branch = () if self.branch is None else (self.branch,)
         return (*self.stateful, *branch, self.propose, *self.finish)
+
+
+_LEAST_SCORE = torch.finfo(torch.float32).min
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What one step does to the canvas."""
+
+    chosen: Writing
+    by: Stage  # the stage that names the tokens chosen
+    revision: Revision | None = None
+    fill: Writing | None = None
+    columns: Tensor | None = None  # [B, K] positions that `fill` may write
+
+    def filled(
+        self, canvas: Canvas, rows: np.ndarray, which: Tensor, columns: Tensor, distribution: Distribution
+    ) -> Decision:
+        """In these `rows` the likeliest tokens at `columns` [B, K], where `which` [B, L + 1], instead."""
+        ids, probability = distribution.greedy
+        fill = Writing(
+            which,
+            torch.zeros_like(canvas.tokens).scatter_(1, columns, ids),
+            torch.zeros_like(canvas.commit_score).scatter_(1, columns, probability),
+        )
+        rest = torch.from_numpy(~rows).to(which.device)[:, None]
+        revision = None if self.revision is None else self.revision.only(rest)
+        return Decision(self.chosen.only(rest), self.by, revision, fill, columns)
+
+
+def at_least_one(chosen: Tensor, proposal: Proposal, progress: np.ndarray | None = None) -> Tensor:
+    """`chosen` [B, W] where eligible; the best candidate of a row with none before `progress` [B] (None: anywhere).
+
+    Where a forward computed no candidate before `progress`, the best of the row counts: every step commits a token.
+    """
+    if progress is not None:
+        first = proposal.evidence.positions < torch.from_numpy(progress).to(chosen.device)[:, None]
+        first = first | ~(first & proposal.eligible).any(1, keepdim=True)
+        chosen = chosen & proposal.eligible
+        score = proposal.score.clamp(min=_LEAST_SCORE).masked_fill(~(proposal.eligible & first), -torch.inf)
+        return chosen | (best(score) & proposal.eligible & first & ~(chosen & first).any(1, keepdim=True))
+    if chosen.device.type == "cpu":
+        host = chosen.numpy() & proposal.eligible.numpy()
+        if host.any(1).all():
+            return torch.from_numpy(host)
+    chosen = chosen & proposal.eligible
+    # A method may score -inf for "last"; open positions still come before the others.
+    score = proposal.score.clamp(min=_LEAST_SCORE).masked_fill(~proposal.eligible, -torch.inf)
+    return chosen | (best(score) & proposal.eligible & ~chosen.any(1, keepdim=True))

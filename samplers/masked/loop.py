@@ -4,11 +4,13 @@ One step: the schedule's clock, the cache's positions, the inputs, the forward (
 about as much), then logits, propose, select, widen, revise, commit, finish. The loop itself keeps four promises: the
 first forward of a row is full (but for a prefix that it reuses), an open row commits at least one position a step, the
 mask id is never committed, and logits that are not finite are an error.
+
+What finish stages do within a step: rows whose open positions are all committed at once, and where rows end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -31,16 +33,53 @@ from ..ops.chunked_distribution import CHUNK_BYTES
 from ..ops.distribution import split
 from ..registry import resolve
 from ..rng import assign_rows
-from .branching import Branching, refuse_branches
 from .build import fit
-from .canvas import NEVER, Canvas
-from .contracts import Block, Choice, Evidence, MaskedSampler, Proposal, QuerySpec, Request, Span, Stage, Stateful
-from .decision import Decision, at_least_one
-from .finishing import row_ends, with_fill
-from .forward import MaskedForward
+from .canvas import NEVER, Canvas, Revision, Writing
+from .compatibility import Read, demand_finite, mask_chosen, refuse_blocks, refuse_images, refuse_positions
+from .contracts import (
+    Block,
+    Choice,
+    Decision,
+    Evidence,
+    Finish,
+    MaskedSampler,
+    Proposal,
+    QuerySpec,
+    Request,
+    Span,
+    Stage,
+    Stateful,
+    at_least_one,
+)
+from .hypotheses import Branching, refuse_branches
+from .predict import MaskedForward
+from .query_plan import visible_open
 from .recorder import Before, TraceRecorder
-from .refusals import Read, demand_finite, mask_chosen, refuse_blocks, refuse_images, refuse_positions
-from .writing import Revision, Writing
+
+
+def with_fill(
+    decision: Decision, proposal: Proposal, stages: Sequence[Finish], forward: MaskedForward, distributions: list[Read]
+) -> Decision:
+    """The decision, with every open position committed in the rows that a stage fills; adds what that reads."""
+    canvas = forward.canvas
+    rows = np.zeros(len(canvas), dtype=bool)
+    for stage in stages:
+        if stage.fills:
+            rows |= stage.fill(forward, proposal, canvas)
+    if not rows.any():
+        return decision
+    which, columns = visible_open(canvas, rows)
+    distribution = forward.at(columns)
+    distributions.append(Read(None, distribution, columns, which.gather(1, columns)))
+    return decision.filled(canvas, rows, which, columns, distribution)
+
+
+def row_ends(stages: Sequence[Finish], forward: MaskedForward, canvas: Canvas, request: Request) -> np.ndarray:
+    """[B] where rows end from now on: the least of what stages say that cut rows in this step."""
+    if not forward.whole:
+        return canvas.total
+    return reduce(np.minimum, (stage.cut(forward, canvas, request) for stage in stages if stage.cuts))
+
 
 _SPARE_FORWARDS = 100  # a row may take this many more than it has positions to fill
 _FORWARDS_WITH_REVISION = 100  # and this many per position where committed tokens may be opened again

@@ -11,7 +11,7 @@ from ..events import Finished, RowFinished, Started, Step
 from ..logprobs import LogprobRecorder
 from ..trace import Trace
 from .canvas import Canvas
-from .layout import Queries
+from .query_plan import Queries
 
 _RECORDED = ("tokens", "commit_step", "commit_score", "serial")
 

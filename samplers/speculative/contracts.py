@@ -2,30 +2,40 @@
 
 As in the masked loop, stages are immutable, and a stage's state for one request is the value that its `start` returns.
 Rows are dimension 0 of every tensor and array in a state, so that finished rows can be removed (`take_rows`).
+
+Drafts: the tokens that one forward verifies.
+
+Logits of a part of the vocabulary, as a drafter of few ids gives them.
+
+The random numbers of one round, as acceptances and drafters ask for them.
+
+One round: what the target predicts behind a draft, what is accepted of it, and what comes of that.
+
+The states of a draft's nodes behind the target's first layers, where the drafter has run these.
+
+Queries of a drafter's own in the verify pass: behind the nodes of a draft, and seen by none of them.
+
+Query l of node n stands step[l] + 1 positions behind n. It attends to what n attends to, to n, and to the queries
+above it in the chains of n. All queries 0 come first, then all queries 1: in every row the nodes, and the queries of
+the first steps, are a prefix of what is fed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
 
 from ..ops.allowed import AllowedRows
+from ..ops.rank import argmax
 from ..spec import Policy, Spec
-from .drafts import Draft as Draft  # a part of the contracts
-from .early_states import EarlyStates as EarlyStates
-from .over_ids import LogitsOverIds
-from .rounds import RoundResult as RoundResult
-from .rounds import TargetDistributions as TargetDistributions
-from .rounds import Verdict as Verdict
-from .uniform_contracts import BatchedUniforms as BatchedUniforms
-from .uniform_contracts import InverseCDFUniforms as InverseCDFUniforms
-from .uniform_contracts import Uniforms as Uniforms
 
 if TYPE_CHECKING:
     from pardec.models.caches.kv_cache import KVCache
@@ -35,6 +45,217 @@ if TYPE_CHECKING:
 
     from ..request import Request
     from .sequences import Sequences
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """Tokens to verify in one forward: a tree in topological order whose node 0 is the row's last committed token.
+
+    Siblings are in the order in which they were sampled, and differ unless that was with replacement. `q[b, i]` is the
+    distribution that node i was sampled from given its earlier siblings, processed as the target's are.
+    """
+
+    tokens: Tensor  # [B, T] int64; -1 is no token: see `ids`
+    sizes: np.ndarray  # [B] on the host: each row's nodes are its first ones, at least one; the rest is padding
+    base: np.ndarray  # [B] on the host: the absolute position of node 0
+    parents: Tensor | None = None  # [T] or [B, T] int64, -1 for node 0; None is a chain
+    depths: Tensor | None = None  # [T] or [B, T] int64, given with `parents`
+    levels: int | None = None  # the greatest depth, if the drafter knows it; saves acceptances empty levels
+    verify: Tensor | None = None  # [T] or [B, T] bool; False: fed, never tested. None: all are
+    sure: Tensor | None = None  # [B, T] bool; True: accepted untested; only with acceptances that have `follows_pick`
+    q: Tensor | None = None  # [B, T, V] float32; None: every node is a point mass
+    point: Tensor | None = None  # [B, T] bool, with `q`: True is a point mass
+    early: EarlyStates | None = None  # the outputs of the first layers, if the drafter has run them
+    uncontrolled: np.ndarray | None = None  # [B] bool, on the host: rows that the length controller has no part in
+    queries: Queries | None = None  # of the drafter, behind the nodes: only it learns what comes out of them
+    forwards: int = 0  # forwards of a drafting model
+    highest: Tensor | None = None  # [] the sum of its highest logits, finite only if these are (see `models.finite`)
+
+    @property
+    def width(self) -> int:
+        """Nodes T, node 0 included."""
+        return self.tokens.shape[1]
+
+    @cached_property
+    def ids(self) -> Tensor:
+        """[B, T] int64: `tokens` as indices; 0 for -1, which is node 0 behind the condition of an image."""
+        return self.tokens.clamp(min=0)
+
+    @cached_property
+    def start(self) -> Tensor:
+        """[B] int64: the absolute position of node 0."""
+        return torch.from_numpy(self.base).to(self.tokens.device)
+
+    @cached_property
+    def tested(self) -> Tensor:
+        """[B, T] bool: the nodes that can be accepted."""
+        device = self.tokens.device
+        order = torch.arange(self.width, device=device)
+        real = (order < torch.from_numpy(self.sizes).to(device)[:, None]) & (order > 0)
+        return real if self.verify is None else real & self.verify
+
+    @cached_property
+    def parent(self) -> Tensor:
+        """[B, T] int64."""
+        chain = torch.arange(-1, self.width - 1, device=self.tokens.device)
+        return (chain if self.parents is None else self.parents).expand_as(self.tokens)
+
+    @cached_property
+    def depth(self) -> Tensor:
+        """[B, T] int64: each node's distance from node 0 in positions."""
+        batch, width = self.tokens.shape
+        if self.parents is None:
+            return torch.arange(width, device=self.tokens.device).expand(batch, width)
+        assert self.depths is not None, "a tree comes with its depths"
+        return self.depths.expand(batch, width)
+
+    @cached_property
+    def deepest(self) -> int:
+        """An upper bound of the length of a path from node 0, on the host."""
+        return self.width - 1 if self.levels is None else self.levels
+
+    @staticmethod
+    def none(text: Sequences) -> Draft:
+        """Only each row's last committed token, so that the forward yields the next one."""
+        return Draft(text.last[:, None], np.ones_like(text.length), text.length - 1)
+
+    @staticmethod
+    def chain(text: Sequences, drafted: Tensor, counts: np.ndarray, **more: Any) -> Draft:
+        """The first counts[b] of `drafted` [B, K] behind each row's last committed token, cut to the widest."""
+        tokens = torch.cat((text.last[:, None], drafted[:, : int(counts.max(initial=0))]), 1)
+        return Draft(tokens, counts + 1, text.length - 1, **more)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogitsOverIds:
+    """Processed logits of some ids; all others have the probability 0."""
+
+    logits: Tensor  # [B, K, N]
+    ids: Tensor | None = None  # [N] int64, the id of each column; None: column i is id i
+
+    def tokens(self, columns: Tensor) -> Tensor:
+        """The ids of these columns [...]."""
+        return columns if self.ids is None else self.ids.take(columns)
+
+
+class Uniforms(Protocol):
+    """A round's random numbers: keyed by seed, or recorded ones replayed in a test."""
+
+    def accept(self, node: int, tested: Tensor, token: Tensor) -> Tensor:
+        """[B] uniforms in (0, 1), float64, for the test of `node`, of `token` [B], in the rows `tested` [B]."""
+
+    def draw(self, weights: Tensor, purpose: str, node: int = 0) -> Tensor:
+        """[B] int64: one index a row, sampled in proportion to `weights` [B, V], at least 0."""
+
+    def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
+        """[B, K, width] uniforms for absolute `positions` [B, K]; `fixed`: the same each round, for one use only."""
+
+
+@runtime_checkable
+class BatchedUniforms(Protocol):
+    """Uniforms that do not depend on which tests take place, so that a round's can be generated at once."""
+
+    def accepts(self, width: int) -> Tensor:
+        """[B, width]: what `accept` gives for each node."""
+
+
+@runtime_checkable
+class InverseCDFUniforms(BatchedUniforms, Protocol):
+    """Uniforms whose `draw` is the inverse CDF of one uniform a row, so that a kernel can do it."""
+
+    def draw_uniform(self, purpose: str, node: int = 0) -> Tensor:
+        """[B] float64: the uniforms behind `draw`."""
+
+
+@dataclass(frozen=True, eq=False)
+class TargetDistributions:
+    """The target's predictions behind every node: index i is the distribution of the token that follows node i."""
+
+    raw: Tensor  # [B, T, V] float32 logits of the model, guidance included, nothing else changed
+    logits: Tensor  # [B, T, V] float32 after the logits processors, temperature and filters
+    greedy: bool  # temperature 0: a point mass at the argmax
+    states: Tensor | None = None  # [B, T, S] the acceptance's `target_states` at every node
+    extended: Tensor | None = None  # [B, T', V] as `raw`, behind the nodes of the draft that `extend` returned
+
+    @cached_property
+    def pick(self) -> Tensor:
+        """[B, T] int64: the likeliest token behind each node; the lowest id on ties."""
+        return argmax(self.logits)
+
+    @cached_property
+    def probs(self) -> Tensor:
+        """[B, T, V] float32: the probabilities of `logits`; a point mass at temperature 0."""
+        if self.greedy:
+            return torch.zeros_like(self.logits).scatter_(-1, self.pick[..., None], 1.0)
+        return self.logits.softmax(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """The decision of an acceptance, row by row."""
+
+    path: Tensor  # [B, D] int64: node 0 and the accepted nodes in order; meaningless behind `count`
+    count: Tensor  # [B] int64 accepted nodes, node 0 not counted
+    next: Tensor  # [B] int64 the token behind the path: recovered or bonus
+    tested: Tensor | None = None  # [B, T] bool: the nodes whose test was reached
+    ratio: Tensor | None = None  # [B, T] float32: the acceptance probability of each tested node
+    deviation: Tensor | None = None  # [B] float32: accumulated deviation of a relaxed rule; see each rule
+    pick: Tensor | None = None  # [B, T] int64: the token that follows each node, if the rule determines all of them
+
+
+def without_excluded(draft: Draft, distributions: TargetDistributions, verdict: Verdict, uniforms: Uniforms) -> Verdict:
+    """The verdict without tokens that the request's constraints and filters exclude: for rules that are relaxed.
+
+    A path ends before the first such token, and the token that follows it is then the target's own.
+    """
+    logits, path = distributions.logits, verdict.path
+    rows = torch.arange(len(path), device=path.device)
+    inside = torch.arange(path.shape[1], device=path.device) <= verdict.count[:, None]
+    path = path.masked_fill(~inside, 0)
+    tokens = draft.ids.gather(1, path)
+    stands = logits[rows[:, None], path[:, :-1], tokens[:, 1:]] > -torch.inf
+    count = (stands & inside[:, 1:]).cumprod(1).sum(1)
+    last = path.gather(1, count[:, None])[:, 0]
+    stays = (count == verdict.count) & (logits[rows, last, verdict.next] > -torch.inf)
+    if path.device.type == "cpu" and bool(stays.all()):  # elsewhere the host would wait
+        return verdict
+    own = distributions.pick[rows, last]
+    if not distributions.greedy:
+        own = uniforms.draw(logits[rows, last].softmax(-1), "next after an excluded one")
+    return replace(verdict, count=count, next=torch.where(stays, verdict.next, own))
+
+
+@dataclass(frozen=True, eq=False)
+class RoundResult:
+    """One round, as drafters and length controllers observe it after the commit."""
+
+    draft: Draft
+    verdict: Verdict
+    distributions: TargetDistributions
+    before: np.ndarray  # [B] lengths before the round's commit
+    gained: np.ndarray  # [B] tokens committed, cut at an end token or the length limit
+    states: Tensor | None = None  # [B, T, S] the drafter's `target_states` at every node, and behind them its queries'
+
+    def levels(self) -> tuple[np.ndarray, np.ndarray]:
+        """The accepted and the drafted levels of each row, both [B], on the host; 0 of rows that are `uncontrolled`."""
+        drafted = torch.where(self.draft.tested, self.draft.depth, 0).amax(1).cpu().numpy()
+        accepted, others = self.verdict.count.cpu().numpy(), self.draft.uncontrolled
+        return (accepted, drafted) if others is None else (np.where(others, 0, accepted), np.where(others, 0, drafted))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EarlyStates:
+    """The first `layers` layers, run on every node by the drafter; their K/V are where the verify pass reads them."""
+
+    layers: int
+    states: Tensor  # [B, T, E] inputs of the next layer
+    taps: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> [B, T, E] outputs of more of these layers
+
+    def outputs(self, width: int) -> dict[int, Tensor]:
+        """Layer -> [B, width, E] its outputs, as far as they are known; only those of real nodes mean anything."""
+        known = {**self.taps, self.layers - 1: self.states}
+        return {layer: states[:, :width] for layer, states in known.items()}
+
 
 Siblings = Literal["without", "with"]  # how siblings are sampled: without replacement, or independently
 
@@ -360,3 +581,54 @@ class SpeculativeSampler:
         """All stages that the spec has."""
         stages = (self.draft, self.shape, self.length, *self.logits, self.accept, self.cache, self.texts)
         return tuple(stage for stage in stages if stage is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """The queries behind one node."""
+
+    step: tuple[int, ...]  # of each, from 0; in ascending order
+    above: tuple[int, ...]  # the query that each continues, -1 for the node itself
+
+    @property
+    def steps(self) -> int:
+        return max(self.step) + 1
+
+    @staticmethod
+    def single(steps: int) -> Chains:
+        """One query a step, each behind the one before."""
+        return Chains(tuple(range(steps)), tuple(range(-1, steps - 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Splice:
+    """Where the queries of one step begin inside the stack."""
+
+    layer: int  # whose outputs at the nodes are their source; they run the layers behind it
+    make: Callable[[Tensor], Tensor]  # outputs [.., E] -> the queries' states [.., E]
+
+
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """The queries behind the nodes of a draft. Of a row they are numbered behind its own nodes, without a gap."""
+
+    chains: Chains
+    index: Tensor  # [B, L, T] int64: the number of query l of node n among the row's nodes and queries, -1: none
+    counts: np.ndarray  # [B, L] on the host: each row's queries 0, queries 1, and so on
+    inputs: Tensor | None = None  # [L, E] input vectors
+    splices: tuple[Splice, ...] = ()  # one a step instead of `inputs`: one query a step then
+
+    def rows(self, rows: np.ndarray) -> Queries:
+        """The queries of these rows."""
+        where = torch.from_numpy(rows).to(self.index.device)
+        return replace(self, index=self.index[where], counts=self.counts[rows])
+
+    def until(self, length: int) -> Queries:
+        """The first `length` queries of each node."""
+        return replace(self, index=self.index[:, :length], counts=self.counts[:, :length])
+
+    @property
+    def total(self) -> np.ndarray:
+        """[B] queries of each row."""
+        total: np.ndarray = self.counts.sum(1)
+        return total

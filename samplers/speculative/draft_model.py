@@ -19,10 +19,9 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from ..prefix_reuse import DraftReuse
-from .contracts import DecodeContext, Draft, DraftModel, RoundResult, Uniforms
+from .contracts import DecodeContext, Draft, DraftModel, LogitsOverIds, RoundResult, Uniforms
 from .forward import catch_up_groups
-from .over_ids import LogitsOverIds
-from .shape._growth import packed
+from .shape.tree_growth import packed
 
 
 class DraftModelState(DraftModel):

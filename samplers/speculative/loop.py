@@ -27,16 +27,22 @@ from ..events import Accepted, Event, Finished, RowFinished, Started
 from ..host_transfer import to_host
 from ..logprobs import LogprobRecorder
 from ..ops.confidence import probability_of
-from ..ops.processing import Processing
 from ..request import Request
 from ..rng import assign_rows
-from . import one_pass
-from .contracts import DecodeContext, Draft, RoundResult, SpeculativeSampler, TargetDistributions, Verdict
-from .forward import VerifyForward
+from . import prompt_decode as one_pass
+from .contracts import (
+    DecodeContext,
+    Draft,
+    RoundResult,
+    SpeculativeSampler,
+    TargetDistributions,
+    Verdict,
+    without_excluded,
+)
+from .forward import VerifyForward, shared_length
+from .ops.processing import Processing
 from .recorder import TraceRecorder
-from .rounds import without_excluded
 from .sequences import Sequences
-from .shared_prompt import shared_length
 from .uniforms import RoundUniforms
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.samplers.continuous.methods._cspd_published import TRIES
+from pardec.samplers.continuous.methods.cspd import TRIES
 from pardec.samplers.ops.density_ratios import LastTransition, last_accepted, log_ratio, share
+from pardec.samplers.speculative.accept.code_features import CodeFeatures, nearest
 from pardec.samplers.speculative.accept.greedy import Greedy
 from pardec.samplers.speculative.accept.gsd import Grouped
 from pardec.samplers.speculative.accept.lantern import Lantern
 from pardec.samplers.speculative.accept.speculative import Speculative
 from pardec.samplers.speculative.accept.typical import Typical
-from pardec.samplers.speculative.code_features import CodeFeatures, nearest
 from pardec.samplers.speculative.contracts import Acceptance, Draft, TargetDistributions
 
 Case = dict[str, Any]

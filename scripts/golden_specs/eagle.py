@@ -19,7 +19,6 @@ from pardec.models.caches.kv_cache import KVCache
 from pardec.models.draft_modules.load import load_draft_module
 from pardec.models.hidden import Hidden
 from pardec.models.plan import Plan, Visible
-from pardec.samplers.ops.verification import judge
 from pardec.samplers.spec import parse
 from pardec.samplers.speculative.accept.greedy import Greedy
 from pardec.samplers.speculative.contracts import (
@@ -31,8 +30,9 @@ from pardec.samplers.speculative.contracts import (
     Verdict,
 )
 from pardec.samplers.speculative.draft.eagle import Eagle
-from pardec.samplers.speculative.shape._growth import Tree
+from pardec.samplers.speculative.ops.verification import judge
 from pardec.samplers.speculative.shape.beam import Beam
+from pardec.samplers.speculative.shape.tree_growth import Tree
 
 _SCORES = 1e-4  # of cumulative log probabilities, which are recorded with five digits
 _Path = tuple[int, ...]

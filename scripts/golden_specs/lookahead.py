@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pardec.samplers.speculative.draft._ngrams import Pool
+from pardec.samplers.speculative.draft.lookahead import Pool
 
 Case = dict[str, Any]
 CALLS: dict[str, Any] = {}  # none is a decode

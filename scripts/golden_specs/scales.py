@@ -18,7 +18,7 @@ from pardec.models.images.contracts import Imaging
 from pardec.models.scales.contracts import ScaleModel
 from pardec.samplers.ops.distribution import filter_logits
 from pardec.samplers.ops.inverse_cdf import sample
-from pardec.samplers.scales.methods import _maps
+from pardec.samplers.scales.methods import map_decoding as _maps
 
 
 @dataclass(frozen=True)

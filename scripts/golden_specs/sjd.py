@@ -12,7 +12,6 @@ from torch import Tensor
 
 from golden_specs import Case, Reader, Replay
 from golden_specs.llamagen import LOOSE, apart, arguments, model_of
-from pardec.samplers.ops.verification import follow
 from pardec.samplers.spec import parse
 from pardec.samplers.speculative.accept.speculative import Speculative
 from pardec.samplers.speculative.contracts import (
@@ -26,9 +25,10 @@ from pardec.samplers.speculative.contracts import (
     Uniforms,
     Verdict,
 )
-from pardec.samplers.speculative.draft._window import Iterate
 from pardec.samplers.speculative.draft.jacobi import Jacobi
+from pardec.samplers.speculative.draft.jacobi_window import Iterate
 from pardec.samplers.speculative.draft.sjd import Sjd, WindowState
+from pardec.samplers.speculative.ops.verification import follow
 
 
 class _Differs(Exception):

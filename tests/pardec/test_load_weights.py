@@ -15,7 +15,7 @@ import pardec
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.load import load
 from pardec.models.loading.update import load_weights
-from pardec.samplers.speculative.draft._skipping import shared_search
+from pardec.samplers.speculative.draft.layerskip import shared_search
 from tests.models import llamagen_files
 from tests.models.adapters import pairs, write_adapter
 from tests.models.toys import llama_config, llama_folder, llama_tensors, write_checkpoint

@@ -12,7 +12,7 @@ import pardec
 from pardec.cli import run
 from pardec.images.pngs import BLANK
 from pardec.samplers.events import Step
-from pardec.samplers.masked import forward
+from pardec.samplers.masked import predict as forward
 from pardec.views import image_view, order_image
 from pardec.views.unfinished import Codes, unfinished
 from tests.models.captioned_folders import SIDE, folder

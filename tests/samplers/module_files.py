@@ -22,7 +22,7 @@ from pardec.requests import draft_models
 from pardec.samplers.ops.judge_heads import JudgeHead
 from pardec.samplers.speculative.accept import judge as accept_judge
 from pardec.samplers.speculative.contracts import RoundResult
-from pardec.samplers.speculative.draft._behind import QueryState
+from pardec.samplers.speculative.draft.probe_drafter import QueryState
 from tests.models.draft_modules import dflash_writer
 from tests.reference import eagle_folders, head_folders, naive_kangaroo
 

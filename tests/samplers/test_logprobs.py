@@ -20,9 +20,9 @@ from pardec.samplers import logprobs as recording
 from pardec.samplers import registry
 from pardec.samplers.events import Finished, RowFinished, Started, Step
 from pardec.samplers.logprobs import TokenLogprobs
-from pardec.samplers.masked.forward import MaskedForward
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.masked.loop import decode as decode_masked
+from pardec.samplers.masked.predict import MaskedForward
 from pardec.samplers.ops import chunked_distribution
 from pardec.samplers.request import Allowed, Request
 from pardec.samplers.rng import JoinableSource

@@ -13,23 +13,298 @@ last accepted counts, and zeros may remain, so that a row depends on its batch. 
 `mode=exact` is not theirs; it runs the target on each group from what precedes it, drafts included, in one call.
 Exact: no: the published ratio is not that of the tokens' distributions, and drafts behind a replaced one stay; the
 deviation is not bounded. With `mode=exact` the distribution is that of `mar` with the same steps, last, guidance, head.
+
+The parameters of `cspd`, which both of its rounds read.
+
+A second model of vectors that draws ahead of the target: how it is loaded, and what it drafts.
+
+A round of `cspd` that keeps the target's distribution: speculative sampling on whole denoising paths.
+
+A round of `cspd` as its authors publish it: steps of the draft, and one call of the target that tests them all.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
-from pardec.models.continuous.contracts import ContinuousModel
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.continuous.contracts import ContinuousModel, Head, States, check_pair
 from pardec.models.errors import ModelError, SpecError
 
+from ...ops.denoising_paths import DenoisingPath, Last, log_density, rescore, token, trace, width
+from ...ops.density_ratios import LastTransition, first_accepted, last_accepted, last_transition, log_ratio, share
+from ...ops.unmasking import Guidance
 from ...registry import register
+from ...spec import ModelName
 from ..contracts import ContinuousContext, RoundResult
-from ._cspd_exact import exact_round
-from ._cspd_published import published_round
-from ._cspd_settings import CSpDSettings
-from ._drafting import Drafter
+from .drafting_ahead import Group, LookaheadMethod, group_indices, group_states, raster_order
+
+
+@dataclass(frozen=True)
+class CSpDSettings(LookaheadMethod):
+    """Checked when they are set."""
+
+    draft: Annotated[ModelName | None, "of the drafting checkpoint: embedded name, folder or hub id"] = None
+    k: Annotated[int, "steps that the draft takes before the target tests them"] = 8
+    mode: Annotated[Literal["reference", "exact"], "as published, or keeping the target's distribution"] = "reference"
+    steps: Annotated[int, "of the schedule, at most one a token; models that predict one by one take all"] = 64
+    guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
+    last: Annotated[Last | None, "the token, at a path's end: map, x1 or noise; none: map, or x1 with mode=exact"] = (
+        None
+    )
+    head: Annotated[int | None, "transitions of both heads; none takes the model's"] = None
+    prefill: Annotated[float, "share of the steps that the target takes alone, the first ones"] = 0.15
+    tau: Annotated[float, "mode=reference: how much wider the last transition's kernels are made for the test"] = 42.0
+    derived: Annotated[bool, "mode=reference: other transitions count as derived, not as published"] = False
+    reference: Annotated[bool, "mode=reference: the published tries for what is rejected, zeros included"] = False
+    slack: Annotated[float, "mode=exact: factor of the ratio; above 1 it accepts more and is no longer exact"] = 1.0
+
+    def __post_init__(self) -> None:
+        if self.last is None:
+            object.__setattr__(self, "last", "map" if self.mode == "reference" else "x1")
+        super().__post_init__()
+        self.require("k", least=1)
+        if not 0 <= self.prefill <= 1:
+            raise SpecError(f"cspd: prefill is a share from 0 to 1, got {self.prefill}")
+        if not (self.tau > 0 and math.isfinite(self.tau)):
+            raise SpecError(f"cspd: tau must be above 0, got {self.tau}")
+        if not (self.slack >= 1 and math.isfinite(self.slack)):
+            raise SpecError(f"cspd: slack must be at least 1, got {self.slack}")
+        other_mode = {"exact": ("tau", "derived", "reference"), "reference": ("slack",)}[self.mode]
+        for name in other_mode:
+            if getattr(self, name) != getattr(type(self), name):
+                raise SpecError(f"cspd: {name}={getattr(self, name)} does not apply to mode={self.mode}")
+        if self.mode == "reference" and self.last != "map":
+            raise SpecError(
+                f"cspd: mode=reference tests the mean of the last transition, and last={self.last} uses another end",
+                hint="leave last out, or use mode=exact",
+            )
+        if self.mode == "exact" and self.last == "map" and self.k > 1:
+            raise SpecError(
+                f"cspd: last=map with k={self.k} is not exact: later drafts depend on the draft's last mean, "
+                "and the target's differs",
+                hint="use last=x1, last=noise or k=1",
+            )
+
+
+class Drafter:
+    """The model that drafts, for a request. What rows are live is none of its business."""
+
+    def __init__(self, draft_model: ContinuousModel, context: ContinuousContext) -> None:
+        target = context.model
+        check_pair(draft_model, target)
+        # The same checkpoint gives the same distributions: two calls must not differ by rounding.
+        self.same = draft_model is target or (
+            draft_model.name == target.name
+            and _folder(draft_model) == _folder(target) is not None
+            and draft_model.weights_version == target.weights_version == 0
+        )
+        self.model = target if self.same else draft_model
+        self.head: Head = context.head if self.same else draft_model.head.respaced(context.head.steps)
+
+
+def _folder(model: ContinuousModel) -> Path | None:
+    return model.path and model.path.resolve()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drafts:
+    """N drafted tokens, row after row in raster order."""
+
+    wanted: Tensor  # [n, S] bool: which they are
+    number: Tensor  # [n, S] int64: which group each belongs to, the number of groups where none is drafted
+    path: DenoisingPath
+    states: States  # the drafter's
+    latents: Tensor  # [n, S, d]: what is known and what is drafted
+    forwards: np.ndarray  # [n] calls that drafted for each row
+
+
+def draft(context: ContinuousContext, drafter: Drafter, groups: list[Group], last: Last) -> Drafts:
+    """Samples the groups one after the other, each from those before it, with the noise that the target would use."""
+    images, latents = context.images, context.images.latents.clone()
+    paths: list[DenoisingPath] = []
+    all_states: list[States] = []
+    for group in groups:
+        known = images.known(group.start)
+        states = context.states(
+            known, group.wanted, group.scale, model=drafter.model, name="draft backbone", latents=latents
+        )
+        with context.watch("draft head"):
+            noise = images.noise(group.wanted, "token", width(drafter.head))
+            path = trace(drafter.head, states, noise, temperature=context.request.temperature)
+        latents[group.wanted] = token(path, drafter.head, last)
+        paths.append(path)
+        all_states.append(states)
+    rows, index = torch.cat([group.wanted.nonzero() for group in groups]).unbind(1)
+    order = raster_order(rows, index, images.tokens)
+    number = group_indices(groups)
+    forwards = np.sum([group.stop > group.start for group in groups], axis=0)
+    return Drafts(
+        number < len(groups), number, _join_paths(paths, order), _join_states(all_states).take(order), latents, forwards
+    )
+
+
+def _join_states(states: list[States]) -> States:
+    cond = torch.cat([each.cond for each in states])
+    uncond = [each.uncond for each in states if each.uncond is not None]
+    scale = [each.scale for each in states if each.scale is not None]
+    return States(cond, torch.cat(uncond), torch.cat(scale)) if uncond else States(cond)
+
+
+def _join_paths(paths: list[DenoisingPath], order: Tensor) -> DenoisingPath:
+    points, means, deviations = (
+        torch.cat([getattr(path, field.name) for path in paths], 1)[:, order] for field in fields(DenoisingPath)
+    )
+    return DenoisingPath(points, means, deviations)
+
+
+_ROWS = 256  # tries at once, unless there are more tokens to try for
+_TRIES = 2**16  # for a token: right densities need more once in 10^5 tokens at worst
+
+
+def exact_round(method: CSpDSettings, context: ContinuousContext, drafter: Drafter) -> RoundResult:
+    """Drafts k groups, tests each from what precedes it, and commits all up to the first group with a rejection."""
+    images, temperature, last = context.images, context.request.temperature, method.last_kind
+    groups = method.next_groups(context, method.k)
+    drafts = draft(context, drafter, groups, last)
+    states, rows = group_states(context, groups, drafts.latents)
+    images.add_forward()
+    with context.watch("head"):
+        # A draft by the target itself has the same distribution: only rounding could reject.
+        own = drafts.path if drafter.same else rescore(context.head, states, drafts.path, temperature=temperature)
+        ratio = log_density(own, last) - log_density(drafts.path, last)
+        passed = images.uniforms(drafts.wanted, "accept").log() < ratio + math.log(method.slack)
+        tokens = token(own, context.head, last)
+        accepted = torch.zeros_like(drafts.wanted)
+        accepted[drafts.wanted] = passed
+        stays, again, dropped = split_drafts(accepted, drafts.number, len(groups))
+        if bool(again.any()):
+            tokens = tokens.clone()
+            which = again[drafts.wanted]
+            tokens[which] = _residual(context, drafter, again, states.take(which), drafts.states.take(which), last)
+    final = stays | again
+    inside = final[drafts.wanted]
+    images.commit(final, tokens[inside], ratio[inside].exp().clamp(max=1))
+    images.visits += dropped  # the next draft there has other noise
+    return RoundResult(
+        drafted=final.sum(1).cpu().numpy(),
+        accepted=stays.sum(1).cpu().numpy(),
+        draft_forwards=drafts.forwards,
+        contexts=rows,
+    )
+
+
+def split_drafts(accepted: Tensor, number: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The drafts that stay, those that are sampled again, and those that are dropped; [n, S] bool each.
+
+    `accepted` [n, S] marks those that passed; `number` [n, S] is the group of each draft, `count` where there is none.
+    Nothing stays of groups behind the first one with a rejection.
+    """
+    rejected = (number < count) & ~accepted
+    first = torch.where(rejected, number, count).amin(1, keepdim=True)
+    return accepted & (number <= first), rejected & (number == first), (number < count) & (number > first)
+
+
+def _residual(
+    context: ContinuousContext, drafter: Drafter, again: Tensor, target: States, other: States, last: Last
+) -> Tensor:
+    """[m, d]: tokens for those that `again` marks, sampled from the residual max(0, p - q) over paths.
+
+    Target paths are tried until one is accepted; tries are numbered, so that which one depends on no other token.
+    """
+    images, temperature = context.images, context.request.temperature
+    result = torch.empty(len(target), context.head.size, device=images.device)
+    left = torch.arange(len(result), device=images.device)
+    past, size = 0, 1  # tries so far, and tries that come next
+    while len(left):
+        if past >= _TRIES:
+            raise ModelError(
+                f"cspd: none of {past} draws of {context.model.name} passed for a token of {drafter.model.name}: the "
+                "densities are not those of what is drawn",
+                hint="load both models with dtype=float32, or decode with mar",
+            )
+        open_ = torch.zeros_like(again)
+        open_[again] = torch.isin(torch.arange(len(result), device=left.device), left)
+        tries = range(past, past + size)
+        noise = torch.cat([images.noise(open_, "residual", width(context.head), again=number) for number in tries])
+        u = torch.cat([images.uniforms(open_, "residual accept", again=number) for number in tries])
+        which = left.repeat(size)
+        path = trace(context.head, target.take(which), noise, temperature=temperature)
+        drafts = rescore(drafter.head, other.take(which), path, temperature=temperature)
+        ratio = log_density(path, last) - log_density(drafts, last)
+        if bool(ratio.isnan().any()):  # none would ever be accepted
+            raise ModelError(
+                f"{context.model.name} or {drafter.model.name} gives densities that are not numbers",
+                hint="load both with dtype=float32",
+            )
+        passed = (u < share(ratio)).view(size, len(left))
+        accepted, first = passed.any(0), passed.int().argmax(0)
+        tokens = token(path, context.head, last).view(size, len(left), -1)
+        result[left[accepted]] = tokens[first, torch.arange(len(left), device=left.device)][accepted]
+        left = left[~accepted]
+        past, size = past + size, max(1, min(2 * size, _ROWS // max(1, len(left))))
+    return result
+
+
+TRIES = 100  # proposals for a token that is rejected
+
+
+def published_round(method: CSpDSettings, context: ContinuousContext, drafter: Drafter) -> RoundResult:
+    """Drafts to the next step that the target tests at, every k-th and the last, and commits all of it."""
+    images, schedule = context.images, method.schedule(context)
+    first = int(schedule.step(images.count)[0])  # nothing is ever dropped: all rows are at the same step
+    stop = min(first - first % -method.k, len(schedule) - 1)
+    groups = method.next_groups(context, stop - first + 1)
+    drafts = draft(context, drafter, groups, "map")
+    # The target sees what it knew at its last test: no draft of this round.
+    states = context.states(images.known(), drafts.wanted, groups[-1].scale)
+    images.add_forward()
+    with context.watch("head"):
+        noise = images.noise(drafts.wanted, "token", width(context.head))
+        own = trace(context.head, states, noise, temperature=context.request.temperature)
+        target, other = last_transition(own), last_transition(drafts.path)
+        drafted = token(drafts.path, context.head, "map")
+        ratio = log_ratio(drafted, target, other, tau=method.tau, derived=method.derived)
+        accepted = images.uniforms(drafts.wanted, "accept").log() < ratio
+        tokens = drafted
+        if not bool(accepted.all()):
+            tokens = drafted.clone()
+            tokens[~accepted] = _replacements(method, context, drafts.wanted, accepted, target, other)
+    images.commit(drafts.wanted, tokens, ratio.exp().clamp(max=1))
+    stays = torch.zeros_like(drafts.wanted)
+    stays[drafts.wanted] = accepted
+    return RoundResult(
+        drafted=drafts.wanted.sum(1).cpu().numpy(), accepted=stays.sum(1).cpu().numpy(), draft_forwards=drafts.forwards
+    )
+
+
+def _replacements(
+    method: CSpDSettings,
+    context: ContinuousContext,
+    wanted: Tensor,
+    accepted: Tensor,
+    target: LastTransition,
+    other: LastTransition,
+) -> Tensor:
+    """[rejected, d]: tokens in place of the rejected ones among the `wanted`."""
+    images, size = context.images, context.head.size
+    if not method.reference:  # only those that need it are tried
+        wanted = wanted.clone()
+        wanted[wanted.clone()] = ~accepted
+        target, other = target.take(~accepted), other.take(~accepted)
+    normals = images.noise(wanted, "residual", TRIES * size).view(-1, TRIES, size).transpose(0, 1)
+    uniforms = images.uniforms(wanted, "residual accept", TRIES).T
+    proposals = target.mean + target.log_deviation.exp() * normals
+    passed = share(log_ratio(proposals, target, other, derived=method.derived)) > uniforms
+    if method.reference:
+        return last_accepted(proposals, passed)[~accepted]
+    return first_accepted(proposals, passed, target.mean)
 
 
 @register(

@@ -28,7 +28,7 @@ from ...ops.denoising_paths import Last
 from ...ops.unmasking import Guidance
 from ...registry import register
 from ..contracts import ContinuousContext, RoundResult
-from ._ahead import LookaheadMethod, group_indices, group_states
+from .drafting_ahead import LookaheadMethod, group_indices, group_states
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 from ...ops.denoising_paths import Last
 from ...ops.unmasking import Guidance
 from ...registry import register
-from ._groups import GroupMethod
+from .groups import GroupMethod
 
 
 @register("sequential", stage="vectors", paper="arXiv:2406.11838", exact="distribution", checked="hand")

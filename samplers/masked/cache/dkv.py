@@ -29,7 +29,7 @@ from pardec.models.model import LanguageModel
 
 from ...registry import register
 from ..contracts import Cache, Canvas, QuerySpec
-from ._changes import LastTokens, elapsed, rows_predicting
+from .changes import LastTokens, elapsed, rows_predicting
 
 
 @register(

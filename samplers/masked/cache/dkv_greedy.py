@@ -24,7 +24,7 @@ from pardec.models.errors import SpecError
 
 from ...registry import register
 from ..contracts import Cache, Canvas, MaskedSampler, QuerySpec
-from ._changes import LastTokens, elapsed
+from .changes import LastTokens, elapsed
 
 
 @register(

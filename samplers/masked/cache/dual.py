@@ -21,7 +21,7 @@ import numpy as np
 
 from ...registry import register
 from ..contracts import Canvas
-from ._span_cache import SpanCache
+from .span_cache import SpanCache
 
 
 @register(

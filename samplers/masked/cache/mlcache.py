@@ -23,10 +23,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 
-from ...ops.schedule import block_share
 from ...registry import register
 from ..contracts import Cache, Canvas, MaskedSampler, QuerySpec
-from ._changes import elapsed, refuse_shadows
+from ..ops.schedule import block_share
+from .changes import elapsed, refuse_shadows
 
 _WARMUP = 0.3  # of the steps of a schedule
 

@@ -33,7 +33,7 @@ from pardec.models.model import LanguageModel
 
 from ...registry import register
 from ..contracts import Cache, Canvas, MaskedSampler, QuerySpec
-from ._changes import elapsed, refuse_shadows
+from .changes import elapsed, refuse_shadows
 
 _LEAST = 1 / 32  # share of the answer, in front of the peak
 _PUBLISHED = ((0.75, 0.12, 0.52), (0.5, 1 / 6, 5 / 6))  # peak, first and last, of LLaDA and of shifted families

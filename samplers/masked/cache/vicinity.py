@@ -20,7 +20,7 @@ import numpy as np
 
 from ...registry import register
 from ..contracts import Canvas
-from ._span_cache import PublishedCounts, SpanCache
+from .span_cache import PublishedCounts, SpanCache
 
 
 @register(

@@ -33,7 +33,7 @@ from pardec.models.errors import SpecError
 
 from ...registry import register
 from ..contracts import Canvas, Finish, MaskedSampler, Predictions, Proposal, Request
-from ..layout import visible_open
+from ..query_plan import visible_open
 
 _BOUNDS = (0.33, 0.67)  # of the progress, between early, mid and late
 

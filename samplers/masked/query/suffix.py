@@ -22,7 +22,7 @@ import numpy as np
 
 from ...registry import register
 from ..contracts import Canvas, Request
-from ._suffix import SuffixQuery
+from .suffix_window import SuffixQuery
 
 
 @register("suffix", stage="query", paper="arXiv:2601.17917", checked="reference:reference.naive_query.suffix")

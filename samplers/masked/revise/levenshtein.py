@@ -19,24 +19,128 @@ Deviates from published engines (SGLang's JointThresholdInDel, whose budgets the
 steps back while a mask of its own is left): the mask is no prediction, so that no token becomes a mask again; the bound
 on steps counts the positions that the block generates. The experts of a block's pool are the family's affair.
 Exact: no.
+
+What a block has been while it was edited, and how many steps it has had.
+
+Where the tokens of a block go when some of them are deleted, and masks are inserted before others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
-from ...ops.edits import edit_sources
-from ...ops.rank import top
+from ...ops.distribution import Distribution
+from ...ops.rank import argmax, best, top
 from ...registry import register
 from ..contracts import Canvas, Proposal, Revise, Revision, Writing
-from ._edit_history import EditHistory, without
+
+
+@dataclass
+class EditHistory:
+    """The active block of each row so far; S steps at most."""
+
+    own: Tensor  # [B, W] bool: masks of the block itself, or what was written there; not those that edits inserted
+    size: Tensor  # [B] how many these were
+    steps: Tensor  # [B]
+    after: Tensor  # [B] of these, steps that began with none of the block's own masks
+    blocks: Tensor  # [B, S, W] int64: the tokens at the start of each step; -1 of no step
+    writes: Tensor  # [B, S, W] int64: what it wrote, -1 where nothing
+
+    @classmethod
+    def empty(cls, canvas: Canvas, most: int) -> EditHistory:
+        """Before the first step; a block has `most` at most."""
+        none = torch.zeros_like(canvas.window, dtype=torch.bool)
+        count = torch.zeros(len(canvas), dtype=torch.int64, device=none.device)
+        steps = torch.full((len(canvas), most, none.shape[1]), -1, device=none.device)
+        return cls(none, count, count, count, steps, steps)
+
+    def enter(self, canvas: Canvas, masks: Tensor) -> None:
+        """Rows that have come to a new block begin anew; `masks` [B, W] are open."""
+        new = torch.from_numpy(canvas.entered).to(masks.device)
+        self.own = torch.where(new[:, None], masks, self.own)
+        self.size = torch.where(new, masks.sum(1), self.size)
+        self.steps, self.after = (torch.where(new, 0, count) for count in (self.steps, self.after))
+        self.blocks, self.writes = (torch.where(new[:, None, None], -1, each) for each in (self.blocks, self.writes))
+
+    def count(self, filled: Tensor, post: int) -> Tensor:
+        """Counts a step, of a block whose own masks are gone where `filled` [B]; whether it is the last, [B] bool."""
+        self.steps, self.after = self.steps + 1, self.after + filled
+        return (self.after >= post) | (self.steps > self.size + post)
+
+    def untried(self, tokens: Tensor, writes: Tensor, sure: Tensor, ids: Tensor, distribution: Distribution) -> Tensor:
+        """`ids` [B, W] with another token at the least `sure` change of rows whose `tokens` [B, W] were met before."""
+        met = (self.blocks == tokens[:, None]).all(-1).any(1, keepdim=True)
+        changes = writes & (ids != tokens) & met
+        which = changes & best(torch.where(changes, -sure, -torch.inf))
+        row, column = which.cpu().numpy().nonzero()
+        if not len(row):
+            return ids
+        at = torch.from_numpy(row).to(ids.device), torch.from_numpy(column).to(ids.device)
+        earlier = self.writes.transpose(1, 2)[at]  # [n, S]
+        return _other(ids, at, earlier, distribution)
+
+    def record(self, tokens: Tensor, writes: Tensor, ids: Tensor) -> None:
+        """The step's block and what it writes, [B, W] each."""
+        at = (self.steps - 1)[:, None, None].expand(-1, 1, tokens.shape[1])
+        self.blocks = self.blocks.scatter(1, at, tokens[:, None])
+        self.writes = self.writes.scatter(1, at, torch.where(writes, ids, -1)[:, None])
+
+    def move(self, source: Tensor) -> None:
+        """What is known of each position goes where its token goes."""
+        self.own = self.own.gather(1, source.clamp(min=0)) & (source >= 0)
+
+
+def without(forbidden: Sequence[int], which: Tensor, ids: Tensor, distribution: Distribution) -> Tensor:
+    """`ids` [B, W] with the best token that is not `forbidden` in the place of those at `which` [B, W]."""
+    row, column = which.cpu().numpy().nonzero()
+    if not len(row):
+        return ids
+    at = torch.from_numpy(row).to(ids.device), torch.from_numpy(column).to(ids.device)
+    return _other(ids, at, ids.new_tensor(forbidden).expand(len(row), -1), distribution)
+
+
+def _other(ids: Tensor, at: tuple[Tensor, Tensor], barred: Tensor, distribution: Distribution) -> Tensor:
+    """`ids` [B, W] with the best tokens `at` n places that are none of `barred` [n, K], -1 being none."""
+    flat = (at[0] * ids.shape[1] + at[1]).cpu().numpy()
+    logits = distribution.logits_at(np.asarray(flat))
+    never = torch.zeros(len(flat), logits.shape[1] + 1, dtype=torch.bool, device=ids.device)
+    never.scatter_(1, torch.where(barred < 0, logits.shape[1], barred), True)
+    logits = logits.masked_fill(never[:, :-1], -torch.inf)
+    tokens = torch.where(logits.amax(1) > -torch.inf, argmax(logits), ids[at])
+    return ids.index_put(at, tokens)
+
+
+def edit_sources(movable: Tensor, deleted: Tensor, split: Tensor) -> Tensor:
+    """[B, W] int64: the position whose token each position takes over, -1 for a new mask.
+
+    What is not `movable` stays, and tokens move between such positions alone: a stretch of movable ones is filled up
+    with masks at its end, or loses there what it has no room for. All are bool [B, W].
+
+    >>> true = torch.ones(1, 5, dtype=torch.bool)
+    >>> edit_sources(true, torch.arange(5) == 1, torch.arange(5) == 3).tolist()
+    [[0, 2, -1, 3, 4]]
+    """
+    width, device = movable.shape[1], movable.device
+    order = torch.arange(width, device=device).expand_as(movable)
+    count = torch.where(deleted, 0, torch.where(split, 2, 1)) * movable
+    total = count.cumsum(1)
+    begin = torch.where(movable, 0, order + 1).cummax(1).values  # of the stretch
+    before = torch.where(movable, 0, total).cummax(1).values  # tokens that come of earlier stretches
+    stop = torch.where(movable, width, order).flip(1).cummin(1).values.flip(1)
+    last = begin + total - before - 1  # where a token goes: behind the mask that is inserted before it
+    target = torch.where(movable, last, order)
+    target = torch.where(movable & ((count == 0) | (last >= stop)), width, target)
+    source = torch.full((len(movable), width + 1), -1, device=device)
+    return source.scatter_(1, target, order)[:, :-1]
 
 
 @register(

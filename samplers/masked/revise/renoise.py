@@ -17,9 +17,9 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
-from ...ops.denoising import Denoising, DenoisingState
 from ...registry import register
 from ..contracts import Canvas, MaskedSampler, Proposal, Revise, Revision, Writing
+from ..ops.denoising import Denoising, DenoisingState
 
 
 @register(

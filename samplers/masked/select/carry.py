@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from ...ops.rank import descending
-from ...ops.schedule import BlockClock, even_share
 from ...registry import register
 from ..contracts import Canvas, Proposal, Select
+from ..ops.schedule import BlockClock, even_share
 
 
 @dataclass

@@ -28,9 +28,9 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...ops.rank import best, top, top_as_published
-from ...ops.schedule import BlockClock, times
 from ...registry import register
 from ..contracts import Canvas, Proposal, Select
+from ..ops.schedule import BlockClock, times
 
 
 @dataclass

@@ -18,9 +18,9 @@ from typing import Annotated, ClassVar
 
 from pardec.models.errors import SpecError
 
-from ...ops.denoising import Denoising, DenoisingState
 from ...registry import register
 from ..contracts import Canvas, Choice, MaskedSampler, Proposal, Select
+from ..ops.denoising import Denoising, DenoisingState
 
 
 @register(

@@ -26,9 +26,9 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...ops.rank import top
-from ...ops.schedule import BlockClock
 from ...registry import register
 from ..contracts import Canvas, Proposal, Select
+from ..ops.schedule import BlockClock
 
 
 @dataclass

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from ...ops.rank import best, descending, top, top_as_published
-from ...ops.schedule import block_begin, block_share, even_share, total_steps
 from ...registry import register
 from ..contracts import Canvas, Proposal, Propose, Request, Select
+from ..ops.schedule import block_begin, block_share, even_share, total_steps
 
 
 @dataclass

@@ -24,9 +24,9 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...ops.rank import top
-from ...ops.schedule import BlockClock, even_share
 from ...registry import register
 from ..contracts import Canvas, Proposal, Select
+from ..ops.schedule import BlockClock, even_share
 
 _LEAST = 1e-12  # added to a probability before its logarithm
 

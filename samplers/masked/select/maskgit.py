@@ -27,10 +27,10 @@ from pardec.models.errors import SpecError
 
 from ...limits import MOST
 from ...ops.rank import top
-from ...ops.schedule import BlockClock, block_begin, total_steps
 from ...registry import register
 from ...rng import gumbel, wide
 from ..contracts import Canvas, MaskedSampler, Proposal, Select
+from ..ops.schedule import BlockClock, block_begin, total_steps
 
 _LEAST = 1e-20  # a probability below it is ranked as it
 

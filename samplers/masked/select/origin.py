@@ -21,9 +21,9 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...ops.schedule import BlockClock, commit_share, total_steps
 from ...registry import register
 from ..contracts import Canvas, Proposal, Select
+from ..ops.schedule import BlockClock, commit_share, total_steps
 
 _AHEAD = 16  # steps that are drawn at once
 

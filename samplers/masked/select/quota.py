@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from ...ops.rank import top
-from ...ops.schedule import even_share
 from ...registry import register
 from ..contracts import Canvas, Proposal, Select
+from ..ops.schedule import even_share
 
 
 @dataclass

@@ -25,10 +25,10 @@ from pardec.models.errors import SpecError
 
 from ...limits import RANGE, divides
 from ...ops.rank import top, top_as_published
-from ...ops.schedule import BlockClock, commit_share, total_steps
 from ...registry import register
 from ...rng import gumbel, wide
 from ..contracts import Canvas, Proposal, Select
+from ..ops.schedule import BlockClock, commit_share, total_steps
 
 
 @dataclass

@@ -25,7 +25,7 @@ from ...registry import register
 from ...spec import ModelName
 from ..contracts import RoundResult, ScaleContext
 from ..forward import ScaleForward
-from ._maps import MapMethod, Order
+from .map_decoding import MapMethod, Order
 
 
 class Collaboration:

@@ -28,7 +28,7 @@ from pardec.models.scales.contracts import ScaleModel
 from ...registry import register
 from ..contracts import RoundResult, ScaleContext
 from ..forward import ScaleForward
-from ._maps import MapMethod, Order
+from .map_decoding import MapMethod, Order
 
 
 @dataclass(eq=False)

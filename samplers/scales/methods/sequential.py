@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ...registry import register
-from ._maps import MapMethod, Order
+from .map_decoding import MapMethod, Order
 
 
 @register("sequential", stage="maps", paper="arXiv:2404.02905", exact="distribution", checked="golden/var joint")

@@ -27,9 +27,9 @@ import torch
 from pardec.models.errors import SpecError
 
 from ...ops.rank import argmax
-from ...ops.tree_walk import descend, reached
 from ...registry import register
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
+from ..ops.tree_walk import descend, reached
 
 
 @register("bild", stage="accept", paper="arXiv:2302.07863", checked="hand")

@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from ...ops.rank import argmax
-from ...ops.relaxed import relaxed
-from ...ops.verification import Exact, Trial, judge
 from ...registry import register
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
+from ..ops.relaxed import relaxed
+from ..ops.verification import Exact, Trial, judge
 
 
 @register(

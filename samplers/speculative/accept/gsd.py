@@ -28,11 +28,11 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ...ops.relaxed import relaxed
-from ...ops.verification import Exact, Trial, judge
 from ...registry import register
-from ..code_features import CodeFeatures
 from ..contracts import Acceptance, DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
+from ..ops.relaxed import relaxed
+from ..ops.verification import Exact, Trial, judge
+from .code_features import CodeFeatures
 
 _COMPARED = 10000  # rows of the authors' table of distances
 

@@ -35,10 +35,10 @@ from pardec.models.errors import ModelError, SpecError
 from pardec.models.hidden import TargetStates
 
 from ...ops.judge_heads import JudgeHead, load_judge, locate_judge
-from ...ops.verification import Exact, follow, judge, judge_siblings
 from ...registry import register
 from ...request import Request
 from ..contracts import Acceptance, DecodeContext, Draft, SpeculativeSampler, TargetDistributions, Uniforms, Verdict
+from ..ops.verification import Exact, follow, judge, judge_siblings
 
 
 @dataclass(frozen=True, slots=True, eq=False)

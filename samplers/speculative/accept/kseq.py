@@ -22,8 +22,6 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...ops.tree_walk import Walk
-from ...ops.verification import judge, total
 from ...registry import register
 from ...rng import wide
 from ..contracts import (
@@ -36,6 +34,8 @@ from ..contracts import (
     Uniforms,
     Verdict,
 )
+from ..ops.tree_walk import Walk
+from ..ops.verification import judge, total
 
 _HALVINGS = 36  # of an interval as long as k: finer than float32 probabilities
 

@@ -39,13 +39,13 @@ from pardec.models.errors import SpecError
 
 from ...limits import MOST
 from ...ops.neighbourhood import mass_within
-from ...ops.relaxed import relaxed
-from ...ops.transport import move_probability
-from ...ops.tree_walk import longest, reached
-from ...ops.verification import Trial, judge, total
 from ...registry import register
-from ..code_features import CodeFeatures, token_neighbours
 from ..contracts import Acceptance, DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
+from ..ops.relaxed import relaxed
+from ..ops.transport import move_probability
+from ..ops.tree_walk import longest, reached
+from ..ops.verification import Trial, judge, total
+from .code_features import CodeFeatures, token_neighbours
 
 
 @register(

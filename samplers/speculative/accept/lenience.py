@@ -28,10 +28,10 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...ops.relaxed import relaxed
-from ...ops.verification import Exact, Trial, follow, judge
 from ...registry import register
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
+from ..ops.relaxed import relaxed
+from ..ops.verification import Exact, Trial, follow, judge
 
 _LEAST = 1e-4  # of eps, whose square divides probabilities in float32
 

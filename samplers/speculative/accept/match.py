@@ -20,10 +20,10 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ...ops.verification import follow
 from ...registry import register
 from ...rng import gumbel, wide
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
+from ..ops.verification import follow
 
 
 @register(

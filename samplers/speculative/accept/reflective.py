@@ -19,6 +19,8 @@ follows instructions for the second opinion to be worth anything.
 Deviates from the paper: the last token is not copied, since no drafted token follows it; the probe's words and alpha
 are not the authors', who have published no code. Trees are refused: each path would need a copy of its own.
 Exact: no, except with alpha=0, where nothing is added to the pass and the rule is `speculative`.
+
+The nodes that `reflective` adds behind a draft: a probe, and the draft once more.
 """
 
 from __future__ import annotations
@@ -26,18 +28,61 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...ops.rank import argmax
-from ...ops.relaxed import relaxed
-from ...ops.verification import Exact, Trial, follow, judge
 from ...registry import register
 from ..contracts import Acceptance, DecodeContext, Draft, SpeculativeSampler, TargetDistributions, Uniforms, Verdict
-from ._reflection import Reflection
+from ..ops.relaxed import relaxed
+from ..ops.verification import Exact, Trial, follow, judge
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reflection:
+    """The probe's tokens [P] int64, which all rows of a request share, and its context."""
+
+    probe: Tensor
+    context: DecodeContext
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Rows that leave do not change it."""
+
+    def put(self, where: np.ndarray, other: Reflection) -> None:
+        """Nor do rows that join."""
+
+    def added(self, draft: Draft) -> np.ndarray:
+        """[B] nodes behind each row's own; -1 in rows without a draft, or without the room for them."""
+        added = len(self.probe) + draft.sizes - 2  # the last token is not copied: no drafted token follows it
+        fits = (draft.sizes > 1) & (draft.base + draft.sizes + added <= self.context.text.limit)
+        result: np.ndarray = np.where(fits, added, -1)
+        return result
+
+    def extended(self, draft: Draft) -> Draft:
+        """The chains with the probe and their second copies behind them."""
+        probe, device = self.probe, draft.tokens.device
+        sizes = draft.sizes + self.added(draft).clip(0)
+        size, width = torch.from_numpy(draft.sizes).to(device)[:, None], int(sizes.max())
+        behind = torch.arange(width, device=device) - size  # where in what is added
+        copied = (behind - len(probe) + 1).clamp(0, draft.width - 1)
+        tokens = torch.where(behind < 0, pad(draft.tokens, (0, width))[:, :width], draft.tokens.gather(1, copied))
+        if len(probe):
+            inside = (behind >= 0) & (behind < len(probe))
+            tokens = torch.where(inside, probe[behind.clamp(0, len(probe) - 1)], tokens)
+        return Draft(tokens, sizes, draft.base)
+
+    def second(self, draft: Draft) -> Tensor:
+        """[B, T] int64: of each node that a drafted token follows, the fed node that predicts it again; else -1."""
+        size = np.where(self.added(draft) >= 0, draft.sizes, 0)
+        last = torch.from_numpy(size).to(draft.tokens.device)[:, None] - 1
+        order = torch.arange(draft.width, device=last.device)
+        return torch.where(order < last, last + len(self.probe) + order, -1)
+
 
 _PROBE = " Let me check this again: "
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from ...ops.verification import judge
 from ...registry import register
 from ..contracts import Acceptance, Draft, Siblings, TargetDistributions, Uniforms, Verdict
+from ..ops.verification import judge
 
 
 @register(

@@ -20,10 +20,10 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from ...ops.tree_walk import longest, reached
-from ...ops.verification import follow
 from ...registry import register
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
+from ..ops.tree_walk import longest, reached
+from ..ops.verification import follow
 
 
 @register("topk", stage="accept", paper="arXiv:1811.03115", checked="reference:samplers.speculative.test_topk.naive")

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from ...ops.rank import argmax
-from ...ops.tree_walk import longest, reached
 from ...registry import register
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
+from ..ops.tree_walk import longest, reached
 
 
 @register(

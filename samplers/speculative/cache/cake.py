@@ -16,15 +16,21 @@ each row has its own, unless `reference` is set; excess goes round until none is
 text. The whole text's keys and values stay in memory here, beside the copies that are read. Not built: eviction layer
 by layer while the prompt is fed, which bounds the memory and not what is kept.
 Exact: no; while a text has at most `budget` tokens, nothing is left out.
+
+What the rows of a request have kept of their texts, where what was evicted is never seen again.
+
+How many slots each layer keeps, and which: the formulas of `cake`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
@@ -34,9 +40,107 @@ from pardec.models.errors import SpecError
 
 from ...registry import register
 from ..contracts import DecodeContext
-from ..reading import Choice, CommittedSlots, Reading, Renewal
-from ._eviction import Eviction
-from ._layer_budgets import best, indicator, layer_budgets, preference
+from ..sparse_kv import Choice, CommittedSlots, Reading, Renewal
+
+
+@dataclass
+class Eviction(Renewal):
+    """Slots that are kept, beside when rows were last filled; rows are first, and 0 is nothing in all of it."""
+
+    first: np.ndarray  # [B] the slot from which on nothing has been evicted
+    budgets: np.ndarray  # [B, L] slots that each layer keeps below that; all 0: not known yet
+    survivors: Tensor  # [B, L, N, K] int64: slots below `first` that are kept, plus 1, in order
+
+    @staticmethod
+    def start(rows: int, refresh: int) -> Eviction:
+        """Rows that have evicted nothing."""
+        zeros = np.zeros(rows, dtype=np.int64)
+        none = torch.zeros(rows, 0, 0, 0, dtype=torch.int64)
+        return Eviction(np.full(rows, refresh), zeros, zeros.copy(), np.zeros((rows, 0), dtype=np.int64), none)
+
+    def candidates(self, layer: int, rows: np.ndarray, stop: np.ndarray, heads: int) -> Tensor:
+        """[b, S, K] the slots of `rows` [b] below `stop` [b] that are left in a layer, in order; -1 behind them."""
+        begin = torch.from_numpy(np.minimum(self.first[rows], stop))[:, None]
+        fresh = begin + torch.arange(max(0, int((stop - begin[:, 0].numpy()).max())))
+        fresh = torch.where(fresh < torch.from_numpy(stop)[:, None], fresh, -1)
+        both = fresh[..., None].expand(-1, -1, heads)
+        if self.survivors.shape[1]:
+            survivors = self.survivors[torch.from_numpy(rows), layer, :, :heads] - 1
+            both = torch.cat((survivors, both), 1)
+        none = torch.iinfo(both.dtype).max
+        ordered = torch.where(both < 0, none, both).sort(1).values
+        size = int((ordered < none).sum(1).max())
+        return torch.where(ordered == none, -1, ordered)[:, :size]
+
+    def keep_slots(self, rows: np.ndarray, chosen: Sequence[Tensor], first: np.ndarray) -> None:
+        """From now on `rows` [b] keep `chosen` [b, N, K] of each layer, and all from `first` [b] on."""
+        most = [max(each.shape[axis] for each in chosen) for axis in (1, 2)]
+        wide = [F.pad(each + 1, (0, most[1] - each.shape[2], 0, most[0] - each.shape[1])) for each in chosen]
+        new = torch.stack(wide, 1)
+        shape = [max(sizes) for sizes in zip(self.survivors.shape[1:], new.shape[1:], strict=True)]
+        self.survivors, new = (_widened(each, shape) for each in (self.survivors, new))
+        self.survivors = self.survivors.index_copy(0, torch.from_numpy(rows), new)
+        self.first = self.first.copy()
+        self.first[rows] = first
+
+
+def _widened(value: Tensor, shape: Sequence[int]) -> Tensor:
+    """`value` [B, ...] with zeros behind it up to `shape`."""
+    return F.pad(value, [size for to, of in zip(shape[::-1], value.shape[:0:-1], strict=True) for size in (0, to - of)])
+
+
+def preference(attention: Tensor, tau1: float, tau2: float) -> Tensor:
+    """[B] float64 of one layer: disp^(1/tau1) var^(1/tau2) of attention [B, H, n, S] over the older slots.
+
+    disp = -sum A log A over heads, queries and slots; var = the sum over heads and slots of the queries' variance.
+    """
+    a = attention.double()
+    disp = -torch.xlogy(a, a).sum((1, 2, 3))
+    return disp ** (1 / tau1) * a.var(2).sum((1, 2)) ** (1 / tau2)
+
+
+def layer_budgets(preferences: np.ndarray, average: int, most: int) -> np.ndarray:
+    """[L] int64: `average` L slots in proportion to `preferences` [L], at most `most` a layer; the excess goes round.
+
+    >>> layer_budgets(np.array([8.0, 1.0, 1.0]), 10, 20).tolist()
+    [20, 5, 5]
+    """
+    count, total = len(preferences), min(average, most) * len(preferences)
+    whole = preferences.sum()
+    shares = preferences / whole if np.isfinite(whole) and whole > 0 else np.full(count, 1 / count)
+    budgets = np.minimum((shares * total).astype(np.int64), most)
+    while (left := total - int(budgets.sum())) > 0:
+        room = np.flatnonzero(budgets < most)
+        budgets[room] += left // len(room)
+        budgets[room[: left % len(room)]] += 1
+        budgets = np.minimum(budgets, most)
+    return budgets
+
+
+def indicator(attention: Tensor, heads: int, gamma: float) -> Tensor:
+    """[B, S, K]: mean + gamma var over the queries of attention [B, H, n, S], pooled over 5 slots, meaned over a group.
+
+    Of a single query the variance counts for nothing.
+    """
+    score = attention.mean(2)
+    if attention.shape[2] > 1:
+        score = score + gamma * attention.var(2)
+    pooled = F.avg_pool1d(score, 5, stride=1, padding=2)
+    return rearrange(pooled, "b (k g) s -> b s k g", k=heads).mean(-1)
+
+
+def best(slots: Tensor, score: Tensor, budget: Tensor) -> Tensor:
+    """[B, N, K]: of the candidates `slots` [B, S, K] (-1: none) the `budget` [B] of the highest score, in order.
+
+    N is the largest budget; -1 fills a row that has a smaller one.
+    """
+    score = score.masked_fill(slots < 0, -torch.inf)
+    rank = score.argsort(dim=1, descending=True, stable=True).argsort(1)
+    survivors = (rank < budget[:, None, None]) & (slots >= 0)
+    none = torch.iinfo(slots.dtype).max
+    ordered = torch.where(survivors, slots, none).sort(1).values[:, : int(budget.max())]
+    return torch.where(ordered == none, -1, ordered)
+
 
 _ALL = 1 << 40  # one layer may keep nearly everything: the cache is as long as the text
 

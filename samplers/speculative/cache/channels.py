@@ -7,9 +7,9 @@ Post-Training Sparse Attention with Double Sparsity, https://arxiv.org/abs/2408.
     the first `sink` tokens and the last `window` ones;  attention over them is exact
 
 Labels come from `label_channels.json` beside the checkpoint or from `file`, which `calibrate` and `write_labels` of
-`models.caches.label_channels` make; without them each row's come from the last `calibration` tokens of its prompt. Prompts are fed
-densely. All keys and values stay in memory, and only PyTorch's attention leaves slots out: what is saved is what a
-kernel for it would not read.
+`models.caches.label_channels` make; without them each row's come from the last `calibration` tokens of its prompt.
+Prompts are fed densely. All keys and values stay in memory, and only PyTorch's attention leaves slots out: what
+is saved is what a kernel for it would not read.
 
 Deviates from the authors' code, whose channels are single ones, whose top slots alone are seen, and whose labels may be
 of 4 bits: pairs, which RoPE rotates into each other, and a sink and a window.
@@ -33,7 +33,7 @@ from pardec.models.model import LanguageModel
 
 from ...registry import register
 from ..contracts import DecodeContext, SpeculativeSampler
-from ..reading import QueryReading, demand_plain_decoder, refuse_searches
+from ..sparse_kv import QueryReading, demand_plain_decoder, refuse_searches
 
 
 @register(

@@ -26,7 +26,7 @@ from pardec.models.kv_stores.gear import LowRankResidual
 from pardec.models.kv_stores.kivi import PerChannel, PerToken
 
 from ...registry import register
-from ._stored import StoredKV
+from .stored_cache import StoredKV
 
 _LONGEST = 128  # tokens of a chunk: where an outlier stands fits two bytes, of heads of at most 256 channels
 

@@ -19,7 +19,7 @@ from pardec.models.kv_stores.contracts import Store
 from pardec.models.kv_stores.int8 import TokenInt8
 
 from ...registry import register
-from ._stored import StoredKV
+from .stored_cache import StoredKV
 
 
 @register("int8", stage="cache", family="ar", paper="arXiv:1712.05877", checked="reference:reference.naive_stores.int8")

@@ -23,7 +23,7 @@ from pardec.models.kv_stores.contracts import Exact, Store
 from pardec.models.kv_stores.kivi import PerChannel, PerToken
 
 from ...registry import register
-from ._stored import StoredKV
+from .stored_cache import StoredKV
 
 
 @register(

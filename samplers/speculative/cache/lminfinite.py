@@ -23,8 +23,8 @@ from pardec.models.model import LanguageModel
 
 from ...registry import register
 from ..contracts import Cache, SpeculativeSampler
-from ..reading import demand_plain_decoder, refuse_searches
-from ._window import window_cache
+from ..sparse_kv import demand_plain_decoder, refuse_searches
+from .window_settings import window_cache
 
 
 @register(

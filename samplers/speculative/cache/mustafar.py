@@ -21,7 +21,7 @@ from pardec.models.kv_stores.contracts import Store
 from pardec.models.kv_stores.mustafar import Pruned
 
 from ...registry import register
-from ._stored import StoredKV
+from .stored_cache import StoredKV
 
 
 @register(

@@ -26,7 +26,7 @@ from torch import Tensor
 from pardec.models.caches.compact_cache import text_keys
 
 from ...registry import register
-from ..reading import Choice, CommittedSlots, Reading
+from ..sparse_kv import Choice, CommittedSlots, Reading
 
 
 @register(

@@ -28,7 +28,7 @@ from pardec.models.kv_stores.contracts import Store
 from pardec.models.kv_stores.rotatekv import Rotated
 
 from ...registry import register
-from ._stored import StoredKV
+from .stored_cache import StoredKV
 
 _CLIP = 0.8  # the authors' at 2 bits
 

@@ -24,8 +24,8 @@ from pardec.models.model import LanguageModel
 
 from ...registry import register
 from ..contracts import DecodeContext
-from ..reading import Choice, CommittedSlots, Reading
-from ._window import window_cache
+from ..sparse_kv import Choice, CommittedSlots, Reading
+from .window_settings import window_cache
 
 
 @register(

@@ -30,7 +30,7 @@ from pardec.models.model import LanguageModel
 
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, Uniforms
-from ._history import PerRow, chain
+from .text_history import PerRow, chain
 
 
 @register(

@@ -16,6 +16,8 @@ Deviates from the papers: only the copy is judged in rounds in which it was not 
 rounds count more than older ones; no bounds of confidence. Every row decides by its own past alone. Costs are not
 measured, so that the same text is drafted the same way on every machine.
 Exact: greedy and distribution, with an exact acceptance.
+
+Two drafters by turns: what each has been worth to a row, and one draft of both for rows side by side.
 """
 
 from __future__ import annotations
@@ -24,15 +26,130 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
-from pardec.models.errors import SpecError
+from pardec.models.errors import PardecError, SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
-from ._arms import Arms, joined
-from ._nested import Nesting, nested, not_the_spec_of
+from ..sequences import Sequences
+from .nested_drafter import Nesting, nested, not_the_spec_of
+from .text_history import NGramIndex, PerRow
+
+_SIZES = (1, 2, 3)  # tokens of a match that are told apart
+_START = (2.0, 2.0, 2.5, 3.5)  # what a copy behind a match of 0, 1, .. tokens is thought to give at first, as one round
+_FADE_COPY = 0.85
+_FADE_MODEL = 0.9
+
+
+@dataclass
+class Arms:
+    """What two drafters have given, and what each was asked for in this round; rows are live rows."""
+
+    model: Any  # the drafters' states
+    copy: Any
+    texts: PerRow[NGramIndex]
+    gained: np.ndarray  # [B] tokens of the model's rounds, fading
+    cost: np.ndarray  # [B] of these rounds
+    copied: np.ndarray  # [B, N] tokens that copies gave, by the match's length
+    rounds: np.ndarray  # [B, N] of these
+    size: np.ndarray  # [B] the match's length in this round
+    guess: np.ndarray  # [B, K] what the copy guesses in this round
+    count: np.ndarray  # [B] tokens of it
+    used: np.ndarray  # [B] bool: and it is the draft
+    token: float  # cost of a position fed to the target, in forwards of it
+    forward: float = 0.0  # cost of a forward of the model
+
+    @staticmethod
+    def start(model: Any, copy: Any, rows: int, token: float) -> Arms:
+        """Before the first round, with these states of the drafters."""
+        nothing, none = np.zeros(rows), np.zeros(rows, dtype=np.int64)
+        copied = np.tile(np.array(_START), (rows, 1))
+        texts = PerRow(NGramIndex(_SIZES) for _ in range(rows))
+        guess = np.zeros((rows, 0), dtype=np.int64)
+        sums = nothing, nothing.copy(), copied, np.ones_like(copied)
+        return Arms(model, copy, texts, *sums, none, guess, none.copy(), none > 0, token)
+
+    def failure(self) -> PardecError:
+        """The error for logits of the drafting model that are not finite."""
+        error: PardecError = self.model.failure()
+        return error
+
+    def choose(self, copied: Draft, text: Sequences) -> None:
+        """Which rows use `copied` in this round."""
+        self.guess, self.count = copied.tokens[:, 1:].cpu().numpy(), copied.sizes - 1
+        for at, index in enumerate(self.texts.rows):
+            index.grow(text.row(at)[len(index.text) :].tolist())
+        self.size = np.array([index.longest() for index in self.texts.rows])
+        rate = self._mean() / (1 + self.token * self.count)
+        self.used = (self.count > 0) & (rate > self.gained / self.cost)
+
+    def learn(self, outcome: RoundResult, text: Sequences, price: np.ndarray) -> None:
+        """Counts a round; `price` [B] is what the model's draft cost."""
+        played = ~self.used & (outcome.draft.sizes > 1)
+        fade = np.where(played, _FADE_MODEL, 1)
+        self.gained = self.gained * fade + np.where(played, outcome.gained, 0)
+        self.cost = self.cost * fade + np.where(played, price, 0)
+        row, known = np.arange(len(played)), self.count > 0
+        fade = np.where(known, _FADE_COPY, 1)
+        for sums, more in ((self.copied, self.would_give(outcome, text)), (self.rounds, known)):
+            sums[row, self.size] = sums[row, self.size] * fade + np.where(known, more, 0)
+
+    def would_give(self, outcome: RoundResult, text: Sequences) -> np.ndarray:
+        """[B] tokens that the round's copy gave, or would have value."""
+        order = np.arange(self.guess.shape[1])
+        where = np.minimum(outcome.before[:, None] + order, text.host.shape[1] - 1)
+        known = order < np.minimum(outcome.gained, self.count)[:, None]
+        same = known & (text.host[np.arange(len(self.size))[:, None], where] == self.guess)
+        agreed = same.cumprod(1).sum(1)
+        open_end = (agreed == outcome.gained) & (agreed < self.count)
+        tokens = np.minimum(agreed + np.where(open_end, np.maximum(1, self._mean()), 1), self.count + 1)
+        result: np.ndarray = np.where(self.used, outcome.gained, tokens)
+        return result
+
+    def _mean(self) -> np.ndarray:
+        """[B] tokens that a copy behind this round's match gives."""
+        row = np.arange(len(self.size))
+        value: np.ndarray = self.copied[row, self.size] / self.rounds[row, self.size]
+        return value
+
+
+def joined(drafted: Draft, copied: Draft, used: np.ndarray) -> Draft:
+    """The chains of `copied` in the rows `used` [B], the draft of a model in the others."""
+    if used.all():
+        return replace(copied, uncontrolled=used)
+    width, device = max(drafted.width, copied.width), drafted.tokens.device
+    rows = torch.from_numpy(used).to(device)[:, None]
+    more = width - drafted.width
+
+    def wide(value: Tensor, fill: float = 0) -> Tensor:
+        return pad(value.expand(len(used), -1), (0, more), value=fill)
+
+    chain = pad(copied.tokens, (0, width - copied.width))
+    order = torch.arange(width, device=device)
+    tree = drafted.parents is not None
+    q = drafted.q
+    if q is not None:
+        point = torch.zeros(len(used), width, q.shape[-1], dtype=q.dtype, device=device)
+        point.scatter_(2, chain.clamp(min=0)[..., None], 1)
+        q = torch.where(rows[..., None], point, pad(q, (0, 0, 0, more)))
+    return replace(
+        drafted,
+        tokens=torch.where(rows, chain, wide(drafted.tokens)),
+        sizes=np.where(used, copied.sizes, drafted.sizes),
+        parents=torch.where(rows, order - 1, wide(drafted.parent)) if tree else None,
+        depths=torch.where(rows, order, wide(drafted.depth)) if tree else None,
+        levels=max(drafted.deepest, copied.width - 1) if tree else None,
+        verify=None if drafted.verify is None else rows | wide(drafted.verify),
+        point=None if drafted.point is None else ~rows & wide(drafted.point),
+        q=q,
+        uncontrolled=used,
+    )
+
 
 _ACCEPTANCE = 0.4  # of the model's first tokens at first, as two rounds
 _COST = 0.1  # of a drafting forward where the drafter cannot tell

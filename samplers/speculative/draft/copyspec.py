@@ -25,7 +25,7 @@ from pardec.models.model import LanguageModel
 
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, Uniforms
-from ._history import NGramIndex, PerRow, chain, repeated
+from .text_history import NGramIndex, PerRow, chain, repeated
 
 
 @register(

@@ -32,9 +32,8 @@ from pardec.models.model import LanguageModel
 
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
-from ._exit_choice import Choice
-from ._exit_states import ExitStates
-from ._exits import parse_exits
+from .exit_states import Choice, ExitStates
+from .exits import parse_exits
 
 
 @register("del", stage="draft", paper="arXiv:2504.05598", exact="greedy", checked="joint")

@@ -15,21 +15,219 @@ estimate a_j of an acceptance and not the highest probability: `fallback:below=.
 Deviates from the authors' code: rows of any lengths in a batch; every block has its full width, at the end of a text,
 too, so that a draft does not depend on the room that is left; q of DFlash 2 has the request's filters, theirs has none.
 Exact: greedy and distribution, with an exact acceptance.
+
+The state of a request whose drafts are blocks of masks, denoised in one pass behind the target's states.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
+from pardec.models.draft_modules.dflash import DFlashModule
+from pardec.models.errors import PardecError
 from pardec.models.hidden import Hidden
+from pardec.models.plan import Plan, Visible
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
-from ._block import BlockState
-from ._module import ModuleDrafter
+from ..contracts import DecodeContext, Draft, DraftModel, RoundResult, Uniforms
+from ..draft_model import depth_budget
+from .module_drafter import ModuleDrafter, module_failure
+
+_PENDING = 64  # positions that may wait while nothing is drafted: beyond, they are copied again each round for nothing
+
+
+class BlockState(DraftModel):
+    """A drafter of blocks during one request.
+
+    The cache contains the context's K/V below `cached`; `pending` are the inputs of the positions from there on that
+    have been verified since, `waiting` of them.
+    """
+
+    marginals: Tensor  # [B, D, Vd] logits of this round's blocks; [B, D, V] float32 without a Markov head
+    states: Tensor  # [B, D, E] the states behind them
+    memory: Tensor | None  # [B, T, r] of each node, of a Markov head that has one
+    estimates: Tensor | None  # [B, K] of the last forward
+    highest: Tensor  # [] the sum of the highest logits: see `models.finite`
+
+    def __init__(self, context: DecodeContext, module: DFlashModule) -> None:
+        self.context, self.module = context, module
+        self.cache = module.new_cache(len(context.text), int(context.text.limit.max()))
+        self.cached = np.zeros_like(context.text.length)
+        self.waiting = np.zeros_like(self.cached)
+        self.pending: Tensor | None = None  # [B, W, E]
+        self.level = 0  # levels of this round that the shape has asked for
+        # A distribution depends on the depth alone unless processors read the path.
+        self.pathless = not (context.request.processors or context.request.repetition_penalty is not None)
+
+    # --- the context ---
+
+    def read_prompt(self, rows: np.ndarray, hidden: Hidden) -> None:
+        """Makes K/V of the prompts of these rows."""
+        self.module.remember(self.module.fuse(self.module.states.of(hidden)), hidden.plan, self.cache)
+        self.cached[rows] = self.context.text.length[rows]
+
+    def follow(self, outcome: RoundResult) -> None:
+        """Keeps the target's states of the positions that a round has verified."""
+        if outcome.states is None:  # the prompt's round: see `read_prompt`
+            return
+        width, states = int(outcome.gained.max()), outcome.states
+        if outcome.draft.parents is not None:
+            path = outcome.verdict.path[:, :width, None]
+            states = states.gather(1, path.expand(-1, -1, states.shape[-1]))
+        fresh = self.module.fuse(states[:, :width])
+        if self.pending is None or not self.waiting.any():
+            self.pending, self.waiting = fresh, outcome.gained.copy()
+            return
+        old = int(self.waiting.max())
+        start = torch.from_numpy(self.waiting).to(fresh.device)[:, None]
+        index = start + torch.arange(fresh.shape[1], device=fresh.device)
+        merged = pad(self.pending[:, :old], (0, 0, 0, fresh.shape[1]))
+        self.pending = merged.scatter(1, index[..., None].expand_as(fresh), fresh)
+        self.waiting = self.waiting + outcome.gained
+        if old > _PENDING:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Makes K/V of what is pending."""
+        if self.pending is None or not self.waiting.any():
+            return
+        width = int(self.waiting.max())
+        plan = self._plan(self.cached, self.waiting, width)
+        self.module.remember(self.pending[:, :width], plan, self.cache)
+        self.cached = self.cached + self.waiting
+        self.waiting = np.zeros_like(self.cached)
+
+    # --- drafts ---
+
+    def draft(self, most: int, room: np.ndarray, uniforms: Uniforms) -> Draft:
+        """A draft of the spec's shape and length, at most `most` tokens and `room` [B] deep."""
+        context = self.context
+        budget = depth_budget(context, min(most, self.module.layout.depth), room)
+        if not (budget > 0).any():
+            return Draft.none(context.text)
+        self._catch_up()
+        self._denoise(np.flatnonzero(budget > 0), int(budget.max()))
+        shape = context.sampler.shape
+        assert shape is not None, "drafters with a model have a shape"
+        draft = shape.grow(self, context, budget, uniforms, context.state(shape))
+        return replace(draft, forwards=1, highest=self.highest)
+
+    def _denoise(self, live: np.ndarray, count: int) -> None:
+        """One pass over the blocks of the `live` rows, and the head on the first `count` of their drafts."""
+        module, text = self.module, self.context.text
+        every, width = len(live) == len(text), module.block_size
+        plan = self._plan(text.length[live] - 1, np.full(len(live), width), width)
+        tokens = torch.full_like(plan.slots, module.layout.mask)
+        tokens[:, 0] = text.last if every else text.last[torch.from_numpy(live).to(text.device)]
+        rows = None if every else torch.from_numpy(live).to(text.device)
+        states = module.run(replace(plan, tokens=tokens, rows=rows), self.cache, count)
+        marginals = module.logits(states)
+        self.highest = marginals.amax(-1).float().sum()
+        if module.transition is None:
+            marginals = module.over_vocabulary(marginals)
+        self.states = states if rows is None else _spread(states, rows, len(text))
+        self.marginals = marginals if rows is None else _spread(marginals, rows, len(text))
+        self.level, self.memory, self.estimates = 0, None, None
+
+    def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
+        """Behind the next level of nodes: all of one depth have the same block position."""
+        module, context, shape = self.module, self.context, self.context.sampler.shape
+        level, self.level = self.level, self.level + 1
+        raw, states = self.marginals[:, level : level + 1], self.states[:, level : level + 1]
+        processed = shape is None or not shape.unprocessed
+        wide = (-1, nodes.shape[1], -1)
+        if module.transition is None:
+            self.estimates = module.estimate(states, None)
+            if processed and self.pathless:
+                raw, processed = context.distribution(raw, draft, nodes[:, :1]), False
+            raw = raw.expand(wide)
+        else:
+            at = nodes.clamp(min=0)
+            states = states.expand(wide)
+            embedded = module.transition.embed(draft.tokens.gather(1, at))
+            raw, memory = module.transition.scores(raw, embedded, states, self._memory(draft, at))
+            self.estimates = module.estimate(states, embedded)
+            raw = module.over_vocabulary(raw)
+            if memory is not None:
+                self._remember(draft, nodes, memory)
+        return context.distribution(raw, draft, nodes) if processed else raw
+
+    def acceptance(self) -> Tensor | None:
+        return self.estimates
+
+    def prune(self, nodes: Tensor) -> None:
+        if self.memory is not None:
+            index = nodes.clamp(min=0, max=self.memory.shape[1] - 1)
+            self.memory = self.memory.gather(1, index[..., None].expand(-1, -1, self.memory.shape[-1]))
+
+    def _memory(self, draft: Draft, nodes: Tensor) -> Tensor | None:
+        """[B, K, r] what the parents of `nodes` hand on."""
+        if self.memory is None:
+            return None
+        parents = draft.parent.gather(1, nodes).clamp(min=0)
+        return self.memory.gather(1, parents[..., None].expand(-1, -1, self.memory.shape[-1]))
+
+    def _remember(self, draft: Draft, nodes: Tensor, memory: Tensor) -> None:
+        known = memory.new_zeros(len(memory), 0, memory.shape[-1]) if self.memory is None else self.memory
+        known = pad(known, (0, 0, 0, draft.width + 1 - known.shape[1]))
+        target = torch.where(nodes >= 0, nodes, draft.width)[..., None].expand_as(memory)
+        self.memory = known.scatter(1, target, memory)[:, :-1]
+
+    def _plan(self, first: np.ndarray, counts: np.ndarray, width: int) -> Plan:
+        """Positions and slots of `counts` [B] queries a row from `first` [B] on; tokens are to be filled in."""
+        device = self.context.text.device
+        same = bool((first == first[0]).all() and (counts == width).all())
+        start = torch.from_numpy(first).to(device)[:, None]
+        order = torch.arange(width, device=device)
+        slots = start + order
+        if not (counts == width).all():
+            slots = torch.where(order < torch.from_numpy(counts).to(device)[:, None], slots, -1)
+        stop = int(first[0]) + width
+        return Plan(
+            tokens=slots,
+            positions=slots,
+            slots=slots,
+            visible=Visible.bidirectional(),
+            lengths=torch.from_numpy(first + counts).to(device),
+            want=slots,
+            uniform=stop if same else None,
+            span=(stop - width, stop) if same else None,
+        )
+
+    def failure(self) -> PardecError:
+        """The error for logits of this round that are not finite."""
+        return module_failure(self.module, "load in float32")
+
+    # --- rows that leave and join ---
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps these live rows."""
+        self.cached, self.waiting = self.cached[rows], self.waiting[rows]
+        if len(rows):
+            index = torch.from_numpy(rows)
+            self.cache.keep(index)
+            if self.pending is not None:
+                self.pending = self.pending[index.to(self.pending.device)]
+
+    def put(self, where: np.ndarray, other: BlockState) -> None:
+        """The rows of `other` in place of the live rows at `where`."""
+        self._catch_up()
+        other._catch_up()
+        self.cached = self.cached.copy()
+        self.cached[where] = other.cached
+        self.cache.put(torch.from_numpy(where), other.cache)
+        self.pending = None
+
+
+def _spread(part: Tensor, rows: Tensor, batch: int) -> Tensor:
+    """[batch, ...] with `part` [b, ...] in `rows` [b], and zeros in the others."""
+    return part.new_zeros(batch, *part.shape[1:]).index_copy_(0, rows, part)
 
 
 @register(

@@ -30,8 +30,8 @@ from pardec.models.hidden import Hidden
 from ...registry import register
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
 from ..draft_model import DraftModelState
-from ._module import ModuleDrafter, module_of
-from ._pairs import PairState
+from .eagle_state import PairState
+from .module_drafter import ModuleDrafter, module_of
 
 
 class PromptPairState(PairState):

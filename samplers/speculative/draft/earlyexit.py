@@ -28,9 +28,8 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, EarlyStates, Uniforms
 from ..draft_model import DraftModelState
-from ..early_states import EarlyStates
 
 
 @register("earlyexit", stage="draft", paper="arXiv:2404.16710", exact="greedy", checked="joint")

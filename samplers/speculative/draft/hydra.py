@@ -26,8 +26,8 @@ from pardec.models.plan import Plan, Visible
 
 from ...registry import register
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
-from ._heads import HeadsState, StaticState
-from ._module import ModuleDrafter
+from .draft_heads import HeadsState, StaticState
+from .module_drafter import ModuleDrafter
 
 
 @register(

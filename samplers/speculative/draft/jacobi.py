@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...registry import register
-from ._window import JacobiWindow
+from .jacobi_window import JacobiWindow
 
 
 @register(

@@ -13,21 +13,142 @@ next one.
 
 Deviates from the authors' code: rows of any lengths in a batch, drafts of any shape, tokens that are sampled.
 Exact: greedy and distribution, with an exact acceptance.
+
+The target's first layers with an adapter behind them, drafting during one request.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
+from pardec.models.errors import PardecError
 from pardec.models.hidden import Hidden
+from pardec.models.plan import Plan, Visible
 
+from ...batching import put_rows
 from ...registry import register
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
-from ._adapter_state import AdapterState
-from ._module import ModuleDrafter
+from ..draft_model import DraftModelState
+from ..forward import catch_up_groups
+from .earlyexit import Shallow
+from .module_drafter import ModuleDrafter, module_failure
+
+
+class AdapterState(Shallow):
+    """The first layers on the target's cache, and the adapter behind them with a cache of its own, slot for slot.
+
+    Attributes:
+        adapted: [B] on the host: the first tokens of each row of which the adapter has K/V.
+        pending: [B, W, E] the outputs of the first layers that it was not fed: entry j of row b is of slot
+            adapted[b] + j. Those of all tokens before the last committed one are known.
+        adapter_slots: [B, T] the slot behind `start` of each node that it was fed, -1 of others; None: nothing.
+    """
+
+    def __init__(self, context: DecodeContext, module: Any) -> None:
+        super().__init__(context, context.model, context.cache, layers=slice(0, module.exit_layers))
+        rows = len(context.text)
+        self.module = module
+        self.adapter_cache = context.drafter_cache(module)
+        self.adapted = np.zeros(rows, dtype=np.int64)
+        self.pending = torch.zeros(rows, 0, module.width, dtype=module.dtype, device=module.device)
+        self.adapter_slots: Tensor | None = None
+
+    def read_prompt(self, rows: np.ndarray, hidden: Hidden) -> None:
+        """The outputs of the first layers at every position of these rows' prompts."""
+        self.pending = put_rows(self.pending, rows, self.module.states.of(hidden).to(self.pending))
+
+    def follow(self, outcome: RoundResult) -> None:
+        """Keeps the adapter's K/V of accepted tokens, and the states of those that it was not fed."""
+        if outcome.states is None:  # the prompt's round: see `read_prompt`
+            return
+        path, count, base = outcome.verdict.path, outcome.verdict.count, outcome.draft.base
+        order = torch.arange(path.shape[1], device=path.device)
+        lead = np.zeros_like(base)  # [B] nodes of the path, from node 0 on, that the adapter was fed
+        if self.adapter_slots is not None:
+            spare = outcome.draft.width - self.adapter_slots.shape[1]
+            slot = pad(self.adapter_slots, (0, max(0, spare)), value=-1).gather(1, path)
+            fed = ((slot >= 0) & (order <= count[:, None])).long().cumprod(1)
+            if outcome.draft.parents is not None:
+                start = self.start[:, None]
+                self.adapter_cache.move(start + slot, torch.where((fed > 0) & (slot != order), start + order, -1))
+            lead = fed.sum(1).cpu().numpy()
+        waiting = np.where(lead > 0, 0, base - self.adapted)
+        self.adapted = np.where(lead > 0, base + lead, self.adapted)
+        states = outcome.states.gather(1, path[..., None].expand(-1, -1, outcome.states.shape[-1])).to(self.pending)
+        most = int(waiting.max())
+        first = torch.from_numpy(waiting - lead).to(path.device)[:, None]
+        behind = torch.from_numpy(lead).to(path.device)[:, None]
+        index = torch.where(order >= behind, first + order, most + len(order))
+        room = most + len(order) + 1 - min(most, self.pending.shape[1])
+        merged = pad(self.pending[:, :most], (0, 0, 0, room))
+        self.pending = merged.scatter(1, index[..., None].expand_as(states), states)[:, :-1]
+
+    def failure(self) -> PardecError:
+        """The error for logits of this round that are not finite."""
+        error = module_failure(self.module)
+        return error if "its weight" in str(error) else super().failure()
+
+    def keep(self, rows: np.ndarray) -> None:
+        super().keep(rows)
+        self.adapted = self.adapted[rows]
+        self.pending = self.pending[torch.from_numpy(rows).to(self.pending.device)]
+        if len(rows):
+            self.adapter_cache.keep(torch.from_numpy(rows))
+
+    def put(self, where: np.ndarray, other: DraftModelState) -> None:
+        assert isinstance(other, AdapterState)
+        super().put(where, other)
+        self.adapted = put_rows(self.adapted, where, other.adapted)
+        self.pending = put_rows(self.pending, where, other.pending)
+        self.adapter_cache.put(torch.from_numpy(where), other.adapter_cache)
+
+    def _raw(self, draft: Draft, nodes: Tensor, *, subset: bool = False) -> Tensor:
+        begins = not self.slot.shape[1]
+        output = self._feed(draft, nodes)
+        plan, states = self.runs[-1][0], output.states[: len(nodes)]  # without the copies that guidance adds
+        if begins:
+            raw = self._adapt_committed(nodes, states)
+        else:
+            raw = self.module.run(replace(plan, soft=states, layers=None), self.adapter_cache).logits()
+        self.highest = self.highest + torch.where(nodes >= 0, raw.amax(-1), 0).sum()
+        return raw
+
+    def _adapt_committed(self, nodes: Tensor, states: Tensor) -> Tensor:
+        """Logits [B, 1, V] behind node 0, whose states are [B, 1, E], once the adapter was fed all tokens before it."""
+        live = np.flatnonzero((nodes[:, 0] >= 0).cpu().numpy())
+        missing = self.base[live] + 1 - self.adapted[live]
+        raw: Tensor | None = None
+        for group in catch_up_groups(missing):
+            rows = torch.from_numpy(live[group]).to(states.device)
+            count = torch.from_numpy(missing[group]).to(states.device)[:, None]
+            width = int(missing[group].max())
+            order = torch.arange(width, device=states.device)
+            first = torch.from_numpy(self.adapted[live[group]]).to(states.device)[:, None]
+            slots = torch.where(order < count, first + order, -1)
+            inputs = self.pending[rows, : width - 1]
+            inputs = pad(inputs, (0, 0, 0, width - inputs.shape[1]))
+            at = (count - 1)[..., None].expand(-1, -1, inputs.shape[-1])
+            plan = Plan(
+                tokens=torch.zeros_like(slots),
+                positions=slots,
+                slots=slots,
+                visible=Visible.causal(),
+                lengths=first[:, 0] + count[:, 0],
+                want=count - 1,
+                soft=inputs.scatter(1, at, states[rows].to(inputs)),
+                rows=None if len(group) == len(nodes) else rows,
+            )
+            logits = self.module.run(plan, self.adapter_cache).logits()
+            raw = logits.new_zeros(len(nodes), *logits.shape[1:]) if raw is None else raw
+            raw[rows] = logits
+        assert raw is not None, "some row drafts"
+        return raw
 
 
 @register(

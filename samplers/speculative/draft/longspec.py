@@ -32,7 +32,7 @@ from ...registry import register
 from ...request import Request
 from ..contracts import DecodeContext, Draft, RoundResult, SpeculativeSampler, Uniforms
 from ..draft_model import DraftModelState
-from ._module import ModuleDrafter, module_failure, module_of
+from .module_drafter import ModuleDrafter, module_failure, module_of
 
 
 @register(

@@ -12,10 +12,13 @@ Deviates from the authors' code: the pool begins with the prompt's n-grams, whic
 a whole guess and the token behind it may be accepted (`reference=true`: one token less); the window has its full width
 while its rows still grow, and ends at the length limit.
 Exact: greedy, and distribution with an exact acceptance: every guess is a point mass.
+
+A pool of n-grams by their first token, and a tree of guesses from it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -29,9 +32,50 @@ from ...limits import MOST_NODES
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from ..trees import compact
-from ._history import PerRow
-from ._ngrams import Pool, trie
-from ._window import random_tokens
+from .jacobi_window import random_tokens
+from .text_history import PerRow
+
+
+class Pool:
+    """Up to `most` continuations of each token, dropping the least recently added; None keeps all."""
+
+    def __init__(self, most: int | None) -> None:
+        self.most = most
+        self.after: dict[int, dict[tuple[int, ...], None]] = {}  # least recently added first
+
+    def add(self, token: int, following: tuple[int, ...]) -> None:
+        known = self.after.setdefault(token, {})
+        known.pop(following, None)
+        known[following] = None
+        if self.most is not None and len(known) > self.most:
+            del known[next(iter(known))]
+
+    def learn(self, tokens: np.ndarray, size: int) -> None:
+        """Adds every run of `size` tokens of a text [L], in order."""
+        text = tokens.tolist()
+        for start in range(len(text) - size + 1):
+            self.add(text[start], tuple(text[start + 1 : start + size]))
+
+    def continuations(self, token: int) -> tuple[tuple[int, ...], ...]:
+        """The continuations of `token`, most recently added last."""
+        return tuple(self.after.get(token, ()))
+
+
+def trie(guesses: Iterable[tuple[int, ...]], first: int) -> list[tuple[int, int, int]]:
+    """Token, parent and depth of each node of the tree of all `guesses` below node 0; indices start at `first`.
+
+    >>> trie([(5, 6), (5, 7), (4,)], 10)
+    [(5, 0, 1), (6, 10, 2), (7, 10, 2), (4, 0, 1)]
+    """
+    nodes: list[tuple[int, int, int]] = []
+    index: dict[tuple[int, ...], int] = {(): 0}
+    for guess in guesses:
+        for depth in range(1, len(guess) + 1):
+            path = guess[:depth]
+            if path not in index:
+                index[path] = first + len(nodes)
+                nodes.append((path[-1], index[path[:-1]], depth))
+    return nodes
 
 
 @dataclass(slots=True)

@@ -26,8 +26,8 @@ from pardec.models.model import LanguageModel
 
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, Uniforms
-from ._grid import columns
-from ._history import GridIndex, NGramIndex, PerRow, SuffixIndex, chain, repeated
+from .image_grid import columns
+from .text_history import GridIndex, NGramIndex, PerRow, SuffixIndex, chain, repeated
 
 Index = NGramIndex | SuffixIndex | GridIndex
 

@@ -25,8 +25,8 @@ from pardec.models.hidden import Hidden
 
 from ...registry import register
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
-from ._heads import StaticState
-from ._module import ModuleDrafter
+from .draft_heads import StaticState
+from .module_drafter import ModuleDrafter
 
 
 @register(

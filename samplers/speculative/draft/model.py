@@ -51,9 +51,8 @@ from ...spec import ModelName
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
 from ..draft_model import DraftModelState
 from ..shape.chain import Chain
-from ._checkpoint import check_device, check_pair, check_texts
-from ._cross_vocabulary import CrossVocabularyState
-from ._token_map import TokenMap
+from .cross_vocabulary import CrossVocabularyState, TokenMap
+from .draft_checkpoint import check_device, check_pair, check_texts
 
 
 @register("model", stage="draft", paper="arXiv:2211.17192", exact="greedy", checked="joint")

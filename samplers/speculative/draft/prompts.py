@@ -23,8 +23,8 @@ from typing import ClassVar
 from pardec.models.draft_modules.prompts import PromptVectors
 
 from ...registry import register
-from ..queries import Chains, Queries
-from ._behind import QueryDrafter
+from ..contracts import Chains, Queries
+from .probe_drafter import QueryDrafter
 
 
 @register(

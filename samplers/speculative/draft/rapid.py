@@ -12,14 +12,28 @@ acceptance `enrich` adds the paper's transfer from drafter to target.
 Deviates from the authors' code: chunks are ranked by the tokens that they share with the query and not by a second
 model's embeddings, and are cut anywhere; the query is what the prompt ends with; rows of any lengths in a batch.
 Exact: greedy and distribution, with an exact acceptance.
+
+Shared by drafters that read a shortened prompt: the text behind it is the row's own, at nearer positions.
+
+BM25: how well chunks of tokens answer a query, by the tokens that they have in common.
+
+The Probabilistic Relevance Framework: BM25 and Beyond, https://doi.org/10.1561/1500000019
+
+    score(c) = sum over tokens t of the query  idf(t) n(t, c) (k1 + 1) / (n(t, c) + k1 (1 - b + b |c| / mean |c|))
+    idf(t) = log(1 + (N - N_t + 1/2) / (N_t + 1/2)),  N_t of the N chunks contain t
+
+Terms are token ids, so that nothing has to be known of the language.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError
@@ -27,12 +41,71 @@ from pardec.models.model import LanguageModel
 from pardec.models.trimmed import parameters_read
 
 from ...conditioning import conditioned_model
-from ...ops.bm25 import bm25
 from ...registry import register
 from ...spec import ModelName
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
-from ._checkpoint import check_pair
-from ._short_context import ShortContextState
+from ..draft_model import DraftModelState
+from .draft_checkpoint import check_pair
+
+
+class ShortContextState(DraftModelState):
+    """A drafting model whose text is a short prompt [P_b] of each row and what the row has generated."""
+
+    lag: np.ndarray  # type: ignore[misc,assignment]  # [B] tokens of each row's prompt that the model does not read
+    short: Tensor  # [B, P] int64 the short prompts, on the text's device
+    prompt: np.ndarray  # [B] their lengths
+
+    def __init__(self, context: DecodeContext, model: LanguageModel, prompts: Sequence[np.ndarray]) -> None:
+        """`prompts` of each live row, which end as the row's own prompt does."""
+        text = context.text
+        self.prompt = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
+        self.lag = text.prompt - self.prompt
+        longest = int((text.limit - self.lag).max())
+        super().__init__(context, model, model.new_cache(len(text), longest, scratch=context.scratch), own=True)
+        whole = np.zeros((len(text), int(self.prompt.max())), dtype=np.int64)
+        for row, prompt in zip(whole, prompts, strict=True):
+            row[: len(prompt)] = prompt
+        self.short = torch.from_numpy(whole).to(text.device)
+
+    def keep(self, rows: np.ndarray) -> None:
+        super().keep(rows)
+        self.lag, self.prompt = self.lag[rows], self.prompt[rows]
+        self.short = self.short[torch.from_numpy(rows).to(self.short.device)]
+
+    def put(self, where: np.ndarray, other: DraftModelState) -> None:
+        assert isinstance(other, ShortContextState), "states of one drafter"
+        super().put(where, other)
+        self.lag, self.prompt = self.lag.copy(), self.prompt.copy()
+        self.lag[where], self.prompt[where] = other.lag, other.prompt
+        most = max(self.short.shape[1], other.short.shape[1])
+        ours, theirs = (torch.nn.functional.pad(each, (0, most - each.shape[1])) for each in (self.short, other.short))
+        self.short = ours.index_copy(0, torch.from_numpy(where).to(ours.device), theirs)
+
+    def _committed_tokens(self, rows: Tensor, where: Tensor) -> Tensor:
+        tokens, index = self.context.text.tokens[rows], rows.cpu().numpy()
+        lag, prompt = (torch.from_numpy(each[index]).to(where.device)[:, None] for each in (self.lag, self.prompt))
+        own = tokens.gather(1, (where + lag).clamp(max=tokens.shape[1] - 1))
+        short = self.short[rows].gather(1, where.clamp(max=self.short.shape[1] - 1))
+        return torch.where(where < prompt, short, own)
+
+
+_K1, _B = 1.5, 0.75
+
+
+def bm25(chunks: Sequence[np.ndarray], query: np.ndarray) -> np.ndarray:
+    """The score [N] float64 of each of N chunks of token ids for a `query` [Q]; a repeated token counts each time.
+
+    >>> bm25([np.array([1, 2, 2]), np.array([3, 4, 1])], np.array([2, 5])).round(2).tolist()
+    [0.99, 0.0]
+    """
+    terms, times = np.unique(query, return_counts=True)
+    count = np.array([[np.count_nonzero(chunk == term) for term in terms] for chunk in chunks], dtype=np.float64)
+    size = np.array([len(chunk) for chunk in chunks], dtype=np.float64)
+    containing = (count > 0).sum(0)
+    idf = np.log1p((len(chunks) - containing + 0.5) / (containing + 0.5))
+    weight = count * (_K1 + 1) / (count + _K1 * (1 - _B + _B * size / size.mean())[:, None])
+    scores: np.ndarray = weight @ (idf * times)
+    return scores
 
 
 @register(

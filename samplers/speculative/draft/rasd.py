@@ -13,15 +13,24 @@ Deviates from the paper: the row's text is searched like the store, and wins a t
 nothing is pruned. Rounds with retrieved nodes do not count for a length controller.
 Exact: greedy and distribution, with an exact acceptance: retrieved nodes are point masses, and the model's keep the
 distributions that they were sampled from.
+
+A drafting model's tree and trees of known tokens as one draft, in which equal paths are one.
+
+Continuations of the longest suffix of a text: in a store of texts, and in the text itself.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
 from pardec.models.errors import PardecError
 from pardec.models.hidden import Hidden
@@ -29,13 +38,220 @@ from pardec.models.model import LanguageModel
 
 from ...limits import check_nodes
 from ...registry import register
-from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
-from ._fusion import FirstDistribution, fused
-from ._history import PerRow
-from ._nested import Nesting
-from ._retrieval import Retrieval, Store, retrieved_tree
-from ._store import read_texts
-from ._tries import Node
+from ..contracts import DecodeContext, Draft, DraftModel, LogitsOverIds, RoundResult, Shape, Uniforms
+from .nested_drafter import Nesting
+from .text_history import PerRow, SuffixIndex
+from .text_store import read_texts
+from .tries import Node, best
+
+
+class FirstDistribution(Shape):
+    """A shape that remembers the drafting model's distribution behind the text's last token; for one request."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.first: LogitsOverIds | None = None  # [B, 1, V or N]; None: nothing was drafted in this round
+
+    @property
+    def unprocessed(self) -> bool:
+        return self.shape.unprocessed
+
+    @property
+    def fixed_depth(self) -> int | None:
+        return self.shape.fixed_depth
+
+    def width(self, k: int) -> int:
+        return self.shape.width(k)
+
+    def grow(
+        self, draft_model: DraftModel, context: DecodeContext, budget: np.ndarray, uniforms: Uniforms, state: None
+    ) -> Draft:
+        return self.shape.grow(_Watched(draft_model, self), context, budget, uniforms, context.state(self.shape))
+
+    def probs(self, at: int, tokens: list[int]) -> list[float]:
+        """The probability of each of these tokens behind node 0 of the row at index `at`."""
+        assert self.first is not None, "a model has drafted"
+        probs, ids = self.first.logits[at, 0].softmax(-1), self.first.ids
+        wanted = torch.tensor(tokens, dtype=torch.int64, device=probs.device)
+        if ids is None:
+            inside: list[float] = probs[wanted].tolist()
+            return inside
+        same = wanted[:, None] == ids
+        inside = torch.where(same, probs, 0).sum(1).tolist()
+        return inside
+
+
+class _Watched(DraftModel):
+    """A drafting model whose first logits are recorded."""
+
+    def __init__(self, model: DraftModel, record: FirstDistribution) -> None:
+        self.model, self.record = model, record
+
+    def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
+        return self._recorded(LogitsOverIds(self.model.forward(draft, nodes))).logits
+
+    def forward_over_ids(self, draft: Draft, nodes: Tensor) -> LogitsOverIds:
+        return self._recorded(self.model.forward_over_ids(draft, nodes))
+
+    def prune(self, nodes: Tensor) -> None:
+        self.model.prune(nodes)
+
+    def acceptance(self) -> Tensor | None:
+        return self.model.acceptance()
+
+    def _recorded(self, over: LogitsOverIds) -> LogitsOverIds:
+        self.record.first = self.record.first or over
+        return over
+
+
+def fused(draft: Draft, rows: Sequence[Sequence[Node]], most: int) -> Draft:
+    """`draft` and, behind its own nodes, those of each row's tree that it has not, up to `most` nodes behind node 0.
+
+    A path of a tree is followed in the draft as far as both agree; what goes on from there are point masses, behind the
+    siblings that the model has drafted. So these keep the distributions that they were sampled from. A draft that has
+    more nodes already stays as it is.
+    """
+    tokens, parents, depths = (each.cpu().numpy() for each in (draft.tokens, draft.parent, draft.depth))
+    tested = draft.tested.cpu().numpy()
+    more: list[list[Node]] = []
+    for at, nodes in enumerate(rows):
+        size = int(draft.sizes[at])
+        index = {0: 0}  # of each node of the tree in the draft
+        child: dict[tuple[int, int], int] = {}
+        for node in np.flatnonzero(tested[at]).tolist():
+            child.setdefault((int(parents[at, node]), int(tokens[at, node])), node)
+        own: list[Node] = []
+        for number, (token, parent, depth) in enumerate(nodes, 1):
+            if parent not in index:
+                continue
+            above = index[parent]
+            if (above, token) not in child:
+                if size - 1 + len(own) >= most:
+                    continue
+                child[above, token] = size + len(own)
+                own.append((token, above, depth))
+            index[number] = child[above, token]
+        more.append(own)
+    if not any(more):
+        return draft
+    sizes = draft.sizes + np.array([len(own) for own in more])
+    width = max(int(sizes.max()), draft.width)
+    table = np.zeros((3, len(rows), width), dtype=np.int64)
+    table[:, :, : draft.width] = tokens, parents, depths
+    added = np.zeros((len(rows), width), dtype=bool)
+    for at, own in enumerate(more):
+        if own:
+            span = slice(int(draft.sizes[at]), int(sizes[at]))
+            table[:, at, span], added[at, span] = np.array(own).T, True
+    table[1:, np.arange(width) >= sizes[:, None]] = 0
+    return _extended(draft, sizes, torch.from_numpy(table), torch.from_numpy(added))
+
+
+def _extended(draft: Draft, sizes: np.ndarray, table: Tensor, added: Tensor) -> Draft:
+    """`draft` with the tokens, parents and depths of `table` [3, B, T], the `added` nodes [B, T] being point masses."""
+    device = draft.tokens.device
+    table, added = table.to(device), added.to(device)
+    extra = table.shape[2] - draft.width
+
+    def wide(value: Tensor) -> Tensor:
+        return pad(value.expand(len(sizes), -1), (0, extra))
+
+    point = None
+    if draft.q is not None:
+        point = added if draft.point is None else added | wide(draft.point)
+    return replace(
+        draft,
+        tokens=table[0],
+        sizes=sizes,
+        parents=table[1],
+        depths=table[2],
+        levels=int(table[2].max()),
+        verify=None if draft.verify is None else added | wide(draft.verify),
+        q=None if draft.q is None else pad(draft.q, (0, 0, 0, extra)),
+        point=point,
+        uncontrolled=added.any(1).cpu().numpy(),
+    )
+
+
+_END = -1  # behind each text of a store
+
+
+class Store:
+    """Texts by their suffixes, sorted by the first tokens (a suffix array)."""
+
+    def __init__(self, texts: Sequence[np.ndarray], most: int) -> None:
+        """`most` tokens of a suffix are compared."""
+        self.most = most
+        ends = np.full(1, _END, dtype=np.int64)
+        parts = [part for text in texts for part in (text, ends)]
+        ids = np.concatenate([*parts, np.full(most, _END, dtype=np.int64)])
+        windows = np.lib.stride_tricks.sliding_window_view(ids, most)[: len(ids) - most]
+        self.ids = ids
+        self.order = np.lexsort(windows.T[::-1]).tolist() if len(windows) else []
+
+    def find(self, suffix: tuple[int, ...]) -> list[int]:
+        """The indices behind each occurrence of `suffix`, of at most `most` tokens."""
+        size = len(suffix)
+
+        def key(start: int) -> tuple[int, ...]:
+            return tuple(self.ids[start : start + size].tolist())
+
+        first = bisect_left(self.order, suffix, key=key)
+        last = bisect_right(self.order, suffix, lo=first, key=key)
+        return sorted(start + size for start in self.order[first:last])
+
+    def continuation(self, start: int, count: int) -> list[int]:
+        """Up to `count` tokens from `start` on, within one text."""
+        tokens: list[int] = self.ids[start : start + count].tolist()
+        return tokens[: tokens.index(_END)] if _END in tokens else tokens
+
+
+class Retrieval:
+    """What followed the longest suffix of one row's text, in the row and in a store."""
+
+    def __init__(self, store: Store | None, longest: int) -> None:
+        self.store, self.longest = store, longest
+        self.text = SuffixIndex()
+
+    def grow(self, tokens: list[int]) -> None:
+        """Appends `tokens` to the text."""
+        self.text.grow(tokens)
+
+    def continuations(self, count: int, most: int) -> list[list[int]]:
+        """At most `most` continuations, of up to `count` tokens, of the longest suffix that has any; the row's first.
+
+        Later occurrences in the row come before earlier ones.
+        """
+        text, common = self.text.text[: self.text.length], self.text.common[: self.text.length]
+        own = min(int(common.max(initial=0)), self.longest)
+        for size in range(min(self.longest, len(text)), 0, -1):
+            starts = np.flatnonzero(common >= size)[::-1].tolist() if size <= own else []
+            matches = [text[start : start + count].tolist() for start in starts]
+            if self.store is not None:
+                stored = self.store.find(tuple(text[-size:].tolist()))
+                matches += [self.store.continuation(start, count) for start in stored]
+            if matches := [tokens for tokens in matches if tokens]:  # a suffix may end the texts that have it
+                return matches[:most]
+        return []
+
+
+def retrieved_tree(continuations: Sequence[Sequence[int]], most: int) -> list[Node]:
+    """The `most` nodes of the tree of `continuations` that the most of them share, of equals those of earlier ones.
+
+    >>> retrieved_tree([[5, 6], [5, 7], [4]], 3)
+    [(5, 0, 1), (6, 1, 2), (7, 1, 2)]
+    """
+    counts: list[int] = []
+    index: dict[Node, int] = {}  # in the order of first occurrence, which has parents first
+    for continuation in continuations:
+        parent = 0
+        for depth, token in enumerate(continuation, 1):
+            at = index.setdefault((token, parent, depth), len(counts))
+            if at == len(counts):
+                counts.append(0)
+            counts[at] += 1
+            parent = at + 1
+    return best([(float(count), node) for count, node in zip(counts, index, strict=True)], most)
 
 
 @dataclass

@@ -21,7 +21,7 @@ from pardec.models.errors import SpecError
 
 from ...registry import register
 from ..contracts import SpeculativeSampler
-from ._window import JacobiWindow
+from .jacobi_window import JacobiWindow
 
 
 @register("seeded_jacobi", stage="draft", paper="arXiv:2002.03629", exact="greedy", checked="joint")

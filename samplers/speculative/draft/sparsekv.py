@@ -27,8 +27,14 @@ from pardec.models.model import LanguageModel
 
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
-from ..reading import QueryReading, any_reading_of, demand_plain_decoder, refuse_stores
-from ..reading_state import QueryReadingState, ReadingState
+from ..sparse_kv import (
+    QueryReading,
+    QueryReadingState,
+    ReadingState,
+    any_reading_of,
+    demand_plain_decoder,
+    refuse_stores,
+)
 
 _State = ReadingState | QueryReadingState
 

@@ -22,8 +22,8 @@ from typing import ClassVar
 from pardec.models.draft_modules.transfer import HiddenTransfer
 
 from ...registry import register
-from ..queries import Chains, Queries, Splice
-from ._behind import QueryDrafter
+from ..contracts import Chains, Queries, Splice
+from .probe_drafter import QueryDrafter
 
 
 @register(

@@ -31,7 +31,7 @@ from pardec.models.model import LanguageModel
 
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
-from ._grid import layout_of
+from .image_grid import layout_of
 
 _HINT = "text has no rows: draft with lookup or sjd"
 

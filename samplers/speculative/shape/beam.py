@@ -29,7 +29,7 @@ from ...host_transfer import to_host
 from ...ops.confidence import likeliest
 from ...registry import register
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, SpeculativeSampler, Uniforms
-from ._growth import Tree, drops_last, highest, packed, stopped_rows
+from .tree_growth import Tree, drops_last, highest, packed, stopped_rows
 
 
 @register(

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from ...ops.rank import argmax
 from ...registry import register
-from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
-from ..over_ids import LogitsOverIds
-from ._growth import drops_last, stopped_rows
+from ..contracts import DecodeContext, Draft, DraftModel, LogitsOverIds, Shape, Uniforms
+from .tree_growth import drops_last, stopped_rows
 
 
 @register(

@@ -25,8 +25,8 @@ from torch import Tensor
 from ...host_transfer import to_host
 from ...registry import register
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
-from ._growth import Tree, drops_last, packed, stopped_rows
-from ._siblings import conditional_distributions, siblings
+from .siblings import conditional_distributions, siblings
+from .tree_growth import Tree, drops_last, packed, stopped_rows
 
 
 @register("dyspec", stage="shape", paper="arXiv:2410.11744", exact="greedy", checked="joint")

@@ -26,12 +26,11 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, DraftModel, Shape, SpeculativeSampler, Uniforms
-from ..over_ids import LogitsOverIds
+from ..contracts import DecodeContext, Draft, DraftModel, LogitsOverIds, Shape, SpeculativeSampler, Uniforms
 from ..trees import Path
-from ._growth import drops_last, stopped_rows
-from ._paths_tree import read_tree, tree_levels
-from ._siblings import conditional_distributions, likeliest, siblings
+from .paths_tree import read_tree, tree_levels
+from .siblings import conditional_distributions, likeliest, siblings
+from .tree_growth import drops_last, stopped_rows
 
 
 @register(

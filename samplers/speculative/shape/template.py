@@ -28,8 +28,8 @@ from pardec.models.errors import SpecError
 from ...registry import register
 from ...spec_values import MOST
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
-from ._growth import drops_last, stopped_rows
-from ._siblings import conditional_distributions, siblings
+from .siblings import conditional_distributions, siblings
+from .tree_growth import drops_last, stopped_rows
 
 
 @register("template", stage="shape", paper="arXiv:2305.09781", exact="greedy", checked="joint")

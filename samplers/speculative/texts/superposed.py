@@ -18,26 +18,73 @@ with one of the k best candidates, as in beam search, where the code sets apart 
 `corpus` n-grams are counted in the prompt. With k=1 nothing has to be told apart, and g is left out: that is greedy
 decoding.
 Exact: no, except with k=1, where it is greedy.
+
+What drafts of one pass cannot follow, since a forward is of all of them.
+
+Interpolated n-gram models: which token a text goes on with, counted in a corpus.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...ops.ngrams import Ngrams
 from ...registry import register
+from ...request import Request
 from ..contracts import Texts
-from ._requests import check
 
-if TYPE_CHECKING:
-    from ...request import Request
+
+def check(name: str, k: int, request: Request) -> None:
+    """Raises SpecError for more texts of a prompt than the `k` drafts, and for what would tell drafts apart."""
+    if (most := max(request.samples, default=0) + 1) > k:
+        raise SpecError(
+            f"{name}:k={k} writes {k} texts of a prompt and {most} are requested",
+            hint=f"{name}:k={most} writes as many",
+        )
+    each = {
+        "images": request.conditions,
+        "logits processors": request.processors or request.repetition_penalty is not None,
+        "allowed": request.allowed is not None,
+        "response_format": any(request.grammars),
+        "stop": any(request.stops),
+        "min_new_tokens": request.min_new_tokens,
+        "logprobs": request.logprobs is not None,
+    }
+    for what, present in each.items():
+        if present:
+            raise SpecError(f"{name} has no {what}: a forward is of all drafts", hint="leave it out")
+
+
+class Ngrams:
+    """Counts of the tokens behind 1, 2, ... tokens, and their relative frequencies, interpolated.
+
+    >>> Ngrams([5, 6, 5, 6, 5, 7], (0.25, 0.75)).probabilities([6, 5], [6, 7, 8]).tolist()
+    [0.5416666666666666, 0.4583333333333333, 0.0]
+    """
+
+    def __init__(self, corpus: Sequence[int], weights: Sequence[float]) -> None:
+        """`weights[n - 1]` is that of contexts of n tokens."""
+        self.weights = tuple(weights)
+        self.counts: list[dict[tuple[int, ...], Counter[int]]] = [defaultdict(Counter) for _ in self.weights]
+        for size, behind in enumerate(self.counts, 1):
+            for end in range(size, len(corpus)):
+                behind[tuple(corpus[end - size : end])][corpus[end]] += 1
+
+    def probabilities(self, text: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
+        """[T] float64: how likely each of `tokens` follows `text`; a context that the corpus has not counts as 0."""
+        total = np.zeros(len(tokens))
+        for size, (weight, behind) in enumerate(zip(self.weights, self.counts, strict=True), 1):
+            following = behind.get(tuple(text[-size:])) if size <= len(text) else None
+            if following:
+                total += weight * np.array([following[token] for token in tokens]) / following.total()
+        return total
 
 
 @register(

@@ -13,7 +13,7 @@ import torch
 
 from pardec.models.errors import ModelError, SpecError
 from pardec.requests import draft_models
-from pardec.samplers.continuous.methods import _cspd_exact
+from pardec.samplers.continuous.methods import cspd as _cspd_exact
 from pardec.samplers.ops.denoising_paths import rescore
 from pardec.samplers.registry import resolve
 from tests.samplers.vector_toys import ToyBackbone, ToyHead, generate, latents_of, mar, pair, toy
@@ -207,7 +207,7 @@ def _each_alone(context: object, groups: list[object], latents: torch.Tensor) ->
     """`contexts` by one call for each group."""
     from pardec.models.continuous.contracts import States
     from pardec.samplers.continuous.contracts import ContinuousContext
-    from pardec.samplers.continuous.methods._ahead import Group, raster_order
+    from pardec.samplers.continuous.methods.drafting_ahead import Group, raster_order
 
     assert isinstance(context, ContinuousContext)
     images, cond, places = context.images, [], []

@@ -23,9 +23,9 @@ import pardec
 from pardec.models.continuous.contracts import ContinuousModel, Head, States
 from pardec.models.errors import ModelError
 from pardec.samplers.continuous.contracts import ContinuousContext, ImageRequest
-from pardec.samplers.continuous.methods import _cspd_exact
-from pardec.samplers.continuous.methods._ahead import Group, group_states
+from pardec.samplers.continuous.methods import cspd as _cspd_exact
 from pardec.samplers.continuous.methods.cspd import CSpD
+from pardec.samplers.continuous.methods.drafting_ahead import Group, group_states
 from pardec.samplers.continuous.state import ImageState
 from pardec.samplers.ops.denoising_paths import DenoisingPath, Last, log_density, rescore, trace, width
 from pardec.samplers.ops.unmasking import unmasking

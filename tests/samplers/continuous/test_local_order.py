@@ -13,7 +13,7 @@ import pardec
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import SpecError
 from pardec.models.load import load_continuous
-from pardec.samplers.ops.locality import local_order
+from pardec.samplers.continuous.methods.mar import local_order
 from pardec.samplers.ops.unmasking import unmasking
 from tests.samplers.continuous.test_continuous import generate
 from tests.samplers.vector_toys import ToyBackbone, ToyHead, toy

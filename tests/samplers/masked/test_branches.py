@@ -17,8 +17,8 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
-from pardec.samplers.masked.branch._draft_graphs import StepCounts, draft_graph
-from pardec.samplers.masked.branch._draft_sets import follows, graph_of, read_nodes, text_of, tree_tokens
+from pardec.samplers.masked.branch.draft_graphs import StepCounts, draft_graph
+from pardec.samplers.masked.branch.draft_sets import follows, graph_of, read_nodes, text_of, tree_tokens
 from pardec.samplers.masked.branch.freedave import FreeDave
 from pardec.samplers.masked.loop import decode
 from tests.grids import pairwise

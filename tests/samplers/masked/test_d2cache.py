@@ -12,11 +12,11 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.models.load import load
 from pardec.models.model import LanguageModel
-from pardec.samplers.masked.attention_maps import AttentionMaps
-from pardec.samplers.masked.cache._changes import rows_predicting
+from pardec.samplers.masked.cache.changes import rows_predicting
+from pardec.samplers.masked.cache.d2cache import attention_rollout
+from pardec.samplers.masked.contracts import AttentionMaps
 from pardec.samplers.ops.certainty import certainty_density
 from pardec.samplers.ops.position_sets import between, nucleus
-from pardec.samplers.ops.rollout import attention_rollout
 from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
 from tests.samplers.answers import answered

@@ -20,7 +20,7 @@ from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.events import Step
 from pardec.samplers.masked.loop import MaskedLoop
-from pardec.samplers.ops.edits import edit_sources
+from pardec.samplers.masked.revise.levenshtein import edit_sources
 from pardec.samplers.rng import JoinableSource
 from tests.samplers.toys import BLOCK, MASK, VOCAB, accepted, events, fill, names, prompts, request, run, same, toy
 

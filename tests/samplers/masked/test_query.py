@@ -18,8 +18,8 @@ from pardec.samplers import registry
 from pardec.samplers.batching import add_rows
 from pardec.samplers.events import Finished
 from pardec.samplers.masked.build import fit
+from pardec.samplers.masked.compatibility import refuse_images
 from pardec.samplers.masked.loop import MaskedLoop
-from pardec.samplers.masked.refusals import refuse_images
 from pardec.samplers.rng import JoinableSource
 from tests.reference import naive_query as naive
 from tests.samplers.toys import EOS, MASK, fill, names, prompts, request, run, same, toy

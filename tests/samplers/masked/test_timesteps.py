@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pardec.models.errors import SpecError
+from pardec.samplers.masked.ops.schedule import commit_share, times
 from pardec.samplers.ops.rank import top_as_published
-from pardec.samplers.ops.schedule import commit_share, times
 from pardec.samplers.registry import resolve
 from tests.grids import chequered
 from tests.reference import naive_schedules as naive

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pardec.samplers.masked.ops.schedule import even_share
 from pardec.samplers.ops import confidence as module
 from pardec.samplers.ops.confidence import confidence, greedy
 from pardec.samplers.ops.distribution import DenseDistribution, filter_logits
 from pardec.samplers.ops.rank import best, descending, top
-from pardec.samplers.ops.schedule import even_share
 
 SHAPES = [(1, 1, 2), (2, 3, 7), (1, 5, 63), (3, 1, 129), (2, 2, 1031)]
 INF = float("inf")

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pardec.samplers.ops.verification import judge
 from pardec.samplers.rng import Keyed as Source
 from pardec.samplers.speculative.contracts import Draft, Verdict
+from pardec.samplers.speculative.ops.verification import judge
 from pardec.samplers.speculative.uniforms import RoundUniforms
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -76,7 +76,7 @@ def test_where_nothing_is_left_the_law_itself_is_drawn_from(monkeypatch):
 
 @pytest.mark.parametrize("point", [False, True])
 def test_what_comes_out_has_the_law_of_the_target(point, monkeypatch):
-    from pardec.samplers.ops.verification_triton import judge_chains
+    from pardec.samplers.speculative.ops.verification_triton import judge_chains
 
     p = torch.tensor([0.1, 0.0, 0.4, 0.2, 0.3])
     q = torch.tensor([0.3, 0.2, 0.1, 0.2, 0.2])

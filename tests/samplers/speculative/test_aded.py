@@ -12,7 +12,7 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.draft import aded
-from pardec.samplers.speculative.draft._trigrams import Trigrams, last_pair, roll_out
+from pardec.samplers.speculative.draft.aded import Trigrams, last_pair, roll_out
 from tests.reference import naive_aded
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, toy_ar
 from tests.samplers.drafting import RAGGED, cyclic

@@ -16,8 +16,7 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import RoundResult
-from pardec.samplers.speculative.draft._arms import Arms
-from pardec.samplers.speculative.draft.auto import Auto
+from pardec.samplers.speculative.draft.auto import Arms, Auto
 from pardec.samplers.speculative.draft.model import Model
 from pardec.samplers.speculative.length.heuristic import Heuristic
 from tests.models.draft_modules.dflash_writer import write

@@ -13,10 +13,8 @@ from torch import Tensor
 
 from pardec.models.caches.partial_cache import PartialCache
 from pardec.samplers import registry
-from pardec.samplers.speculative.cache._eviction import Eviction
-from pardec.samplers.speculative.cache._layer_budgets import best, indicator, layer_budgets, preference
-from pardec.samplers.speculative.cache.cake import Cake
-from pardec.samplers.speculative.reading import Choice, CommittedSlots
+from pardec.samplers.speculative.cache.cake import Cake, Eviction, best, indicator, layer_budgets, preference
+from pardec.samplers.speculative.sparse_kv import Choice, CommittedSlots
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, toy_ar
 from tests.samplers.induction import induction
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pardec.models.errors import ModelError
 from pardec.models.images.contracts import ImageLayout
-from pardec.samplers.speculative import code_features
+from pardec.samplers.speculative.accept import code_features
 from tests.models.loading.test_cache_dir import give_away, mode
 from tests.samplers.ar_toys import toy_ar
 

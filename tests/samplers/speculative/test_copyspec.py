@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pardec.models.errors import SpecError
-from pardec.samplers.speculative.draft._history import repeated
 from pardec.samplers.speculative.draft.copyspec import Copy, CopySpec
+from pardec.samplers.speculative.draft.text_history import repeated
 from tests.reference import naive_lookup
 from tests.samplers.ar_toys import is_greedy, rows, run
 from tests.samplers.drafting import cyclic, forwards_a_token, gained, greedy_holds

@@ -16,8 +16,7 @@ from pardec.models.errors import ModelError, SpecError
 from pardec.models.load import load
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.speculative.draft._cross_vocabulary import CrossVocabularyState
-from pardec.samplers.speculative.draft._token_map import Reading, TokenMap
+from pardec.samplers.speculative.draft.cross_vocabulary import CrossVocabularyState, Reading, TokenMap
 from tests.samplers.ar_toys import counted, g_test, joint, logits, plain_greedy, rows, run, toy_ar
 from tests.samplers.voices import LENGTHS, named
 

@@ -17,8 +17,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
-from pardec.samplers.speculative.draft._exit_choice import Choice, tokens_per_layer
-from pardec.samplers.speculative.draft._exit_states import ExitStates
+from pardec.samplers.speculative.draft.exit_states import Choice, ExitStates, tokens_per_layer
 from tests.grids import thinned
 from tests.samplers.ar_toys import rows, run, toy_ar
 from tests.samplers.voices import NEW, RAGGED, apart, distribution, greedy, keeps_greedy, outcome, path, target

@@ -21,7 +21,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import Draft
-from pardec.samplers.speculative.draft._block import BlockState
+from pardec.samplers.speculative.draft.dflash import BlockState
 from tests.grids import chequered
 from tests.models.draft_modules.dflash_writer import MASK, write
 from tests.reference.naive_dflash import NaiveDFlash

@@ -21,7 +21,7 @@ from pardec.models.plan import Plan
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import Draft
-from pardec.samplers.speculative.draft._pairs import PairState
+from pardec.samplers.speculative.draft.eagle_state import PairState
 from tests.grids import chequered
 from tests.models.draft_modules.test_eagle import doubles, same_rope
 from tests.reference import naive_eagle

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.ops.verification import Trial
 from pardec.samplers.speculative.accept.enrich import Enrich, _Enrichment
+from pardec.samplers.speculative.ops.verification import Trial
 from tests.samplers.ar_toys import rows, run
 from tests.samplers.voices import NEW, RAGGED, greedy, named, near, target
 

@@ -22,7 +22,7 @@ from pardec.models.plan import Plan
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import Draft
-from pardec.samplers.speculative.draft._block_pairs import BlockPairState
+from pardec.samplers.speculative.draft.falcon import BlockPairState
 from tests.grids import chequered
 from tests.models.draft_modules.test_eagle import doubles, same_rope
 from tests.reference import eagle_folders, naive_falcon

@@ -12,8 +12,7 @@ import torch
 
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import SpecError
-from pardec.samplers.speculative.length._goodput import Costs, lengths, prefixes
-from pardec.samplers.speculative.length.goodput import Goodput
+from pardec.samplers.speculative.length.goodput import Costs, Goodput, lengths, prefixes
 from tests.samplers.ar_toys import rows, run
 from tests.samplers.joints import WORLDS, measure
 from tests.samplers.voices import (

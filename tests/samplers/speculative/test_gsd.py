@@ -11,9 +11,9 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
+from pardec.samplers.speculative.accept.code_features import CodeFeatures
 from pardec.samplers.speculative.accept.gsd import Grouped
 from pardec.samplers.speculative.accept.speculative import Speculative
-from pardec.samplers.speculative.code_features import CodeFeatures
 from pardec.samplers.speculative.contracts import Draft, TargetDistributions
 from tests.reference import naive_relaxed as naive
 from tests.reference.naive_acceptance import Node

@@ -27,7 +27,7 @@ from pardec.samplers import registry
 from pardec.samplers.events import Finished
 from pardec.samplers.speculative.accept.typical import Typical
 from pardec.samplers.speculative.contracts import Draft
-from pardec.samplers.speculative.draft._heads import HeadsState, StaticState
+from pardec.samplers.speculative.draft.draft_heads import HeadsState, StaticState
 from pardec.samplers.speculative.draft.hydra import HydraState
 from tests.grids import chequered
 from tests.reference import head_folders, naive_heads

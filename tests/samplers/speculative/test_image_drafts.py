@@ -19,9 +19,9 @@ from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.ops.allowed import AllowedRows
 from pardec.samplers.request import Allowed
-from pardec.samplers.speculative.draft._grid import copy_left, copy_up
-from pardec.samplers.speculative.draft._history import GridIndex
+from pardec.samplers.speculative.draft.image_grid import copy_left, copy_up
 from pardec.samplers.speculative.draft.sjd import Sjd
+from pardec.samplers.speculative.draft.text_history import GridIndex
 from pardec.samplers.speculative.sequences import Sequences
 from tests.samplers.ar_toys import run, toy_ar
 from tests.samplers.module_files import random_modules

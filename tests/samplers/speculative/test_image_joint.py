@@ -23,7 +23,7 @@ from pardec.samplers.speculative.contracts import (
     Uniforms,
     Verdict,
 )
-from pardec.samplers.speculative.draft._window import slice_from
+from pardec.samplers.speculative.draft.jacobi_window import slice_from
 from pardec.samplers.speculative.draft.sjd import Sjd, WindowState
 from tests.samplers.ar_toys import floor, g_test, speculation, spread, variation
 from tests.samplers.joints import Reading, worst

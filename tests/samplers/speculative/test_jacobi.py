@@ -17,8 +17,8 @@ from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.ops.allowed import AllowedRows
 from pardec.samplers.speculative.contracts import Draft
-from pardec.samplers.speculative.draft import _window
-from pardec.samplers.speculative.draft._window import fresh, slice_from
+from pardec.samplers.speculative.draft import jacobi_window as _window
+from pardec.samplers.speculative.draft.jacobi_window import fresh, slice_from
 from tests.reference import naive_jacobi
 from tests.samplers.ar_toys import logits, plain_greedy, prompts, rows, run, toy_ar
 
@@ -170,7 +170,7 @@ def test_mutation_picks_of_the_wrong_node_change_the_forwards(monkeypatch: pytes
 
 
 def test_sure_nodes_stand_whatever_the_pick_and_count_as_no_test() -> None:
-    from pardec.samplers.ops.verification import follow
+    from pardec.samplers.speculative.ops.verification import follow
 
     draft = Draft(
         torch.tensor([[1, 2, 3, 4]] * 2),

@@ -14,12 +14,12 @@ from torch import Tensor
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.ops import transport
-from pardec.samplers.ops.transport import move_probability
+from pardec.samplers.speculative.accept.code_features import CodeFeatures, nearest
 from pardec.samplers.speculative.accept.lantern import Lantern
 from pardec.samplers.speculative.accept.speculative import Speculative
-from pardec.samplers.speculative.code_features import CodeFeatures, nearest
 from pardec.samplers.speculative.contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
+from pardec.samplers.speculative.ops import transport
+from pardec.samplers.speculative.ops.transport import move_probability
 from tests.reference import naive_relaxed as naive
 from tests.samplers.ar_toys import counted, joint, rows, run, toy_ar, variation
 from tests.samplers.joints import drafting

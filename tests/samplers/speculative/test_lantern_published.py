@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from pardec.samplers.speculative.accept.code_features import CodeFeatures
 from pardec.samplers.speculative.accept.lantern import Lantern
 from pardec.samplers.speculative.accept.speculative import Speculative
-from pardec.samplers.speculative.code_features import CodeFeatures
 from pardec.samplers.speculative.contracts import Draft
 from tests.reference import naive_relaxed as naive
 from tests.reference.naive_acceptance import Node

@@ -19,9 +19,16 @@ from pardec.models.files import cache_dir
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.samplers import registry
-from pardec.samplers.speculative.draft._skip_files import SkipFile
-from pardec.samplers.speculative.draft._skipping import Search, Skip, _searches, inner, shared_search, uniform
-from pardec.samplers.speculative.draft.layerskip import Skipping
+from pardec.samplers.speculative.draft.layerskip import (
+    Search,
+    Skip,
+    SkipFile,
+    Skipping,
+    _searches,
+    inner,
+    shared_search,
+    uniform,
+)
 from tests.samplers.ar_toys import counted, g_test, joint, rows, run, toy_ar
 from tests.samplers.voices import LENGTHS, NEW, RAGGED, distribution, greedy, heard, target
 

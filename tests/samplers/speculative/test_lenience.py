@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.ops.verification import judge
 from pardec.samplers.speculative.accept.lenience import Lenience, mix_drafted
+from pardec.samplers.speculative.ops.verification import judge
 from tests.samplers.ar_toys import counted, joint, plain_greedy, rows, run, toy_ar
 from tests.samplers.joints import drafting
 from tests.samplers.speculative.test_rrs import random_tree

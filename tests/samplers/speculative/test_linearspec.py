@@ -27,7 +27,7 @@ from pardec.requests import early
 from pardec.samplers import registry
 from pardec.samplers.rng import JoinableSource
 from pardec.samplers.speculative.contracts import Draft
-from pardec.samplers.speculative.draft._masked_blocks import MaskedBlocks
+from pardec.samplers.speculative.draft.linearspec import MaskedBlocks
 from pardec.samplers.speculative.loop import VerifyLoop
 from pardec.tasks import task
 from tests.grids import chequered

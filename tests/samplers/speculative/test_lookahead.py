@@ -12,8 +12,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.speculative.draft import lookahead
-from pardec.samplers.speculative.draft._ngrams import Pool, trie
-from pardec.samplers.speculative.draft.lookahead import Lookahead
+from pardec.samplers.speculative.draft.lookahead import Lookahead, Pool, trie
 from pardec.samplers.speculative.loop import VerifyLoop
 from pardec.samplers.speculative.uniforms import RoundUniforms as Round
 from tests.reference import naive_jacobi

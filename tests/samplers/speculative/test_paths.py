@@ -12,12 +12,11 @@ import torch
 from pardec import load
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.speculative.shape._paths_search import accepted, best_paths, value
-from pardec.samplers.speculative.shape._paths_tree import tree_text
-from pardec.samplers.speculative.shape._published_trees import TREES
-from pardec.samplers.speculative.shape._siblings import likeliest
 from pardec.samplers.speculative.shape.beam import Beam
 from pardec.samplers.speculative.shape.paths import Paths
+from pardec.samplers.speculative.shape.paths_tree import TREES, tree_text
+from pardec.samplers.speculative.shape.prompt_trees import accepted, best_paths, value
+from pardec.samplers.speculative.shape.siblings import likeliest
 from pardec.samplers.speculative.shape.template import Template
 from tests.samplers.ar_toys import run
 from tests.samplers.voices import Told, grown, keeps_greedy, named, near, nodes, target, written

@@ -13,11 +13,16 @@ import torch
 
 from pardec import load
 from pardec.models.errors import SpecError
-from pardec.samplers.speculative.contracts import Draft
-from pardec.samplers.speculative.queries import Chains
-from pardec.samplers.speculative.query_layout import behind
-from pardec.samplers.speculative.shape._paths_search import Rates, best_paths
-from pardec.samplers.speculative.shape._prompt_trees import PromptTree, fastest_tree, prompt_tree, steady
+from pardec.samplers.speculative.contracts import Chains, Draft
+from pardec.samplers.speculative.probe_nodes import behind
+from pardec.samplers.speculative.shape.prompt_trees import (
+    PromptTree,
+    Rates,
+    best_paths,
+    fastest_tree,
+    prompt_tree,
+    steady,
+)
 from tests.samplers.answers import answered
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -16,12 +16,11 @@ from pardec.models.draft_modules.load import load_draft_module
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.ops.verification import follow
-from pardec.samplers.speculative.contracts import Draft
-from pardec.samplers.speculative.draft._behind import QueryState
+from pardec.samplers.speculative.contracts import Chains, Draft
+from pardec.samplers.speculative.draft.probe_drafter import QueryState
 from pardec.samplers.speculative.forward import VerifyForward
-from pardec.samplers.speculative.queries import Chains
-from pardec.samplers.speculative.query_layout import behind, extended
+from pardec.samplers.speculative.ops.verification import follow
+from pardec.samplers.speculative.probe_nodes import behind, extended
 from tests.grids import chequered
 from tests.reference.naive_queries import prompt_logits
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar

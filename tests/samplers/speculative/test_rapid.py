@@ -11,9 +11,8 @@ import pytest
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.ops.bm25 import bm25
 from pardec.samplers.speculative.draft import rapid
-from pardec.samplers.speculative.draft.rapid import Rapid
+from pardec.samplers.speculative.draft.rapid import Rapid, bm25
 from tests.samplers.ar_toys import plain_greedy, rows, run
 from tests.samplers.induction import induction
 from tests.samplers.voices import NEW, RAGGED, distribution, greedy, heard, near, target

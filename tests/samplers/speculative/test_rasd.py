@@ -16,8 +16,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft import rasd
-from pardec.samplers.speculative.draft._fusion import fused
-from pardec.samplers.speculative.draft._retrieval import Retrieval, Store, retrieved_tree
+from pardec.samplers.speculative.draft.rasd import Retrieval, Store, fused, retrieved_tree
 from pardec.samplers.speculative.forward import VerifyForward
 from tests.samplers.ar_toys import rows, run
 from tests.samplers.drafting import WORDS

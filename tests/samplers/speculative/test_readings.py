@@ -25,7 +25,7 @@ from pardec.samplers.speculative.cache.retrieval import Retrieval
 from pardec.samplers.speculative.contracts import DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
 from pardec.samplers.speculative.draft.triforce import TriForce
 from pardec.samplers.speculative.loop import VerifyLoop
-from pardec.samplers.speculative.reading import CommittedSlots
+from pardec.samplers.speculative.sparse_kv import CommittedSlots
 from pardec.tasks import task
 from tests.reference.naive_window import naive
 from tests.samplers.ar_toys import g_test, logits, prompts, request, rows, run, toy_ar

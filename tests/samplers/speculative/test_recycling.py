@@ -14,7 +14,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.batching import take_rows
 from pardec.samplers.speculative.draft import recycling
-from pardec.samplers.speculative.draft._matrix import Matrix
+from pardec.samplers.speculative.draft.recycling import Matrix
 from pardec.samplers.speculative.loop import VerifyLoop
 from pardec.samplers.speculative.trees import Template, compact, ranked
 from tests.reference.naive_lookup import Recycled

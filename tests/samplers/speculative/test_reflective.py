@@ -16,8 +16,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.speculative.accept._reflection import Reflection
-from pardec.samplers.speculative.accept.reflective import Reflective
+from pardec.samplers.speculative.accept.reflective import Reflection, Reflective
 from pardec.samplers.speculative.contracts import Draft, TargetDistributions, Uniforms, Verdict
 from pardec.samplers.speculative.forward import VerifyForward
 from tests.samplers.ar_toys import logits, prompts, rows, run, toy_ar

@@ -12,14 +12,13 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.ops import redraw
 from pardec.samplers.ops.allowed import AllowedRows
 from pardec.samplers.ops.inverse_cdf import sample
-from pardec.samplers.ops.redraw import coupled_sample, gumbel_sample
 from pardec.samplers.rng import Keyed
 from pardec.samplers.speculative.contracts import DecodeContext, Draft, RoundResult
-from pardec.samplers.speculative.draft._window import slice_from
-from pardec.samplers.speculative.draft.sjd import Sjd, WindowState
+from pardec.samplers.speculative.draft import sjd as redraw
+from pardec.samplers.speculative.draft.jacobi_window import slice_from
+from pardec.samplers.speculative.draft.sjd import Sjd, WindowState, coupled_sample, gumbel_sample
 from pardec.samplers.speculative.sequences import Sequences
 from pardec.samplers.speculative.uniforms import RoundUniforms as Round
 from tests.samplers.ar_toys import counted, g_test, joint, plain_greedy, prompts, rows, run, speculation, toy_ar

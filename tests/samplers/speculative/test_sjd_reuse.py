@@ -9,9 +9,8 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.ops.redraw import reuse
 from pardec.samplers.speculative.draft import sjd
-from pardec.samplers.speculative.draft.sjd import Sjd
+from pardec.samplers.speculative.draft.sjd import Sjd, reuse
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, speculation, toy_ar
 from tests.samplers.joints import WORLDS, World, measure, worst
 from tests.samplers.speculative.test_sjd import LONG, scripted

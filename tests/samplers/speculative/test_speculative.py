@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.samplers.ops import verification
 from pardec.samplers.rng import Keyed
 from pardec.samplers.speculative.accept.speculative import Speculative
+from pardec.samplers.speculative.ops import verification
 from pardec.samplers.speculative.uniforms import RoundUniforms as Uniforms
 from tests.reference import naive_acceptance as naive
 from tests.samplers.speculative.test_rrs import random_tree

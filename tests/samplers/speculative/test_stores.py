@@ -18,7 +18,7 @@ from pardec.models.plan import Plan
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.rng import JoinableSource
-from pardec.samplers.speculative.cache._stored import StoredKV
+from pardec.samplers.speculative.cache.stored_cache import StoredKV
 from pardec.samplers.speculative.loop import VerifyLoop
 from tests.models.families.test_families import CAUSAL
 from tests.models.toys import SMALL

@@ -11,7 +11,7 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.speculative.shape._siblings import conditional_distributions
+from pardec.samplers.speculative.shape.siblings import conditional_distributions
 from pardec.samplers.speculative.shape.template import Template
 from tests.samplers.ar_toys import counted, g_test, joint, run
 from tests.samplers.voices import Told, grown, named, near, nodes, target, written

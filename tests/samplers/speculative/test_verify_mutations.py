@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pardec.models.model import LanguageModel
-from pardec.samplers.ops import verification
 from pardec.samplers.speculative.contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
+from pardec.samplers.speculative.ops import verification
 from pardec.samplers.speculative.shape import template
 from pardec.samplers.speculative.uniforms import RoundUniforms
 from tests.samplers.ar_toys import speculation

@@ -1,0 +1,80 @@
+"""The base of caches that query one span of positions, and everything from time to time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from ..contracts import Cache, Canvas, QuerySpec
+from .changes import elapsed
+
+
+@dataclass
+class PublishedCounts:
+    """What the published loops count, [B] each; used by `reference=true` alone."""
+
+    windows: np.ndarray  # forwards that queried the span only, idle ones included
+    refreshed: np.ndarray  # the last forward queried everything
+    pending: np.ndarray  # a block was entered, and its refresh is still to come
+
+
+@dataclass(frozen=True)
+class SpanCache(Cache):
+    """Queries everything when a block is entered and every `refresh` steps, otherwise a span from the block's start."""
+
+    whole_block: ClassVar[bool] = True
+    commits_on_refresh: ClassVar[bool] = True  # the published loop for shifted families does, untested
+
+    refresh: Annotated[int, "steps between full forwards: 0 only when a block is entered, 1 always"] = 0
+    reference: Annotated[bool, "the published order of refreshes and, in shifted families, of commits"] = False
+
+    def __post_init__(self) -> None:
+        self.require("refresh", least=0)
+
+    def start(self, canvas: Canvas) -> PublishedCounts:
+        none = np.zeros(len(canvas), dtype=bool)
+        return PublishedCounts(np.zeros(len(canvas), dtype=np.int64), none, none)
+
+    def stop(self, canvas: Canvas) -> np.ndarray:
+        """Where the span ends, [B]."""
+        raise TypeError(f"{type(self).__name__} defines no span")
+
+    def begin(self, canvas: Canvas) -> np.ndarray:
+        """Where the span begins, [B]."""
+        return canvas.lo
+
+    @property
+    def memoryless(self) -> bool:
+        return self.refresh in (0, 1) and not self.reference
+
+    @property
+    def exact(self) -> str:
+        return "greedy" if self.refresh == 1 and not self.reference else "relaxed"
+
+    def full(self, canvas: Canvas, state: PublishedCounts) -> np.ndarray:
+        """[B] bool: a full forward, whatever `refresh` says."""
+        return canvas.entered
+
+    def query(self, canvas: Canvas, state: PublishedCounts) -> QuerySpec:
+        if self.reference:
+            return self._published(canvas, state)
+        full_rows = self.full(canvas, state)
+        if self.refresh:
+            full_rows = full_rows | elapsed(canvas, self.refresh)
+        if not full_rows.any():
+            return QuerySpec(self.begin(canvas), self.stop(canvas))
+        return QuerySpec(np.where(full_rows, 0, self.begin(canvas)), np.where(full_rows, canvas.end, self.stop(canvas)))
+
+    def _published(self, canvas: Canvas, state: PublishedCounts) -> QuerySpec:
+        """dInfer counts a refresh and the window after it as one iteration, and makes that window even if the refresh
+        finished the block. Fast-dLLM for Dream commits the block's first token on a refresh, untested, and nothing
+        else."""
+        state.windows = state.windows + (canvas.entered & state.refreshed)
+        full_rows = self.full(canvas, state)
+        if self.refresh:
+            full_rows = full_rows | ((state.windows % self.refresh == 0) & ~state.refreshed)
+        state.windows, state.refreshed = state.windows + ~full_rows, full_rows
+        start, stop = np.where(full_rows, 0, self.begin(canvas)), np.where(full_rows, canvas.end, self.stop(canvas))
+        return QuerySpec(start, stop, must=full_rows if canvas.shift and self.commits_on_refresh else None)

@@ -1,0 +1,163 @@
+"""Rows asked as several hypotheses: live rows are repeated before a forward, and all but one of each leave after it.
+
+What a hypothesis is made from, and which of them survives, is up to the branch stage. Everything else of the loop
+(plans, K/V, states of stages, draws) sees rows like any others; those of one request row have the same seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from pardec.models.errors import SpecError
+
+from ..cards import name_of
+from .canvas import Writing
+from .contracts import Branch, Canvas, Choice, Decision, Evidence, Hypotheses, MaskedSampler, Proposal, Stage
+
+if TYPE_CHECKING:
+    from .predict import MaskedForward
+
+
+class Loop(Protocol):
+    """What hypotheses need of the masked loop."""
+
+    canvas: Canvas
+    sampler: MaskedSampler
+    forward: MaskedForward
+
+    def take(self, keep: np.ndarray) -> None:
+        """Keeps these live rows; one may be repeated."""
+        ...
+
+    def choose(self, evidence: Evidence) -> tuple[Choice, Proposal, Stage]:
+        """What the stages commit by this evidence."""
+        ...
+
+    def ended_rows(self) -> np.ndarray:
+        """[B] bool: the live rows that a finish stage ends."""
+        ...
+
+
+@dataclass
+class _Past:
+    """What the forward before predicted for rows that are still in its block; [n] of the live rows."""
+
+    evidence: Evidence
+    live: np.ndarray  # [n] bool
+
+
+def refuse_branches(sampler: MaskedSampler, memory: dict[int, Any], *, logprobs: bool) -> None:
+    """Raises SpecError for what cannot go with hypotheses, or would make them differ from the row itself."""
+    branch = sampler.branch
+    if branch is None:
+        return
+    name = name_of(branch)
+    if logprobs:
+        raise SpecError(
+            f"{name} takes the tokens of a step from several forwards, and logprobs are of one", "leave one out"
+        )
+    if sampler.block is not None:
+        raise SpecError(f"{name} and {name_of(sampler.block)} each decide what a forward is asked", "keep one")
+    for stage in (*sampler.revise, *(stage for stage in sampler.finish if stage.fills or stage.cuts)):
+        raise SpecError(
+            f"{name} commits several steps at once, and {name_of(stage)} acts between them", "leave one out"
+        )
+    if not branch.exactly:
+        return
+    for stage in (sampler.select, *sampler.inputs, *sampler.logits, *sampler.widen):
+        if memory[id(stage)] is not None:
+            raise SpecError(
+                f"{name} keeps the tokens of the sampler without it, and {name_of(stage)} remembers every forward",
+                "sequential and threshold do not",
+            )
+    if sampler.select.reads_forwards:
+        raise SpecError(f"{name} makes fewer forwards, and {name_of(sampler.select)} counts them", "write fall=0")
+    if not sampler.cache.memoryless:
+        raise SpecError(
+            f"{name} keeps the tokens of the sampler without it, and those of {name_of(sampler.cache)} depend on "
+            "every forward",
+            "@none, @prefix, @dual and, for block-causal models, @block do not, without refresh",
+        )
+
+
+class Branching:
+    """The hypotheses of one loop."""
+
+    def __init__(self, loop: Loop, branch: Branch) -> None:
+        self.loop, self.branch = loop, branch
+        self.past: _Past | None = None
+        self.depths, self.needs = np.array(branch.depths), np.array(branch.needs)
+        self.row = np.zeros(0, dtype=np.int64)  # [N] the live row of each hypothesis
+        self.number = np.zeros(0, dtype=np.int64)
+
+    def expand(self) -> None:
+        """Repeats every row that the last forward predicted more of, and writes the hypotheses."""
+        canvas = self.loop.canvas
+        requested = np.zeros((len(canvas), len(self.depths)), dtype=bool)
+        if self.past is not None:
+            # K/V that a block's first forward refreshes are not there for hypotheses beside it.
+            ready = self.past.live & ~(canvas.entered & self.loop.sampler.cache.stores)
+            requested = ready[:, None] & (self.needs <= canvas.left[:, None])
+        requested[:, 0] = True
+        self.row, self.number = requested.nonzero()
+        if self.past is None or len(self.row) == len(canvas):
+            return
+        past = self.past.evidence.take(self.row)
+        self.loop.take(self.row)
+        depth, valid = self.depths[self.number], np.ones(len(self.row), dtype=bool)
+        for step in range(1, int(depth.max()) + 1):
+            due = valid & (depth >= step)
+            valid &= self._draft(step, due, past) | (depth < step)
+        valid &= (self.number == 0) | (canvas.first_open < canvas.total)  # a complete row needs no forward
+        if not valid.all():
+            self.loop.take(np.flatnonzero(valid))
+            self.row, self.number = self.row[valid], self.number[valid]
+
+    def _draft(self, step: int, rows: np.ndarray, past: Evidence) -> np.ndarray:
+        """Writes what the hypotheses `rows` [N] bool add at `step`; [N] bool: those that added something."""
+        canvas, branch = self.loop.canvas, self.branch
+        # A hypothesis that has completed the block is the last of its row.
+        rows = rows & (past.positions[:, 0].cpu().numpy() == canvas.window_host[:, 0])
+        which = torch.from_numpy(rows).to(past.positions.device)[:, None]
+        evidence = replace(past, eligible=canvas.eligible & which)
+        if not bool(evidence.eligible.any()):
+            return np.zeros(len(canvas), dtype=bool)
+        choice, proposal, _ = self.loop.choose(evidence)
+        choice = branch.draft(step, self.number, choice, proposal)
+        chosen = choice.which & evidence.eligible
+        if branch.exactly and canvas.shift and self.loop.sampler.cache.stores and not canvas.block_causal:
+            # As long as a block's first position is open, a forward replaces the K/V of the one before, which predicts
+            # it: a hypothesis that commits it would see those of an earlier forward. One that ends the block does not.
+            ends = torch.from_numpy(canvas.left).to(chosen.device) == chosen.sum(1)
+            chosen = chosen & (~chosen[:, :1] | ends[:, None])
+        draft = Writing(chosen, choice.tokens, proposal.score)
+        if joints := self.loop.forward.joints:  # tokens of one gap that cannot stand beside each other
+            draft = joints.consistent(canvas, draft, None, None)[0]
+            chosen = draft.which
+        canvas.draft(draft)
+        added: np.ndarray = chosen.any(1).cpu().numpy()
+        return added
+
+    def collapse(self, decision: Decision, proposal: Proposal, evidence: Evidence) -> Decision:
+        """Leaves one hypothesis of each row; the decision about those."""
+        loop, canvas = self.loop, self.loop.canvas
+        ended = loop.ended_rows() & (self.number > 0)
+        chosen = decision.chosen
+        best = self.branch.survivors(
+            Hypotheses(self.row, self.number, canvas, proposal, chosen.which, chosen.tokens, ended)
+        )
+        if len(best) < len(self.row):
+            loop.take(best)
+        rest = torch.from_numpy(~ended[best]).to(chosen.which.device)[:, None]
+        index = torch.from_numpy(best).to(chosen.which.device)
+        self.past = _Past(evidence.take(best), np.ones(len(best), dtype=bool))
+        return replace(decision, chosen=chosen.take(index).only(rest))
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps these live rows."""
+        if self.past is not None:
+            self.past = _Past(self.past.evidence.take(rows), self.past.live[rows])

@@ -1,0 +1,1 @@
+"""Rules that several methods of the masked loop share: schedules and denoising."""

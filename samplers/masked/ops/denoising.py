@@ -1,0 +1,51 @@
+"""One step of DiffusionGemma's decoding: what of a canvas is kept, as what token, and whether the canvas is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..canvas import Canvas
+    from ..contracts import Proposal
+
+
+@dataclass
+class DenoisingState:
+    """What a stage remembers of each row's canvas."""
+
+    begun: np.ndarray  # [B] the clock when it was entered
+    argmax: Tensor  # [B, W] int64 of the step before, -1 before the first
+
+    @classmethod
+    def of(cls, canvas: Canvas) -> DenoisingState:
+        """Before the first step."""
+        return cls(np.zeros_like(canvas.step), torch.full_like(canvas.window, -1))
+
+
+@dataclass(frozen=True)
+class Denoising:
+    """The rule with its bounds; see `denoise`."""
+
+    gamma: float
+    confidence: float
+    steps: int
+
+    def decide(self, proposal: Proposal, canvas: Canvas, state: DenoisingState) -> tuple[Tensor, Tensor, np.ndarray]:
+        """What is kept [B, W] bool, the tokens [B, W], and the rows [B] whose canvas is done: all kept, as argmax."""
+        entered = torch.from_numpy(canvas.entered).to(canvas.window.device)[:, None]
+        state.begun = np.where(canvas.entered, canvas.step, state.begun)
+        before, inside = state.argmax.masked_fill(entered, -1), canvas.window < canvas.length
+        state.argmax = argmax = proposal.evidence.distribution.greedy[0]
+        entropy = proposal.evidence.filtered.confidence.entropy
+        stable = ((argmax == before) | ~inside).all(1)
+        sure = entropy.masked_fill(~inside, 0).sum(1) / inside.sum(1) < self.confidence
+        last = torch.from_numpy(canvas.step - state.begun + 1 >= self.steps).to(stable.device)
+        over = ((stable & sure) | last)[:, None]
+        ranked, order = entropy.masked_fill(~inside, torch.inf).sort(dim=1, stable=True)
+        bound = torch.zeros_like(inside).scatter_(1, order, ranked.cumsum(1) - ranked <= self.gamma) & inside
+        return bound | (over & inside), torch.where(over, argmax, proposal.tokens), over[:, 0].cpu().numpy()

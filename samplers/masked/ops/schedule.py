@@ -1,0 +1,112 @@
+"""Schedules that are fixed beforehand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from ..canvas import Canvas
+
+
+def even_share(total: np.ndarray | int, parts: np.ndarray | int, index: np.ndarray | int) -> np.ndarray:
+    """The share of part `index` when `total` is split evenly over `parts`; the first `total % parts` get one more.
+
+    This is the linear schedule of LLaDA (https://arxiv.org/abs/2502.09992): tokens of a block over its steps.
+
+    >>> even_share(7, 3, np.arange(3))
+    array([3, 2, 2])
+    """
+    total, parts, index = np.asarray(total), np.asarray(parts), np.asarray(index)
+    share: np.ndarray = total // parts + (index < total % parts)
+    return share
+
+
+@dataclass
+class BlockClock:
+    """Each row's position in the schedule of its active block; [B] arrays."""
+
+    tokens: np.ndarray  # open when the block was entered
+    start: np.ndarray  # the clock then
+    steps: np.ndarray  # the block's share of all steps
+
+    @classmethod
+    def of(cls, canvas: Canvas) -> BlockClock:
+        """Before the first step."""
+        return cls(*(np.zeros(len(canvas), dtype=np.int64) for _ in range(3)))
+
+    def enter(self, canvas: Canvas, steps: int | None, now: np.ndarray) -> None:
+        """Notes the blocks that were just entered; `now` is the clock, `steps` counts the whole canvas.
+
+        A block gets an even share of `steps`, the first blocks one more and each at least one; without `steps`, one a
+        token.
+        """
+        if not canvas.entered.any():
+            return
+        self.tokens = np.where(canvas.entered, canvas.left, self.tokens)
+        self.start = np.where(canvas.entered, now, self.start)
+        share = canvas.left if steps is None else block_share(canvas, steps)
+        self.steps = np.where(canvas.entered, np.maximum(share, 1), self.steps)
+
+
+def total_steps(canvas: Canvas, steps: int | None) -> np.ndarray:
+    """How many steps the whole canvas takes, [B]: `steps`, or one a token."""
+    return canvas.to_fill if steps is None else np.full(len(canvas), steps)
+
+
+def block_share(canvas: Canvas, steps: np.ndarray | int) -> np.ndarray:
+    """How many of `steps` the active block gets, [B]: an even share, the first blocks one more."""
+    blocks, at = _blocks(canvas)
+    return even_share(steps, blocks, at)
+
+
+def block_begin(canvas: Canvas, steps: int | None) -> np.ndarray:
+    """How many steps the blocks before the active one get in all, [B]; without `steps`, one a token."""
+    if steps is None:
+        before = np.arange(canvas.length + 1) < canvas.lo[:, None]
+        tokens: np.ndarray = (before & ~canvas.given_host).sum(1)
+        return tokens
+    blocks, at = _blocks(canvas)
+    begin: np.ndarray = at * (steps // blocks) + np.minimum(at, steps % blocks)
+    return begin
+
+
+def _blocks(canvas: Canvas) -> tuple[np.ndarray, np.ndarray]:
+    """How many blocks each row is generated in, and which of them is active, [B]."""
+    first = (canvas.prompt - canvas.origin) // canvas.block_length
+    blocks = -(-(canvas.planned - canvas.origin) // canvas.block_length) - first
+    at = (canvas.lo - canvas.origin) // canvas.block_length - first
+    return np.maximum(blocks, 1), at
+
+
+@lru_cache(maxsize=64)
+def _times(steps: int, eps: float) -> np.ndarray:
+    return torch.linspace(1, eps, steps + 1).numpy()
+
+
+def times(steps: np.ndarray, eps: float) -> np.ndarray:
+    """The times of Dream's schedule (https://arxiv.org/abs/2508.15487), evenly from 1 down to `eps`, in float32.
+
+    `steps` [B] has one count a row; [B, 1 + the most], 0 past a row's own.
+    """
+    distinct, which = np.unique(steps, return_inverse=True)
+    table = np.zeros((len(distinct), int(distinct[-1]) + 1), dtype=np.float32)
+    for row, count in zip(table, distinct, strict=True):
+        row[: count + 1] = _times(int(count), eps)
+    return table[which]
+
+
+def commit_share(steps: np.ndarray, eps: float) -> np.ndarray:
+    """The share of open positions that a step of Dream's schedule commits, float32 [B, the most]: 1 - s/t, at last all.
+
+    >>> commit_share(np.array([2, 1]), 0.5)
+    array([[0.25, 1.  ],
+           [1.  , 1.  ]], dtype=float32)
+    """
+    at = times(steps, eps)
+    share = np.ones_like(at[:, 1:])
+    last = np.arange(share.shape[1]) >= steps[:, None] - 1
+    np.divide(at[:, 1:], at[:, :-1], out=share, where=~last)
+    return np.where(last, np.float32(1), 1 - share)

@@ -1,0 +1,418 @@
+"""Which positions a step queries: those of the cache, and those whose outputs predict the wanted ones.
+
+Which positions the live rows are asked with where a query stage leaves some out, and the slots that they take.
+
+What is visible stands in the first slots of a row, in the order of positions, so that a forward reads no others. Keys
+carry the angles of their positions, and attention does not depend on the order of slots.
+
+Lays plans: which rows go through a forward together, and which positions each of these groups queries.
+
+What a group of rows feeds at its queries: vectors of the active block, and random tokens in place of masks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.caches.kv_cache import KVCache
+from pardec.models.model import LanguageModel
+from pardec.models.plan import Plan, Visible
+
+from ..prefix_reuse import PrefixReuse
+from .canvas import Canvas
+from .contracts import AttentionSpec, QuerySpec, Request
+
+
+class VisiblePositions:
+    """Of each live row; column L is a bin.
+
+    Attributes:
+        slots: [B, L + 1] the slot of each visible position, -1 for others.
+        moved: [B, L + 1] bool: visible positions that had another slot, or none, before the last `update`.
+    """
+
+    def __init__(self, canvas: Canvas) -> None:
+        self.canvas = canvas
+        self.slots: np.ndarray = np.full(canvas.open_host.shape, -1)
+        self.moved: np.ndarray = np.zeros(canvas.open_host.shape, dtype=bool)
+
+    @property
+    def which(self) -> np.ndarray:
+        """[B, L] bool: the visible positions."""
+        visible: np.ndarray = self.slots[:, :-1] >= 0
+        return visible
+
+    @property
+    def counts(self) -> np.ndarray:
+        """[B] how many there are."""
+        counts: np.ndarray = (self.slots >= 0).sum(1)
+        return counts
+
+    def update(self, visible: np.ndarray) -> None:
+        """From now on these [B, L] are, with what is not open, and all up to the end of the active block."""
+        canvas, order = self.canvas, np.arange(self.canvas.length)
+        visible = visible | ~canvas.open_host[:, :-1] | (order < canvas.hi[:, None])
+        visible = np.pad(visible & (order < canvas.end[:, None]), ((0, 0), (0, 1)))
+        slots = np.where(visible, visible.cumsum(1) - 1, -1)
+        self.moved, self.slots = visible & (slots != self.slots), slots
+
+    def queried(self, mask: np.ndarray, new: np.ndarray) -> np.ndarray:
+        """[B, L] bool: those of `mask` [B, L] that are visible, all that moved, and all of the rows `new` [B]."""
+        queried: np.ndarray = self.which & (mask | self.moved[:, :-1] | new[:, None])
+        return queried
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps these live rows."""
+        self.slots, self.moved = self.slots[rows], self.moved[rows]
+
+    def put(self) -> None:
+        """Makes room for the columns that the canvas has grown by; the first forward of rows that join is full."""
+        more = self.canvas.tokens.shape[1] - self.slots.shape[1]
+        self.slots = np.pad(self.slots, ((0, 0), (0, more)), constant_values=-1)
+        self.moved = np.pad(self.moved, ((0, 0), (0, more)))
+
+
+# A separate forward costs a group of rows about as much as this many more queries would.
+_GROUP_COST = 24
+# Computing only the wanted logits pays if it saves at least this many.
+_COMPACT_GAIN = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """What the live rows query in one step: [n, Q] positions, -1 pads, or the span [start, stop) of each row."""
+
+    rows: np.ndarray  # [n] rows of the request
+    start: np.ndarray  # [n]
+    stop: np.ndarray  # [n]
+    shift: np.ndarray  # [n] how far to the left of a position its prediction stands
+    positions: np.ndarray | None = None
+    slots: np.ndarray | None = None  # [n, L + 1] the slot of each position of a row, -1 for none; None: its number
+    counts: np.ndarray | None = None  # [n] slots of a row that are valid; None: up to its end
+    similar: np.ndarray | None = None  # [n] bool: rows whose layers compute a share of the queries
+
+    @property
+    def key(self) -> bytes:
+        """The same for queries that are laid in the same way."""
+        parts = (self.start, self.stop, self.shift, self.positions, self.slots, self.counts, self.similar)
+        return b"".join(b"" if part is None else part.tobytes() for part in parts)
+
+    def of(self, at: int) -> range | tuple[int, ...]:
+        """The positions of the row at index `at`; a range if they have no gaps."""
+        if self.positions is None:
+            return range(int(self.start[at]), int(self.stop[at]))
+        row = self.positions[at, : self.stop[at] - self.start[at]].tolist()
+        whole = bool(row) and row[-1] - row[0] == len(row) - 1
+        return range(row[0], row[-1] + 1) if whole else tuple(row)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that go through one forward together."""
+
+    rows: np.ndarray | None  # [n] indices of live rows; None: all
+    plan: Plan  # only its tokens change from forward to forward
+    source: Tensor | None  # [n, Q] canvas column of each query, padding at the bin; None: the plan's span
+    want: Tensor  # [n, W] query of each block position's prediction, -1 outside of the block; then those of the shadow
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Turns queries into plans.
+
+    Attributes:
+        copies: 2 with guidance, which runs every row again in the second half of a plan's rows, else 1.
+        shadow: length of the shadow, which follows the canvas; 0 without one.
+        attention: the attention that stages read.
+    """
+
+    model: LanguageModel
+    canvas: Canvas
+    cache: KVCache | None
+    copies: int
+    shadow: int
+    attention: AttentionSpec | None = None
+
+    def cache_rows(self, rows: np.ndarray) -> np.ndarray:
+        """The cache's rows of these live rows: with guidance, those in its second half too."""
+        assert self.cache is not None
+        half = self.cache.batch // self.copies
+        return np.concatenate([rows + half * copy for copy in range(self.copies)])
+
+    def plan_groups(self, queries: Queries) -> tuple[list[Group], Tensor | None]:
+        """One plan for each group of rows that query about as much, and each live row's index in the groups in turn."""
+        split = _split(queries.stop - queries.start, queries.similar)
+        groups = [self._group(rows, queries) for rows in split]
+        if len(split) == 1:
+            return groups, None
+        order = np.argsort(np.concatenate(split))
+        return groups, torch.from_numpy(order).to(self.canvas.tokens.device)
+
+    def _group(self, rows: np.ndarray, queries: Queries) -> Group:
+        canvas, device = self.canvas, self.canvas.tokens.device
+        start, stop, end = queries.start[rows], queries.stop[rows], canvas.end[rows]
+        if queries.counts is not None:
+            end = queries.counts[rows]
+        lo, hi = canvas.lo[rows], canvas.hi[rows]
+        width = int((stop - start).max())
+        if queries.positions is None:
+            positions = start[:, None] + np.arange(width)
+            positions[positions >= stop[:, None]] = -1
+        else:
+            positions = queries.positions[rows, :width]
+        block = canvas.window_host[rows]
+        outside = (block < lo[:, None]) | (block >= hi[:, None])
+        wanted = np.maximum(block - queries.shift[rows, None], 0)
+        want = wanted - start[:, None] if queries.positions is None else _index(positions, wanted)
+        want[outside | (want < 0)] = -1
+        even = bool((stop - start == width).all())
+        span = None
+        if even and queries.positions is None and (start == start[0]).all():
+            span = (int(start[0]), int(stop[0]))
+        slots, queried, own = positions, positions, block
+        if queries.slots is not None:  # -1 is the bin's column, which has no slot
+            slots, own = (np.take_along_axis(queries.slots[rows], at, 1) for at in (positions, block))
+        if self.shadow:
+            queried, slots, want = self._with_shadow(positions, slots, np.where(outside, -1, wanted), want)
+
+        def put(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(np.concatenate([array] * self.copies)).to(device)
+
+        whole = len(rows) == len(canvas)
+        cache_rows = None
+        if self.cache is not None and not whole:
+            cache_rows = torch.from_numpy(self.cache_rows(rows)).to(device)
+        plan = Plan(
+            tokens=put(queried),
+            positions=put(queried),
+            slots=put(slots),
+            visible=self.model.visible(),
+            lengths=put(end),
+            want=put(want),
+            rows=cache_rows,
+            uniform=int(end[0]) if (end == end[0]).all() else None,
+            span=None if self.shadow else span,
+            similar=None if queries.similar is None or not queries.similar[rows].any() else put(queries.similar[rows]),
+        )
+        if self.attention is not None:
+            attending = None
+            if not self.attention.every:
+                own = block - start[:, None] if queries.positions is None else _index(positions, block)
+                own[outside | (own < 0) | (own >= (stop - start)[:, None])] = -1
+                attending = put(own)
+            plan = replace(plan, attention=self.attention.layers, attending=attending)
+        if self.shadow:
+            size = canvas.length + self.shadow
+            visible = Visible.mask(put(self._leave_one_out(positions, own, block < hi[:, None], end)))
+            plan = replace(plan, visible=visible, lengths=torch.full_like(plan.lengths, size), uniform=size)
+        source = None
+        if plan.span is None:
+            source = torch.from_numpy(np.where(positions < 0, canvas.length, positions)).to(device)
+        return Group(None if whole else rows, plan, source, plan.want[: len(rows)])
+
+    # --- the shadow: each block position once more, as a mask that sees every position but its own ---
+
+    def _with_shadow(
+        self, positions: np.ndarray, slots: np.ndarray, wanted: np.ndarray, want: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Positions, slots and wants with the shadow's queries after those of the canvas."""
+        width = positions.shape[1]
+        own = np.where(wanted < 0, -1, self.canvas.length + np.arange(self.shadow))
+        shadow = np.broadcast_to(width + np.arange(self.shadow), wanted.shape)
+        return (
+            np.concatenate([positions, wanted], 1),
+            np.concatenate([slots, own], 1),
+            np.concatenate([want, shadow], 1),
+        )
+
+    def _leave_one_out(self, positions: np.ndarray, own: np.ndarray, inside: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """What each query sees, [n, Q + W, L + W] bool; the canvas never sees the shadow.
+
+        Args:
+            own: [n, W] the slot of each position of the block.
+            inside: [n, W] bool: which of them there are.
+        """
+        length, width = self.canvas.length, positions.shape[1]
+        slots = np.arange(length)
+        visible = np.zeros((len(positions), width + self.shadow, length + self.shadow), dtype=bool)
+        visible[..., :length] = slots < end[:, None, None]
+        if self.canvas.block_causal:
+            segment = np.maximum(positions, 0) // self.canvas.block_length
+            visible[:, :width, :length] &= slots // self.canvas.block_length <= segment[..., None]
+        visible[:, width:, :length] &= slots != own[..., None]
+        visible[:, width:, length:] = inside[:, None, :]
+        return visible
+
+
+def wanted_only(
+    group: Group, want: Tensor, wanted: np.ndarray, positions: Tensor, vocab: int, bound: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The wanted queries [n, M], the index of each block position's among them [n, W], and what they predict.
+
+    `want` [n, W] are those of all block positions. Positions are those of the wanted queries where logits are `bound`
+    to them.
+    """
+    wanted = wanted if group.rows is None else wanted[group.rows]
+    counts = wanted.sum(1)
+    most = max(int(counts.max()), 1)
+    if (wanted.shape[1] - most) * len(wanted) * vocab < _COMPACT_GAIN:
+        return want, None, positions
+    if (counts == most).all():
+        order = wanted.nonzero()[1].reshape(-1, most)
+    else:
+        order = np.argsort(~wanted, axis=1, kind="stable")[:, :most]
+    index = np.maximum(wanted.cumsum(1) - 1, 0) + np.arange(0, len(wanted) * most, most)[:, None]
+    chosen = torch.from_numpy(order)
+    if bound:
+        positions = positions.gather(1, chosen)
+    return want.gather(1, chosen), torch.from_numpy(index), positions
+
+
+def visible_open(canvas: Canvas, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    """The open positions of `rows` ([B] bool) as far as a forward may see.
+
+    Returns:
+        [B, L + 1] bool, and the same as columns [B, K], padded with the bin.
+    """
+    which = canvas.open_host & rows[:, None] & (np.arange(canvas.length + 1) < canvas.end[:, None])
+    most = int(which.sum(1).max())
+    columns = np.argsort(~which, axis=1, kind="stable")[:, :most]
+    columns = np.where(np.arange(most) < which.sum(1)[:, None], columns, canvas.length)
+    device = canvas.tokens.device
+    return torch.from_numpy(which).to(device), torch.from_numpy(columns).to(device)
+
+
+def _split(width: np.ndarray, similar: np.ndarray | None = None) -> list[np.ndarray]:
+    """Rows in one group, or in two where the padding saved is worth a forward; [n] indices each.
+
+    Those that are `similar` [n] bool are apart from others, for which layers compute all queries.
+    """
+    rows = np.arange(len(width))
+    if similar is not None and similar.any() and not similar.all():
+        return [rows[~similar], rows[similar]]
+    if len(width) == 1 or width.min() == width.max():
+        return [rows]
+    order = np.argsort(-width, kind="stable")
+    sorted_width = width[order]
+    counts = rows[1:]
+    costs = counts * sorted_width[0] + (len(width) - counts) * sorted_width[1:] + _GROUP_COST
+    if costs.min() >= len(width) * sorted_width[0]:
+        return [rows]
+    cut = int(counts[costs.argmin()])
+    return [np.sort(order[:cut]), np.sort(order[cut:])]
+
+
+def _index(positions: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The index of each of `wanted` [n, W] in `positions` [n, Q], -1 where it is absent."""
+    same = positions[:, None, :] == wanted[:, :, None]
+    return np.where(same.any(-1), same.argmax(-1), -1)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Turns a `QuerySpec` into queries.
+
+    Attributes:
+        reuse: the prefixes of rows whose K/V are there before their first forward.
+        visible: where a query stage leaves positions out, those that are left.
+        every: committed positions of the block are predicted too.
+        stored: what earlier forwards predict is at hand, so that no position has to be queried for that.
+    """
+
+    canvas: Canvas
+    reuse: PrefixReuse
+    visible: VisiblePositions | None
+    every: bool
+    stored: bool
+
+    def wanted(self, query: QuerySpec) -> np.ndarray:
+        """[B, W] bool: the positions of the active block that are to be predicted."""
+        canvas = self.canvas
+        only = None if query.only is None else query.only.cpu().numpy()
+        if not self.every:
+            return canvas.eligible_host if only is None else canvas.eligible_host & only
+        if only is None:
+            return canvas.active_host
+        # A revise stage reads committed positions too. A `shifted` forward computes the tokens before the block alone:
+        # it predicts the block's first token, and nothing in the block is committed yet.
+        committed = ~canvas.eligible_host if query.shifted is None else ~(canvas.eligible_host | query.shifted[:, None])
+        wanted: np.ndarray = canvas.active_host & (only | committed)
+        return wanted
+
+    def queries(self, query: QuerySpec) -> Queries:
+        """The positions of `query`, and those whose outputs predict the wanted ones.
+
+        The first forward of a row is full, but for a prefix that it reuses. In a shifted family position p is predicted
+        by the output of p - 1, so that the position before the block is queried too, as long as the block's first one
+        is open. What is not visible is never queried.
+        """
+        canvas = self.canvas
+        new = canvas.nfe == 0
+        shift = np.full(len(canvas), canvas.shift)
+        if query.shifted is not None:
+            shift = np.where(query.shifted, 1, shift)
+        for index in np.flatnonzero(new).tolist():
+            self.reuse.begin(index, canvas.tokens_host[index], int(canvas.lo[index] - shift[index]))
+        first_start = self.reuse.length.copy()
+        order = np.arange(canvas.length)
+        if self.visible is not None:  # in a family that reuses no prefixes
+            mask = (order >= query.start[:, None]) & (order < query.stop[:, None])
+            if query.mask is not None:
+                mask = query.mask[:, : canvas.length].cpu().numpy()
+            return self._of_mask(self.visible.queried(mask, new), query, shift, self.visible)
+        if new.all():
+            return Queries(canvas.rows, first_start, canvas.end, shift)
+        if query.mask is None:
+            first = canvas.lo if self.every else canvas.first_open
+            start = np.minimum(query.start, np.maximum(first - shift, 0))
+            stop = np.maximum(query.stop, canvas.hi - shift)
+            if new.any():
+                start, stop = np.where(new, first_start, start), np.where(new, canvas.end, stop)
+            return Queries(canvas.rows, start, stop, shift)
+        mask = query.mask[:, : canvas.length].cpu().numpy().copy()
+        if new.any():
+            mask = np.where(new[:, None], (order >= first_start[:, None]) & (order < canvas.end[:, None]), mask)
+        return self._of_mask(mask, query, shift)
+
+    def _of_mask(
+        self, mask: np.ndarray, query: QuerySpec, shift: np.ndarray, visible: VisiblePositions | None = None
+    ) -> Queries:
+        """The queries of `mask` [B, L], to which it adds those that predict the wanted positions of the block."""
+        canvas = self.canvas
+        if not self.stored:
+            row, column = np.nonzero(self.wanted(query))
+            mask[row, np.maximum(canvas.window_host[row, column] - shift[row], 0)] = True
+        count = mask.sum(1)
+        positions = np.argsort(~mask, axis=1, kind="stable")[:, : count.max()]
+        positions = np.where(np.arange(count.max()) < count[:, None], positions, -1)
+        queries = Queries(canvas.rows, np.zeros_like(count), count, shift, positions)
+        if visible is not None:
+            queries = replace(queries, slots=visible.slots, counts=visible.counts)
+        if query.similar is not None:
+            similar = query.similar & (canvas.nfe > 0)
+            if visible is not None:  # what layers keep belongs to a slot
+                similar = similar & ~visible.moved.any(1)
+            queries = replace(queries, similar=similar)
+        return queries
+
+
+def at_queries(soft: Tensor, group: Group, canvas: Canvas) -> Tensor:
+    """`soft` [n, W, E] of the group's rows in the block, at its queries [n, Q, E]; zero elsewhere."""
+    lo = torch.from_numpy(canvas.lo if group.rows is None else canvas.lo[group.rows]).to(soft.device)
+    at = group.plan.positions[: len(soft)] - lo[:, None]
+    outside = (at < 0) | (at >= soft.shape[1])
+    values = soft.gather(1, at.masked_fill(outside, 0)[..., None].expand(-1, -1, soft.shape[-1]))
+    return values.masked_fill(outside[..., None], 0)
+
+
+def noised(tokens: Tensor, group: Group, canvas: Canvas, request: Request, vocab: int) -> Tensor:
+    """The tokens [n, Q] of a group, random ones at open positions: others at each step."""
+    at = group.plan.positions[: len(tokens)]
+    rows = np.arange(len(canvas)) if group.rows is None else group.rows
+    uniform = request.source.uniform(canvas.rows[rows], canvas.step[rows], at.clamp(min=0), "noise")
+    noise = (uniform * vocab).long().clamp(max=vocab - 1)
+    return torch.where(tokens == canvas.mask_id, noise, tokens)

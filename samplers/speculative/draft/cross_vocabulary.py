@@ -1,0 +1,310 @@
+"""A drafting model with another tokenizer: it goes on from the target's text, and its tokens are translated.
+
+Tokens of a drafter as tokens of a target with another tokenizer, and the target's text as the drafter's tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models import finite
+from pardec.models.errors import ModelError, PardecError
+from pardec.models.files.token_bytes import TokenBytes
+from pardec.models.images.conditioned import put_rows
+from pardec.models.model import LanguageModel
+from pardec.models.plan import Plan, Visible
+
+from ...ops.rank import argmax
+from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
+from ..draft_model import depth_budget
+from ..forward import catch_up_groups
+from .text_history import PerRow
+
+_MARGIN = 16  # bytes at a text's end whose tokens may change with what follows
+_SPACE = b" "
+
+
+class TokenMap:
+    """Which target token one drafter token, or a run of them, stands for."""
+
+    def __init__(self, drafter: LanguageModel, target: LanguageModel, *, runs: bool = True) -> None:
+        """Without `runs` the map does not learn."""
+        self.runs, self.tokenizers = runs, (drafter.tokenizer, target.tokenizer)
+        self.drafter, self.target = (TokenBytes(each.tokenizer, each.vocab_size) for each in (drafter, target))
+        ids = self.target.ids
+        self.direct = {token: ids[value] for token, value in enumerate(self.drafter.tokens) if value in ids}
+        self.same = _special(
+            drafter, self.drafter, target, self.target
+        )  # special tokens of the target -> the drafter's
+        self.direct |= {token: other for other, token in self.same.items()}
+        ends = target.decoding_config.eos_ids
+        self.direct |= {token: ends[0] for token in drafter.decoding_config.eos_ids if ends}
+        self.known: set[int] = set()  # tokens of the target that it has learned from
+        self.grams: dict[tuple[int, ...], int] = {}
+        self.beginnings: set[tuple[int, ...]] = set()  # proper prefixes of `grams`
+
+    def copy(self) -> TokenMap:
+        """A map of its own that knows the same."""
+        other = object.__new__(TokenMap)
+        vars(other).update(vars(self), known=set(self.known))
+        other.grams, other.beginnings = dict(self.grams), set(self.beginnings)
+        return other
+
+    def learn(self, token: int) -> None:
+        """Adds the run of drafter tokens that spells this token of the target, if it is one."""
+        if not self.runs or token in self.known:
+            return
+        self.known.add(token)
+        run = tuple(self.drafter.encode(self.target.tokens[token]))
+        if len(run) > 1:
+            self.grams[run] = token
+            self.beginnings.update(run[:size] for size in range(1, len(run)))
+
+    def first(self, pending: Sequence[int]) -> tuple[int, int] | None:
+        """The target token that drafter tokens begin with, and how many of them it takes; the longest run wins.
+
+        None while more of them may belong to a longer run. A count of 0: what they begin with has no translation.
+        """
+        run = tuple(pending)
+        if not run or run in self.beginnings:
+            return None
+        for size in range(len(run), 1, -1):
+            if (token := self.grams.get(run[:size])) is not None:
+                return token, size
+        return (self.direct[run[0]], 1) if run[0] in self.direct else (-1, 0)
+
+
+class Reading:
+    """The text of one row as the drafter's tokens, which follow it as it grows."""
+
+    def __init__(self, tokens: TokenMap, drafter: LanguageModel, target: LanguageModel) -> None:
+        self.tokens, self.target = tokens, target
+        assert drafter.tokenizer is not None, "checked"
+        self.ids: list[int] = list(drafter.tokenizer("")["input_ids"])  # such as a token for the beginning
+        if self.ids and self.ids[-1] in drafter.decoding_config.eos_ids:
+            self.ids.clear()
+        self.ends = [0] * len(self.ids)  # where each of them ends in `text`
+        self.fixed = len(self.ids)  # of these, from the first on, that no text changes
+        self.text = b""
+        self.known = 0  # tokens of the target that were read
+
+    def grow(self, row: Sequence[int]) -> None:
+        """Reads the tokens of the target's `row` that are new; the last drafter tokens may change."""
+        start = len(self.text)
+        for token in row[self.known :]:
+            if token in self.tokens.target.special:
+                if token in self.tokens.same and token != self.target.decoding_config.bos_id:
+                    self._read(start)
+                    self.ids.append(self.tokens.same[token])
+                    self.ends.append(len(self.text))
+                    self.fixed, start = len(self.ids), len(self.text)
+                continue
+            value = self.tokens.target.tokens[token]
+            # A tokenizer that begins every text with a space leaves that out when it decodes.
+            self.text += value.removeprefix(_SPACE) if not self.text and self._hides_space(token) else value
+        self.known = len(row)
+        self._read(start)
+
+    def _hides_space(self, token: int) -> bool:
+        assert self.target.tokenizer is not None, "checked"
+        return not self.target.tokenizer.decode([token]).startswith(" ")
+
+    def _read(self, start: int) -> None:
+        """Encodes the text anew from a token on that ends well before `start`, where the new text begins."""
+        if start == len(self.text):
+            return
+        size = self.fixed
+        for count in range(len(self.ids), self.fixed, -1):
+            end = self.ends[count - 1]
+            if end <= start - _MARGIN and (size == self.fixed or self.text[end : end + 1] == _SPACE):
+                size = count
+                if self.text[end : end + 1] == _SPACE or end < start - 4 * _MARGIN:  # a word begins there
+                    break
+        del self.ids[size:], self.ends[size:]
+        end = self.ends[-1] if self.ends else 0
+        for token in self.tokens.drafter.encode(self.text[end:]):
+            end += len(self.tokens.drafter.tokens[token])
+            self.ids.append(token)
+            self.ends.append(end)
+
+
+def _special(drafter: LanguageModel, ours: TokenBytes, target: LanguageModel, theirs: TokenBytes) -> dict[int, int]:
+    """The drafter's token for each special token of the target that it has under the same name."""
+    assert drafter.tokenizer is not None, "checked"
+    assert target.tokenizer is not None, "checked"
+    names = {drafter.tokenizer.convert_ids_to_tokens(token): token for token in sorted(ours.special)}
+    known = ((token, target.tokenizer.convert_ids_to_tokens(token)) for token in sorted(theirs.special))
+    return {token: names[name] for token, name in known if name in names}
+
+
+class _Row:
+    """One row: its text in the drafter's tokens, and what of it is in the cache."""
+
+    def __init__(self, tokens: TokenMap, drafter: LanguageModel, target: LanguageModel) -> None:
+        self.tokens, self.reading = tokens, Reading(tokens, drafter, target)
+        self.fed: list[int] = []  # ids whose K/V are in the first slots
+        self.ids: list[int] = []  # the text's, then the drafted ones
+        self.learned = 0  # tokens of the target from which the map has learned
+        self.pending: list[tuple[int, float]] = []  # drafted ids that are not translated yet, with their probabilities
+        self.live = False
+
+    def follow(self, row: list[int]) -> None:
+        """Goes on from the target's `row`; K/V behind the longest common prefix of ids are dropped."""
+        for token in row[self.learned :]:
+            self.tokens.learn(token)
+        self.learned = len(row)
+        self.reading.grow(row)
+        self.ids, self.pending = list(self.reading.ids), []
+        common = 0
+        for ours, theirs in zip(self.fed, self.ids[:-1], strict=False):  # the last one is fed for its logits
+            if ours != theirs:
+                break
+            common += 1
+        del self.fed[common:]
+
+    def next_token(self) -> tuple[int, float] | None:
+        """The next translated token and its probability by the drafter; None: more is to be drafted, or it is dead."""
+        first = self.tokens.first([token for token, _ in self.pending])
+        if first is None:
+            return None
+        token, count = first
+        if not count:
+            self.live = False
+            return None
+        sure = float(np.prod([p for _, p in self.pending[:count]]))
+        del self.pending[:count]
+        return token, sure
+
+
+class CrossVocabularyState:
+    """A drafting model of another vocabulary during one request, with K/V of its own tokens."""
+
+    def __init__(self, context: DecodeContext, model: LanguageModel, maps: list[TokenMap]) -> None:
+        """`maps` are each row's, or one that all of them share."""
+        finite.demand_head(model)
+        self.context, self.model = context, model
+        self.rows = PerRow(_Row(tokens, model, context.model) for tokens in maps)
+        self.cache = model.new_cache(len(maps), 2 * int(context.text.limit.max()))
+        self.calls = 0  # forwards of this round
+        self.runs: list[finite.Run] = []  # their plans and caches
+        self.highest = torch.zeros((), device=context.text.device)
+
+    def draft(self, most: int, room: np.ndarray, uniforms: Uniforms) -> Draft:
+        """A chain of at most `most` translated tokens, `room` [B] deep: the drafter's likeliest ids, point masses."""
+        context, budget = self.context, depth_budget(self.context, most, room)
+        text, length = context.text, context.sampler.length
+        drafted = np.zeros((len(text), int(budget.max(initial=0))), dtype=np.int64)
+        counts = np.zeros_like(budget)
+        self.calls, self.highest = 0, torch.zeros((), device=text.device)
+        self.runs.clear()
+        for at, row in enumerate(self.rows.rows):
+            row.live = budget[at] > 0
+            if row.live:
+                row.follow(text.row(at).tolist())
+                row.live = bool(row.ids)
+        for step in range(drafted.shape[1]):
+            tokens, sure = self._step()
+            stopped = None
+            if length is not None:
+                confidence = torch.from_numpy(sure).float()
+                stopped = length.stop(confidence, step, context, context.state(length))
+            for at, row in enumerate(self.rows.rows):
+                ends = stopped is not None and bool(stopped[at])
+                if row.live and not (ends and length is not None and length.drops_last):
+                    drafted[at, step], counts[at] = tokens[at], step + 1
+                row.live = row.live and not ends and bool(budget[at] > step + 1)
+            if not any(row.live for row in self.rows.rows):
+                break
+        chain = torch.from_numpy(drafted).to(text.device)
+        return Draft.chain(text, chain, counts, forwards=self.calls, highest=self.highest)
+
+    def _step(self) -> tuple[np.ndarray, np.ndarray]:
+        """[B] the next translated token of each live row, and its probability; rows without one are live no more."""
+        tokens, sure = np.zeros(len(self.rows.rows), dtype=np.int64), np.zeros(len(self.rows.rows))
+        waiting = [at for at, row in enumerate(self.rows.rows) if row.live]
+        while waiting:
+            short = []
+            for at in waiting:
+                row = self.rows.rows[at]
+                token = row.next_token()
+                if token is not None:
+                    tokens[at], sure[at] = token
+                elif row.live:
+                    short.append(at)
+            waiting = self._feed(short) if short else []
+        return tokens, sure
+
+    def _feed(self, rows: list[int]) -> list[int]:
+        """Drafts one more id in each of these rows that has room for it, and gives these."""
+        limit = self.model.limit
+        for at in rows:
+            row = self.rows.rows[at]
+            row.live = limit is None or len(row.ids) <= limit
+        rows = [at for at in rows if self.rows.rows[at].live]
+        if not rows:
+            return []
+        longest = max(len(self.rows.rows[at].ids) for at in rows)
+        if longest > self.cache.capacity:
+            self.cache.grow(longest + longest // 2)
+        missing = np.array([len(self.rows.rows[at].ids) - len(self.rows.rows[at].fed) for at in rows])
+        groups = catch_up_groups(missing)
+        for group in groups:
+            self._run([rows[at] for at in group], int(missing[group].max()))
+        self.calls += 1  # each row took part in one
+        return rows
+
+    def _run(self, rows: list[int], width: int) -> None:
+        device = self.context.text.device
+        tokens, slots = np.zeros((len(rows), width), dtype=np.int64), np.full((len(rows), width), -1, dtype=np.int64)
+        lengths = np.zeros(len(rows), dtype=np.int64)
+        for index, at in enumerate(rows):
+            row = self.rows.rows[at]
+            first, lengths[index] = len(row.fed), len(row.ids)
+            count = len(row.ids) - first
+            tokens[index, :count] = row.ids[first:]
+            slots[index, :count] = np.arange(first, len(row.ids))
+        where = torch.from_numpy(slots).to(device)
+        whole = len(rows) == len(self.rows.rows)
+        plan = Plan(
+            tokens=torch.from_numpy(tokens).to(device),
+            positions=where,
+            slots=where,
+            visible=Visible.causal(),
+            lengths=torch.from_numpy(lengths).to(device),
+            want=torch.from_numpy((slots >= 0).sum(1, keepdims=True) - 1).to(device),
+            rows=None if whole else torch.tensor(rows, device=device),
+            narrow=True,
+        )
+        self.runs.append((plan, self.cache))
+        logits: Tensor = self.model.run(plan, self.cache).logits()[:, 0]
+        self.highest = self.highest + logits.amax(-1).sum()
+        chosen = argmax(logits)
+        sure = logits.softmax(-1).gather(-1, chosen[:, None])[:, 0].tolist()
+        for at, token, p in zip(rows, chosen.tolist(), sure, strict=True):
+            row = self.rows.rows[at]
+            row.fed = list(row.ids)
+            row.ids.append(token)
+            row.pending.append((token, p))
+
+    def failure(self) -> PardecError:
+        """The error for logits of this round that are not finite."""
+        error = finite.failure(self.model, self.runs, cfg=self.context.request.cfg)
+        return error or ModelError(f"{self.model.name}, which drafts, gives logits that are not finite")
+
+    def compact_cache(self, outcome: RoundResult) -> None:
+        """Nothing moves: the next draft goes on from the text."""
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps these live rows."""
+        self.rows.keep(rows)
+        if len(rows):
+            self.cache.keep(torch.from_numpy(rows))
+
+    def put(self, where: np.ndarray, other: CrossVocabularyState) -> None:
+        """The rows of `other` in place of the live rows at `where`."""
+        self.rows.put(where, other.rows)
+        put_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)

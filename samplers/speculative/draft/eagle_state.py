@@ -1,0 +1,124 @@
+"""Shared by EAGLE-like drafters: pairs of a token and the state before it, in a KV cache of the module's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pardec.models.errors import PardecError
+from pardec.models.hidden import Hidden
+from pardec.models.plan import Plan
+
+from ..contracts import Draft, RoundResult
+from ..draft_model import DraftModelState
+from .module_drafter import module_failure
+
+
+class PairState(DraftModelState):
+    """A drafter of pairs (token, state before it); the slot of a pair is that of its state.
+
+    `pending` are the target's states that have not been fed yet: entry j of row b is the one of slot cached[b] + j.
+    """
+
+    lag = 1
+    model: Any  # the module
+    pending: Tensor | None = None  # [B, W, E]
+    states: Tensor  # [B, R, E] the drafter's outputs of this round, by slot behind `start`
+
+    def read_prompt(self, rows: np.ndarray, hidden: Hidden) -> None:
+        """The target's states at every position of these rows' prompts."""
+        features = self.model.fuse(self.model.states.of(hidden))
+        if len(rows) == len(self.cached):
+            back = np.argsort(rows)
+            self.pending = features if (back == rows).all() else features[torch.from_numpy(back).to(features.device)]
+            return
+        if self.pending is None:
+            self.pending = features.new_zeros(len(self.cached), 0, features.shape[-1])
+        self.pending = _put(self.pending, rows, features)
+
+    def follow(self, outcome: RoundResult) -> None:
+        """Keeps the target's states along the accepted path, and drops the K/V of what was drafted."""
+        if outcome.states is None:  # the prompt's round: see `read_prompt`
+            return
+        path, draft = outcome.verdict.path, outcome.draft
+        states = outcome.states
+        if draft.width > 1:
+            states = states.gather(1, path[..., None].expand(-1, -1, states.shape[-1]))
+        features = self.model.fuse(states)  # [B, D, E] of slots base ..
+        waiting = draft.base - self.cached
+        if self.drafting:
+            waiting = np.where(self.fed, 0, waiting)
+        self.cached = draft.base - waiting
+        if not waiting.any():
+            self.pending = features
+            return
+        assert self.pending is not None
+        start = torch.from_numpy(waiting).to(features.device)[:, None]
+        most = int(waiting.max())
+        index = start + torch.arange(features.shape[1], device=features.device)
+        merged = pad(self.pending[:, :most], (0, 0, 0, features.shape[1]))
+        self.pending = merged.scatter(1, index[..., None].expand_as(features), features)
+
+    def failure(self) -> PardecError:
+        """The error for logits of this round that are not finite."""
+        return module_failure(self.model, "its states may outgrow the type: load in float32")
+
+    def keep(self, rows: np.ndarray) -> None:
+        super().keep(rows)
+        if self.pending is not None:
+            self.pending = self.pending[torch.from_numpy(rows).to(self.pending.device)]
+
+    def put(self, where: np.ndarray, other: DraftModelState) -> None:
+        assert isinstance(other, PairState)
+        assert self.pending is not None
+        assert other.pending is not None
+        self.cached = self.cached.copy()
+        self.cached[where] = other.cached
+        self.cache.put(torch.from_numpy(where), other.cache)
+        self.pending = _put(self.pending, where, other.pending)
+
+    def _begin(self) -> None:
+        super()._begin()
+        module = self.model
+        self.states = torch.zeros(len(self.start), 0, module.width, dtype=module.dtype, device=module.device)
+
+    def _committed_soft(self, rows: Tensor, width: int) -> Tensor:
+        assert self.pending is not None
+        pending = self.pending[:, :width]
+        return pending if len(rows) == len(pending) else pending[rows]
+
+    def _drafted_soft(self, draft: Draft, nodes: Tensor) -> Tensor:
+        if draft.parents is None:
+            return self.states[:, -1:]
+        above = self.slot.gather(1, draft.parent.gather(1, nodes).clamp(min=0)).clamp(min=0)
+        return self.states.gather(1, above[..., None].expand(-1, -1, self.states.shape[-1]))
+
+    def _run(self, plan: Plan) -> Hidden:
+        output = super()._run(plan)
+        states = self.model.fed_back(output.states)
+        if plan.narrow:  # committed tokens: the state of the last one of each row is that of node 0
+            if not output.narrowed:
+                states = states.gather(1, plan.want[..., None].expand(-1, -1, states.shape[-1]))
+            if plan.rows is not None:
+                whole = self.states if self.states.shape[1] else pad(self.states, (0, 0, 0, 1))
+                states = whole.index_copy(0, plan.rows, states)
+            self.states = states
+        elif plan.visible.kind == "causal" or plan.stored is not None:  # slot after slot
+            self.states = torch.cat((self.states, states), 1)
+        else:
+            size = self.states.shape[1] + plan.width
+            slot = torch.where(plan.slots >= 0, plan.slots - self.start[:, None], size)
+            padded = pad(self.states, (0, 0, 0, plan.width + 1))
+            self.states = padded.scatter(1, slot[..., None].expand_as(states), states)[:, :-1]
+        return output
+
+
+def _put(pending: Tensor, rows: np.ndarray, other: Tensor) -> Tensor:
+    """`pending` [B, W, E] with `other` [b, V, E] in place of `rows`."""
+    most = max(pending.shape[1], other.shape[1])
+    ours, theirs = (pad(each, (0, 0, 0, most - each.shape[1])) for each in (pending, other))
+    return ours.index_copy(0, torch.from_numpy(rows).to(ours.device), theirs)

@@ -1,0 +1,128 @@
+"""Drafters whose queries ride behind the nodes of the verify pass, and become the next round's heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+
+from ...limits import check_nodes
+from ...request import Request
+from ...spec_values import MOST
+from ..contracts import Chains, DecodeContext, Draft, Queries, RoundResult, Uniforms
+from ..probe_nodes import Carry, behind
+from .draft_heads import HeadsState
+from .module_drafter import ModuleDrafter, module_of
+
+
+@dataclass(frozen=True)
+class QueryDrafter(ModuleDrafter):
+    """A module of `depth` steps, of which each has queries; subclasses say which these are.
+
+    The logits of the last accepted node's queries are those of the next round, by the depth of a node.
+    """
+
+    within_verify: ClassVar[bool] = True
+    in_pass: ClassVar[bool] = True
+
+    k: Annotated[int, "tokens drafted, which is how deep a tree grows; as many steps as were trained at most"] = 3
+    carry: Annotated[
+        str | None,
+        "steps behind a node by its depth, joined by '-'; those of one depth by '.'; by default k everywhere",
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for part in (self.carry or "1").replace(".", "-").split("-"):
+            if not (part.isdecimal() and len(part) <= len(str(MOST)) and int(part) <= self.k):
+                raise SpecError(
+                    f"{self.registered[0]}: carry lists whole numbers up to k={self.k} joined by '-', "
+                    f"got {self.carry!r}",
+                    hint="carry=3-3-2-1 has 3 steps behind node 0 and its children, 1 behind depth 3 and more;"
+                    " 3-3.1 has 3 behind the first child, 1 behind the others",
+                )
+
+    def chains(self, module: Any) -> Chains:
+        """The queries behind a node."""
+        raise NotImplementedError
+
+    def begin(self, queries: Queries, module: Any) -> Queries:
+        """The queries with their inputs, or with where they begin."""
+        raise NotImplementedError
+
+    @property
+    def reads_prompt(self) -> bool:
+        return False
+
+    def most_queries(self, nodes: int, request: Request) -> int:
+        count = nodes * len(self.chains(module_of(request)).step)
+        check_nodes(self.registered[0], nodes + count)
+        return count
+
+    def start(self, context: DecodeContext) -> QueryState:
+        module = self.fitting_module(context)
+        return QueryState(context, module, len(self.chains(module).step))
+
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: QueryState) -> Draft:
+        module = module_of(context)
+        draft = state.draft(self.k, room, uniforms)
+        return replace(draft, queries=self.begin(behind(draft, self.chains(module), room, self._carry), module))
+
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: QueryState) -> None:
+        state.observe(outcome)
+
+    @property
+    def _carry(self) -> Carry | None:
+        if self.carry is None:
+            return None
+        return tuple(tuple(map(int, level.split("."))) for level in self.carry.split("-"))
+
+
+class QueryState(HeadsState):
+    """The heads of the coming round: the states of the queries behind the last accepted node, by its steps.
+
+    `states` are [B, L, E] here, of all queries of a node.
+    """
+
+    ahead: Tensor  # float32 [B, D, V] logits of this round
+
+    def __init__(self, context: DecodeContext, module: Any, count: int) -> None:
+        super().__init__(context, module)
+        self.states = self.states[:, None].repeat(1, count, 1)
+        self.known = np.zeros_like(context.text.length)  # [B] steps whose states there are, on the host
+        self.each = count // len(set(module.step[:count]))  # queries of a step
+
+    def draft(self, most: int, room: np.ndarray, uniforms: Uniforms) -> Draft:
+        return super().draft(most, np.minimum(room, self.known), uniforms)
+
+    def observe(self, outcome: RoundResult) -> None:
+        queries, states = outcome.draft.queries, outcome.states
+        if queries is None or states is None:  # the prompt's round
+            return
+        rows = torch.arange(len(states), device=states.device)
+        last = outcome.verdict.path[rows, outcome.verdict.count]
+        index = queries.index[rows, :, last]  # [B, L]
+        self.states = states[rows[:, None], index.clamp(min=0)].to(self.states)
+        self.known = (index >= 0)[:, :: self.each].sum(1).cpu().numpy()
+
+    def _begin(self) -> None:
+        self.ahead = self.module.logits(self.states[:, : self.most * self.each])
+
+    def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
+        level, self.level = self.level, self.level + 1
+        return self._level_wide(self.ahead[:, level : level + 1], draft, nodes)
+
+    def keep(self, rows: np.ndarray) -> None:
+        super().keep(rows)
+        self.known = self.known[rows]
+
+    def put(self, where: np.ndarray, other: HeadsState) -> None:
+        super().put(where, other)
+        assert isinstance(other, QueryState)
+        self.known = self.known.copy()
+        self.known[where] = other.known

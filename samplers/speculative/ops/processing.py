@@ -1,0 +1,214 @@
+"""From raw logits to those that tokens are sampled from: processors, allowed tokens, grammars, temperature, filters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models import finite
+from pardec.models.errors import SpecError
+
+from ...ops.allowed import AllowedRows
+from ...ops.distribution import filter_logits
+from ...ops.penalties import without_ends
+from ...request import Grammar, Request
+from ..contracts import Draft, Logits
+from ..sequences import Sequences
+
+_Change = Callable[[Tensor, Tensor, Tensor], Tensor]  # live rows [N], texts [N, C], logits [N, V] -> logits [N, V]
+
+
+class Processing:
+    """The processing of one request; the same for the target and for a drafter, so that p and q can be compared.
+
+    Logits processors of transformers see, for each node, the row's committed tokens and the node's own path; grammars
+    see what of these was generated. The sampler's own `stages` come behind all that excludes tokens, and for the target
+    alone.
+    """
+
+    def __init__(self, request: Request, text: Sequences, stages: Sequence[Logits] = ()) -> None:
+        self.request, self.text, self.stages = request, text, tuple(stages)
+        self.allowed = AllowedRows(request.allowed, len(text), text.device)
+        self.grammars: list[Grammar | None] = list(request.grammars) or [None] * len(text)
+        self.processors = request.processors
+        if request.repetition_penalty is not None:
+            from transformers import RepetitionPenaltyLogitsProcessor
+
+            self.processors = (RepetitionPenaltyLogitsProcessor(request.repetition_penalty), *self.processors)
+
+    def __call__(self, raw: Tensor, draft: Draft, nodes: Tensor | None = None) -> Tensor:
+        """The target's processed logits.
+
+        Args:
+            raw: [B, K, V] logits behind `nodes`.
+            draft: the nodes so far.
+            nodes: [B, K] int64, which of them, -1 where there is none; None is all.
+        """
+        logits = self._constrained(raw, draft, nodes)
+        if self.stages:
+            logits = self._by_length(logits, draft, nodes, self._staged)
+        return self._filtered(logits)
+
+    def _constrained(self, raw: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
+        """What the request asks of the logits, before temperature and filters."""
+        logits = raw
+        if self.processors:
+            logits = self._by_length(logits, draft, nodes, self._run)
+        if self.allowed:
+            logits = self._allowed(logits, draft, nodes)
+        if any(self.grammars):
+            logits = self._grammatical(logits, draft, nodes)
+        if self.request.min_new_tokens:
+            logits = self._without_early_ends(logits, draft, nodes)
+        return logits
+
+    def _filtered(self, logits: Tensor) -> Tensor:
+        return filter_logits(logits, temperature=self.request.temperature, order="top_k", **self.request.filters)
+
+    def drafted(self, raw: Tensor, draft: Draft, nodes: Tensor | None = None) -> Tensor:
+        """Processed logits of a drafter; all tokens are equally likely where what it can draft is ruled out.
+
+        A drafter of a part of the vocabulary may know none of the tokens that are allowed somewhere.
+        """
+        logits = self._filtered(self._constrained(raw, draft, nodes))
+        if not self.processors and not self.excludes:
+            return logits
+        return torch.where(logits.amax(-1, keepdim=True) == -torch.inf, 0, logits)
+
+    @property
+    def excludes(self) -> bool:
+        """Whether any row may be without some tokens, before the filters."""
+        return bool(self.allowed or any(self.grammars) or self.request.min_new_tokens)
+
+    def reads_ids(self) -> bool:
+        """Whether it tells the ids of logits apart; temperature and filters do not, and take those of some ids."""
+        return bool(self.processors) or self.excludes
+
+    def failure(self, raw: Tensor, draft: Draft, row: Tensor, node: Tensor) -> SpecError:
+        """The error for nodes [N] of rows [N] without a distribution, of `raw` [B, T, V]; runs processors again."""
+        request, logits = self.request, raw
+        try:
+            if request.processors:
+                logits = self._by_length(raw, draft, None, partial(self._run, refuse=True))
+        except SpecError as error:
+            return error
+        if self.allowed:
+            logits = self._allowed(logits, draft, None)
+        name = "allowed"
+        if finite.sound(logits[row, node]).all() and any(self.grammars):
+            logits, name = self._grammatical(logits, draft, None), "response_format"
+        if not finite.sound(logits[row, node]).all():
+            return SpecError(
+                f"{name} excludes every token that the model and the logits processors leave at a position",
+                "allow more tokens there",
+            )
+        return SpecError(
+            f"temperature={request.temperature} overflows float32: the logits before the division are finite",
+            "a temperature nearer to 1",
+        )
+
+    def _by_length(self, raw: Tensor, draft: Draft, nodes: Tensor | None, change: _Change) -> Tensor:
+        """`change` applied node by node, those with histories of one length together: it knows no padding."""
+        row, column, texts, lengths = self._real_nodes(raw, draft, nodes)
+        scores = raw[row, column]
+        for length in sorted(set(lengths.tolist())):
+            same = (lengths == length).nonzero()[:, 0]
+            scores[same] = change(row[same], texts[same, :length], scores[same])
+        return raw.index_put((row, column), scores)
+
+    def _real_nodes(self, raw: Tensor, draft: Draft, nodes: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of every node that is no padding: its row and column in `raw`, and its history [N, C] with its length [N]."""
+        if nodes is None:
+            real = torch.arange(draft.width) < torch.from_numpy(draft.sizes)[:, None]
+            row, column = real.nonzero(as_tuple=True)
+            node = column
+        else:
+            on_host = nodes.cpu()
+            real = (on_host >= 0) & (on_host < torch.from_numpy(draft.sizes)[:, None])
+            row, column = real.nonzero(as_tuple=True)
+            node = on_host[row, column]
+        row, column, node = (index.to(raw.device) for index in (row, column, node))
+        texts = self._histories(draft, row, node)
+        lengths = torch.from_numpy(self.text.length).to(raw.device)[row] + draft.depth[row, node]
+        return row, column, texts, lengths
+
+    def _histories(self, draft: Draft, row: Tensor, node: Tensor) -> Tensor:
+        """[N, C] int64: the committed tokens of the live rows `row` [N], then those of the path to `node` [N]."""
+        past, depth = torch.from_numpy(self.text.length).to(row.device)[row], draft.depth[row, node]
+        deepest = int(depth.max())  # nodes that are never tested may stand behind the row's limit
+        texts = torch.nn.functional.pad(self.text.tokens[row], (0, deepest))
+        index = torch.arange(len(row), device=row.device)
+        for step in range(deepest):  # from the node up, one level at a time
+            inside = depth > step
+            column = torch.where(inside, past + depth - 1 - step, 0)
+            texts[index, column] = torch.where(inside, draft.tokens[row, node], texts[:, 0])
+            node = torch.where(inside, draft.parent[row, node], node)
+        return texts
+
+    def _staged(self, row: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
+        """Every stage in turn, for nodes of the live rows `row` [N]."""
+        prompts = torch.from_numpy(self.text.prompt).to(row.device)[row]
+        for stage in self.stages:
+            scores = stage.scores(ids, scores, prompts)
+        return scores
+
+    def _run(self, row: Tensor, ids: Tensor, scores: Tensor, *, refuse: bool = False) -> Tensor:
+        """Every processor in turn; `row` [N] indexes live rows. With `refuse`, one that leaves no token raises."""
+        rows = torch.from_numpy(self.text.rows).to(row.device)[row]
+        for processor in self.processors:
+            by_row = getattr(processor, "by_row", None)
+            run: Any = processor if by_row is None else partial(by_row, rows)
+            before, scores = scores, run(ids, scores)
+            if refuse and (finite.sound(before) & ~finite.sound(scores)).any():
+                name = getattr(processor, "__name__", type(processor).__name__)
+                raise SpecError(
+                    f"the logits processor {name} excludes every token, or returns NaN or infinite logits",
+                    "a processor may exclude tokens with -inf, but not all of them",
+                )
+        return scores
+
+    def _allowed(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
+        """Nothing but the allowed tokens at each position behind a node."""
+        rows = torch.arange(len(self.text), device=logits.device)[:, None]
+        return logits.masked_fill(
+            ~self.allowed.mask(rows, self._next_positions(draft, nodes, self.text.length)), -torch.inf
+        )
+
+    def _grammatical(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
+        """Nothing but what each row's grammar allows behind a node."""
+        row, column, texts, lengths = self._real_nodes(logits, draft, nodes)
+        each = zip(row.tolist(), texts.tolist(), lengths.tolist(), strict=True)
+        masks = np.ones((len(row), logits.shape[-1]), dtype=bool)
+        for index, (live, ids, length) in enumerate(each):
+            if (grammar := self.grammars[live]) is not None:
+                masks[index] = grammar.mask(ids[self.text.prompt[live] : length])
+        mask = torch.from_numpy(masks).to(logits.device)
+        return logits.index_put((row, column), logits[row, column].masked_fill(~mask, -torch.inf))
+
+    def _without_early_ends(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
+        """No end token at the first positions."""
+        early = self._next_positions(draft, nodes, self.text.length - self.text.prompt) < self.request.min_new_tokens
+        return without_ends(logits, early, self.request.stop_ids)
+
+    def _next_positions(self, draft: Draft, nodes: Tensor | None, first: np.ndarray) -> Tensor:
+        """[B, K]: the position behind each node, where node 0's is `first` [B]."""
+        depth = draft.depth if nodes is None else draft.depth.gather(1, nodes.clamp(min=0))
+        return torch.from_numpy(first).to(depth.device)[:, None] + depth
+
+    # --- rows that leave and enter ---
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps these live rows."""
+        self.allowed.keep(rows)
+        self.grammars = [self.grammars[at] for at in rows.tolist()]
+
+    def put(self, where: np.ndarray, other: Processing) -> None:
+        """Puts the rows of `other` in place of those at `where`."""
+        self.allowed.put(where, other.allowed)
+        for at, grammar in zip(where.tolist(), other.grammars, strict=True):
+            self.grammars[at] = grammar

@@ -1,0 +1,45 @@
+"""Verification by relaxed rules: the nodes of a chain in one batched computation, siblings one after the other."""
+
+from __future__ import annotations
+
+import torch
+
+from ..contracts import BatchedUniforms, Draft, Uniforms, Verdict
+from .tree_walk import descend, reached
+from .verification import Rule, Trial, drafted_probs, judge_siblings
+
+
+def relaxed(draft: Draft, p: torch.Tensor, uniforms: Uniforms, rule: Rule) -> Verdict:
+    """The verdict of `rule`; p [B, T, V] are the target's distributions behind the nodes of the draft.
+
+    The deviation is the sum of |a(x) - min(1, r(x) / q(x))| over the tested tokens, a(x) being the rule's acceptance
+    probability and r the residual before the test. Where a rejection leaves the residual of the exact test, the mean
+    deviation over drafts bounds the total variation from the target's distribution.
+    """
+    rows = torch.arange(len(p), device=p.device)
+    if draft.width == 1:
+        first = torch.zeros_like(draft.tokens)
+        none = torch.zeros_like(p[:, 0, 0])
+        return Verdict(first, first[:, 0], uniforms.draw(p[:, 0], "next"), draft.tested, first.float(), none)
+    if draft.parents is not None or not isinstance(uniforms, BatchedUniforms):
+        return judge_siblings(draft, p, uniforms, rule)
+    bars, width = drafted_probs(draft), draft.width - 1
+    row, node = rows.repeat_interleave(width), torch.arange(1, draft.width, device=p.device).repeat(len(p))
+    r, trial = p[:, :-1].flatten(0, 1), Trial.of(draft, row, node, node - 1, bars)
+    target = rule.weight(r, trial)
+    accept_prob = (target / trial.bar.clamp(min=1e-12)).clamp(max=1)
+    passed, ratio, gap = torch.zeros_like(draft.tested), torch.zeros_like(bars), torch.zeros_like(p[..., 0])
+    passed[:, 1:] = (uniforms.accepts(draft.width)[row, node] * trial.bar < target).view(len(p), width)
+    ratio[:, 1:] = accept_prob.view(len(p), width)
+    gap[:, 1:] = (accept_prob - trial.exact_probability(r)).abs().view(len(p), width)
+    path, count = descend(draft, draft.tested & passed)
+    tested = reached(draft, path, count)
+    # The node behind the last accepted one was rejected, where there is one.
+    above, after = count, (count + 1).clamp(max=width)
+    rejected = (count < width) & tested[rows, after]
+    distribution = p[rows, above]
+    left = torch.where(
+        rejected[:, None], rule.after_rejection(distribution, Trial.of(draft, rows, after, above, bars)), distribution
+    )
+    ratio, gap = ratio.masked_fill(~tested, 0), gap.masked_fill(~tested, 0)
+    return Verdict(path, count, uniforms.draw(left, "next"), tested, ratio, gap.cumsum(1)[:, -1])

@@ -1,0 +1,259 @@
+"""The two rules behind most acceptances: comparing with the target's own choice, and the exact test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pardec.models.kernels.choice import backend
+
+from ...rng import wide
+from ..contracts import BatchedUniforms, Draft, InverseCDFUniforms, Uniforms, Verdict
+from .tree_walk import Walk, descend, reached
+
+_NOTHING = 1e-12  # a residual without a larger entry is rounding error: p equals q, and p is sampled from
+
+
+def follow(draft: Draft, pick: Tensor) -> Verdict:
+    """From node 0 on, descends to the child whose token is its parent's `pick` [B, T], as long as there is one.
+
+    Greedy decoding if the pick is the argmax; exact sampling if it is a sample of each node's distribution.
+    """
+    if draft.width == 1:
+        first = torch.zeros_like(draft.tokens)
+        return Verdict(first, first[:, 0], pick[:, 0], first.bool(), first.float(), pick=pick)
+    if draft.parents is not None and draft.sure is None:
+        return _follow_on_host(draft, pick)
+    if draft.parents is None:
+        same = draft.tested & pad(draft.tokens[:, 1:] == pick[:, :-1], (1, 0))
+    else:
+        same = draft.tested & (draft.tokens == pick.gather(1, draft.parent.clamp(min=0)))
+    accepted = same if draft.sure is None else same | (draft.tested & draft.sure)
+    path, count = descend(draft, accepted)
+    end = path.gather(1, count[:, None])
+    tested = reached(draft, path, count)
+    if draft.sure is not None:
+        tested &= ~draft.sure
+    return Verdict(path, count, pick.gather(1, end)[:, 0], tested, same.float(), pick=pick)
+
+
+def _follow_on_host(draft: Draft, pick: Tensor) -> Verdict:
+    """The same for trees without `sure`, number by number: operations on arrays take longer to begin than all of it."""
+    tokens, parents, tests, picks = (part.tolist() for part in (draft.tokens, draft.parent, draft.tested, pick))
+    rows = zip(tokens, parents, tests, picks, strict=True)
+    results = [_follow_row(*row, deepest=draft.deepest) for row in rows]
+    paths, counts, ends, compared, fits = zip(*results, strict=True)
+    device = pick.device
+    path, count, end = (torch.tensor(each, device=device) for each in (paths, counts, ends))
+    tested, ratio = torch.tensor(compared, device=device), torch.tensor(fits, dtype=torch.float32, device=device)
+    return Verdict(path, count, end, tested, ratio, pick=pick)
+
+
+def _follow_row(
+    tokens: list[int], parents: list[int], tested: list[bool], pick: list[int], *, deepest: int
+) -> tuple[list[int], int, int, list[bool], list[bool]]:
+    """Of one row: path, count, the next token, the nodes that were compared, and those that equal the pick."""
+    path, along = [0], [True]
+    compared, fits = [False], [False]
+    for node in range(1, len(tokens)):
+        above = parents[node]
+        fits.append(tested[node] and tokens[node] == pick[above])
+        compared.append(tested[node] and along[above])
+        along.append(fits[node] and above == path[-1])
+        if along[node]:
+            path.append(node)
+    count = len(path) - 1
+    return path + path[-1:] * (deepest - count), count, pick[path[-1]], compared, fits
+
+
+def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Verdict:
+    """The exact test of the nodes in order, and the next token from the residual distribution.
+
+        accepted  iff  u q[x] < r[x]         rejected: r <- norm([r - q]+), for a point mass r without x
+
+    r starts as the distribution behind the current node, `p` [B, T, V] float32. With q conditional on earlier siblings
+    this is speculative sampling for chains, and recursive rejection sampling for siblings with and without
+    replacement (arXiv:2211.17192, 2302.01318, 2305.09781).
+    """
+    if draft.parents is None and isinstance(uniforms, InverseCDFUniforms) and backend(p.device) == "triton":
+        from .verification_triton import judge_chains
+
+        u, next_u = uniforms.accepts(draft.width), uniforms.draw_uniform("next")
+        count, following, ratio = judge_chains(draft.tokens, draft.tested, p, draft.q, draft.point, u, next_u)
+        index = torch.arange(draft.width, device=p.device)
+        within = draft.tested & (index <= count[:, None] + 1)
+        return Verdict(index.expand_as(draft.tokens), count, following, within, ratio)
+    if draft.width == 1:
+        first = torch.zeros_like(draft.tokens)
+        return Verdict(first, first[:, 0], uniforms.draw(p[:, 0], "next"), draft.tested, first.float())
+    if (draft.parents is not None and draft.q is not None) or not isinstance(uniforms, BatchedUniforms):
+        return replace(judge_siblings(draft, p, uniforms, Exact()), deviation=None)
+    # Chains and trees of point masses, where the residual that a node is tested against is known beforehand.
+    rows = torch.arange(len(p), device=p.device)
+    target = p[rows[:, None], draft.parent.clamp(min=0), draft.ids]  # [B, T] the target's probability of each node
+    bar = drafted_probs(draft)
+    if draft.parents is not None:
+        bar = (bar - _before(draft, wide(target))).clamp(min=0)
+    path, count = descend(draft, draft.tested & (uniforms.accepts(draft.width) * bar < target))
+    tested = reached(draft, path, count)
+    if draft.parents is not None:  # siblings behind the accepted one are not tested
+        chosen = path.gather(1, draft.depth.clamp(max=path.shape[1] - 1))
+        tested &= (draft.depth > count[:, None]) | (torch.arange(draft.width, device=p.device) <= chosen)
+    last = path.gather(1, count[:, None])
+    rejected = tested & (draft.parent == last)  # the children of the last accepted node
+    r = _residual_after(draft, p[rows, last[:, 0]], rejected)
+    ratio = torch.where(tested, (target / bar.clamp(min=_NOTHING)).clamp(max=1), 0).to(p.dtype)
+    return Verdict(path, count, uniforms.draw(r, "next"), tested, ratio)
+
+
+def _before(draft: Draft, target: Tensor) -> Tensor:
+    """[B, T]: the sum of `target` [B, T] over the earlier tested siblings of each node."""
+    parent, order = draft.parent.sort(dim=1, stable=True)
+    group = parent.clamp(min=0)  # node 0 is not tested: it adds 0 to its children's sums
+    weight = target.masked_fill(~draft.tested, 0).gather(1, order)
+    before = weight.cumsum(1) - weight
+    first = torch.full_like(before, torch.inf).scatter_reduce(1, group, before, "amin")
+    return torch.empty_like(before).scatter_(1, order, before - first.gather(1, group))
+
+
+def residual(r: Tensor, q: Tensor) -> Tensor:
+    """norm([r - q]+) over the last dimension; r itself where nothing but rounding is left."""
+    left = (r - q).clamp(min=0)
+    return torch.where(left.amax(-1, keepdim=True) > _NOTHING, left / total(left).clamp(min=_NOTHING), r)
+
+
+def without(r: Tensor, removed: Tensor) -> Tensor:
+    """r [B, V] without the tokens `removed` [B, V] bool, not normalised; r itself where nothing is left."""
+    left = r.masked_fill(removed, 0)
+    return torch.where(left.amax(-1, keepdim=True) > _NOTHING, left, r)
+
+
+def total(values: Tensor) -> Tensor:
+    """Sums over the last dimension, kept; a row has the same sum alone and in a batch."""
+    # Threads split the sum of a single row, but not those of two.
+    return values.expand(2, *values.shape[1:]).sum(-1, keepdim=True)[:1] if len(values) == 1 else values.sum(-1, True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """N tokens under test, with the distributions that they were sampled from."""
+
+    row: Tensor  # [N] of the batch
+    parent: Tensor  # [N] the token's parent node
+    token: Tensor  # [N]
+    bar: Tensor  # [N] its probability under q; 1 for a point mass
+    q: Tensor | None  # [N, V]; None: all are point masses
+    point: Tensor | None  # [N] bool, with `q`
+
+    @staticmethod
+    def of(draft: Draft, row: Tensor, node: Tensor, parent: Tensor, bars: Tensor) -> Trial:
+        """The `node` [N] of each `row` [N], a child of `parent` [N]; `bars` [B, T] of all nodes."""
+        point = None if draft.point is None else draft.point[row, node]
+        q = None if draft.q is None else draft.q[row, node]
+        return Trial(row, parent, draft.ids[row, node], bars[row, node], q, point)
+
+    def exact_probability(self, r: Tensor) -> Tensor:
+        """[N]: the probability that the exact test accepts, r [N, V] being the residual."""
+        return (r.gather(1, self.token[:, None])[:, 0] / self.bar.clamp(min=_NOTHING)).clamp(max=1)
+
+
+class Rule(Protocol):
+    """How a token is tested, and the residual after a rejection."""
+
+    def weight(self, r: Tensor, trial: Trial) -> Tensor:
+        """[N]: the token is accepted iff u bar < this; r [N, V] is the residual of the target's distribution."""
+        ...
+
+    def after_rejection(self, r: Tensor, trial: Trial) -> Tensor:
+        """[N, V]: the residual of r after a rejection, normalised."""
+        ...
+
+
+class Exact:
+    """The test that preserves the target's distribution."""
+
+    def weight(self, r: Tensor, trial: Trial) -> Tensor:
+        return r.gather(1, trial.token[:, None])[:, 0]
+
+    def after_rejection(self, r: Tensor, trial: Trial) -> Tensor:
+        if trial.q is not None and trial.point is None:
+            return residual(r, trial.q)
+        rest = without(r, torch.zeros_like(r, dtype=torch.bool).scatter_(1, trial.token[:, None], True))
+        rest = rest / total(rest)
+        if trial.q is None or trial.point is None:
+            return rest
+        return torch.where(trial.point[:, None], rest, residual(r, trial.q))
+
+
+def _residual_after(draft: Draft, r: Tensor, rejected: Tensor) -> Tensor:
+    """The residual of r [B, V] after the `rejected` nodes [B, T]: point masses, or one sampled token of a chain."""
+    removed = torch.zeros_like(r).scatter_add_(1, draft.ids, rejected.to(r.dtype)) > 0
+    if draft.q is None:
+        return without(r, removed)
+    node = rejected.long().argmax(1)
+    rows, any_lost = torch.arange(len(r), device=r.device), rejected.any(1)
+    left = residual(r, draft.q[rows, node])
+    if draft.point is not None:
+        left = torch.where(draft.point[rows, node][:, None], without(r, removed), left)
+    return torch.where(any_lost[:, None], left, r)
+
+
+def drafted_probs(draft: Draft) -> Tensor:
+    """[B, T] float32: the probability of each node's token under q; 1 for a point mass."""
+    if draft.q is None:
+        return torch.ones(draft.tokens.shape, device=draft.tokens.device)
+    at: Tensor = draft.q.gather(-1, draft.ids[..., None])[..., 0]
+    return at if draft.point is None else torch.where(draft.point, 1, at)
+
+
+def judge_siblings(
+    draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule, rescue: Callable[[Tensor], Tensor] | None = None
+) -> Verdict:
+    """`judge` by any rule: level by level, and within a level sibling by sibling, each against the residual r.
+
+    `rescue` takes the children [B, T] bool of the nodes all of whose children were rejected, and returns those of them
+    that are accepted all the same, at most one a row.
+    The deviation is the sum of |a(x) - min(1, r(x) / q(x))| over the tested tokens, a being the rule's probability.
+    """
+    rows, bars = torch.arange(len(p), device=p.device), drafted_probs(draft)
+    walk, tested, ratio = Walk(draft), torch.zeros_like(draft.tested), torch.zeros_like(bars)
+    gap = torch.zeros_like(p[:, 0, 0])
+    most = int(torch.zeros_like(draft.tokens).scatter_add_(1, draft.parent.clamp(min=0), draft.tested.long()).max())
+    known = uniforms.accepts(draft.width) if isinstance(uniforms, BatchedUniforms) else None
+    r = p[:, 0]
+    for _ in range(draft.deepest):
+        child = walk.children
+        rank, accepted = child.long().cumsum(1), torch.zeros_like(child)
+        for nth in range(1, most + 1):
+            mark = child & (rank == nth)
+            active, node = mark.any(1) & ~accepted.any(1), mark.long().argmax(1)
+            trial = Trial.of(draft, rows, node, walk.node, bars)
+            target = rule.weight(r, trial)
+            u = _uniforms_at(uniforms, node, active, trial.token) if known is None else known[rows, node]
+            passed = active & (u * trial.bar < target)
+            mark &= active[:, None]
+            tested |= mark
+            accept_prob = (target / trial.bar.clamp(min=_NOTHING)).clamp(max=1)
+            ratio = torch.where(mark, accept_prob[:, None].to(ratio.dtype), ratio)
+            gap = gap + torch.where(active, (accept_prob - trial.exact_probability(r)).abs(), 0)
+            r = torch.where((active & ~passed)[:, None], rule.after_rejection(r, trial), r)
+            accepted |= mark & passed[:, None]
+        if rescue is not None:
+            accepted |= rescue(child & ~accepted.any(1, keepdim=True))
+        walk.step(accepted)
+        r = torch.where(walk.alive[:, None], p[rows, walk.node], r)
+    return Verdict(walk.path, walk.count, uniforms.draw(r, "next"), tested, ratio, gap)
+
+
+def _uniforms_at(uniforms: Uniforms, node: Tensor, active: Tensor, token: Tensor) -> Tensor:
+    """[B] uniforms, of another `node` [B] in each row, for sources that know one at a time."""
+    u = torch.ones(len(node), dtype=torch.float64, device=node.device)
+    for at in set(node[active].tolist()):
+        here = active & (node == at)
+        u = torch.where(here, uniforms.accept(at, here, token), u)
+    return u

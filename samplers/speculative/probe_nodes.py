@@ -1,0 +1,120 @@
+"""Where a drafter's queries stand among the nodes of a draft.
+
+The target's own queries in front of each row's next token, by which a stage may choose what is read.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pardec.models.hidden import Hidden
+
+from .contracts import Chains, Draft, Queries, Verdict
+
+Carry = tuple[tuple[int, ...], ...]  # of each depth, the steps behind each of its nodes
+
+
+def behind(draft: Draft, chains: Chains, room: np.ndarray, carry: Carry | None = None) -> Queries:
+    """The `chains` behind every node of a draft, without inputs; a query that can draft nothing is left out.
+
+    What query l of a node of depth d predicts is d + step[l] + 2 positions behind node 0, and is of use if a row has
+    `room` [B] for a draft that deep. With `carry`, node i of depth d has the first carry[d][i] steps only; the last
+    entry holds for all nodes, and all depths, behind it.
+    """
+    device, sizes = draft.tokens.device, draft.sizes
+    size, node = torch.from_numpy(sizes).to(device)[:, None, None], torch.arange(draft.width, device=device)
+    length = len(chains.step)
+    if carry is None and (room > draft.deepest + chains.steps).all():
+        order = torch.arange(1, length + 1, device=device)[:, None]
+        index = torch.where(node < size, size * order + node, -1)
+        return Queries(chains, index, np.repeat(sizes[:, None], length, 1))
+    most = torch.from_numpy(room - 1).to(device)[:, None] - draft.depth
+    if carry is not None:
+        widest = max(map(len, carry))
+        table = torch.tensor([(*level, *level[-1:] * (widest - len(level))) for level in carry], device=device)
+        level = draft.depth.clamp(max=len(carry) - 1)
+        rank = (draft.depth[:, :, None] == draft.depth[:, None]).tril(-1).sum(2)  # among the nodes of its depth
+        most = most.minimum(table[level, rank.clamp(max=widest - 1)])
+    step = torch.tensor(chains.step, device=device)[:, None]
+    has = (node < size) & (step < most[:, None])
+    number = has.flatten(1).long().cumsum(1).view_as(has) - 1
+    return Queries(chains, torch.where(has, size + number, -1), has.sum(2).cpu().numpy())
+
+
+def extended(draft: Draft) -> Draft:
+    """The draft with its queries as nodes of token -1, numbered as they are."""
+    queries = draft.queries
+    assert queries is not None
+    sizes = draft.sizes + queries.total
+    width, device = int(sizes.max()), draft.tokens.device
+    step, above = (torch.tensor(each, device=device)[:, None] for each in (queries.chains.step, queries.chains.above))
+    step, above = step[: queries.index.shape[1]], above[: queries.index.shape[1]]
+    upper = queries.index[:, above[:, 0].clamp(min=0)]
+    parents = torch.where(above < 0, torch.arange(draft.width, device=device), upper)
+    depths = draft.depth[:, None] + step + 1
+    at = torch.where(queries.index >= 0, queries.index, width).flatten(1)
+
+    def placed(nodes: Tensor, values: Tensor | None) -> Tensor:
+        """[B, width]: the nodes' values [B, T] and the queries' [B, L, T], or -1."""
+        whole = pad(nodes, (0, width + 1 - nodes.shape[1]))
+        filling = at.new_full((), -1).expand_as(at) if values is None else values.expand_as(queries.index).flatten(1)
+        return whole.scatter(1, at, filling)[:, :-1]
+
+    return Draft(
+        placed(draft.tokens, None),
+        sizes,
+        draft.base,
+        placed(draft.parent, parents),
+        placed(draft.depth, depths),
+    )
+
+
+def inputs_of(draft: Draft, width: int) -> Tensor | None:
+    """[B, width, E] the queries' input vectors where they stand in the extended draft, 0 at nodes."""
+    queries = draft.queries
+    if queries is None or queries.inputs is None:
+        return None
+    vectors = pad(queries.inputs, (0, 0, 1, 0))  # 0 is that of a node
+    which = torch.arange(1, len(vectors), device=vectors.device)[:, None].expand_as(queries.index)
+    at = torch.where(queries.index >= 0, queries.index, width).flatten(1)
+    which = which.new_zeros(len(at), width + 1).scatter(1, at, which.flatten(1))[:, :-1]
+    return vectors[which]
+
+
+class QueryRecord:
+    """What the forwards of a round keep of their queries; does nothing where `count` is 0.
+
+    Attributes:
+        layers: of each layer [B, n, H, D]: `count` in front of the token that follows the prompt, later one.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.layers: tuple[Tensor, ...] = ()
+        self._parts: list[tuple[np.ndarray, Hidden]] = []
+        self._first = True
+
+    def add(self, rows: np.ndarray, hidden: Hidden) -> None:
+        """The forward of these live rows, one of those that make up a round."""
+        if self.count:
+            self._parts.append((rows, hidden))
+
+    def pick(self, verdict: Verdict) -> None:
+        """Those behind each row's accepted path, once it is known; the prompt's are all of them."""
+        if not self.count or not self._parts:
+            return
+        node = verdict.path.gather(1, verdict.count[:, None])[:, 0]
+        first, self._first = self._first, False
+        parts = []
+        for rows, hidden in self._parts:
+            where = torch.from_numpy(rows).to(node.device)
+            each = hidden.queries
+            if not first:
+                each = tuple(q[torch.arange(len(rows), device=q.device), node[where].to(q.device), None] for q in each)
+            parts.append(each)
+        order = torch.from_numpy(np.argsort(np.concatenate([rows for rows, _ in self._parts])))
+        self.layers = tuple(torch.cat(layer)[order.to(layer[0].device)] for layer in zip(*parts, strict=True))
+        self._parts.clear()

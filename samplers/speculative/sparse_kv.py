@@ -1,0 +1,268 @@
+"""Readings: which of its committed slots the target sees, by layer and head of keys.
+
+A reading is a cache of an autoregressive spec, through which every forward reads, which changes what the target says;
+or it stands in a drafter, which drafts through it and leaves the decision to a forward that reads everything.
+
+    chosen[l][b, j, h] = slots of the text,  behind them the text from first[b] on     (`Reading.choose`)
+
+Either way a `CompactCache` has copies of what is chosen. It is chosen anew every `refresh` rounds.
+
+The target that drafts, or verifies an inner draft, through a reading of its own keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.caches.compact_cache import CompactCache
+from pardec.models.caches.kv_cache import KVCache
+from pardec.models.caches.label_channels import LabelCache
+from pardec.models.caches.partial_cache import PartialCache
+from pardec.models.decoder import Decoder
+from pardec.models.errors import ModelError, SpecError
+from pardec.models.model import LanguageModel
+
+from ..batching import put_rows, take_rows
+from ..spec import parse
+from ..spec_values import build_method
+from .cache.stored_cache import StoredKV
+from .contracts import Cache, DecodeContext, SpeculativeSampler
+from .draft_model import DraftModelState
+
+_SPLIT = ("earlyexit", "prompts", "transfer")  # they run the stack in parts, which give no queries of the whole
+
+
+@dataclass(frozen=True, eq=False)
+class CommittedSlots:
+    """What a reading chooses from."""
+
+    cache: KVCache  # of the whole text
+    rows: np.ndarray  # [b] the rows of it that are asked about
+    length: np.ndarray  # [b] their committed slots
+    queries: tuple[Tensor, ...]  # of each layer [b, n, H, D], as `Stage.last_queries` says; () where that is 0
+
+    @property
+    def layers(self) -> int:
+        """Layers L."""
+        return len(self.cache.k)
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What a reading sees of a text."""
+
+    chosen: Sequence[Tensor]  # of each layer [b, N, K] int64 slots below first[b], -1: none; best in order of the text
+    first: np.ndarray  # [b] all slots from here on are seen, too
+
+
+class Reading(Cache):
+    """Chooses what is seen. A subclass is a frozen dataclass with `choose`, `most`, and a field `refresh` if it likes.
+
+    As a cache it declares `relaxed`, and gives exactly what no cache gives while it chooses everything.
+    """
+
+    refresh: int = 1
+
+    @property
+    def most(self) -> int:
+        """The most slots that `choose` leaves visible, those from `first` on included."""
+        raise NotImplementedError
+
+    def choose(self, slots: CommittedSlots) -> Choice:
+        """What is to be seen of the committed slots."""
+        raise NotImplementedError
+
+    # --- as a cache ---
+
+    def check(self, sampler: SpeculativeSampler) -> None:
+        if sampler.cache is self:
+            refuse_searches(self.registered[0], sampler)
+        name = sampler.draft.registered[0]
+        if sampler.cache is self and self.last_queries and name in _SPLIT:
+            raise SpecError(
+                f"{self.registered[0]}: {name} runs the target in parts, and gives no queries to choose by",
+                hint="draft with model, eagle, medusa or lookup, or read with streaming",
+            )
+
+    def fit(self, model: LanguageModel) -> None:
+        demand_plain_decoder(model, self.registered[0])
+
+    def new_cache(
+        self, model: LanguageModel, rows: int, capacity: int, *, scratch: int = 0, shared: int = 0
+    ) -> KVCache:
+        whole = model.new_cache(rows, capacity, scratch=scratch)
+        nodes = scratch + 1
+        return PartialCache(whole, slots=min(self.most + (self.refresh + 1) * nodes, whole.capacity))
+
+    def start(self, context: DecodeContext) -> Any:
+        return self.renewal(len(context.text))
+
+    def settle(self, context: DecodeContext, state: Any) -> None:
+        cache = context.cache
+        assert isinstance(cache, PartialCache), "new_cache made it"
+        length = context.text.length - 1
+        if cache.begun:
+            cache.give(cache.whole, state.copied, length)
+        cache.begun = True
+        self.renew(cache, cache.whole, context, state)
+        state.copied = length
+
+    # --- of a drafter, too ---
+
+    def renewal(self, rows: int) -> Renewal:
+        """What is remembered of `rows` rows, all of which are to be filled."""
+        return Renewal(np.full(rows, self.refresh), np.zeros(rows, dtype=np.int64))
+
+    def renew(self, cache: CompactCache, source: KVCache, context: DecodeContext, state: Renewal) -> np.ndarray:
+        """Fills the rows of `cache` whose turn it is from `source`; [B] bool, which these are."""
+        state.rounds = state.rounds + 1
+        due: np.ndarray = state.rounds > self.refresh
+        rows = np.flatnonzero(due)
+        if len(rows):
+            length = context.text.length[rows] - 1
+            queries = tuple(q[torch.from_numpy(rows).to(q.device)] for q in context.queries())
+            choice = self.choose(CommittedSlots(source, rows, length, queries))
+            cache.fill(source, rows, choice.chosen, choice.first, length)
+            state.rounds = np.where(due, 1, state.rounds)
+        return due
+
+
+class QueryReading(Cache):
+    """A reading that chooses for every query, by labels of the keys: it reads the cache itself, and copies nothing."""
+
+    def view(self, model: LanguageModel, cache: KVCache) -> LabelCache:
+        """The same storage, read through this."""
+        raise NotImplementedError
+
+    def calibrate(self, view: LabelCache, context: DecodeContext) -> None:
+        """Called after each round's commit: gives the view its labels, where it has none."""
+        raise NotImplementedError
+
+
+@dataclass
+class Renewal:
+    """When rows were last filled, and how far their text has been copied."""
+
+    rounds: np.ndarray  # [B] rounds since, the one that filled them included
+    copied: np.ndarray  # [B] slots of the text that both caches have
+
+
+def refuse_searches(name: str, sampler: SpeculativeSampler) -> None:
+    """Raises SpecError for a drafter that feeds earlier tokens of the text again to the target's cache."""
+    if getattr(sampler.draft, "skip", None) == "search":
+        raise SpecError(
+            f"{name}: {sampler.draft.registered[0]} with skip=search feeds tokens again that this cache has let go",
+            hint="write skip=uniform",
+        )
+
+
+def refuse_stores(name: str, sampler: SpeculativeSampler) -> None:
+    """Raises SpecError for a cache that encodes older keys and values, for a drafter that copies those of the text."""
+    if isinstance(sampler.cache, StoredKV):
+        raise SpecError(
+            f"{name} copies keys and values of the text, which {sampler.cache.registered[0]!r} stores encoded",
+            hint="leave the cache out, or draft with model, eagle or lookup",
+        )
+
+
+def demand_plain_decoder(model: LanguageModel, name: str) -> None:
+    """Raises ModelError unless its K/V are those of a native decoder over one text, on any number of slots."""
+    decoder = model.decoder
+    reason = None
+    if not isinstance(decoder, Decoder):
+        reason = "its forwards are not those of the native decoder, or are captured, or have a condition"
+    elif decoder.config.least_window is not None or decoder.config.attention_cap is not None:
+        reason = "a layer has a sliding window, or caps its scores"
+    elif model.imaging is not None or decoder.config.canvas:
+        reason = "it is no model of text"
+    elif model.processes > 1:
+        reason = "processes share it"
+    if reason is not None:
+        raise ModelError(f"{name}: {model.name} cannot read a part of its K/V: {reason}", "decode without it")
+
+
+def reading_of(text: str, name: str) -> Reading:
+    """The reading that the spec `text` names, a parameter of the method `name`. Raises SpecError for anything else."""
+    reading = any_reading_of(text, name)
+    if isinstance(reading, QueryReading):
+        raise SpecError(
+            f"{name}: {text!r} chooses for every query, and has no compact cache", 'write read="retrieval:budget=512"'
+        )
+    return reading
+
+
+def any_reading_of(text: str, name: str) -> Reading | QueryReading:
+    """`reading_of`, for methods that also take readings that choose for every query."""
+    spec = parse(text)
+    built = [build_method(part, "ar") for part in spec.every]
+    if len(built) != 1 or not isinstance(built[0], Reading | QueryReading):
+        raise SpecError(
+            f"{name}: read is the spec of one reading, got {text!r}",
+            hint=f'write {name}:read="retrieval:budget=512" or read="streaming:window=496"',
+        )
+    return built[0]
+
+
+class ReadingState(DraftModelState):
+    """The target that reads a compact cache."""
+
+    cache: CompactCache
+
+    def __init__(self, context: DecodeContext, reading: Reading, depth: int) -> None:
+        rows, reach = len(context.text), context.cache.reach
+        most = reading.most + reading.refresh * (depth + 1) + context.scratch + 1
+        super().__init__(
+            context, context.model, CompactCache(context.cache, batch=rows, slots=min(most, reach), reach=reach)
+        )
+        self.reading = reading
+        self.renewal = reading.renewal(rows)
+
+    def follow(self) -> None:
+        """Takes over the target's K/V of what was committed, after each round."""
+        length, renewal = self.context.text.length - 1, self.renewal
+        due = self.reading.renew(self.cache, self.context.cache, self.context, renewal)
+        self.cache.copy(self.context.cache, np.where(due, length, renewal.copied), length)
+        renewal.copied = length
+
+    def keep(self, rows: np.ndarray) -> None:
+        super().keep(rows)
+        self.renewal = take_rows(self.renewal, rows)
+        if len(rows):
+            take_rows(self.cache, rows)
+
+    def put(self, where: np.ndarray, other: DraftModelState) -> None:
+        super().put(where, other)
+        assert isinstance(other, ReadingState), "both are of one sampler"
+        self.renewal = put_rows(self.renewal, where, other.renewal)
+        self.cache.put(torch.from_numpy(where), other.cache)
+
+
+class QueryReadingState(DraftModelState):
+    """The target that reads its own cache, through what a reading sees of it for each query."""
+
+    def __init__(self, context: DecodeContext, reading: QueryReading, depth: int) -> None:
+        self.reading, self.view = reading, reading.view(context.model, context.cache)
+        super().__init__(context, context.model, self.view)
+
+    def follow(self) -> None:
+        """After each round."""
+        self.reading.calibrate(self.view, self.context)
+
+    def _begin(self) -> None:
+        self.view.share(self.context.cache)
+        super()._begin()
+
+    def keep(self, rows: np.ndarray) -> None:
+        super().keep(rows)
+        self.view.keep_labels(torch.from_numpy(rows))
+
+    def put(self, where: np.ndarray, other: DraftModelState) -> None:
+        super().put(where, other)
+        assert isinstance(other, QueryReadingState), "both are of one sampler"
+        self.view.put_labels(torch.from_numpy(where), other.view)
