@@ -26,7 +26,7 @@ from torch import Tensor
 from pardec.environment import processor
 from pardec.models.model import DecodingConfig, LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.masked.canvas import Writing
+from pardec.samplers.masked.canvas import Update
 from pardec.samplers.masked.contracts import Evidence, QuerySpec, Request
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.ops.distribution import DenseDistribution
@@ -66,7 +66,7 @@ class Row:
         evidence = Evidence(DenseDistribution(logits), canvas.window, canvas.eligible, self.loop.request)
         chosen = self.loop.decide(evidence, self.queries).chosen
         seconds = time.perf_counter() - started
-        canvas.commit(Writing(torch.zeros_like(chosen.which), chosen.tokens, chosen.scores))
+        canvas.commit(Update(torch.zeros_like(chosen.which), chosen.tokens, chosen.scores))
         return seconds
 
     @property

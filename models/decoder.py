@@ -16,8 +16,8 @@ from .kernels.attention_pattern import attention_pattern
 from .kernels.matmul import Linear
 from .kernels.ops import choose_ops
 from .layers.attention_record import AttentionRecord
-from .layers.diffusion_gemma_layer import CanvasLayer, Conditioning, canvas_of
-from .layers.head_norm_layer import BehindNormLayer, HeadNormLayer
+from .layers.diffusion_gemma_layer import Conditioning, DiffusionGemmaLayer, canvas_of
+from .layers.head_norm_layer import HeadNormLayer, PostNormLayer
 from .layers.layer import DecoderLayer, LayerPass
 from .layers.layer_groups import group_of
 from .layers.rope import GridRope, Rope
@@ -253,9 +253,9 @@ class Decoder(nn.Module):
 
 def _layer_class(config: DecoderConfig, index: int) -> type[DecoderLayer]:
     if config.canvas:
-        return CanvasLayer
+        return DiffusionGemmaLayer
     if config.head_norms:
-        return BehindNormLayer if config.post_norms else HeadNormLayer
+        return PostNormLayer if config.post_norms else HeadNormLayer
     return SparseLayer if config.is_sparse(index) else DecoderLayer
 
 

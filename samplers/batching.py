@@ -1,4 +1,4 @@
-"""Rows leave and join what stages remember of a request: `take_rows` and `put_rows`.
+"""Rows leave and join what stages remember of a request: `take_rows` and `scatter_rows`.
 
 Every tensor and array in a state has the live rows first. An object with methods `keep` and `put` of its own does it
 itself. Rows cannot join a state that says `accepts_rows = False`, or one with `keep` and without `put`.
@@ -67,7 +67,7 @@ def add_rows(loop: Growing, count: int) -> np.ndarray:
     return np.arange(live, live + count)
 
 
-def put_rows(value: Any, where: np.ndarray, other: Any) -> Any:
+def scatter_rows(value: Any, where: np.ndarray, other: Any) -> Any:
     """`value` with the rows of `other` in place of those at `where` [n], in every tensor and array it holds.
 
     Where the two differ in their other dimensions, the narrower one is padded with zeros; None counts as all zeros.
@@ -83,11 +83,13 @@ def put_rows(value: Any, where: np.ndarray, other: Any) -> Any:
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         each = {f.name: (getattr(value, f.name), getattr(other, f.name)) for f in dataclasses.fields(value)}
-        return dataclasses.replace(value, **{name: put_rows(mine, where, its) for name, (mine, its) in each.items()})
+        return dataclasses.replace(
+            value, **{name: scatter_rows(mine, where, its) for name, (mine, its) in each.items()}
+        )
     if isinstance(value, tuple):
-        return tuple(put_rows(mine, where, its) for mine, its in zip(value, other, strict=True))
+        return tuple(scatter_rows(mine, where, its) for mine, its in zip(value, other, strict=True))
     if isinstance(value, dict):
-        return {key: put_rows(mine, where, other[key]) for key, mine in value.items()}
+        return {key: scatter_rows(mine, where, other[key]) for key, mine in value.items()}
     return value
 
 

@@ -42,7 +42,7 @@ _FOLDERS = (
     "pardec.samplers.scales.methods",
 )
 
-OF: Mapping[str, str] = {
+FAMILY_LABELS: Mapping[str, str] = {
     "masked": "masked models",
     "ar": "autoregressive models",
     "continuous": "models whose tokens are vectors",
@@ -184,7 +184,7 @@ def _add(
     """Writes one card. Raises SpecError for an unknown stage or kind of check, or a name that another class has."""
     known_stages = STAGES if family is None else STAGES_OF[family]
     if stage not in known_stages:
-        of = "" if family is None else f" of {OF[family]}"
+        of = "" if family is None else f" of {FAMILY_LABELS[family]}"
         raise SpecError(f"{name}: unknown stage {stage!r}{of}", hint=f"stages are {', '.join(known_stages)}")
     key = name, family or stage_family(stage)
     known = _methods.get(key)
@@ -283,7 +283,7 @@ def find(name: str, family: str | None = None) -> Card:
         if card.family == (family or card.family):
             return card
     raise SpecError(
-        f"{name!r} is for {OF[candidates[0].family]}, and this is for {OF[str(family)]}",
+        f"{name!r} is for {FAMILY_LABELS[candidates[0].family]}, and this is for {FAMILY_LABELS[str(family)]}",
         hint=f'"pardec list samplers --family {family}" shows what can be used here',
     )
 

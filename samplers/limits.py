@@ -11,11 +11,11 @@ from __future__ import annotations
 from pardec.models.errors import SpecError
 
 LEAST = 1e-6  # temperature above 0
-MOST = 1e6  # of temperatures, and of what logits, states and probabilities are multiplied by
+MAX_SCALE = 1e6  # of temperatures, and of what logits, states and probabilities are multiplied by
 MOST_NODES = 2**12  # of a tree of drafts: one forward asks them all, and each looks at all
 MOST_PARTS = 64  # of a spec, and parameters of a part
 
-RANGE = f"0, or from {LEAST:g} to {MOST:g}"
+RANGE = f"0, or from {LEAST:g} to {MAX_SCALE:g}"
 
 
 def divides(temperature: float) -> bool:
@@ -24,7 +24,7 @@ def divides(temperature: float) -> bool:
     >>> [divides(temperature) for temperature in (0, 0.7, 1e-40, 3.5e38)]
     [True, True, False, False]
     """
-    return temperature == 0 or LEAST <= temperature <= MOST
+    return temperature == 0 or LEAST <= temperature <= MAX_SCALE
 
 
 def check_nodes(what: str, nodes: int) -> None:

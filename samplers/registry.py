@@ -10,8 +10,8 @@ from pardec.models.errors import SpecError
 from .cards import (
     AUTOREGRESSIVE,
     CONTINUOUS,
+    FAMILY_LABELS,
     MASKED,
-    OF,
     SCALES,
     STAGES,
     Card,
@@ -34,8 +34,26 @@ from .speculative import build as speculative
 from .speculative.contracts import SpeculativeSampler
 
 __all__ = [
-    "AUTOREGRESSIVE", "CONTINUOUS", "DEFAULT", "MASKED", "OF", "SCALES", "STAGES", "Card", "Policy", "build_method",
-    "cards", "cards_named", "family_of_sampler", "find", "parse", "preset", "presets", "register", "resolve", "sampler",
+    "AUTOREGRESSIVE",
+    "CONTINUOUS",
+    "DEFAULT",
+    "FAMILY_LABELS",
+    "MASKED",
+    "SCALES",
+    "STAGES",
+    "Card",
+    "Policy",
+    "build_method",
+    "cards",
+    "cards_named",
+    "family_of_sampler",
+    "find",
+    "parse",
+    "preset",
+    "presets",
+    "register",
+    "resolve",
+    "sampler",
 ]  # fmt: skip
 
 DEFAULT: dict[Family, str] = {
@@ -120,7 +138,7 @@ def resolve(
     if isinstance(spec, Resolved):
         own = family_of_sampler(spec)
         if family not in (None, own):
-            raise SpecError(f"{spec.spec} is for {OF[own]}", hint="resolve a spec of this family")
+            raise SpecError(f"{spec.spec} is for {FAMILY_LABELS[own]}", hint="resolve a spec of this family")
         return spec
     if isinstance(spec, str) and spec.startswith("preset:"):
         spec = preset(spec).spec

@@ -72,7 +72,7 @@ class Request:
     stop_ids: tuple[int, ...] = ()
     stops: tuple[Ending | None, ...] = ()
     allowed: Allowed | None = None
-    joints: tuple[tuple[JointGap, ...], ...] = ()
+    constrained_spans: tuple[tuple[ConstrainedSpan, ...], ...] = ()
     grammars: tuple[Grammar | None, ...] = ()
     processors: tuple[Callable[[Tensor, Tensor], Tensor] | ByRow, ...] = ()
     logprobs: int | None = None
@@ -117,7 +117,7 @@ class ByRow(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class JointGap:
+class ConstrainedSpan:
     """Positions from `start` on, counted from the row's first, that an automaton says what they may hold together."""
 
     start: int

@@ -85,7 +85,7 @@ class Policy:
     registered: ClassVar[tuple[str, str]]  # name and stage, by `register`
     tuning_grid: ClassVar[Mapping[str, tuple[object, ...]]] = {}  # values of parameters that `pardec tune` tries
     quality_grid: ClassVar[Mapping[str, tuple[object, ...]]] = {}  # one parameter, swept from strict to loose
-    yardstick: ClassVar[bool] = False  # it looks at the answer, and `pardec tune` leaves it out
+    uses_answer: ClassVar[bool] = False  # it looks at the answer, and `pardec tune` leaves it out
 
     @property
     def spec(self) -> Spec:

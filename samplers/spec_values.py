@@ -16,7 +16,7 @@ from pardec.models.files.sources import local, local_drafter
 from .cards import SINGLE, STAGES_OF, Card, Family, cards_named, find
 from .spec import DraftModuleName, ModelName, Part, Spec, format_value, parse
 
-MOST = 2**16  # of whole numbers: a method may allocate that much, and no canvas is as long
+MAX_INT_PARAM = 2**16  # of whole numbers: a method may allocate that much, and no canvas is as long
 Named = list[tuple[str, Any]]  # name and method, in the order of the spec
 
 
@@ -188,8 +188,8 @@ def _read(text: str, kind: Any, where: str) -> Any:
             raise SpecError(f"{where} is true or false, got {text!r}")
         return text.lower() == "true"
     try:
-        if kind is int and abs(int(text)) > MOST:
-            raise SpecError(f"{where} is at most {MOST}, got {text}")
+        if kind is int and abs(int(text)) > MAX_INT_PARAM:
+            raise SpecError(f"{where} is at most {MAX_INT_PARAM}, got {text}")
         return kind(text)
     except ValueError as error:
         if isinstance(error, SpecError):

@@ -29,7 +29,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import pardec
 from pardec.samplers import registry
-from pardec.samplers.masked.canvas import NEVER
+from pardec.samplers.masked.canvas import UNCOMMITTED
 from pardec.samplers.masked.contracts import Canvas, Evidence, Logits
 from pardec.samplers.ops.distribution import Distribution
 from pardec.samplers.ops.learned_filters import WEIGHTS, Filter
@@ -70,7 +70,9 @@ class Recorder(Logits):
 
     def logits(self, evidence: Evidence, canvas: Canvas, state: None) -> Distribution:
         ids, probability = evidence.distribution.greedy
-        self.steps.append((canvas.rows, canvas.lo, ids.clone(), probability.clone(), evidence.eligible.clone()))
+        self.steps.append(
+            (canvas.rows, canvas.block_start, ids.clone(), probability.clone(), evidence.eligible.clone())
+        )
         return evidence.distribution
 
     def examples(self, ended: Tensor) -> Examples:
@@ -101,7 +103,7 @@ def decode(model: pardec.Model, prompts: list[str], spec: str) -> tuple[Tensor, 
     recorder = Recorder()
     sampler = replace(registry.resolve(spec), logits=(recorder,))
     result = model.generate(prompts, sampler=sampler, max_new_tokens=NEW, block_length=BLOCK)
-    return result.sequences.where(torch.from_numpy(result.trace.commit_step != NEVER), -1), recorder
+    return result.sequences.where(torch.from_numpy(result.trace.commit_step != UNCOMMITTED), -1), recorder
 
 
 def train(kinds: tuple[Examples, ...], *, hidden: int, steps: int, batch: int, rate: float, seed: int) -> Filter:

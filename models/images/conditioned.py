@@ -201,7 +201,7 @@ class Shifted(Hidden):
         return torch.cat([torch.where(positions < 0, -1, positions + by[:, None]) for by in self.shifts])
 
 
-def put_rows(stack: Stack, cache: KVCache, rows: Tensor, others: Stack, other: KVCache) -> None:
+def copy_cache_rows(stack: Stack, cache: KVCache, rows: Tensor, others: Stack, other: KVCache) -> None:
     """The rows of `other`, a cache of the stack `others`, in place of `rows` [n] of a cache of `stack`.
 
     The two stacks are one, or the same one behind other conditions.

@@ -21,7 +21,7 @@ from .layer import DecoderLayer, LayerPass
 from .sparse_layer import SparseLayer
 
 
-class CanvasLayer(SparseLayer):
+class DiffusionGemmaLayer(SparseLayer):
     """A dense MLP and experts beside it, each between norms of its own."""
 
     def _make_mlp(self, config: DecoderConfig) -> None:

@@ -39,7 +39,7 @@ class HeadNormLayer(DecoderLayer):
         return torch.cat((q, k, v), 2)
 
 
-class BehindNormLayer(HeadNormLayer):
+class PostNormLayer(HeadNormLayer):
     """The same with RMSNorms behind attention and MLP, and none before."""
 
     def __init__(self, config: DecoderConfig) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from pardec.models.errors import SpecError
 from pardec.models.files import arguments as loading
-from pardec.samplers.spec_values import MOST
+from pardec.samplers.spec_values import MAX_INT_PARAM
 
 from ..bench.published import config_of
 from ..io import output_paths
@@ -164,8 +164,8 @@ def _output(data: dict[str, Any], columns: Sequence[Any], json_: bool, output: P
 def _read_sizes(name: str, text: str) -> list[int]:
     """Whole numbers separated by commas, at least 1 except for contexts."""
     least = 0 if name == "context" else 1
-    message = f"--{name} takes whole numbers from {least} to {MOST}, separated by commas, got {text!r}"
+    message = f"--{name} takes whole numbers from {least} to {MAX_INT_PARAM}, separated by commas, got {text!r}"
     sizes = integers(text, message, f"--{name} 1,8")
-    if min(sizes) < least or max(sizes) > MOST:
+    if min(sizes) < least or max(sizes) > MAX_INT_PARAM:
         raise SpecError(message, hint=f"--{name} 1,8")
     return sizes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pardec.samplers.spec_values import MOST
+from pardec.samplers.spec_values import MAX_INT_PARAM
 
 # A type, None, a tuple of alternatives, a list with the schema of its entries, or an object with its fields.
 _SPAN = {"start": int, "stop": int}
@@ -55,7 +55,7 @@ def check(data: Mapping[str, Any], rows: int, length: int) -> None:
             raise ValueError(f"pieces has {len(data['pieces'][row])} texts in row {row}, expected {end}")
         for fed in data["fed"][row]:
             # Drafts may extend past the canvas.
-            if isinstance(fed, dict) and not 0 <= fed["start"] <= fed["stop"] <= length + MOST:
+            if isinstance(fed, dict) and not 0 <= fed["start"] <= fed["stop"] <= length + MAX_INT_PARAM:
                 raise ValueError(f"fed has {fed} in row {row}, far outside its canvas")
     _check_grid(data, length)
 

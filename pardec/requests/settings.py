@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from pardec.models.errors import SpecError, did_you_mean
-from pardec.samplers.limits import LEAST, MOST, RANGE, divides
+from pardec.samplers.limits import LEAST, MAX_SCALE, RANGE, divides
 
 from .other_names import WORDS
 from .stop_strings import read as read_stops
@@ -125,11 +125,11 @@ class Settings:
         _number("temperature", self.temperature, "at least 0", lambda x: x >= 0)
         _number("temperature", self.temperature, RANGE, divides)
         _number("cfg", self.cfg, "at least 0", lambda x: x >= 0, optional=True)
-        _number("cfg", self.cfg, f"at most {MOST:g}", lambda x: x <= MOST, optional=True)
+        _number("cfg", self.cfg, f"at most {MAX_SCALE:g}", lambda x: x <= MAX_SCALE, optional=True)
         _number("top_p", self.top_p, "above 0 and at most 1", lambda x: 0 < x <= 1, optional=True)
         _number("min_p", self.min_p, "at least 0 and at most 1", lambda x: 0 <= x <= 1, optional=True)
-        bounds = f"from {LEAST:g} to {MOST:g}"
-        _number("repetition_penalty", self.repetition_penalty, bounds, lambda x: LEAST <= x <= MOST, optional=True)
+        bounds = f"from {LEAST:g} to {MAX_SCALE:g}"
+        _number("repetition_penalty", self.repetition_penalty, bounds, lambda x: LEAST <= x <= MAX_SCALE, optional=True)
         if self.stop is not None:
             read_stops(self.stop)
         if self.block_align not in ("prompt", "absolute"):

@@ -95,7 +95,9 @@ class Call:
             allowed=None if self.request.allowed is None else self.request.allowed.take(rows),
             samples=tuple(self.request.samples[row] for row in rows) if self.request.samples else (),
             stops=tuple(self.request.stops[row] for row in rows) if self.request.stops else (),
-            joints=tuple(self.request.joints[row] for row in rows) if self.request.joints else (),
+            constrained_spans=tuple(self.request.constrained_spans[row] for row in rows)
+            if self.request.constrained_spans
+            else (),
             grammars=tuple(self.request.grammars[row] for row in rows) if self.request.grammars else (),
         )
         return replace(self, request=request, seeds=seeds)
@@ -246,7 +248,7 @@ def _sampler(model: LanguageModel, settings: Settings) -> MaskedSampler | Specul
             )
         return speculative
     if isinstance(value, SpeculativeSampler | ContinuousSampler | ScaleSampler):
-        family = registry.OF[registry.family_of_sampler(value)]
+        family = registry.FAMILY_LABELS[registry.family_of_sampler(value)]
         raise SpecError(f"{value.spec} is for {family} and {model.name} is masked", hint="name another sampler")
     sampler = registry.resolve(value, "masked")
     exact = _EXACT_CACHES.get(attention)

@@ -151,7 +151,9 @@ def merge_requests(rows: Sequence[QueuedRow]) -> Request:
         prefix=_merge_prefixes([request.prefix for request in requests if request.prefix is not None]),
         allowed=_merge_allowed(requests),
         stops=tuple(request.stops[0] if request.stops else None for request in requests),
-        joints=tuple(request.joints[0] if request.joints else () for request in requests),
+        constrained_spans=tuple(
+            request.constrained_spans[0] if request.constrained_spans else () for request in requests
+        ),
         grammars=tuple(request.grammars[0] if request.grammars else None for request in requests),
     )
 

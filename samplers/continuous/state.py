@@ -16,7 +16,7 @@ from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import ModelError
 
 from ..host_transfer import to_host
-from ..masked.canvas import NEVER
+from ..masked.canvas import UNCOMMITTED
 from ..rng import Source
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class ImageState:
         self.visits = torch.zeros_like(self.rank)  # [n, S] int64: how often a token was drafted and dropped again
         self.count = np.zeros(rows, dtype=np.int64)  # [n] on the host: known tokens
         self.nfe = np.zeros(rows, dtype=np.int64)  # [n] calls of the target's backbone that each took part in
-        self.commit_step = np.full((rows, tokens), NEVER, dtype=np.int32)
+        self.commit_step = np.full((rows, tokens), UNCOMMITTED, dtype=np.int32)
         self.commit_score = np.zeros((rows, tokens), dtype=np.float32)
 
     def __len__(self) -> int:

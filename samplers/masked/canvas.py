@@ -24,8 +24,8 @@ from pardec.models.errors import SpecError
 
 from ..host_transfer import to_host
 
-GIVEN = -1  # commit_step of a token that the request gave
-NEVER = -2  # commit_step of a position that was never committed
+PROMPT = -1  # commit_step of a token that the request gave
+UNCOMMITTED = -2  # commit_step of a position that was never committed
 
 
 def rearrange(columns: Sequence[tuple[Tensor, Tensor | float]], window: Tensor, source: Tensor) -> None:
@@ -49,27 +49,27 @@ def widened(values: Tensor, more: int, blank: float) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class Update:
     """Tokens and scores for some positions: of the block, [B, W] each, or of the whole row, [B, L + 1]."""
 
     which: Tensor  # bool
     tokens: Tensor  # int64
     scores: Tensor  # float32
 
-    def override(self, other: Writing) -> Writing:
+    def override(self, other: Update) -> Update:
         """Both; this one where they overlap."""
         tokens, scores = (
             torch.where(self.which, *both) for both in ((self.tokens, other.tokens), (self.scores, other.scores))
         )
-        return Writing(self.which | other.which, tokens, scores)
+        return Update(self.which | other.which, tokens, scores)
 
-    def only(self, where: Tensor) -> Writing:
+    def only(self, where: Tensor) -> Update:
         """Restricted to `where` (bool, broadcast)."""
         return replace(self, which=self.which & where)
 
-    def take(self, rows: Tensor) -> Writing:
+    def take(self, rows: Tensor) -> Update:
         """Of these rows ([n] int64)."""
-        return Writing(self.which[rows], self.tokens[rows], self.scores[rows])
+        return Update(self.which[rows], self.tokens[rows], self.scores[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class Revision:
     """Changes to what forwards have committed in the active block; tokens that the request gave never change."""
 
     reopen: Tensor | None = None  # [B, W] bool: open again; nothing that this step chose there is committed
-    rewrite: Writing | None = None
+    rewrite: Update | None = None
     hold: np.ndarray | None = None  # [B] bool: the row stays in the block though nothing in it is open
-    commit: Writing | None = None  # of open positions, beside what the step chose, and in its place
+    commit: Update | None = None  # of open positions, beside what the step chose, and in its place
     source: Tensor | None = None  # [B, W] int64, after all that: whose token each position takes over; -1: a new mask
 
     def merge(self, other: Revision) -> Revision:
@@ -107,9 +107,9 @@ class Revision:
 class Span:
     """Where the open positions of each row compete in the coming step. Arrays live on the host."""
 
-    lo: np.ndarray  # [B] where the span begins; caches take it for the start of the active block
-    hi: np.ndarray  # [B] where it ends
-    entered: np.ndarray  # [B] bool: a new block begins, at which caches refresh and schedules start anew
+    block_start: np.ndarray  # [B] where the span begins; caches take it for the start of the active block
+    block_end: np.ndarray  # [B] where it ends
+    block_started: np.ndarray  # [B] bool: a new block begins, at which caches refresh and schedules start anew
     eligible: np.ndarray | None = None  # [B, W] bool, of the canvas's window: nothing else competes; None: all of it
     progress: np.ndarray | None = None  # [B] where no position is sure, the best before this one is committed; None: hi
 
@@ -140,13 +140,13 @@ def _join(one: _T | None, other: _T | None, both: Callable[[_T, _T], _T]) -> _T 
 _OPEN = -2  # stands for a mask where tokens are read back; -1 is a position of an image's condition
 _CLOCKS = 64  # forwards there is room for at first
 _ROWS = (
-    "rows", "prompt", "total", "planned", "origin", "lo", "hi", "end", "step", "entry_step", "nfe", "entered", "left",
-    "first_open",
+    "rows", "prompt", "total", "planned", "origin", "block_start", "block_end", "end", "step", "entry_step", "nfe",
+    "block_started", "block_remaining", "first_open",
 )  # fmt: skip
 _TENSORS = ("tokens", "open", "commit_step", "commit_score", "serial", "window", "eligible")
 _HOST = (
-    *_ROWS, "to_fill", "total_steps", "stays", "_clocks", "given_host", "window_host", "active_host", "compete_host",
-    "eligible_host",
+    *_ROWS, "num_masked", "total_steps", "hold_block", "_clocks", "given_host", "window_host", "active_host",
+    "compete_host", "eligible_host",
 )  # fmt: skip
 
 
@@ -174,8 +174,8 @@ class Canvas:
         tokens_host, open_host, window_host, eligible_host: the same on the host. `given_host`: [B, L + 1] bool.
     """
 
-    lo: np.ndarray
-    hi: np.ndarray
+    block_start: np.ndarray
+    block_end: np.ndarray
     end: np.ndarray
 
     def __init__(
@@ -210,7 +210,7 @@ class Canvas:
         generated = torch.arange(self.length + 1) >= torch.tensor(prompts)[:, None]
         self.tokens = tokens.to(device)
         self.open = (inside & generated & (tokens == mask_id)).to(device)
-        self.commit_step = torch.where(self.open, NEVER, GIVEN).to(torch.int32)
+        self.commit_step = torch.where(self.open, UNCOMMITTED, PROMPT).to(torch.int32)
         self.commit_score = torch.zeros_like(self.tokens, dtype=torch.float32)
         self.serial = torch.arange(self.length + 1, dtype=torch.int32, device=device).repeat(len(rows), 1)
         self.rows = np.arange(len(rows))
@@ -222,19 +222,19 @@ class Canvas:
         self.step, self.entry_step, self.nfe = np.zeros((3, len(rows)), dtype=np.int64)
         self._clocks = np.zeros((len(rows), _CLOCKS), dtype=np.int64)
         self._forwards = 0
-        self.entered = np.ones(len(rows), dtype=bool)
-        self.stays = np.zeros(len(rows), dtype=bool)
+        self.block_started = np.ones(len(rows), dtype=bool)
+        self.hold_block = np.zeros(len(rows), dtype=bool)
         self.total_steps = np.zeros(len(rows), dtype=np.int64)
         self.revises = self.moves = False  # whether committed tokens of an active block may change, and move within it
         self.commit_order: Tensor | None = None  # [B, W] int64 on the host, where a cache needs it
         self.max_logits: Callable[[], np.ndarray] | None = None  # [B, L]: see `Cache.reuses_predictions`
-        self.lo = self.hi = np.full(len(rows), -1)
+        self.block_start = self.block_end = np.full(len(rows), -1)
         if moving:
-            self.lo, self.hi, self.end = self.prompt.copy(), total, total
+            self.block_start, self.block_end, self.end = self.prompt.copy(), total, total
             self._lay_window(self.prompt[:, None] + np.arange(max(int((total - self.prompt).max()), 1)))
         self._bind()
         self.given_host = ~self.open.cpu().numpy()
-        self.to_fill = (~self.given_host).sum(1)
+        self.num_masked = (~self.given_host).sum(1)
         self._update()
 
     def __len__(self) -> int:
@@ -263,14 +263,16 @@ class Canvas:
         value = self._read(beside)
         first, each = self.open_host.argmax(1), np.arange(len(self.rows))
         self.first_open = np.where(self.open_host[each, first], first, self.total)
-        beyond = (self.first_open >= self.hi).any() or (self.sliding and (self.first_open > self.lo).any())
+        beyond = (self.first_open >= self.block_end).any() or (
+            self.sliding and (self.first_open > self.block_start).any()
+        )
         if beyond and not self.moving:  # a moving block stays until `move` is called
             self._enter()
         self.eligible_host = self.open_host[each[:, None], self.window_host]
         if self.moving:
             self.eligible_host &= self.compete_host
         self.eligible = torch.from_numpy(self.eligible_host).to(self.tokens.device)
-        self.left = self.eligible_host.sum(1)
+        self.block_remaining = self.eligible_host.sum(1)
         return value
 
     def _enter(self) -> None:
@@ -278,16 +280,16 @@ class Canvas:
         block = (np.minimum(self.first_open, self.total - 1) - self.origin) // self.block_length
         # A row that ends with its prompt has no block; it stands at its end until it leaves.
         start = self.first_open if self.sliding else self.origin + np.maximum(block, 0) * self.block_length
-        lo = np.where(self.stays, self.lo, start)
-        self.entered = self.entered | (lo != self.lo)
-        self.entry_step = np.where(lo != self.lo, self.step, self.entry_step)
-        self.lo, self.hi = lo, np.minimum(lo + self.block_length, self.total)
-        self.end = self.hi if self.bounded else self.total
-        self._lay_window(lo[:, None] + np.arange(self.block_length))
+        block_start = np.where(self.hold_block, self.block_start, start)
+        self.block_started = self.block_started | (block_start != self.block_start)
+        self.entry_step = np.where(block_start != self.block_start, self.step, self.entry_step)
+        self.block_start, self.block_end = block_start, np.minimum(block_start + self.block_length, self.total)
+        self.end = self.block_end if self.bounded else self.total
+        self._lay_window(block_start[:, None] + np.arange(self.block_length))
 
     def _lay_window(self, positions: np.ndarray) -> None:
         """Sets the window to `positions` [B, W] up to the end of the active block."""
-        self.window_host = np.where(positions >= self.hi[:, None], self.length, positions)
+        self.window_host = np.where(positions >= self.block_end[:, None], self.length, positions)
         self.window = torch.from_numpy(self.window_host).to(self.tokens.device)
         self.active_host = self.compete_host = self.window_host < self.length
 
@@ -296,17 +298,22 @@ class Canvas:
 
         Raises RuntimeError for a row with open positions none of which may compete.
         """
-        entered = span.entered & ~self.stays
-        self.lo = np.where(self.stays, self.lo, span.lo)
-        self.hi = np.where(self.stays, self.hi, np.minimum(span.hi, self.total))
-        self.entered, self.entry_step = self.entered | entered, np.where(entered, self.step, self.entry_step)
-        self.end = self.hi if self.bounded else self.total
-        self.active_host = (self.window_host >= self.lo[:, None]) & (self.window_host < self.hi[:, None])
+        block_started = span.block_started & ~self.hold_block
+        self.block_start = np.where(self.hold_block, self.block_start, span.block_start)
+        self.block_end = np.where(self.hold_block, self.block_end, np.minimum(span.block_end, self.total))
+        self.block_started, self.entry_step = (
+            self.block_started | block_started,
+            np.where(block_started, self.step, self.entry_step),
+        )
+        self.end = self.block_end if self.bounded else self.total
+        self.active_host = (self.window_host >= self.block_start[:, None]) & (
+            self.window_host < self.block_end[:, None]
+        )
         self.compete_host = self.active_host if span.eligible is None else self.active_host & span.eligible
         self.eligible_host = self.compete_host & np.take_along_axis(self.open_host, self.window_host, 1)
         self.eligible = torch.from_numpy(self.eligible_host).to(self.tokens.device)
-        self.left = self.eligible_host.sum(1)
-        if ((self.left == 0) & (self.first_open < self.total) & ~self.stays).any():
+        self.block_remaining = self.eligible_host.sum(1)
+        if ((self.block_remaining == 0) & (self.first_open < self.total) & ~self.hold_block).any():
             raise RuntimeError("a span has no open position of a row that has some")
 
     @property
@@ -324,7 +331,7 @@ class Canvas:
     @property
     def finished(self) -> np.ndarray:
         """[B] bool: nothing is open, and nothing is to be revised."""
-        finished: np.ndarray = (self.first_open >= self.total) & ~self.stays
+        finished: np.ndarray = (self.first_open >= self.total) & ~self.hold_block
         return finished
 
     @property
@@ -332,7 +339,7 @@ class Canvas:
         """[B] the first position whose token is open or may still change; all tokens before it are final."""
         if not self.revises:
             return self.first_open
-        return np.where(self.finished, self.total, np.minimum(self.first_open, self.lo))
+        return np.where(self.finished, self.total, np.minimum(self.first_open, self.block_start))
 
     def first_committed(self, ids: tuple[int, ...]) -> np.ndarray:
         """[B] the first position where one of `ids` was committed (not given); `total` where there is none."""
@@ -347,9 +354,9 @@ class Canvas:
 
     def commit(
         self,
-        chosen: Writing,
+        chosen: Update,
         *,
-        fill: Writing | None = None,
+        fill: Update | None = None,
         revision: Revision | None = None,
         beside: Tensor | None = None,
     ) -> float:
@@ -380,21 +387,21 @@ class Canvas:
             self._clocks = np.concatenate([self._clocks, np.zeros_like(self._clocks)], 1)
         self._clocks[:, self._forwards] = self.step
         self._forwards += 1
-        self.entered = np.zeros(len(self), dtype=bool)
+        self.block_started = np.zeros(len(self), dtype=bool)
         self.step = self.step + 1
         self.nfe = self.nfe + 1
         value = self._update(beside)
         refuse_masks(self.tokens_host, self.open_host | self.given_host, self.mask_id, self.rows)
         return value
 
-    def draft(self, chosen: Writing) -> None:
+    def draft(self, chosen: Update) -> None:
         """Writes `chosen` for the coming forward to confirm, which then counts as theirs: those rows are a step on."""
         moved = (chosen.which & self.eligible).any(1).cpu().numpy()
         self._write(chosen.which, chosen)
-        self.step, self.entered = self.step + moved, self.entered & ~moved
+        self.step, self.block_started = self.step + moved, self.block_started & ~moved
         self._update()
 
-    def _write(self, which: Tensor, chosen: Writing) -> None:
+    def _write(self, which: Tensor, chosen: Update) -> None:
         if which.device.type == "cpu":  # the same memory, without a dispatch an operation
             row, column = (which.numpy() & self.eligible_host).nonzero()
             at = row, self.window_host[row, column]
@@ -403,28 +410,33 @@ class Canvas:
             self._score_host[at] = chosen.scores.numpy()[row, column]
             self.open_host[at] = False
         else:
-            self._put(which & self.eligible, chosen.tokens, self._forward(), chosen.scores, stays=False)
+            self._put(which & self.eligible, chosen.tokens, self._forward(), chosen.scores, hold_block=False)
 
     def _forward(self) -> Tensor:
         """[B, 1] the present forward, as `commit_step` records it."""
         return torch.from_numpy(self.nfe.astype(np.int32)).to(self.tokens.device)[:, None]
 
     def _put(
-        self, which: Tensor, tokens: Tensor | int, forward: Tensor | int, scores: Tensor | float, *, stays: bool
+        self, which: Tensor, tokens: Tensor | int, forward: Tensor | int, scores: Tensor | float, *, hold_block: bool
     ) -> None:
-        """Writes the block where `which` [B, W] holds; `stays`: whether those positions are open then."""
-        pairs = ((self.tokens, tokens), (self.commit_step, forward), (self.commit_score, scores), (self.open, stays))
+        """Writes the block where `which` [B, W] holds; `hold_block`: whether those positions are open then."""
+        pairs = (
+            (self.tokens, tokens),
+            (self.commit_step, forward),
+            (self.commit_score, scores),
+            (self.open, hold_block),
+        )
         for tensor, value in pairs:
             new = torch.as_tensor(value, dtype=tensor.dtype, device=tensor.device)
             tensor.scatter_(1, self.window, torch.where(which, new, tensor.gather(1, self.window)))
 
     def _revise(self, revision: Revision) -> None:
-        self.stays = np.zeros(len(self), dtype=bool) if revision.hold is None else revision.hold
+        self.hold_block = np.zeros(len(self), dtype=bool) if revision.hold is None else revision.hold
         ours, new = self.committed, revision.rewrite
         if new is not None:
-            self._put(new.which & ours, new.tokens, self._forward(), new.scores, stays=False)
+            self._put(new.which & ours, new.tokens, self._forward(), new.scores, hold_block=False)
         if revision.reopen is not None:
-            self._put(revision.reopen & ours, self.mask_id, NEVER, 0.0, stays=True)
+            self._put(revision.reopen & ours, self.mask_id, UNCOMMITTED, 0.0, hold_block=True)
 
     def _rearrange(self, revision: Revision) -> None:
         if revision.commit is not None:
@@ -432,10 +444,15 @@ class Canvas:
         if (source := revision.source) is not None:
             # No other mask of the row has this number: the forward is another, or the position is.
             number = torch.from_numpy((self.total + self.nfe * source.shape[1])[:, None] + np.arange(source.shape[1]))
-            marks = ((self.tokens, self.mask_id), (self.open, True), (self.commit_step, NEVER), (self.commit_score, 0))
+            marks = (
+                (self.tokens, self.mask_id),
+                (self.open, True),
+                (self.commit_step, UNCOMMITTED),
+                (self.commit_score, 0),
+            )
             rearrange((*marks, (self.serial, number.to(source.device))), self.window, source)
 
-    def _fill(self, fill: Writing) -> None:
+    def _fill(self, fill: Update) -> None:
         which = fill.which & self.open
         self.tokens.copy_(torch.where(which, fill.tokens, self.tokens))
         self.commit_step.copy_(torch.where(which, self._forward(), self.commit_step))
@@ -455,8 +472,8 @@ class Canvas:
     def cut(self, total: np.ndarray) -> None:
         """Ends rows at `total` [B], behind their active blocks; open positions from there on become padding."""
         behind = self.open_host & (np.arange(self.length + 1) >= total[:, None])
-        self.total, self.to_fill = total, self.to_fill - behind.sum(1)
-        self.hi, self.end = np.minimum(self.hi, total), np.minimum(self.end, total)
+        self.total, self.num_masked = total, self.num_masked - behind.sum(1)
+        self.block_end, self.end = np.minimum(self.block_end, total), np.minimum(self.end, total)
         self._pad(behind)
 
     def _pad(self, which: np.ndarray) -> None:
@@ -467,12 +484,12 @@ class Canvas:
         self.open &= ~on_device
         self._update()
 
-    def begin(self, step: np.ndarray) -> None:
+    def set_clock(self, step: np.ndarray) -> None:
         """Sets the clock of rows that have just entered a block to `step` [B], if that is later."""
-        self.step = np.where(self.entered, np.maximum(self.step, step), self.step)
-        self.entry_step = np.where(self.entered, self.step, self.entry_step)
+        self.step = np.where(self.block_started, np.maximum(self.step, step), self.step)
+        self.entry_step = np.where(self.block_started, self.step, self.entry_step)
 
-    def skip(self, idle: np.ndarray) -> None:
+    def advance_clock(self, idle: np.ndarray) -> None:
         """Moves the clock over steps at which a schedule commits nothing."""
         self.step = self.step + idle
 
@@ -493,7 +510,7 @@ class Canvas:
         `other` has at least as many columns; where it has more, this canvas grows.
         """
         if more := other.length - self.length:
-            blanks = {"tokens": self.pad_id, "open": False, "commit_step": GIVEN, "commit_score": 0, "serial": 0}
+            blanks = {"tokens": self.pad_id, "open": False, "commit_step": PROMPT, "commit_score": 0, "serial": 0}
             for name, blank in blanks.items():
                 setattr(self, name, widened(getattr(self, name), more, blank))
             self.given_host = np.pad(self.given_host, ((0, 0), (0, more)), constant_values=True)

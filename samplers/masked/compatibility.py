@@ -16,7 +16,7 @@ from pardec.models.errors import ModelError, PardecError, SpecError
 from ..cards import name_of
 from ..ops.distribution import Distribution
 from ..request import Request
-from .canvas import Canvas, Writing
+from .canvas import Canvas, Update
 from .contracts import Cache, MaskedSampler, Stage
 from .predict import MaskedForward
 
@@ -56,7 +56,7 @@ def refuse_positions(sampler: MaskedSampler, request: Request) -> None:
         return
     requested = {
         "log-probabilities are recorded": request.logprobs is not None,
-        "tokens are allowed": request.allowed is not None or any(request.joints),
+        "tokens are allowed": request.allowed is not None or any(request.constrained_spans),
         "conditions of images are laid out": bool(request.conditions),
     }
     for what in (what for what, needed in requested.items() if needed):
@@ -118,7 +118,7 @@ def _unsound(read: Read, wrong: Tensor, forward: MaskedForward) -> PardecError:
     return ModelError(f"{what} at {where}, by {forward.model.name}")
 
 
-def mask_chosen(error: SpecError, writings: Sequence[tuple[Stage, Writing | None]], canvas: Canvas) -> SpecError:
+def mask_chosen(error: SpecError, writings: Sequence[tuple[Stage, Update | None]], canvas: Canvas) -> SpecError:
     """`error` with the name of the stage whose writing has the mask id."""
     for stage, writing in writings:
         if writing is not None and ((writing.tokens == canvas.mask_id) & writing.which).any():

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from ..ops.allowed import AllowedRows
-from ..request import JointGap
-from .canvas import Canvas, Revision, Writing
+from ..request import ConstrainedSpan
+from .canvas import Canvas, Revision, Update
 
 
-class JointRows:
+class ConstrainedSpans:
     """The gaps of every live row."""
 
-    def __init__(self, gaps: Sequence[tuple[JointGap, ...]], rows: int) -> None:
-        self.each: list[tuple[JointGap, ...]] = list(gaps) or [()] * rows
+    def __init__(self, gaps: Sequence[tuple[ConstrainedSpan, ...]], rows: int) -> None:
+        self.each: list[tuple[ConstrainedSpan, ...]] = list(gaps) or [()] * rows
 
     def __bool__(self) -> bool:
         """Whether any row has a gap."""
@@ -33,7 +33,7 @@ class JointRows:
         """Keeps these live rows."""
         self.each = [self.each[at] for at in rows.tolist()]
 
-    def put(self, where: np.ndarray, other: JointRows) -> None:
+    def put(self, where: np.ndarray, other: ConstrainedSpans) -> None:
         """Puts the rows of `other` in place of those at `where`."""
         for at, gaps in zip(where.tolist(), other.each, strict=True):
             self.each[at] = gaps
@@ -54,8 +54,8 @@ class JointRows:
         return allowed.with_sets(rows, positions, np.concatenate(sets)) if sets else allowed
 
     def consistent(
-        self, canvas: Canvas, chosen: Writing, revision: Revision | None, fill: Writing | None
-    ) -> tuple[Writing, Revision | None, Writing | None]:
+        self, canvas: Canvas, chosen: Update, revision: Revision | None, fill: Update | None
+    ) -> tuple[Update, Revision | None, Update | None]:
         """What a step writes, without the tokens that cannot stand beside others of their gap."""
         block, whole = canvas.window_host, np.broadcast_to(np.arange(canvas.length + 1), canvas.open_host.shape)
         rewrite = None if revision is None else revision.rewrite
@@ -75,7 +75,7 @@ class JointRows:
         assert chosen_ is not None, "it has been passed"
         return chosen_, None if revision is None else replace(revision, rewrite=rewrite_), fill_
 
-    def _gaps(self) -> Iterator[tuple[int, JointGap]]:
+    def _gaps(self) -> Iterator[tuple[int, ConstrainedSpan]]:
         """Every gap with its live row."""
         return ((row, gap) for row, gaps in enumerate(self.each) for gap in gaps)
 
@@ -83,13 +83,13 @@ class JointRows:
 class _Candidates:
     """One writing on the host, whose columns stand for `positions` [B, N]."""
 
-    def __init__(self, value: Writing | None, positions: np.ndarray) -> None:
+    def __init__(self, value: Update | None, positions: np.ndarray) -> None:
         self.value, self.positions = value, positions
         if value is not None:
             self.which = value.which.cpu().numpy().copy()
             self.tokens, self.scores = value.tokens.cpu().numpy(), value.scores.cpu().numpy()
 
-    def inside(self, row: int, gap: JointGap) -> list[tuple[int, int, int]]:
+    def inside(self, row: int, gap: ConstrainedSpan) -> list[tuple[int, int, int]]:
         """Of what it writes to a gap: column, index in the gap, token; the highest score first, then the first."""
         if self.value is None:
             return []
@@ -98,14 +98,14 @@ class _Candidates:
         columns = columns[np.argsort(-self.scores[row, columns], kind="stable")]
         return [(int(at), int(index[at]), int(self.tokens[row, at])) for at in columns]
 
-    def writing(self) -> Writing | None:
+    def writing(self) -> Update | None:
         if self.value is None:
             return None
         which: Tensor = torch.from_numpy(self.which).to(self.value.which.device)
         return replace(self.value, which=which)
 
 
-def _committed(gap: JointGap, canvas: Canvas, row: int) -> np.ndarray:
+def _committed(gap: ConstrainedSpan, canvas: Canvas, row: int) -> np.ndarray:
     """[n] the tokens of a gap, -1 where open."""
     span = slice(gap.start, gap.start + gap.automaton.length)
     return np.where(canvas.open_host[row, span], -1, canvas.tokens_host[row, span])

@@ -28,9 +28,12 @@ from pardec.models.errors import SpecError
 from ..ops.chunked_distribution import ChunkedDistribution
 from ..ops.distribution import DenseDistribution, Distribution, filter_logits
 from ..ops.rank import best
-from ..request import Request
+from ..request import Request as Request
 from ..spec import Policy, Spec
-from .canvas import Canvas, Revision, Span, Writing
+from .canvas import Canvas as Canvas
+from .canvas import Revision as Revision
+from .canvas import Span as Span
+from .canvas import Update as Update
 
 if TYPE_CHECKING:
     from pardec.models.caches.reuse_cache import LayerReuse
@@ -109,7 +112,7 @@ class Evidence:
         distribution: the model's own, the mask id at -inf.
         positions: [B, W] int64, absolute.
         eligible: [B, W] bool: the positions that may be committed.
-        shadow: each position predicted without its own token, where a stage `needs_shadow`.
+        shadow: each position predicted without its own token, where a stage `needs_leave_one_out`.
         attention: what positions attend to, where a stage `reads_attention`.
         predictions: what the forward predicts beyond the block, where a stage `reads_row`.
         known: [B, W] bool on the host: the positions that the forward has predicted; at others the distribution means
@@ -120,7 +123,7 @@ class Evidence:
     positions: Tensor
     eligible: Tensor
     request: Request
-    shadow: Distribution | None = None
+    leave_one_out: Distribution | None = None
     attention: AttentionMaps | None = None
     predictions: Predictions | None = None
     known: np.ndarray | None = None
@@ -286,8 +289,8 @@ class Stateful(Stage):
 class Block(Stateful):
     """Which open positions compete, where blocks are not those of a grid.
 
-    `Canvas.window` then covers all that a row generates, so that what other stages remember stays aligned; `lo` and
-    `hi` move within it.
+    `Canvas.window` then covers all that a row generates, so that what other stages remember stays aligned;
+    `block_start` and `block_end` move within it.
     """
 
     keeps_grid: ClassVar[bool] = False  # spans begin and end with blocks of the grid, as block-causal families need
@@ -302,7 +305,7 @@ class Block(Stateful):
         if sampler.cache.slides:
             raise SpecError(f"{sampler.cache.registered[0]} moves the block itself, and so does {name}", "keep one")
         for stage in sampler.revising:
-            if stage.needs_shadow:
+            if stage.needs_leave_one_out:
                 raise SpecError(f"{stage.registered[0]} is for blocks of one length, and {name} moves them", "keep one")
 
     def span(self, canvas: Canvas, state: Any) -> Span:
@@ -401,11 +404,11 @@ class Cache(Stateful):
         return not self.stores
 
     def check(self, sampler: MaskedSampler) -> None:
-        shadows = [stage for stage in sampler.revising if stage.needs_shadow]
-        if shadows and self.attention in ("windowed-causal", "causal-prefix"):
+        leave_one_outs = [stage for stage in sampler.revising if stage.needs_leave_one_out]
+        if leave_one_outs and self.attention in ("windowed-causal", "causal-prefix"):
             raise SpecError(
-                f"{shadows[0].registered[0]} predicts each token without itself, and what {self.attention} models see "
-                "follows the canvas",
+                f"{leave_one_outs[0].registered[0]} predicts each token without itself, and what {self.attention} "
+                "models see follows the canvas",
                 "leave that stage out",
             )
 
@@ -481,7 +484,7 @@ class Select(Stateful):
         """A sampler, as a spec, whose finished text it compares with: `Request.finished`."""
         return None
 
-    def tick(self, canvas: Canvas, state: Any) -> np.ndarray:
+    def skipped_steps(self, canvas: Canvas, state: Any) -> np.ndarray:
         """Before each forward: how many steps of the schedule commit nothing and are skipped, [B]."""
         return np.zeros_like(canvas.step)
 
@@ -495,7 +498,7 @@ class Select(Stateful):
         return type(self).total_steps is not Select.total_steps
 
     def entry_step(self, canvas: Canvas) -> np.ndarray | None:
-        """When a block is entered, before `tick`: the schedule's step at which it enters it, [B]; None: the next.
+        """When a block is entered, before `skipped_steps`: the schedule's step at which it does, [B]; None: the next.
 
         A block that is complete before its steps are over leaves the others idle; the clock counts them too.
         """
@@ -506,7 +509,7 @@ class Select(Stateful):
         return False
 
     def commit_order(self, canvas: Canvas, request: Request, state: Any) -> Tensor:
-        """Before a forward, after `tick`, where a cache needs it: [B, W] int64 on the host.
+        """Before a forward, after `skipped_steps`, where a cache needs it: [B, W] int64 on the host.
 
         1 for the position that is committed first, then 2, 3, ..., and 0 for those that are not committed.
         """
@@ -531,8 +534,8 @@ class Revise(Stateful):
         return False
 
     @property
-    def needs_shadow(self) -> bool:
-        """Whether it reads `Evidence.shadow`."""
+    def needs_leave_one_out(self) -> bool:
+        """Whether it reads `Evidence.leave_one_out`."""
         return False
 
     def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: Any) -> Revision:
@@ -619,10 +622,10 @@ _LEAST_SCORE = torch.finfo(torch.float32).min
 class Decision:
     """What one step does to the canvas."""
 
-    chosen: Writing
-    by: Stage  # the stage that names the tokens chosen
+    chosen: Update
+    token_source: Stage  # the stage that names the tokens chosen
     revision: Revision | None = None
-    fill: Writing | None = None
+    fill: Update | None = None
     columns: Tensor | None = None  # [B, K] positions that `fill` may write
 
     def filled(
@@ -630,14 +633,14 @@ class Decision:
     ) -> Decision:
         """In these `rows` the likeliest tokens at `columns` [B, K], where `which` [B, L + 1], instead."""
         ids, probability = distribution.greedy
-        fill = Writing(
+        fill = Update(
             which,
             torch.zeros_like(canvas.tokens).scatter_(1, columns, ids),
             torch.zeros_like(canvas.commit_score).scatter_(1, columns, probability),
         )
         rest = torch.from_numpy(~rows).to(which.device)[:, None]
         revision = None if self.revision is None else self.revision.only(rest)
-        return Decision(self.chosen.only(rest), self.by, revision, fill, columns)
+        return Decision(self.chosen.only(rest), self.token_source, revision, fill, columns)
 
 
 def at_least_one(chosen: Tensor, proposal: Proposal, progress: np.ndarray | None = None) -> Tensor:

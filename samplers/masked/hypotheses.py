@@ -15,7 +15,7 @@ import torch
 from pardec.models.errors import SpecError
 
 from ..cards import name_of
-from .canvas import Writing
+from .canvas import Update
 from .contracts import Branch, Canvas, Choice, Decision, Evidence, Hypotheses, MaskedSampler, Proposal, Stage
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ class Branching:
         requested = np.zeros((len(canvas), len(self.depths)), dtype=bool)
         if self.past is not None:
             # K/V that a block's first forward refreshes are not there for hypotheses beside it.
-            ready = self.past.live & ~(canvas.entered & self.loop.sampler.cache.stores)
-            requested = ready[:, None] & (self.needs <= canvas.left[:, None])
+            ready = self.past.live & ~(canvas.block_started & self.loop.sampler.cache.stores)
+            requested = ready[:, None] & (self.needs <= canvas.block_remaining[:, None])
         requested[:, 0] = True
         self.row, self.number = requested.nonzero()
         if self.past is None or len(self.row) == len(canvas):
@@ -132,11 +132,13 @@ class Branching:
         if branch.exactly and canvas.shift and self.loop.sampler.cache.stores and not canvas.block_causal:
             # As long as a block's first position is open, a forward replaces the K/V of the one before, which predicts
             # it: a hypothesis that commits it would see those of an earlier forward. One that ends the block does not.
-            ends = torch.from_numpy(canvas.left).to(chosen.device) == chosen.sum(1)
+            ends = torch.from_numpy(canvas.block_remaining).to(chosen.device) == chosen.sum(1)
             chosen = chosen & (~chosen[:, :1] | ends[:, None])
-        draft = Writing(chosen, choice.tokens, proposal.score)
-        if joints := self.loop.forward.joints:  # tokens of one gap that cannot stand beside each other
-            draft = joints.consistent(canvas, draft, None, None)[0]
+        draft = Update(chosen, choice.tokens, proposal.score)
+        if (
+            constrained_spans := self.loop.forward.constrained_spans
+        ):  # tokens of one gap that cannot stand beside each other
+            draft = constrained_spans.consistent(canvas, draft, None, None)[0]
             chosen = draft.which
         canvas.draft(draft)
         added: np.ndarray = chosen.any(1).cpu().numpy()

@@ -23,7 +23,7 @@ from pardec.models.errors import ModelError, SpecError
 from pardec.models.finite import demand_head
 from pardec.models.model import LanguageModel
 
-from ..batching import put_rows, take_rows, unbatchable
+from ..batching import scatter_rows, take_rows, unbatchable
 from ..cards import name_of
 from ..conditioning import conditioned_model
 from ..endings import Endings
@@ -34,7 +34,7 @@ from ..ops.distribution import split
 from ..registry import resolve
 from ..rng import assign_rows
 from .build import fit
-from .canvas import NEVER, Canvas, Revision, Writing
+from .canvas import UNCOMMITTED, Canvas, Revision, Update
 from .compatibility import Read, demand_finite, mask_chosen, refuse_blocks, refuse_images, refuse_positions
 from .contracts import (
     Block,
@@ -57,7 +57,7 @@ from .query_plan import visible_open
 from .recorder import Before, TraceRecorder
 
 
-def with_fill(
+def commit_filled_rows(
     decision: Decision, proposal: Proposal, stages: Sequence[Finish], forward: MaskedForward, distributions: list[Read]
 ) -> Decision:
     """The decision, with every open position committed in the rows that a stage fills; adds what that reads."""
@@ -113,7 +113,7 @@ def _reference_text(model: LanguageModel, reference: str, sampler: MaskedSampler
     request = replace(request, logprobs=None)
     *_, last = decode(model, replace(resolve(reference), finish=stops), request, steps=False)
     assert isinstance(last, Finished)
-    text = torch.from_numpy(np.where(last.trace.commit_step == NEVER, -1, last.tokens))
+    text = torch.from_numpy(np.where(last.trace.commit_step == UNCOMMITTED, -1, last.tokens))
     return torch.nn.functional.pad(text, (0, 1), value=-1).to(model.device)
 
 
@@ -220,7 +220,7 @@ class MaskedLoop:
                 float(self.forward.highest), self.distributions, self.forward
             )  # what may have led to it comes first
             edits = [(stage, None if revision is None else revision.rewrite) for stage in self.sampler.revising]
-            raise mask_chosen(error, [(decision.by, decision.chosen), *edits], self.canvas) from None
+            raise mask_chosen(error, [(decision.token_source, decision.chosen), *edits], self.canvas) from None
 
     def _demand_progress(self) -> None:
         """Raises SpecError for a row that took far more forwards than it has positions: it would never end."""
@@ -241,7 +241,7 @@ class MaskedLoop:
         canvas, forward = self.canvas, self.forward
         when = canvas.commit_step.cpu().numpy()
         if canvas.revises:
-            row, position = (when == NEVER).nonzero()
+            row, position = (when == UNCOMMITTED).nonzero()
             logprobs.clear(canvas.rows[row], position)
         now = when == (canvas.nfe - 1)[:, None]
         sources = [(window, forward.raw())]
@@ -265,9 +265,9 @@ class MaskedLoop:
         canvas, select, cache = self.canvas, self.sampler.select, self.sampler.cache
         if self.sampler.block is not None:
             self._move(self.sampler.block.span(canvas, self.state(self.sampler.block)))
-        if canvas.entered.any() and (step := select.entry_step(canvas)) is not None:
-            canvas.begin(step)
-        canvas.skip(select.tick(canvas, self.state(select)))
+        if canvas.block_started.any() and (step := select.entry_step(canvas)) is not None:
+            canvas.set_clock(step)
+        canvas.advance_clock(select.skipped_steps(canvas, self.state(select)))
         if cache.needs_commit_order:
             canvas.commit_order = select.commit_order(canvas, self.request, self.state(select))
         if self.sampler.query is not None and self.forward.visible is not None:
@@ -286,9 +286,9 @@ class MaskedLoop:
         for stage in self.sampler.inputs:
             added = stage.soft(canvas, self.state(stage))
             soft = added if soft is None or added is None else soft + added
-        distribution, shadow = forward.distribution(queries, wanted, soft)
+        distribution, leave_one_out = forward.distribution(queries, wanted, soft)
         eligible = canvas.eligible if query.only is None else canvas.eligible & query.only.to(canvas.eligible.device)
-        more = shadow, forward.attention, forward.row, wanted
+        more = leave_one_out, forward.attention, forward.row, wanted
         evidence = Evidence(distribution, canvas.window, eligible, self.request, *more)
         if self.sampler.block is not None:
             evidence = self._narrow(self.sampler.block, evidence)
@@ -336,20 +336,22 @@ class MaskedLoop:
         choice, proposal, by = self.choose(evidence)
         canvas, chosen, evidence = self.canvas, choice.which, proposal.evidence
         if query.must is not None:
-            begin = torch.from_numpy(canvas.lo).to(chosen.device)[:, None]
+            begin = torch.from_numpy(canvas.block_start).to(chosen.device)[:, None]
             first = evidence.eligible & (evidence.positions == begin)
             must = torch.from_numpy(query.must).to(chosen.device)[:, None] & first.any(1, keepdim=True)
             chosen = torch.where(must, first, chosen)
-        decision = Decision(Writing(chosen, choice.tokens, proposal.score), by, self._revision(chosen, proposal))
+        decision = Decision(Update(chosen, choice.tokens, proposal.score), by, self._revision(chosen, proposal))
         if self.forward.fills:
-            decision = with_fill(decision, proposal, self.sampler.finish, self.forward, self.distributions)
+            decision = commit_filled_rows(decision, proposal, self.sampler.finish, self.forward, self.distributions)
         return decision, proposal
 
     def _consistent(self, decision: Decision) -> Decision:
         """The decision, without tokens that cannot stand beside others of their gap."""
-        if not (joints := self.forward.joints):
+        if not (constrained_spans := self.forward.constrained_spans):
             return decision
-        chosen, revision, fill = joints.consistent(self.canvas, decision.chosen, decision.revision, decision.fill)
+        chosen, revision, fill = constrained_spans.consistent(
+            self.canvas, decision.chosen, decision.revision, decision.fill
+        )
         return replace(decision, chosen=chosen, revision=revision, fill=fill)
 
     def _revision(self, chosen: Tensor, proposal: Proposal) -> Revision | None:
@@ -446,4 +448,6 @@ class MaskedLoop:
         if self.logprobs is not None and other.logprobs is not None:
             self.logprobs.put(rows, other.logprobs)
         with torch.inference_mode():
-            self.memory = {stage: put_rows(state, where, other.memory[stage]) for stage, state in self.memory.items()}
+            self.memory = {
+                stage: scatter_rows(state, where, other.memory[stage]) for stage, state in self.memory.items()
+            }

@@ -22,7 +22,7 @@ from pardec.models import finite
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import PardecError, SpecError
 from pardec.models.hidden import Hidden, IdSubset
-from pardec.models.images.conditioned import Shifted, put_rows
+from pardec.models.images.conditioned import Shifted, copy_cache_rows
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 
@@ -31,10 +31,10 @@ from ..ops.chunked_distribution import CHUNK_BYTES, ChunkedDistribution, RowDist
 from ..ops.distribution import DenseDistribution, Distribution, split
 from ..ops.penalties import penalize, token_counts, without_ends
 from ..prefix_reuse import PrefixReuse
-from .canvas import GIVEN, Canvas
-from .constraints import JointRows
+from .canvas import PROMPT, Canvas
+from .constraints import ConstrainedSpans
 from .contracts import AttentionMaps, AttentionSpec, Cache, MaskedSampler, QuerySpec, Request, united
-from .query_plan import Group, Layout, Queries, Selection, VisiblePositions, at_queries, noised, wanted_only
+from .query_plan import Group, Layout, Queries, QueryPlanner, VisiblePositions, at_queries, noised, wanted_only
 
 
 class LastStates:
@@ -75,7 +75,7 @@ class LastStates:
         at = (window - self.shift).clamp(min=0)
         return torch.where(window < self.canvas.length, at, -1)
 
-    def renew(self, hidden: Hidden, group: Group) -> Hidden:
+    def update_and_merge(self, hidden: Hidden, group: Group) -> Hidden:
         """Stores the states of a forward; the same forward as if it had queried every position."""
         raw = hidden.hidden if isinstance(hidden, Shifted) else hidden
         count, (_, queries, width) = len(group.want), raw.states.shape
@@ -131,13 +131,19 @@ class AttentionReading:
     """The maps of a forward, brought together from its groups of rows."""
 
     def __init__(
-        self, spec: AttentionSpec, canvas: Canvas, count: int, shadow: int, visible: VisiblePositions | None
+        self, spec: AttentionSpec, canvas: Canvas, count: int, leave_one_out: int, visible: VisiblePositions | None
     ) -> None:
-        """`count` are the model's layers; `shadow` queries of a group stand behind those of the canvas.
+        """`count` are the model's layers; `leave_one_out` queries of a group stand behind those of the canvas.
 
         With `visible` positions have slots of other numbers.
         """
-        self.spec, self.canvas, self.count, self.shadow, self.visible = spec, canvas, count, shadow, visible
+        self.spec, self.canvas, self.count, self.leave_one_out, self.visible = (
+            spec,
+            canvas,
+            count,
+            leave_one_out,
+            visible,
+        )
         self._parts: list[tuple[Tensor, Mapping[int, Tensor]]] = []
 
     def begin(self) -> None:
@@ -148,7 +154,7 @@ class AttentionReading:
         """The forward of one group; its first rows are the half with the condition."""
         count, length, plan = len(group.want), self.canvas.length, hidden.plan
         if plan.attending is None:
-            width = plan.width - self.shadow
+            width = plan.width - self.leave_one_out
             positions = plan.positions[:count, :width]
             positions = torch.where(positions < 0, length, positions)
         else:
@@ -207,38 +213,38 @@ class MaskedForward:
         self.model, self.canvas = model, canvas
         self.cfg = None if request.conditions else request.cfg  # images are guided behind their conditions
         self.copies = 1 if self.cfg is None else 2
-        self.given = None if self.cfg is None else canvas.commit_step == GIVEN
+        self.given = None if self.cfg is None else canvas.commit_step == PROMPT
         self.every = bool(sampler.revising)  # committed positions of the block are predicted too
         self.fills = any(stage.fills for stage in sampler.finish) or any(stage.reads_row for stage in sampler.stages)
         self.cuts = any(stage.cuts for stage in sampler.finish)
-        shadow = any(stage.needs_shadow for stage in sampler.revising)
-        if shadow and model.follows_canvas:
+        leave_one_out = any(stage.needs_leave_one_out for stage in sampler.revising)
+        if leave_one_out and model.follows_canvas:
             raise SpecError(
                 f"{sampler.spec} predicts each token without itself, and what {model.name} sees follows the canvas",
                 "leave that stage out",
             )
-        self.shadow = canvas.block_length if shadow else 0
+        self.leave_one_out = canvas.block_length if leave_one_out else 0
         self.allowed = AllowedRows(request.allowed, len(canvas), canvas.tokens.device)
-        self.joints = JointRows(request.joints, len(canvas))
+        self.constrained_spans = ConstrainedSpans(request.constrained_spans, len(canvas))
         self.limits = self.allowed  # what holds in the present step
         self.request = request
         self.counts: Tensor | None = None  # [B, V] how often each token occurs in a row, for penalties
         self.last_states = LastStates(model, canvas) if sampler.cache.reuses_predictions else None
         self.visible = None if sampler.query is None else VisiblePositions(canvas)
         self.cache: KVCache | None = None
-        if sampler.cache.stores or shadow or request.conditions:
-            capacity = int(canvas.total.max()) + self.shadow
+        if sampler.cache.stores or leave_one_out or request.conditions:
+            capacity = int(canvas.total.max()) + self.leave_one_out
             reuse = sampler.cache.layer_reuse(model.layers)
             self.cache = model.new_cache(self.copies * len(canvas), capacity, reuse=reuse)
         tells = self.cfg is None and type(sampler.cache).final is not Cache.final
         self.reuse = PrefixReuse(model, self.cache if tells else None, len(canvas))
         stored = self.last_states is not None
-        self.selection = Selection(canvas, self.reuse, self.visible, every=self.every, stored=stored)
+        self.selection = QueryPlanner(canvas, self.reuse, self.visible, every=self.every, stored=stored)
         attention = united(stage.reads_attention(model.layers) for stage in sampler.stages)
         self.reading = None
         if attention is not None:
-            self.reading = AttentionReading(attention, canvas, model.layers, self.shadow, self.visible)
-        self.layout = Layout(model, canvas, self.cache, self.copies, self.shadow, attention)
+            self.reading = AttentionReading(attention, canvas, model.layers, self.leave_one_out, self.visible)
+        self.layout = Layout(model, canvas, self.cache, self.copies, self.leave_one_out, attention)
         self._key = b""
         self._groups: list[Group] = []
         self._order: Tensor | None = None
@@ -255,7 +261,7 @@ class MaskedForward:
     @property
     def whole(self) -> bool:
         """Whether any query of the present step's forward may be read after it."""
-        return self.fills or (self.cuts and bool(self.canvas.entered.any()))
+        return self.fills or (self.cuts and bool(self.canvas.block_started.any()))
 
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows, in the cache as well."""
@@ -265,7 +271,7 @@ class MaskedForward:
         if self.given is not None:
             self.given = self.given[torch.from_numpy(rows).to(self.given.device)]
         self.allowed.keep(rows)
-        self.joints.keep(rows)
+        self.constrained_spans.keep(rows)
         self.reuse.keep(rows)
         if self.cache is not None and len(rows):
             self.cache.keep(torch.from_numpy(self.layout.cache_rows(rows)))
@@ -277,14 +283,14 @@ class MaskedForward:
         Their first forward computes or copies all K/V, so that stale entries of the cache are never seen.
         """
         if self.given is not None:
-            self.given = self.canvas.commit_step == GIVEN  # no forward has changed that
+            self.given = self.canvas.commit_step == PROMPT  # no forward has changed that
         self.allowed.put(where, other.allowed)
-        self.joints.put(where, other.joints)
+        self.constrained_spans.put(where, other.constrained_spans)
         for state in (self.last_states, self.visible):
             if state is not None:
                 state.put()
         if self.request.conditions and self.cache is not None and other.cache is not None:
-            put_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
+            copy_cache_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
         elif self.cache is not None and other.cache is not None:
             self.cache.grow(other.cache.capacity)
         self.reuse.put(where, other.reuse)
@@ -309,13 +315,13 @@ class MaskedForward:
             soft: [B, W, E] added to the inputs of the block.
         """
         canvas = self.canvas
-        self.limits = self.joints.narrow(self.allowed, canvas)
+        self.limits = self.constrained_spans.narrow(self.allowed, canvas)
         if self.request.repetition_penalty is not None:
             # The canvas after a short answer is full of end tokens, which must stay free.
             inside = np.arange(canvas.length + 1) < canvas.total[:, None]
             known = ~canvas.open & torch.from_numpy(inside).to(canvas.open.device)
             self.counts = token_counts(canvas.tokens, known, self.model.vocab_size, self.request.stop_ids)
-        key = queries.key + b"".join(bounds.tobytes() for bounds in (canvas.lo, canvas.hi, canvas.end))
+        key = queries.key + b"".join(bounds.tobytes() for bounds in (canvas.block_start, canvas.block_end, canvas.end))
         if key != self._key:
             self._groups, self._order = self.layout.plan_groups(queries)
             self._key = key
@@ -328,9 +334,9 @@ class MaskedForward:
         if self.reading is not None:
             self.reading.begin()
         each = [self._forward(group, wanted, soft, forward) for group in self._groups]
-        shadows = [shadow for _, shadow in each if shadow is not None]
+        leave_one_outs = [leave_one_out for _, leave_one_out in each if leave_one_out is not None]
         whole = self._joined([distribution for distribution, _ in each])
-        return whole, self._joined(shadows) if shadows else None
+        return whole, self._joined(leave_one_outs) if leave_one_outs else None
 
     def _joined(self, groups: Sequence[RowDistribution]) -> RowDistribution:
         """The distributions of the groups as one of all live rows."""
@@ -370,7 +376,7 @@ class MaskedForward:
     def has(self, positions: Tensor) -> Tensor:
         """Whether the forward predicts each of `positions` [B, K] -> bool [B, K]."""
         each = [
-            hidden.has(self._doubled(self.model.rows(self._of(positions, group))))[: len(group.want)]
+            hidden.has(self.with_unconditional_rows(self.model.rows(self._of(positions, group))))[: len(group.want)]
             for group, hidden in zip(self._groups, self._hidden, strict=True)
         ]
         has = torch.cat(each)[self._order] if self._order is not None else each[0]
@@ -383,7 +389,9 @@ class MaskedForward:
         each = []
         for group, hidden in zip(self._groups, self._hidden, strict=True):
             chosen = self._of(positions, group)
-            each.append(self._distribution(hidden, group, chosen, self._doubled(self.model.rows(chosen))))
+            each.append(
+                self._distribution(hidden, group, chosen, self.with_unconditional_rows(self.model.rows(chosen)))
+            )
         return self._joined(each)
 
     def raw(self, positions: Tensor | None = None) -> Distribution:
@@ -393,7 +401,7 @@ class MaskedForward:
         each = []
         for group, hidden in zip(self._groups, self._hidden, strict=True):
             chosen = self._of(positions, group)
-            each.append(self._unprocessed(hidden, len(chosen), self._doubled(self.model.rows(chosen))))
+            each.append(self._unprocessed(hidden, len(chosen), self.with_unconditional_rows(self.model.rows(chosen))))
         return self._joined(each)
 
     # --- one forward ---
@@ -408,43 +416,46 @@ class MaskedForward:
         if self.model.decoding_config.uniform:
             tokens = noised(tokens, group, canvas, self.request, self.model.vocab_size)
         positions = self._of(self.canvas.window, group)
-        if want.device.type == "cpu" and not self.shadow:  # elsewhere constant shapes are faster
+        if want.device.type == "cpu" and not self.leave_one_out:  # elsewhere constant shapes are faster
             want, index, positions = wanted_only(group, want, wanted, positions, self.model.vocab_size, self.bound)
             narrow = narrow and (group.plan.width - want.shape[1]) * len(want) * self.model.width >= _NARROW_GAIN
-        if self.shadow:
+        if self.leave_one_out:
             tokens = torch.cat([tokens, torch.full_like(positions, self.canvas.mask_id)], 1)
         if self.given is not None:
             unconditional = tokens.clone()
             given = self._at(self.given, group)
             unconditional[:, : given.shape[1]].masked_fill_(given, self.canvas.mask_id)
             tokens = torch.cat([tokens, unconditional])
-        plan = replace(group.plan, tokens=tokens, want=self._doubled(want), narrow=narrow)
+        plan = replace(group.plan, tokens=tokens, want=self.with_unconditional_rows(want), narrow=narrow)
         if self.model.follows_canvas:  # what is a mask changes from forward to forward
             masks = self._of(canvas.open, group)[:, : canvas.length]
-            begin = self._of(torch.from_numpy(canvas.lo).to(masks.device), group)
-            plan = replace(plan, visible=self.model.visible(self._doubled(masks), self._doubled(begin)))
+            begin = self._of(torch.from_numpy(canvas.block_start).to(masks.device), group)
+            plan = replace(
+                plan,
+                visible=self.model.visible(self.with_unconditional_rows(masks), self.with_unconditional_rows(begin)),
+            )
         if soft is not None:
-            plan = replace(plan, soft=self._doubled(at_queries(self._of(soft, group), group, canvas)))
+            plan = replace(plan, soft=self.with_unconditional_rows(at_queries(self._of(soft, group), group, canvas)))
         self._runs.append((plan, self.cache))
         hidden = forward(plan, self.cache)
         if self.reading is not None:
             self.reading.add(hidden, group)
         if self.last_states is not None:
-            hidden = self.last_states.renew(hidden, group)
+            hidden = self.last_states.update_and_merge(hidden, group)
         if self.whole:
             self._hidden.append(hidden)
         if self.request.logprobs is not None:
             raw = self._unprocessed(hidden, len(group.want))
             self._raw.append(raw if index is None else raw.reindexed(index))
-        if self.shadow and not needs_chunks(2 * tokens.shape[0] * self.shadow, self.model.vocab_size):
-            own, shadow = (
+        if self.leave_one_out and not needs_chunks(2 * tokens.shape[0] * self.leave_one_out, self.model.vocab_size):
+            own, leave_one_out = (
                 self._processed(both, group, positions) for both in self._guided(hidden.logits()).chunk(2, 1)
             )
-            return DenseDistribution(own), DenseDistribution(shadow)
-        if self.shadow:
-            ends = (0, self.shadow)
-            chunks, shadows = (self._distribution(hidden, group, positions, first=first) for first in ends)
-            return chunks, shadows
+            return DenseDistribution(own), DenseDistribution(leave_one_out)
+        if self.leave_one_out:
+            ends = (0, self.leave_one_out)
+            chunks, leave_one_outs = (self._distribution(hidden, group, positions, first=first) for first in ends)
+            return chunks, leave_one_outs
         distribution = self._distribution(hidden, group, positions)
         if index is None:
             return distribution, None
@@ -479,7 +490,7 @@ class MaskedForward:
         The head runs when logits are read, and only for those: nothing is kept but the forward's hidden states.
         """
         every = (hidden.plan.want if queries is None else queries).shape[1]
-        width = self.shadow if self.shadow and queries is None else every
+        width = self.leave_one_out if self.leave_one_out and queries is None else every
 
         def logits_of_rows(index: Tensor) -> Tensor:
             at = index.div(width, rounding_mode="floor") * every + first + index % width
@@ -489,7 +500,7 @@ class MaskedForward:
         index = torch.arange(n * width, device=self.canvas.tokens.device).view(n, width)
         return ChunkedDistribution(logits_of_rows, n * width, self.model.vocab_size, index)
 
-    def _doubled(self, tensor: Tensor) -> Tensor:
+    def with_unconditional_rows(self, tensor: Tensor) -> Tensor:
         """The rows once more, for the unconditional half of guidance."""
         return tensor if self.cfg is None else torch.cat([tensor, tensor])
 

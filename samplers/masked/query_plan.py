@@ -55,7 +55,7 @@ class VisiblePositions:
     def update(self, visible: np.ndarray) -> None:
         """From now on these [B, L] are, with what is not open, and all up to the end of the active block."""
         canvas, order = self.canvas, np.arange(self.canvas.length)
-        visible = visible | ~canvas.open_host[:, :-1] | (order < canvas.hi[:, None])
+        visible = visible | ~canvas.open_host[:, :-1] | (order < canvas.block_end[:, None])
         visible = np.pad(visible & (order < canvas.end[:, None]), ((0, 0), (0, 1)))
         slots = np.where(visible, visible.cumsum(1) - 1, -1)
         self.moved, self.slots = visible & (slots != self.slots), slots
@@ -134,7 +134,7 @@ class Layout:
     canvas: Canvas
     cache: KVCache | None
     copies: int
-    shadow: int
+    leave_one_out: int
     attention: AttentionSpec | None = None
 
     def cache_rows(self, rows: np.ndarray) -> np.ndarray:
@@ -157,7 +157,7 @@ class Layout:
         start, stop, end = queries.start[rows], queries.stop[rows], canvas.end[rows]
         if queries.counts is not None:
             end = queries.counts[rows]
-        lo, hi = canvas.lo[rows], canvas.hi[rows]
+        block_start, block_end = canvas.block_start[rows], canvas.block_end[rows]
         width = int((stop - start).max())
         if queries.positions is None:
             positions = start[:, None] + np.arange(width)
@@ -165,7 +165,7 @@ class Layout:
         else:
             positions = queries.positions[rows, :width]
         block = canvas.window_host[rows]
-        outside = (block < lo[:, None]) | (block >= hi[:, None])
+        outside = (block < block_start[:, None]) | (block >= block_end[:, None])
         wanted = np.maximum(block - queries.shift[rows, None], 0)
         want = wanted - start[:, None] if queries.positions is None else _index(positions, wanted)
         want[outside | (want < 0)] = -1
@@ -176,8 +176,8 @@ class Layout:
         slots, queried, own = positions, positions, block
         if queries.slots is not None:  # -1 is the bin's column, which has no slot
             slots, own = (np.take_along_axis(queries.slots[rows], at, 1) for at in (positions, block))
-        if self.shadow:
-            queried, slots, want = self._with_shadow(positions, slots, np.where(outside, -1, wanted), want)
+        if self.leave_one_out:
+            queried, slots, want = self._with_leave_one_out(positions, slots, np.where(outside, -1, wanted), want)
 
         def put(array: np.ndarray) -> Tensor:
             return torch.from_numpy(np.concatenate([array] * self.copies)).to(device)
@@ -195,7 +195,7 @@ class Layout:
             want=put(want),
             rows=cache_rows,
             uniform=int(end[0]) if (end == end[0]).all() else None,
-            span=None if self.shadow else span,
+            span=None if self.leave_one_out else span,
             similar=None if queries.similar is None or not queries.similar[rows].any() else put(queries.similar[rows]),
         )
         if self.attention is not None:
@@ -205,9 +205,9 @@ class Layout:
                 own[outside | (own < 0) | (own >= (stop - start)[:, None])] = -1
                 attending = put(own)
             plan = replace(plan, attention=self.attention.layers, attending=attending)
-        if self.shadow:
-            size = canvas.length + self.shadow
-            visible = Visible.mask(put(self._leave_one_out(positions, own, block < hi[:, None], end)))
+        if self.leave_one_out:
+            size = canvas.length + self.leave_one_out
+            visible = Visible.mask(put(self._leave_one_out(positions, own, block < block_end[:, None], end)))
             plan = replace(plan, visible=visible, lengths=torch.full_like(plan.lengths, size), uniform=size)
         source = None
         if plan.span is None:
@@ -216,17 +216,17 @@ class Layout:
 
     # --- the shadow: each block position once more, as a mask that sees every position but its own ---
 
-    def _with_shadow(
+    def _with_leave_one_out(
         self, positions: np.ndarray, slots: np.ndarray, wanted: np.ndarray, want: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Positions, slots and wants with the shadow's queries after those of the canvas."""
         width = positions.shape[1]
-        own = np.where(wanted < 0, -1, self.canvas.length + np.arange(self.shadow))
-        shadow = np.broadcast_to(width + np.arange(self.shadow), wanted.shape)
+        own = np.where(wanted < 0, -1, self.canvas.length + np.arange(self.leave_one_out))
+        leave_one_out = np.broadcast_to(width + np.arange(self.leave_one_out), wanted.shape)
         return (
             np.concatenate([positions, wanted], 1),
             np.concatenate([slots, own], 1),
-            np.concatenate([want, shadow], 1),
+            np.concatenate([want, leave_one_out], 1),
         )
 
     def _leave_one_out(self, positions: np.ndarray, own: np.ndarray, inside: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -238,7 +238,7 @@ class Layout:
         """
         length, width = self.canvas.length, positions.shape[1]
         slots = np.arange(length)
-        visible = np.zeros((len(positions), width + self.shadow, length + self.shadow), dtype=bool)
+        visible = np.zeros((len(positions), width + self.leave_one_out, length + self.leave_one_out), dtype=bool)
         visible[..., :length] = slots < end[:, None, None]
         if self.canvas.block_causal:
             segment = np.maximum(positions, 0) // self.canvas.block_length
@@ -313,7 +313,7 @@ def _index(positions: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Selection:
+class QueryPlanner:
     """Turns a `QuerySpec` into queries.
 
     Attributes:
@@ -356,7 +356,7 @@ class Selection:
         if query.shifted is not None:
             shift = np.where(query.shifted, 1, shift)
         for index in np.flatnonzero(new).tolist():
-            self.reuse.begin(index, canvas.tokens_host[index], int(canvas.lo[index] - shift[index]))
+            self.reuse.begin(index, canvas.tokens_host[index], int(canvas.block_start[index] - shift[index]))
         first_start = self.reuse.length.copy()
         order = np.arange(canvas.length)
         if self.visible is not None:  # in a family that reuses no prefixes
@@ -367,9 +367,9 @@ class Selection:
         if new.all():
             return Queries(canvas.rows, first_start, canvas.end, shift)
         if query.mask is None:
-            first = canvas.lo if self.every else canvas.first_open
+            first = canvas.block_start if self.every else canvas.first_open
             start = np.minimum(query.start, np.maximum(first - shift, 0))
-            stop = np.maximum(query.stop, canvas.hi - shift)
+            stop = np.maximum(query.stop, canvas.block_end - shift)
             if new.any():
                 start, stop = np.where(new, first_start, start), np.where(new, canvas.end, stop)
             return Queries(canvas.rows, start, stop, shift)
@@ -402,8 +402,10 @@ class Selection:
 
 def at_queries(soft: Tensor, group: Group, canvas: Canvas) -> Tensor:
     """`soft` [n, W, E] of the group's rows in the block, at its queries [n, Q, E]; zero elsewhere."""
-    lo = torch.from_numpy(canvas.lo if group.rows is None else canvas.lo[group.rows]).to(soft.device)
-    at = group.plan.positions[: len(soft)] - lo[:, None]
+    block_start = torch.from_numpy(canvas.block_start if group.rows is None else canvas.block_start[group.rows]).to(
+        soft.device
+    )
+    at = group.plan.positions[: len(soft)] - block_start[:, None]
     outside = (at < 0) | (at >= soft.shape[1])
     values = soft.gather(1, at.masked_fill(outside, 0)[..., None].expand(-1, -1, soft.shape[-1]))
     return values.masked_fill(outside[..., None], 0)

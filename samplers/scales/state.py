@@ -14,7 +14,7 @@ from pardec.models.errors import ModelError
 from pardec.models.scales.contracts import ScaleModel
 
 from ..host_transfer import to_host
-from ..masked.canvas import NEVER
+from ..masked.canvas import UNCOMMITTED
 from ..rng import Source
 
 
@@ -56,7 +56,7 @@ class MapState:
         self.codes = torch.full((rows, self.scales.tokens), -1, device=device)  # [n, L] int64
         self.total = self.quantizer.start(rows)  # [n, C, side, side]
         self.inputs: list[Tensor] = []  # of the scales from 1 up to the next one: [n, n_s, C]
-        self.commit_step = np.full((rows, self.scales.tokens), NEVER, dtype=np.int32)
+        self.commit_step = np.full((rows, self.scales.tokens), UNCOMMITTED, dtype=np.int32)
         self.commit_score = np.zeros((rows, self.scales.tokens), dtype=np.float32)
 
     def __len__(self) -> int:

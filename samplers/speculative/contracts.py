@@ -65,9 +65,11 @@ class Draft:
     sure: Tensor | None = None  # [B, T] bool; True: accepted untested; only with acceptances that have `follows_pick`
     q: Tensor | None = None  # [B, T, V] float32; None: every node is a point mass
     point: Tensor | None = None  # [B, T] bool, with `q`: True is a point mass
-    early: EarlyStates | None = None  # the outputs of the first layers, if the drafter has run them
-    uncontrolled: np.ndarray | None = None  # [B] bool, on the host: rows that the length controller has no part in
-    queries: Queries | None = None  # of the drafter, behind the nodes: only it learns what comes out of them
+    early: LowerLayerStates | None = None  # the outputs of the first layers, if the drafter has run them
+    ignores_length_controller: np.ndarray | None = (
+        None  # [B] bool, on the host: rows that the length controller has no part in
+    )
+    queries: ProbeNodes | None = None  # of the drafter, behind the nodes: only it learns what comes out of them
     forwards: int = 0  # forwards of a drafting model
     highest: Tensor | None = None  # [] the sum of its highest logits, finite only if these are (see `models.finite`)
 
@@ -127,7 +129,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LogitsOverIds:
+class SubsetLogits:
     """Processed logits of some ids; all others have the probability 0."""
 
     logits: Tensor  # [B, K, N]
@@ -237,14 +239,14 @@ class RoundResult:
     states: Tensor | None = None  # [B, T, S] the drafter's `target_states` at every node, and behind them its queries'
 
     def levels(self) -> tuple[np.ndarray, np.ndarray]:
-        """The accepted and the drafted levels of each row, both [B], on the host; 0 of rows that are `uncontrolled`."""
+        """Accepted and drafted levels of each row, both [B], on the host; 0 where `ignores_length_controller`."""
         drafted = torch.where(self.draft.tested, self.draft.depth, 0).amax(1).cpu().numpy()
-        accepted, others = self.verdict.count.cpu().numpy(), self.draft.uncontrolled
+        accepted, others = self.verdict.count.cpu().numpy(), self.draft.ignores_length_controller
         return (accepted, drafted) if others is None else (np.where(others, 0, accepted), np.where(others, 0, drafted))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EarlyStates:
+class LowerLayerStates:
     """The first `layers` layers, run on every node by the drafter; their K/V are where the verify pass reads them."""
 
     layers: int
@@ -317,9 +319,11 @@ class Drafter(Stage):
     takes_shape: ClassVar[bool] = False  # whether a spec may name a shape for it
     takes_length: ClassVar[bool] = False  # whether a spec may name a length controller for it
     one_pass: ClassVar[bool] = False  # one drafting forward gives all of a round's tokens
-    within_verify: ClassVar[bool] = False  # it drafts within the forward that verifies, in all rows and every round
+    drafts_during_verify: ClassVar[bool] = (
+        False  # it drafts within the forward that verifies, in all rows and every round
+    )
     copies: ClassVar[bool] = False  # it drafts chains of known tokens, with no state but the text's
-    in_pass: ClassVar[bool] = False  # it has states or queries of its own in the forward that verifies
+    adds_verify_nodes: ClassVar[bool] = False  # it has states or queries of its own in the forward that verifies
     default_acceptance: ClassVar[str | None] = None  # if the spec names none; None: exact sampling, or greedy
     device: str | None = None  # that the checkpoint it needs runs on; None: the target's
 
@@ -422,9 +426,9 @@ class DraftModel(Protocol):
         -1 is padding, which comes last in a row. Node 0 is fed first and alone.
         """
 
-    def forward_over_ids(self, draft: Draft, nodes: Tensor) -> LogitsOverIds:
+    def forward_subset(self, draft: Draft, nodes: Tensor) -> SubsetLogits:
         """As `forward`, over the ids alone that the model can draft, where the processing of the request allows it."""
-        return LogitsOverIds(self.forward(draft, nodes))
+        return SubsetLogits(self.forward(draft, nodes))
 
     def prune(self, nodes: Tensor) -> None:
         """Reduces the draft to these of its nodes [B, T], in this order."""
@@ -584,7 +588,7 @@ class SpeculativeSampler:
 
 
 @dataclass(frozen=True, slots=True)
-class Chains:
+class ProbeLayout:
     """The queries behind one node."""
 
     step: tuple[int, ...]  # of each, from 0; in ascending order
@@ -595,13 +599,13 @@ class Chains:
         return max(self.step) + 1
 
     @staticmethod
-    def single(steps: int) -> Chains:
+    def single(steps: int) -> ProbeLayout:
         """One query a step, each behind the one before."""
-        return Chains(tuple(range(steps)), tuple(range(-1, steps - 1)))
+        return ProbeLayout(tuple(range(steps)), tuple(range(-1, steps - 1)))
 
 
 @dataclass(frozen=True, slots=True)
-class Splice:
+class ProbeInjection:
     """Where the queries of one step begin inside the stack."""
 
     layer: int  # whose outputs at the nodes are their source; they run the layers behind it
@@ -609,21 +613,21 @@ class Splice:
 
 
 @dataclass(frozen=True, eq=False)
-class Queries:
+class ProbeNodes:
     """The queries behind the nodes of a draft. Of a row they are numbered behind its own nodes, without a gap."""
 
-    chains: Chains
+    chains: ProbeLayout
     index: Tensor  # [B, L, T] int64: the number of query l of node n among the row's nodes and queries, -1: none
     counts: np.ndarray  # [B, L] on the host: each row's queries 0, queries 1, and so on
     inputs: Tensor | None = None  # [L, E] input vectors
-    splices: tuple[Splice, ...] = ()  # one a step instead of `inputs`: one query a step then
+    splices: tuple[ProbeInjection, ...] = ()  # one a step instead of `inputs`: one query a step then
 
-    def rows(self, rows: np.ndarray) -> Queries:
+    def rows(self, rows: np.ndarray) -> ProbeNodes:
         """The queries of these rows."""
         where = torch.from_numpy(rows).to(self.index.device)
         return replace(self, index=self.index[where], counts=self.counts[rows])
 
-    def until(self, length: int) -> Queries:
+    def until(self, length: int) -> ProbeNodes:
         """The first `length` queries of each node."""
         return replace(self, index=self.index[:, :length], counts=self.counts[:, :length])
 

@@ -14,12 +14,12 @@ from pardec.models import finite
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import ModelError, PardecError
 from pardec.models.hidden import Hidden
-from pardec.models.images.conditioned import put_rows
+from pardec.models.images.conditioned import copy_cache_rows
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from ..prefix_reuse import DraftReuse
-from .contracts import DecodeContext, Draft, DraftModel, LogitsOverIds, RoundResult, Uniforms
+from .contracts import DecodeContext, Draft, DraftModel, RoundResult, SubsetLogits, Uniforms
 from .forward import catch_up_groups
 from .shape.tree_growth import packed
 
@@ -110,17 +110,17 @@ class DraftModelState(DraftModel):
         if self.reuse is not None and other.reuse is not None:
             self.reuse.put(where, other.reuse)
         if self.own:
-            put_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
+            copy_cache_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
 
     def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
         return self._processed(self._fitted(self._raw(draft, nodes)), draft, nodes)
 
-    def forward_over_ids(self, draft: Draft, nodes: Tensor) -> LogitsOverIds:
+    def forward_subset(self, draft: Draft, nodes: Tensor) -> SubsetLogits:
         subset = self.model.subset
         if subset is None or (not self.unprocessed and self.context.reads_ids()):
-            return LogitsOverIds(self.forward(draft, nodes))
+            return SubsetLogits(self.forward(draft, nodes))
         raw = self._raw(draft, nodes, subset=True)
-        return LogitsOverIds(self._processed(raw, draft, nodes), subset.ids)
+        return SubsetLogits(self._processed(raw, draft, nodes), subset.ids)
 
     def _raw(self, draft: Draft, nodes: Tensor, *, subset: bool = False) -> Tensor:
         """[B, K, V] logits behind `nodes` [B, K], or over the ids that the model drafts, [B, K, N]."""

@@ -20,14 +20,14 @@ from torch.nn.utils.rnn import pad_sequence
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.finite import Run
 from pardec.models.hidden import Hidden, TargetStates
-from pardec.models.images.conditioned import put_rows
+from pardec.models.images.conditioned import copy_cache_rows
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from ..prefix_reuse import PrefixReuse
 from ..request import Request
 from .contracts import Cache, Draft, Verdict
-from .probe_nodes import QueryRecord, extended, inputs_of
+from .probe_nodes import QueryVectors, extended, inputs_of
 from .sequences import Sequences
 
 # Slots of K/V saved, from which on a prompt is shared: rows beyond the first times its tokens. On a CPU a step of two
@@ -154,7 +154,7 @@ class VerifyForward:
             else stage.new_cache(model, *room, scratch=nodes - 1, shared=shared)
         )
         self.order = torch.arange(self.cache.reach + 1, device=text.device)
-        self._queries = QueryRecord(queries)
+        self._queries = QueryVectors(queries)
         self.fed: list[FedNodes] = []
         self.runs: list[Run] = []  # the forwards of the present round
         self.padded = 0  # padding positions fed
@@ -265,7 +265,7 @@ class VerifyForward:
 
     def put(self, where: np.ndarray, other: VerifyForward) -> None:
         """Replaces the cache rows at `where`, and their conditions, by those of `other`."""
-        put_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
+        copy_cache_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
         self.reuse.put(where, other.reuse)
         self.order = torch.arange(self.cache.reach + 1, device=self.text.device)
 

@@ -20,7 +20,7 @@ from pardec.models import finite
 from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.model import LanguageModel
 
-from ..batching import put_rows, take_rows, unbatchable
+from ..batching import scatter_rows, take_rows, unbatchable
 from ..conditioning import conditioned_model
 from ..endings import Endings
 from ..events import Accepted, Event, Finished, RowFinished, Started
@@ -337,7 +337,7 @@ class VerifyLoop:
         self.ended = self.ended.copy()
         self.ended[where] = False
         for stage, state in self.memory.items():
-            self.memory[stage] = put_rows(state, where, other.memory[stage])
+            self.memory[stage] = scatter_rows(state, where, other.memory[stage])
 
 
 def _summary(draft: Draft, verdict: Verdict) -> dict[str, np.ndarray]:

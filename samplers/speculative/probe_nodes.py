@@ -12,12 +12,12 @@ from torch.nn.functional import pad
 
 from pardec.models.hidden import Hidden
 
-from .contracts import Chains, Draft, Queries, Verdict
+from .contracts import Draft, ProbeLayout, ProbeNodes, Verdict
 
 Carry = tuple[tuple[int, ...], ...]  # of each depth, the steps behind each of its nodes
 
 
-def behind(draft: Draft, chains: Chains, room: np.ndarray, carry: Carry | None = None) -> Queries:
+def behind(draft: Draft, chains: ProbeLayout, room: np.ndarray, carry: Carry | None = None) -> ProbeNodes:
     """The `chains` behind every node of a draft, without inputs; a query that can draft nothing is left out.
 
     What query l of a node of depth d predicts is d + step[l] + 2 positions behind node 0, and is of use if a row has
@@ -30,7 +30,7 @@ def behind(draft: Draft, chains: Chains, room: np.ndarray, carry: Carry | None =
     if carry is None and (room > draft.deepest + chains.steps).all():
         order = torch.arange(1, length + 1, device=device)[:, None]
         index = torch.where(node < size, size * order + node, -1)
-        return Queries(chains, index, np.repeat(sizes[:, None], length, 1))
+        return ProbeNodes(chains, index, np.repeat(sizes[:, None], length, 1))
     most = torch.from_numpy(room - 1).to(device)[:, None] - draft.depth
     if carry is not None:
         widest = max(map(len, carry))
@@ -41,7 +41,7 @@ def behind(draft: Draft, chains: Chains, room: np.ndarray, carry: Carry | None =
     step = torch.tensor(chains.step, device=device)[:, None]
     has = (node < size) & (step < most[:, None])
     number = has.flatten(1).long().cumsum(1).view_as(has) - 1
-    return Queries(chains, torch.where(has, size + number, -1), has.sum(2).cpu().numpy())
+    return ProbeNodes(chains, torch.where(has, size + number, -1), has.sum(2).cpu().numpy())
 
 
 def extended(draft: Draft) -> Draft:
@@ -84,7 +84,7 @@ def inputs_of(draft: Draft, width: int) -> Tensor | None:
     return vectors[which]
 
 
-class QueryRecord:
+class QueryVectors:
     """What the forwards of a round keep of their queries; does nothing where `count` is 0.
 
     Attributes:

@@ -21,7 +21,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from ..events import Event, Finished, RowFinished, Started, Step
-from ..masked.canvas import GIVEN
+from ..masked.canvas import PROMPT
 from ..request import Request
 from ..trace import Fed, Trace
 from .contracts import Texts
@@ -38,7 +38,7 @@ class TextDraft:
 
 
 @dataclass(eq=False)
-class Pass:
+class PromptDecode:
     """One prompt: the drafts that go on, best first, and those that have ended."""
 
     prompt: tuple[int, ...]
@@ -97,7 +97,7 @@ def decode(model: LanguageModel, texts: Texts, request: Request, *, steps: bool 
     finite.demand_head(model)
     texts.admit(request, texts)
     passes = _passes(texts, request)
-    finished: dict[int, tuple[Pass, TextDraft]] = {}
+    finished: dict[int, tuple[PromptDecode, TextDraft]] = {}
     yield _started(model, request)
     live = [each for each in passes if not each.over(texts.k)]
     yield from _leave([each for each in passes if each not in live], request, finished)
@@ -125,14 +125,14 @@ def decode(model: LanguageModel, texts: Texts, request: Request, *, steps: bool 
     yield _finished(model, request, finished)
 
 
-def _passes(texts: Texts, request: Request) -> list[Pass]:
+def _passes(texts: Texts, request: Request) -> list[PromptDecode]:
     """One pass for the rows that have the same prompt and the same room."""
     rows: dict[tuple[tuple[int, ...], int], list[int]] = {}
     for row, (canvas, size) in enumerate(zip(request.canvases, request.prompts, strict=True)):
         rows.setdefault((tuple(canvas[:size].tolist()), len(canvas)), []).append(row)
     states = texts.begin([prompt for prompt, _ in rows], request)
     return [
-        Pass(prompt, limit, tuple(each), state, [TextDraft(prompt)])
+        PromptDecode(prompt, limit, tuple(each), state, [TextDraft(prompt)])
         for ((prompt, limit), each), state in zip(rows.items(), states, strict=True)
     ]
 
@@ -140,7 +140,7 @@ def _passes(texts: Texts, request: Request) -> list[Pass]:
 # --- forwards ---
 
 
-def _prompts(model: LanguageModel, live: list[Pass]) -> Plan:
+def _prompts(model: LanguageModel, live: list[PromptDecode]) -> Plan:
     rows = [torch.tensor(each.prompt) for each in live]
     lengths = torch.tensor([len(row) for row in rows], device=model.device)
     plan = Plan.full(pad_sequence(rows, batch_first=True).to(model.device), Visible.causal(), lengths)
@@ -151,7 +151,7 @@ def _wanting(plan: Plan, want: Tensor) -> Plan:
     return Plan(plan.tokens, plan.positions, plan.slots, plan.visible, plan.lengths, want, narrow=True)
 
 
-def _next(model: LanguageModel, texts: Texts, live: list[Pass]) -> Plan:
+def _next(model: LanguageModel, texts: Texts, live: list[PromptDecode]) -> Plan:
     """One query a pass: the mixture of the last tokens of its drafts."""
     most = max(len(each.going) for each in live)
     last = np.zeros((len(live), most), dtype=np.int64)
@@ -176,7 +176,7 @@ def _next(model: LanguageModel, texts: Texts, live: list[Pass]) -> Plan:
 # --- events ---
 
 
-def _row_drafts(each: Pass, request: Request) -> Iterator[tuple[int, TextDraft]]:
+def _row_drafts(each: PromptDecode, request: Request) -> Iterator[tuple[int, TextDraft]]:
     """The rows of a pass, each with its text."""
     ranked = each.ranked()
     for row in each.rows:
@@ -199,7 +199,7 @@ def _started(model: LanguageModel, request: Request) -> Started:
 
 
 def _step(
-    model: LanguageModel, request: Request, live: list[Pass], visible: dict[int, tuple[int, ...]], number: int
+    model: LanguageModel, request: Request, live: list[PromptDecode], visible: dict[int, tuple[int, ...]], number: int
 ) -> Step:
     """The drafts as they are now, and were before in `visible`. A row may go on with another's: nothing is settled."""
     every = [(row, draft, each) for each in live for row, draft in _row_drafts(each, request)]
@@ -223,7 +223,9 @@ def _step(
     )
 
 
-def _leave(over: list[Pass], request: Request, finished: dict[int, tuple[Pass, TextDraft]]) -> Iterator[RowFinished]:
+def _leave(
+    over: list[PromptDecode], request: Request, finished: dict[int, tuple[PromptDecode, TextDraft]]
+) -> Iterator[RowFinished]:
     for each in over:
         for row, draft in _row_drafts(each, request):
             finished[row] = each, draft
@@ -236,16 +238,16 @@ def _leave(over: list[Pass], request: Request, finished: dict[int, tuple[Pass, T
             )
 
 
-def _commit_step(each: Pass, draft: TextDraft) -> np.ndarray:
+def _commit_step(each: PromptDecode, draft: TextDraft) -> np.ndarray:
     start = len(each.prompt)
-    return (np.arange(len(draft.ids)) - start).clip(GIVEN).astype(np.int32)
+    return (np.arange(len(draft.ids)) - start).clip(PROMPT).astype(np.int32)
 
 
-def _finished(model: LanguageModel, request: Request, finished: dict[int, tuple[Pass, TextDraft]]) -> Finished:
+def _finished(model: LanguageModel, request: Request, finished: dict[int, tuple[PromptDecode, TextDraft]]) -> Finished:
     """The result. What a pass fed is counted once, for its first row."""
     ends = [finished[row] for row in range(len(request.canvases))]
     lengths = np.array([len(draft.ids) for _, draft in ends])
-    commit_step = np.full((len(ends), lengths.max()), GIVEN, dtype=np.int32)
+    commit_step = np.full((len(ends), lengths.max()), PROMPT, dtype=np.int32)
     commit_score = np.zeros(commit_step.shape, dtype=np.float32)
     fed: list[tuple[Fed, ...]] = []
     for row, (each, draft) in enumerate(ends):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..events import Finished, RowFinished
 from ..logprobs import LogprobRecorder
-from ..masked.canvas import GIVEN
+from ..masked.canvas import PROMPT
 from ..trace import Trace
 from .contracts import Draft
 from .forward import VerifyForward
@@ -162,7 +162,7 @@ class TraceRecorder:
         fed = self.fed(which, forward)
         copies = forward.cache.copies
         commit_step = self.commit_step[which, :longest]
-        commit_step[np.arange(longest) >= lengths[:, None]] = GIVEN  # padding
+        commit_step[np.arange(longest) >= lengths[:, None]] = PROMPT  # padding
         ends = [self.finished_rows[row] for row in which]
         trace = Trace(
             self.tokens[which, :longest],

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..masked.canvas import GIVEN, NEVER
+from ..masked.canvas import PROMPT, UNCOMMITTED
 
 
 class Sequences:
@@ -33,11 +33,11 @@ class Sequences:
         self.nfe = np.zeros_like(self.rows)
         self.pad_id = pad_id
         self.host = np.full((len(prompts), int(self.limit.max())), pad_id, dtype=np.int64)
-        self.commit_step = np.full(self.host.shape, NEVER, dtype=np.int32)
+        self.commit_step = np.full(self.host.shape, UNCOMMITTED, dtype=np.int32)
         self.commit_score = np.zeros(self.host.shape, dtype=np.float32)
         for row, prompt in enumerate(prompts):
             self.host[row, : len(prompt)] = prompt.cpu().numpy()
-            self.commit_step[row, : len(prompt)] = GIVEN
+            self.commit_step[row, : len(prompt)] = PROMPT
         shared = torch.from_numpy(self.host)
         self.tokens = shared if torch.device(device).type == "cpu" else shared.to(device)
 
@@ -86,7 +86,7 @@ class Sequences:
     def put(self, where: np.ndarray, other: Sequences) -> None:
         """Replaces the live rows at `where` by the rows of `other`, under their indices in the request."""
         width = max(self.host.shape[1], other.host.shape[1])
-        blank = {"host": self.pad_id, "commit_step": NEVER, "commit_score": 0}
+        blank = {"host": self.pad_id, "commit_step": UNCOMMITTED, "commit_score": 0}
         for name in ("prompt", "length", "limit", "nfe", *blank):
             values, incoming = getattr(self, name).copy(), getattr(other, name)
             if name in blank:

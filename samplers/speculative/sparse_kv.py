@@ -3,7 +3,7 @@
 A reading is a cache of an autoregressive spec, through which every forward reads, which changes what the target says;
 or it stands in a drafter, which drafts through it and leaves the decision to a forward that reads everything.
 
-    chosen[l][b, j, h] = slots of the text,  behind them the text from first[b] on     (`Reading.choose`)
+    chosen[l][b, j, h] = slots of the text,  behind them the text from first[b] on     (`SparseAttention.choose`)
 
 Either way a `CompactCache` has copies of what is chosen. It is chosen anew every `refresh` rounds.
 
@@ -28,7 +28,7 @@ from pardec.models.decoder import Decoder
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
 
-from ..batching import put_rows, take_rows
+from ..batching import scatter_rows, take_rows
 from ..spec import parse
 from ..spec_values import build_method
 from .cache.stored_cache import StoredKV
@@ -61,7 +61,7 @@ class Choice:
     first: np.ndarray  # [b] all slots from here on are seen, too
 
 
-class Reading(Cache):
+class SparseAttention(Cache):
     """Chooses what is seen. A subclass is a frozen dataclass with `choose`, `most`, and a field `refresh` if it likes.
 
     As a cache it declares `relaxed`, and gives exactly what no cache gives while it chooses everything.
@@ -101,7 +101,7 @@ class Reading(Cache):
         return PartialCache(whole, slots=min(self.most + (self.refresh + 1) * nodes, whole.capacity))
 
     def start(self, context: DecodeContext) -> Any:
-        return self.renewal(len(context.text))
+        return self.refresh_state(len(context.text))
 
     def settle(self, context: DecodeContext, state: Any) -> None:
         cache = context.cache
@@ -110,16 +110,18 @@ class Reading(Cache):
         if cache.begun:
             cache.give(cache.whole, state.copied, length)
         cache.begun = True
-        self.renew(cache, cache.whole, context, state)
+        self.refresh_rows(cache, cache.whole, context, state)
         state.copied = length
 
     # --- of a drafter, too ---
 
-    def renewal(self, rows: int) -> Renewal:
+    def refresh_state(self, rows: int) -> RefreshState:
         """What is remembered of `rows` rows, all of which are to be filled."""
-        return Renewal(np.full(rows, self.refresh), np.zeros(rows, dtype=np.int64))
+        return RefreshState(np.full(rows, self.refresh), np.zeros(rows, dtype=np.int64))
 
-    def renew(self, cache: CompactCache, source: KVCache, context: DecodeContext, state: Renewal) -> np.ndarray:
+    def refresh_rows(
+        self, cache: CompactCache, source: KVCache, context: DecodeContext, state: RefreshState
+    ) -> np.ndarray:
         """Fills the rows of `cache` whose turn it is from `source`; [B] bool, which these are."""
         state.rounds = state.rounds + 1
         due: np.ndarray = state.rounds > self.refresh
@@ -146,7 +148,7 @@ class QueryReading(Cache):
 
 
 @dataclass
-class Renewal:
+class RefreshState:
     """When rows were last filled, and how far their text has been copied."""
 
     rounds: np.ndarray  # [B] rounds since, the one that filled them included
@@ -187,7 +189,7 @@ def demand_plain_decoder(model: LanguageModel, name: str) -> None:
         raise ModelError(f"{name}: {model.name} cannot read a part of its K/V: {reason}", "decode without it")
 
 
-def reading_of(text: str, name: str) -> Reading:
+def reading_of(text: str, name: str) -> SparseAttention:
     """The reading that the spec `text` names, a parameter of the method `name`. Raises SpecError for anything else."""
     reading = any_reading_of(text, name)
     if isinstance(reading, QueryReading):
@@ -197,11 +199,11 @@ def reading_of(text: str, name: str) -> Reading:
     return reading
 
 
-def any_reading_of(text: str, name: str) -> Reading | QueryReading:
+def any_reading_of(text: str, name: str) -> SparseAttention | QueryReading:
     """`reading_of`, for methods that also take readings that choose for every query."""
     spec = parse(text)
     built = [build_method(part, "ar") for part in spec.every]
-    if len(built) != 1 or not isinstance(built[0], Reading | QueryReading):
+    if len(built) != 1 or not isinstance(built[0], SparseAttention | QueryReading):
         raise SpecError(
             f"{name}: read is the spec of one reading, got {text!r}",
             hint=f'write {name}:read="retrieval:budget=512" or read="streaming:window=496"',
@@ -214,32 +216,32 @@ class ReadingState(DraftModelState):
 
     cache: CompactCache
 
-    def __init__(self, context: DecodeContext, reading: Reading, depth: int) -> None:
+    def __init__(self, context: DecodeContext, reading: SparseAttention, depth: int) -> None:
         rows, reach = len(context.text), context.cache.reach
         most = reading.most + reading.refresh * (depth + 1) + context.scratch + 1
         super().__init__(
             context, context.model, CompactCache(context.cache, batch=rows, slots=min(most, reach), reach=reach)
         )
         self.reading = reading
-        self.renewal = reading.renewal(rows)
+        self.refresh_state = reading.refresh_state(rows)
 
     def follow(self) -> None:
         """Takes over the target's K/V of what was committed, after each round."""
-        length, renewal = self.context.text.length - 1, self.renewal
-        due = self.reading.renew(self.cache, self.context.cache, self.context, renewal)
-        self.cache.copy(self.context.cache, np.where(due, length, renewal.copied), length)
-        renewal.copied = length
+        length, refresh_state = self.context.text.length - 1, self.refresh_state
+        due = self.reading.refresh_rows(self.cache, self.context.cache, self.context, refresh_state)
+        self.cache.copy(self.context.cache, np.where(due, length, refresh_state.copied), length)
+        refresh_state.copied = length
 
     def keep(self, rows: np.ndarray) -> None:
         super().keep(rows)
-        self.renewal = take_rows(self.renewal, rows)
+        self.refresh_state = take_rows(self.refresh_state, rows)
         if len(rows):
             take_rows(self.cache, rows)
 
     def put(self, where: np.ndarray, other: DraftModelState) -> None:
         super().put(where, other)
         assert isinstance(other, ReadingState), "both are of one sampler"
-        self.renewal = put_rows(self.renewal, where, other.renewal)
+        self.refresh_state = scatter_rows(self.refresh_state, where, other.refresh_state)
         self.cache.put(torch.from_numpy(where), other.cache)
 
 

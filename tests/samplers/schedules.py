@@ -65,8 +65,8 @@ def check_a_held_row(spec: str) -> None:
     canvas = Canvas((torch.full((8,), 6),) * 2, (0, 0), mask_id=6, pad_id=4, block_length=8)
     select = build_method(parse(spec).parts[0])
     state = select.start(canvas)
-    assert select.tick(canvas, state).tolist() == [0, 0]
+    assert select.skipped_steps(canvas, state).tolist() == [0, 0]
     canvas.step = canvas.step + 2
-    canvas.entered, canvas.left = np.zeros(2, dtype=bool), np.array([0, 5])
-    assert select.tick(canvas, state).tolist() == [0, 0]
+    canvas.block_started, canvas.left = np.zeros(2, dtype=bool), np.array([0, 5])
+    assert select.skipped_steps(canvas, state).tolist() == [0, 0]
     assert state.quota.tolist() == [0, 2]

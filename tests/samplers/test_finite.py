@@ -232,7 +232,7 @@ class SaysMask(Propose, Select, Revise):
 
     def revise(self, chosen: Tensor, proposal: Any, canvas: Any, state: None) -> Any:
         which = canvas.committed
-        return masked.Revision(rewrite=masked.Writing(which, torch.full_like(proposal.tokens, MASK), proposal.score))
+        return masked.Revision(rewrite=masked.Update(which, torch.full_like(proposal.tokens, MASK), proposal.score))
 
 
 @pytest.mark.parametrize("stage", ["propose", "select", "revise"])

@@ -185,7 +185,7 @@ class Space:
 
     def _is_searched(self, card: Card) -> bool:
         fixed = card.name in {part.name for part in (*self.base, *parse(self.baseline).parts)}
-        return not (card.stage == "cache" or card.stage in _EXCLUDED or card.make.yardstick or fixed)
+        return not (card.stage == "cache" or card.stage in _EXCLUDED or card.make.uses_answer or fixed)
 
     def _with_base(self, *parts: Part, cache: Part | None) -> Spec:
         names = {part.name for part in parts}

@@ -29,7 +29,7 @@ class EvenShare(Widen):
     steps: int
 
     def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
-        share = -(-canvas.left // np.maximum(self.steps - canvas.step, 1))
+        share = -(-canvas.block_remaining // np.maximum(self.steps - canvas.step, 1))
         score = proposal.score.masked_fill(chosen & proposal.eligible, torch.inf)
         return chosen | top(score, torch.from_numpy(share).to(chosen.device)[:, None])
 

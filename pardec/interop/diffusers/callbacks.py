@@ -25,7 +25,7 @@ class StepView:
     proposal: Proposal
     window: np.ndarray
     active: np.ndarray
-    lo: np.ndarray  # [n]
+    block_start: np.ndarray  # [n]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,9 @@ class RecordStep(Widen):
     views: list[StepView]
 
     def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
-        self.views[:] = [StepView(proposal, canvas.window_host.copy(), canvas.eligible_host.copy(), canvas.lo.copy())]
+        self.views[:] = [
+            StepView(proposal, canvas.window_host.copy(), canvas.eligible_host.copy(), canvas.block_start.copy())
+        ]
         return chosen
 
 
@@ -76,7 +78,7 @@ class StepCallbacks:
         elif isinstance(event, Step):
             self.tokens[event.rows] = event.tokens
             (view,) = self.views
-            block = int(event.rows[0]), int(view.lo[0])
+            block = int(event.rows[0]), int(view.block_start[0])
             self.step = self.step + 1 if block == self.block else 0
             self.block = block
             self.end = max(self.end, 1 + int(view.window[view.window < self.tokens.shape[1]].max()))

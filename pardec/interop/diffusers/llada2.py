@@ -27,7 +27,7 @@ from pardec.models.kernels.attention_pattern import visible_slots
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.samplers.events import Finished
-from pardec.samplers.masked.canvas import GIVEN, NEVER
+from pardec.samplers.masked.canvas import PROMPT, UNCOMMITTED
 from pardec.samplers.trace import Trace
 
 from ...api import Model
@@ -204,8 +204,8 @@ class Network(nn.Module):
         start, length = tokens.shape[1] - sequences.shape[1], tokens.shape[1]
         outputs = [*self.inputs[1:], torch.cat((tokens[:, :start], sequences), 1)]
         self._record_scores(outputs[-1])
-        commit_step = torch.full_like(tokens, GIVEN, dtype=torch.int32)
-        commit_step[:, start:] = NEVER
+        commit_step = torch.full_like(tokens, PROMPT, dtype=torch.int32)
+        commit_step[:, start:] = UNCOMMITTED
         commit_score = torch.zeros_like(tokens, dtype=torch.float32)
         for forward, (previous, following, score) in enumerate(zip(self.inputs, outputs, self.scores, strict=True)):
             end = min(previous.shape[1], length)

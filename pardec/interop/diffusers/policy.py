@@ -107,7 +107,7 @@ class Clock:
 
     def at(self, canvas: Canvas, steps: int) -> np.ndarray:
         """The step of each row in its block, at most the last; [B]."""
-        self.start = np.where(canvas.entered, canvas.step, self.start)
+        self.start = np.where(canvas.block_started, canvas.step, self.start)
         at: np.ndarray = np.minimum(canvas.step - self.start, steps - 1)
         return at
 

@@ -205,7 +205,7 @@ def _resolve_spec(spec: str) -> MaskedSampler:
     hint = f"use PardecPipeline.from_pretrained(name)(..., sampler={spec!r})"
     if sampler.cache.stores:
         raise SpecError(f"{spec!r} has the cache {sampler.spec.cache}, and a scheduler has none", hint=hint)
-    needs_shadow = any(stage.needs_shadow for stage in sampler.revise)
-    if sampler.inputs or needs_shadow or sampler.select.reference_sampler is not None:
+    needs_leave_one_out = any(stage.needs_leave_one_out for stage in sampler.revise)
+    if sampler.inputs or needs_leave_one_out or sampler.select.reference_sampler is not None:
         raise SpecError(f"{spec!r} has a stage that runs the model in its own way, which a scheduler cannot", hint=hint)
     return sampler

@@ -42,11 +42,11 @@ class Structure:
         """The request, held to the schema."""
         if self.template is None:
             return replace(request, grammars=self.grammars, stops=self.grammars)
-        joints = tuple(self.template.joints_of(start) for start in request.prompts)
+        constrained_spans = tuple(self.template.joints_of(start) for start in request.prompts)
         return replace(
             request,
             allowed=self.template.allowed(request.prompts),
-            joints=joints if any(joints) else (),
+            constrained_spans=constrained_spans if any(constrained_spans) else (),
             stops=(TemplateEnd(len(self.template.rest)),) * len(request.prompts),
         )
 

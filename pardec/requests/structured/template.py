@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.samplers.ops.token_automaton import TokenAutomaton
-from pardec.samplers.request import Allowed, JointGap
+from pardec.samplers.request import Allowed, ConstrainedSpan
 
 from .regular import Choice, Expression, Literal, choice
 from .token_automata import TooManyStates, plain_lengths, text_automaton, value_automaton
@@ -52,7 +52,7 @@ class Template:
     rest: Tensor
     sets: Tensor
     at: Tensor
-    joints: tuple[JointGap, ...]
+    constrained_spans: tuple[ConstrainedSpan, ...]
 
     def allowed(self, starts: Sequence[int]) -> Allowed | None:
         """The sets of rows whose prompts have `starts` tokens."""
@@ -60,9 +60,9 @@ class Template:
             return None
         return Allowed(self.sets, tuple(torch.nn.functional.pad(self.at, (start, 0)) for start in starts))
 
-    def joints_of(self, start: int) -> tuple[JointGap, ...]:
+    def joints_of(self, start: int) -> tuple[ConstrainedSpan, ...]:
         """The gaps of a row whose prompt has `start` tokens."""
-        return tuple(replace(gap, start=gap.start + start) for gap in self.joints)
+        return tuple(replace(gap, start=gap.start + start) for gap in self.constrained_spans)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def template(schema: Schema, vocabulary: Vocabulary, budget: int, *, mask_id: in
     fixed = [vocabulary.encode(part) if isinstance(part, str) else [] for part in parts]
     parts = _with_lengths(parts, budget - sum(map(len, fixed)), budget)
     rest: list[int] = []
-    joints: list[JointGap] = []
+    constrained_spans: list[ConstrainedSpan] = []
     lengths = plain_lengths(vocabulary)
     plain = lengths > 0
     plain[list(pads)] = True
@@ -99,14 +99,14 @@ def template(schema: Schema, vocabulary: Vocabulary, budget: int, *, mask_id: in
             if _is_free(part, int(lengths.max())):
                 free += range(len(rest), len(rest) + part.positions)
             else:
-                joints.append(JointGap(len(rest), _automaton(part, vocabulary, tuple(pads))))
+                constrained_spans.append(ConstrainedSpan(len(rest), _automaton(part, vocabulary, tuple(pads))))
             rest += [mask_id] * part.positions
         rest += ids
     _check_text(vocabulary, fixed, parts)
     at = torch.zeros(len(rest), dtype=torch.int64)
     at[free] = 1
     sets = torch.from_numpy(np.stack([np.ones_like(plain), plain]))
-    return Template(torch.tensor(rest, dtype=torch.int64), sets, at, tuple(joints))
+    return Template(torch.tensor(rest, dtype=torch.int64), sets, at, tuple(constrained_spans))
 
 
 class _Parts:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class State:
     """The active block of each row; [B] arrays."""
 
-    lo: np.ndarray
-    hi: np.ndarray
+    block_start: np.ndarray
+    block_end: np.ndarray
 
 
 @register("adablock", stage="block", paper="arXiv:2509.26432", checked="reference:reference.naive_blocks.AdaBlock")
@@ -68,26 +68,26 @@ class AdaptiveBlock(Block):
         return State(canvas.prompt.copy(), canvas.prompt.copy())
 
     def span(self, canvas: Canvas, state: State) -> Span:
-        begins = canvas.first_open >= state.hi
-        lo = np.where(begins, canvas.first_open, state.lo)
+        begins = canvas.first_open >= state.block_end
+        block_start = np.where(begins, canvas.first_open, state.block_start)
         ahead = np.maximum(self._scope(canvas), canvas.block_length)
-        hi = np.where(begins, np.minimum(lo + ahead, canvas.total), state.hi)
-        state.lo, state.hi = lo, hi
-        return Span(lo, hi, begins)
+        block_end = np.where(begins, np.minimum(block_start + ahead, canvas.total), state.block_end)
+        state.block_start, state.block_end = block_start, block_end
+        return Span(block_start, block_end, begins)
 
     def narrow(self, evidence: Evidence, canvas: Canvas, state: State) -> Span | None:
-        if not canvas.entered.any():
+        if not canvas.block_started.any():
             return None
         assert self.delimiters is not None, "filled in by fit"
         ids, probability = evidence.distribution.greedy
         delimiters = torch.tensor([int(part) for part in self.delimiters.split("-")], device=ids.device)
-        ahead = torch.from_numpy(state.lo + self._scope(canvas)).to(ids.device)[:, None]
+        ahead = torch.from_numpy(state.block_start + self._scope(canvas)).to(ids.device)[:, None]
         which = evidence.eligible & torch.isin(ids, delimiters) & (evidence.positions < ahead)
         best, column = torch.where(which, probability, -1.0).max(1)
         sure, end = (best >= self.tau).cpu().numpy(), evidence.positions.gather(1, column[:, None])[:, 0].cpu().numpy()
-        hi = np.where(sure, end + 1, np.minimum(state.lo + canvas.block_length, canvas.total))
-        state.hi = np.where(canvas.entered, hi, state.hi)
-        return Span(state.lo, state.hi, np.zeros_like(canvas.entered))
+        block_end = np.where(sure, end + 1, np.minimum(state.block_start + canvas.block_length, canvas.total))
+        state.block_end = np.where(canvas.block_started, block_end, state.block_end)
+        return Span(state.block_start, state.block_end, np.zeros_like(canvas.block_started))
 
     def _scope(self, canvas: Canvas) -> np.ndarray:
         scope: np.ndarray = (self.scope * (canvas.total - canvas.prompt)).astype(np.int64)

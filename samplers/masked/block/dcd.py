@@ -44,13 +44,13 @@ class DeferredCommitment(Block):
         return State(np.full(len(canvas), -canvas.block_length))
 
     def span(self, canvas: Canvas, state: State) -> Span:
-        lo = canvas.first_open
+        block_start = canvas.first_open
         # [B, L + 1] open positions up to each one; R is the first that is one too many, or the end.
         count = canvas.open_host.cumsum(1)
         over = count > (self.masks or canvas.block_length)
         end = np.where(over.any(1), over.argmax(1), canvas.total)
-        hi = np.minimum(np.minimum(end, lo + (self.most or 2 * canvas.block_length)), canvas.total)
-        committed = canvas.to_fill - count[:, -1]
-        entered = committed - state.refreshed >= canvas.block_length
-        state.refreshed = np.where(entered, committed, state.refreshed)
-        return Span(lo, hi, entered)
+        block_end = np.minimum(np.minimum(end, block_start + (self.most or 2 * canvas.block_length)), canvas.total)
+        committed = canvas.num_masked - count[:, -1]
+        block_started = committed - state.refreshed >= canvas.block_length
+        state.refreshed = np.where(block_started, committed, state.refreshed)
+        return Span(block_start, block_end, block_started)

@@ -41,10 +41,10 @@ class DynamicSlidingBlock(Block):
         return State(np.full(len(canvas), -1))
 
     def span(self, canvas: Canvas, state: State) -> Span:
-        lo, size = canvas.first_open, canvas.block_length
-        committed = canvas.to_fill - canvas.open_host.sum(1)
-        hi = np.maximum(canvas.prompt + size + committed, lo + 1)
+        block_start, size = canvas.first_open, canvas.block_length
+        committed = canvas.num_masked - canvas.open_host.sum(1)
+        block_end = np.maximum(canvas.prompt + size + committed, block_start + 1)
         if self.most is not None:
-            hi = np.minimum(hi, lo + self.most)
-        before, state.border = state.border, (lo - canvas.origin) // size
-        return Span(lo, hi, state.border != before)
+            block_end = np.minimum(block_end, block_start + self.most)
+        before, state.border = state.border, (block_start - canvas.origin) // size
+        return Span(block_start, block_end, state.border != before)

@@ -53,18 +53,18 @@ class MultiBlock(Block):
             raise SpecError("subblock decodes a part of one block, and multiblock several blocks", "name another cache")
 
     def start(self, canvas: Canvas) -> State:
-        return State(np.ones_like(canvas.lo), np.full_like(canvas.lo, -1))
+        return State(np.ones_like(canvas.block_start), np.full_like(canvas.block_start, -1))
 
     def span(self, canvas: Canvas, state: State) -> Span:
         size, rows = canvas.block_length, np.arange(len(canvas))
         number = (np.minimum(canvas.first_open, canvas.total - 1) - canvas.origin) // size
-        lo = canvas.origin + np.maximum(number, 0) * size
-        entered = lo != state.first
+        block_start = canvas.origin + np.maximum(number, 0) * size
+        block_started = block_start != state.first
         # Blocks that were active stay so when the first ones are complete.
-        active = np.maximum(state.active - np.where(state.first < 0, 0, (lo - state.first) // size), 1)
+        active = np.maximum(state.active - np.where(state.first < 0, 0, (block_start - state.first) // size), 1)
         open_before = np.pad(canvas.open_host[:, : canvas.length], ((0, 0), (1, 0))).cumsum(1)
         for _ in range(self.blocks - 1):
-            begin = np.minimum(lo + (active - 1) * size, canvas.total)
+            begin = np.minimum(block_start + (active - 1) * size, canvas.total)
             end = np.minimum(begin + size, canvas.total)
             masks = open_before[rows, end] - open_before[rows, begin]
             inside = end - np.maximum(begin, canvas.prompt)
@@ -72,6 +72,6 @@ class MultiBlock(Block):
             if not joins.any():
                 break
             active = active + joins
-        state.active, state.first = active, lo
-        hi = np.minimum(lo + active * size, canvas.total)
-        return Span(lo, hi, entered, progress=np.minimum(lo + size, canvas.total))
+        state.active, state.first = active, block_start
+        block_end = np.minimum(block_start + active * size, canvas.total)
+        return Span(block_start, block_end, block_started, progress=np.minimum(block_start + size, canvas.total))

@@ -51,7 +51,7 @@ class SlowFast(Block):
         self.require("steps", least=2)
 
     def start(self, canvas: Canvas) -> State:
-        zero = np.zeros_like(canvas.lo)
+        zero = np.zeros_like(canvas.block_start)
         return State(canvas.prompt.copy(), zero.copy(), zero.astype(bool), zero.copy(), zero.copy())
 
     def span(self, canvas: Canvas, state: State) -> Span:
@@ -60,12 +60,12 @@ class SlowFast(Block):
         size = canvas.block_length
         block_end = np.minimum(canvas.origin + ((state.begin - canvas.origin) // size + 1) * size, canvas.total)
         over = over | (~state.fast & (canvas.first_open >= block_end))
-        entered = over | (canvas.nfe == 0)
-        state.begin = np.where(entered, canvas.first_open, state.begin)
+        block_started = over | (canvas.nfe == 0)
+        state.begin = np.where(block_started, canvas.first_open, state.begin)
         state.fast = state.fast & ~over
         state.step = np.where(over, 0, state.step)
         block_end = np.minimum(canvas.origin + ((state.begin - canvas.origin) // size + 1) * size, canvas.total)
-        return Span(state.begin, np.where(state.fast, state.end, block_end), entered)
+        return Span(state.begin, np.where(state.fast, state.end, block_end), block_started)
 
     def narrow(self, evidence: Evidence, canvas: Canvas, state: State) -> Span | None:
         if state.fast.all():
@@ -73,7 +73,7 @@ class SlowFast(Block):
         _, probability = evidence.distribution.greedy
         sure = evidence.eligible & (probability >= self.tau)
         farthest = torch.where(sure, evidence.positions, -1).amax(1).cpu().numpy()
-        end = np.minimum(np.maximum(farthest, state.begin) + 1, canvas.hi)
+        end = np.minimum(np.maximum(farthest, state.begin) + 1, canvas.block_end)
         step = state.step + 1
         agree = (step > 1) & (np.abs(end - state.last) < 2)  # the deviation of two numbers is half their distance
         mean = np.where(agree | (step == 1), end, (end + state.last) // 2)

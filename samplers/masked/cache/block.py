@@ -49,11 +49,11 @@ class BlockCache(Cache):
                 "block: keeps the K/V of finished blocks, which are final in block-causal models alone",
                 hint="this model also attends to what comes after a block: use dual, prefix, vicinity or dkv",
             )
-        return State(np.zeros_like(canvas.lo))
+        return State(np.zeros_like(canvas.block_start))
 
     def query(self, canvas: Canvas, state: State) -> QuerySpec:
-        start = np.where(canvas.entered, state.final, canvas.lo)
-        state.final = canvas.lo
+        start = np.where(canvas.block_started, state.final, canvas.block_start)
+        state.final = canvas.block_start
         return QuerySpec(start, canvas.end)
 
     def final(self, state: State) -> np.ndarray:

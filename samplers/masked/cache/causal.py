@@ -51,15 +51,20 @@ class CausalPrefix(Cache):
         return replace(self, alongside=model.decoding_config.uniform) if self.alongside is None else self
 
     def start(self, canvas: Canvas) -> State:
-        return State(np.zeros_like(canvas.lo))
+        return State(np.zeros_like(canvas.block_start))
 
     def query(self, canvas: Canvas, state: State) -> QuerySpec:
-        first = canvas.entered & (canvas.first_open == canvas.lo) & (canvas.lo > 0) & (not self.alongside)
-        late = canvas.entered & ~first  # the first token is known: one forward stores and fills
-        start = np.where(first | late, state.final, canvas.lo)
-        stop = np.where(first, canvas.lo, canvas.hi)
-        state.final = canvas.lo
-        only = torch.from_numpy(~first[:, None] | (canvas.window_host == canvas.lo[:, None]))
+        first = (
+            canvas.block_started
+            & (canvas.first_open == canvas.block_start)
+            & (canvas.block_start > 0)
+            & (not self.alongside)
+        )
+        late = canvas.block_started & ~first  # the first token is known: one forward stores and fills
+        start = np.where(first | late, state.final, canvas.block_start)
+        stop = np.where(first, canvas.block_start, canvas.block_end)
+        state.final = canvas.block_start
+        only = torch.from_numpy(~first[:, None] | (canvas.window_host == canvas.block_start[:, None]))
         at = np.arange(canvas.length + 1)
         mask = (at >= start[:, None]) & (at < stop[:, None])
         return QuerySpec(start, stop, torch.from_numpy(mask), must=first, shifted=first, only=only)

@@ -68,7 +68,7 @@ def rows_predicting(positions: np.ndarray, shift: int) -> np.ndarray:
 def refuse_shadows(sampler: MaskedSampler, cache: str) -> None:
     """Raises SpecError for stages that predict each token without itself, for a cache that reuses earlier outputs."""
     for stage in sampler.revising:
-        if stage.needs_shadow:
+        if stage.needs_leave_one_out:
             raise SpecError(
                 f"{stage.registered[0]} predicts each token without itself at every step, which {cache} reuses",
                 "leave that stage out, or use another cache",

@@ -117,7 +117,7 @@ class DualAdaptiveCache(Cache):
         fresh = torch.from_numpy(np.pad(state.probability, ((0, 0), (0, 1)))).to(device)
         own = torch.where(evidence.eligible, evidence.distribution.greedy[1], fresh.gather(1, evidence.positions))
         fresh.scatter_(1, evidence.positions, own)
-        which = canvas.open_host & (at >= canvas.hi[:, None]) & (at < canvas.end[:, None])
+        which = canvas.open_host & (at >= canvas.block_end[:, None]) & (at < canvas.end[:, None])
         columns = torch.from_numpy(columns_of(which, canvas.length)).to(device)
         predicted = predictions.has(columns) & (columns < canvas.length)
         if bool(predicted.any()):
@@ -146,12 +146,12 @@ class DualAdaptiveCache(Cache):
         """[B, L] bool: the masks that may be next."""
         at, open_ = np.arange(canvas.length), canvas.open_host[:, :-1]
         density = certainty_density(torch.from_numpy(~open_), torch.from_numpy(canvas.total), self.sigma).numpy()
-        block = (at >= canvas.lo[:, None]) & (at < canvas.hi[:, None])
-        enough = (open_ & (at >= canvas.lo[:, None])).cumsum(1) >= self.k
+        block = (at >= canvas.block_start[:, None]) & (at < canvas.block_end[:, None])
+        enough = (open_ & (at >= canvas.block_start[:, None])).cumsum(1) >= self.k
         kth = np.where(enough.any(1), enough.argmax(1), canvas.total - 1)
         blocks = (kth - canvas.origin) // canvas.block_length + 1
-        reach = np.maximum(canvas.origin + blocks * canvas.block_length, canvas.hi)
-        among = open_ & (at >= canvas.lo[:, None]) & (at < reach[:, None])
+        reach = np.maximum(canvas.origin + blocks * canvas.block_length, canvas.block_end)
+        among = open_ & (at >= canvas.block_start[:, None]) & (at < reach[:, None])
         score = np.where(among, state.probability * density + 2 * block, -1)  # the block's come first
         rank = (-score).argsort(1, kind="stable").argsort(1, kind="stable")
         masks: np.ndarray = (rank < self.k) & among

@@ -69,7 +69,7 @@ class DelayedCache(Cache):
     def query(self, canvas: Canvas, state: LastTokens) -> QuerySpec:
         changed = state.changed(canvas)
         at, full = canvas.step - canvas.entry_step, self.full or _full(canvas.shift)
-        full_rows = canvas.entered | (at < full) | elapsed(canvas, self.refresh, canvas.entry_step)
+        full_rows = canvas.block_started | (at < full) | elapsed(canvas, self.refresh, canvas.entry_step)
         if full_rows.all() and self.prompt == "refresh":
             return QuerySpec(np.zeros_like(canvas.end), canvas.end)
         positions = np.arange(canvas.length)

@@ -56,7 +56,7 @@ class GreedyDelayedCache(Cache):
 
     def query(self, canvas: Canvas, state: LastTokens) -> QuerySpec:
         changed = state.changed(canvas)
-        full_rows = canvas.entered | elapsed(canvas, self.refresh, canvas.entry_step)
+        full_rows = canvas.block_started | elapsed(canvas, self.refresh, canvas.entry_step)
         assert canvas.commit_order is not None, "set by the loop"
         coming = canvas.commit_order > 0
         whole = QuerySpec(np.zeros_like(canvas.end), canvas.end, only=coming)

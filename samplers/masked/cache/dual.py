@@ -35,4 +35,4 @@ class Dual(SpanCache):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}
 
     def stop(self, canvas: Canvas) -> np.ndarray:
-        return canvas.hi
+        return canvas.block_end

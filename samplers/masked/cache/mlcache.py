@@ -57,7 +57,7 @@ class MaxLogitCache(Cache):
 
     def query(self, canvas: Canvas, state: None) -> QuerySpec:
         at, warmup = canvas.step - canvas.entry_step, self._warmup(canvas)
-        full = canvas.entered | (at <= warmup) | elapsed(canvas, self.refresh, canvas.entry_step + warmup)
+        full = canvas.block_started | (at <= warmup) | elapsed(canvas, self.refresh, canvas.entry_step + warmup)
         if full.all():
             return QuerySpec(np.zeros_like(canvas.end), canvas.end)
         assert canvas.max_logits is not None, "set by the loop"

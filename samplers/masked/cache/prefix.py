@@ -42,7 +42,7 @@ class Prefix(SpanCache):
         self.require("before", least=0)
 
     def begin(self, canvas: Canvas) -> np.ndarray:
-        begin: np.ndarray = np.maximum(canvas.lo - self.before, 0)
+        begin: np.ndarray = np.maximum(canvas.block_start - self.before, 0)
         return begin
 
     def stop(self, canvas: Canvas) -> np.ndarray:

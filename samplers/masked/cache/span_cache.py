@@ -43,7 +43,7 @@ class SpanCache(Cache):
 
     def begin(self, canvas: Canvas) -> np.ndarray:
         """Where the span begins, [B]."""
-        return canvas.lo
+        return canvas.block_start
 
     @property
     def memoryless(self) -> bool:
@@ -55,7 +55,7 @@ class SpanCache(Cache):
 
     def full(self, canvas: Canvas, state: PublishedCounts) -> np.ndarray:
         """[B] bool: a full forward, whatever `refresh` says."""
-        return canvas.entered
+        return canvas.block_started
 
     def query(self, canvas: Canvas, state: PublishedCounts) -> QuerySpec:
         if self.reference:
@@ -71,7 +71,7 @@ class SpanCache(Cache):
         """dInfer counts a refresh and the window after it as one iteration, and makes that window even if the refresh
         finished the block. Fast-dLLM for Dream commits the block's first token on a refresh, untested, and nothing
         else."""
-        state.windows = state.windows + (canvas.entered & state.refreshed)
+        state.windows = state.windows + (canvas.block_started & state.refreshed)
         full_rows = self.full(canvas, state)
         if self.refresh:
             full_rows = full_rows | ((state.windows % self.refresh == 0) & ~state.refreshed)

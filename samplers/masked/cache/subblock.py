@@ -56,21 +56,23 @@ class SubBlock(Cache):
                 "subblock: keeps the K/V of finished blocks, which are final in block-causal models alone",
                 hint="this model also attends to what comes after a block: use dual, prefix, vicinity or dkv",
             )
-        return State(np.zeros_like(canvas.lo), np.zeros(len(canvas), dtype=bool))
+        return State(np.zeros_like(canvas.block_start), np.zeros(len(canvas), dtype=bool))
 
     def query(self, canvas: Canvas, state: State) -> QuerySpec:
-        lo, hi, first = canvas.lo, canvas.hi, canvas.first_open
-        state.whole &= ~canvas.entered
-        begin = lo + (first - lo) // self.size * self.size  # of the sub-block
-        end = np.minimum(begin + self.size, hi)
-        begins = canvas.entered & (first == lo) & (lo > 0) & (self.first_before and canvas.shift > 0)
+        block_start, block_end, first = canvas.block_start, canvas.block_end, canvas.first_open
+        state.whole &= ~canvas.block_started
+        begin = block_start + (first - block_start) // self.size * self.size  # of the sub-block
+        end = np.minimum(begin + self.size, block_end)
+        begins = (
+            canvas.block_started & (first == block_start) & (block_start > 0) & (self.first_before and canvas.shift > 0)
+        )
         alone = state.whole & (first > begin) & self.reuse
-        start = np.where(canvas.entered, state.final, np.where(alone, begin, lo))
-        stop = np.where(begins, lo, np.where(alone, end, hi))
-        state.final = lo
+        start = np.where(canvas.block_started, state.final, np.where(alone, begin, block_start))
+        stop = np.where(begins, block_start, np.where(alone, end, block_end))
+        state.final = block_start
         state.whole |= ~begins
         only = (canvas.window_host >= begin[:, None]) & (canvas.window_host < end[:, None])
-        only = np.where(begins[:, None], canvas.window_host == lo[:, None], only)
+        only = np.where(begins[:, None], canvas.window_host == block_start[:, None], only)
         spec = QuerySpec(start, stop, must=begins, only=torch.from_numpy(only))
         if not (begins | alone).any():
             return spec

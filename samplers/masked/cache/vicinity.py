@@ -48,17 +48,17 @@ class Vicinity(SpanCache):
 
     def full(self, canvas: Canvas, state: PublishedCounts) -> np.ndarray:
         if not self.reference:
-            return canvas.entered | (canvas.nfe < self.warmup)
+            return canvas.block_started | (canvas.nfe < self.warmup)
         warm = canvas.nfe <= self.warmup
-        state.pending = state.pending | (canvas.entered & (canvas.nfe > 0))
-        full_rows: np.ndarray = warm | (state.pending & (canvas.entered | ~state.refreshed))
+        state.pending = state.pending | (canvas.block_started & (canvas.nfe > 0))
+        full_rows: np.ndarray = warm | (state.pending & (canvas.block_started | ~state.refreshed))
         state.pending = state.pending & (warm | ~full_rows)
         return full_rows
 
     def begin(self, canvas: Canvas) -> np.ndarray:
-        begin: np.ndarray = np.maximum(canvas.lo - self.before, 0)
+        begin: np.ndarray = np.maximum(canvas.block_start - self.before, 0)
         return begin
 
     def stop(self, canvas: Canvas) -> np.ndarray:
-        stop: np.ndarray = np.minimum(canvas.hi + self.after, canvas.end)
+        stop: np.ndarray = np.minimum(canvas.block_end + self.after, canvas.end)
         return stop

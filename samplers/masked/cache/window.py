@@ -52,7 +52,7 @@ class Window(Cache):
             )
 
     def start(self, canvas: Canvas) -> State:
-        return State(np.zeros_like(canvas.lo))
+        return State(np.zeros_like(canvas.block_start))
 
     def query(self, canvas: Canvas, state: State) -> QuerySpec:
         start, state.final = state.final, canvas.first_open

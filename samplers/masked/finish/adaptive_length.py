@@ -62,8 +62,8 @@ class AdaptiveLength(Finish):
         return self
 
     def cut(self, predictions: Predictions, canvas: Canvas, request: Request) -> np.ndarray:
-        order, begin = np.arange(canvas.length + 1), canvas.lo[:, None]
-        far = canvas.open_host & (order >= begin + self.beyond) & canvas.entered[:, None]
+        order, begin = np.arange(canvas.length + 1), canvas.block_start[:, None]
+        far = canvas.open_host & (order >= begin + self.beyond) & canvas.block_started[:, None]
         if not far.any() or not request.stop_ids:
             return canvas.total
         count = far.sum(1)
@@ -75,7 +75,7 @@ class AdaptiveLength(Finish):
         ends_host = (ends & predictions.has(positions)).cpu().numpy() & (columns < canvas.length)
         first = np.where(ends_host, columns, canvas.length).min(1)
         size = canvas.block_length
-        end = np.minimum(canvas.lo + ((first - canvas.lo) // size + 1) * size, canvas.total)
+        end = np.minimum(canvas.block_start + ((first - canvas.block_start) // size + 1) * size, canvas.total)
         template = (~canvas.open_host & (order >= end[:, None]) & (order < canvas.total[:, None])).any(1)
         total: np.ndarray = np.where(ends_host.any(1) & ~template, end, canvas.total)
         return total

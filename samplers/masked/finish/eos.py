@@ -34,4 +34,4 @@ class Eos(Finish):
 
     def done(self, canvas: Canvas, request: Request) -> np.ndarray:
         ended: np.ndarray = canvas.first_committed(request.stop_ids) < canvas.settled
-        return ended & (canvas.entered | canvas.finished) if self.reference else ended
+        return ended & (canvas.block_started | canvas.finished) if self.reference else ended

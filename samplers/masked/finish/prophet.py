@@ -138,7 +138,7 @@ class Prophet(Finish):
             passed = canvas.clocks[:, -1] + 1 if canvas.clocks.shape[1] else np.zeros_like(canvas.step)
             first, now = (passed + 1) / steps, (canvas.step + 1) / steps  # idle steps are checked here too
         else:
-            first = now = 1 - canvas.open_host.sum(1) / np.maximum(canvas.to_fill, 1)
+            first = now = 1 - canvas.open_host.sum(1) / np.maximum(canvas.num_masked, 1)
         early, late = (np.searchsorted(_BOUNDS, reached, "right")[:, None] for reached in (first, now))
         least: np.ndarray = np.where((early <= stage) & (stage <= late), gaps, np.inf).min(1)
         return least.astype(np.float32)

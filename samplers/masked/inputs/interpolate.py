@@ -42,7 +42,7 @@ class Interpolate(Inputs):
         if state.change is None:
             return None
         same = canvas.committed & (canvas.tokens.gather(1, canvas.window) == state.ids)
-        same &= torch.from_numpy(canvas.active_host & ~canvas.entered[:, None]).to(same.device)
+        same &= torch.from_numpy(canvas.active_host & ~canvas.block_started[:, None]).to(same.device)
         return state.change * same[..., None]
 
     def observe(self, evidence: Evidence, embed: Callable[[Tensor], Tensor], canvas: Canvas, state: Mixtures) -> None:
@@ -55,6 +55,6 @@ class Interpolate(Inputs):
         length = length + (1 - p) * mask.norm(dim=-1, keepdim=True)
         change = mixture * (length / mixture.norm(dim=-1, keepdim=True).clamp(min=1e-12)) - token
         predicted, old = evidence.predicted, change if state.change is None else state.change
-        entered = torch.from_numpy(canvas.entered).to(ids.device)[:, None]
-        state.ids = torch.where(predicted, ids, state.ids.masked_fill(entered, -1))
+        block_started = torch.from_numpy(canvas.block_started).to(ids.device)[:, None]
+        state.ids = torch.where(predicted, ids, state.ids.masked_fill(block_started, -1))
         state.change = torch.where(predicted[..., None], change, old)

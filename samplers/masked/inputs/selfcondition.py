@@ -59,7 +59,9 @@ class SelfCondition(Inputs):
     def soft(self, canvas: Canvas, state: Signal) -> Tensor | None:
         if state.expected is None:
             return None
-        return state.expected.masked_fill(torch.from_numpy(canvas.entered).to(state.expected.device)[:, None, None], 0)
+        return state.expected.masked_fill(
+            torch.from_numpy(canvas.block_started).to(state.expected.device)[:, None, None], 0
+        )
 
     def observe(self, evidence: Evidence, embed: Callable[[Tensor], Tensor], canvas: Canvas, state: Signal) -> None:
         state.expected = evidence.distribution.expected(embed).masked_fill(~evidence.predicted[..., None], 0)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...limits import MOST
+from ...limits import MAX_SCALE
 from ...registry import register
 from ..contracts import Canvas, Evidence, Inputs
 
@@ -49,7 +49,7 @@ class Smoothing(Inputs):
 
     def __post_init__(self) -> None:
         self.require("weight", "growth", "most", least=0)
-        self.require("weight", "growth", "most", most=MOST)
+        self.require("weight", "growth", "most", most=MAX_SCALE)
 
     def start(self, canvas: Canvas) -> Mixture:
         return Mixture()
@@ -57,7 +57,7 @@ class Smoothing(Inputs):
     def soft(self, canvas: Canvas, state: Mixture) -> Tensor | None:
         if state.expected is None:
             return None
-        weight = np.minimum(self.weight + self.growth * canvas.nfe, self.most) * ~canvas.entered
+        weight = np.minimum(self.weight + self.growth * canvas.nfe, self.most) * ~canvas.block_started
         scale = torch.from_numpy(weight).to(state.expected)[:, None, None]
         return state.expected * scale * canvas.eligible[..., None]
 

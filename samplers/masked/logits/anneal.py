@@ -51,7 +51,7 @@ class Anneal(Logits):
         return State(np.zeros_like(canvas.step))
 
     def logits(self, evidence: Evidence, canvas: Canvas, state: State) -> Distribution:
-        state.begun = np.where(canvas.entered, canvas.step, state.begun)
+        state.begun = np.where(canvas.block_started, canvas.step, state.begun)
         left = np.maximum(self.steps - (canvas.step - state.begun), 1)
         temperatures = self.low + (self.high - self.low) * left / self.steps
         if (temperatures == temperatures[0]).all():

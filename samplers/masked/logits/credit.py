@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...limits import MOST
+from ...limits import MAX_SCALE
 from ...ops.distribution import Distribution
 from ...registry import register
 from ..contracts import Canvas, Evidence, Logits
@@ -57,7 +57,7 @@ class Credit(Logits):
     def __post_init__(self) -> None:
         self.require("beta", least=0, most=1)
         self.require("alpha", "gamma", least=0)
-        self.require("alpha", "gamma", most=MOST)
+        self.require("alpha", "gamma", most=MAX_SCALE)
         if self.free and (self.alpha, self.beta, self.gamma) != (Credit.alpha, Credit.beta, Credit.gamma):
             raise SpecError("credit: free=true has no alpha, beta or gamma to set", hint="leave them out")
 
@@ -79,7 +79,7 @@ class Credit(Logits):
         _make_room(state)
         guess, probability = evidence.distribution.greedy
         # A committed position loses its credit, so that a reopened one starts anew.
-        alive = canvas.eligible[..., None] & self._put(~canvas.entered, canvas)
+        alive = canvas.eligible[..., None] & self._put(~canvas.block_started, canvas)
         state.values = state.values * torch.where(alive, decay, 0)
         # The pair of this token, else the first free one.
         same = (state.tokens == guess[..., None]) & (state.values > 0)
@@ -91,11 +91,11 @@ class Credit(Logits):
 
     def _weights(self, canvas: Canvas, state: Credits) -> tuple[Tensor | float, Tensor | float, float]:
         """alpha, beta and gamma of this step; counts the step."""
-        state.steps = np.where(canvas.entered, 1, state.steps + 1)
-        state.size = np.where(canvas.entered, canvas.left, state.size)
+        state.steps = np.where(canvas.block_started, 1, state.steps + 1)
+        state.size = np.where(canvas.block_started, canvas.block_remaining, state.size)
         if not self.free:
             return self.alpha, self.beta, self.gamma
-        share = self._put((1 - canvas.left / np.maximum(state.size, 1)).astype(np.float32), canvas)
+        share = self._put((1 - canvas.block_remaining / np.maximum(state.size, 1)).astype(np.float32), canvas)
         return share, share, 1.0
 
     @staticmethod

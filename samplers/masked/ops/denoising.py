@@ -37,9 +37,9 @@ class Denoising:
 
     def decide(self, proposal: Proposal, canvas: Canvas, state: DenoisingState) -> tuple[Tensor, Tensor, np.ndarray]:
         """What is kept [B, W] bool, the tokens [B, W], and the rows [B] whose canvas is done: all kept, as argmax."""
-        entered = torch.from_numpy(canvas.entered).to(canvas.window.device)[:, None]
-        state.begun = np.where(canvas.entered, canvas.step, state.begun)
-        before, inside = state.argmax.masked_fill(entered, -1), canvas.window < canvas.length
+        block_started = torch.from_numpy(canvas.block_started).to(canvas.window.device)[:, None]
+        state.begun = np.where(canvas.block_started, canvas.step, state.begun)
+        before, inside = state.argmax.masked_fill(block_started, -1), canvas.window < canvas.length
         state.argmax = argmax = proposal.evidence.distribution.greedy[0]
         entropy = proposal.evidence.filtered.confidence.entropy
         stable = ((argmax == before) | ~inside).all(1)

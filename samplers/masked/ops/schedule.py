@@ -43,17 +43,17 @@ class BlockClock:
         A block gets an even share of `steps`, the first blocks one more and each at least one; without `steps`, one a
         token.
         """
-        if not canvas.entered.any():
+        if not canvas.block_started.any():
             return
-        self.tokens = np.where(canvas.entered, canvas.left, self.tokens)
-        self.start = np.where(canvas.entered, now, self.start)
-        share = canvas.left if steps is None else block_share(canvas, steps)
-        self.steps = np.where(canvas.entered, np.maximum(share, 1), self.steps)
+        self.tokens = np.where(canvas.block_started, canvas.block_remaining, self.tokens)
+        self.start = np.where(canvas.block_started, now, self.start)
+        share = canvas.block_remaining if steps is None else block_share(canvas, steps)
+        self.steps = np.where(canvas.block_started, np.maximum(share, 1), self.steps)
 
 
 def total_steps(canvas: Canvas, steps: int | None) -> np.ndarray:
     """How many steps the whole canvas takes, [B]: `steps`, or one a token."""
-    return canvas.to_fill if steps is None else np.full(len(canvas), steps)
+    return canvas.num_masked if steps is None else np.full(len(canvas), steps)
 
 
 def block_share(canvas: Canvas, steps: np.ndarray | int) -> np.ndarray:
@@ -65,7 +65,7 @@ def block_share(canvas: Canvas, steps: np.ndarray | int) -> np.ndarray:
 def block_begin(canvas: Canvas, steps: int | None) -> np.ndarray:
     """How many steps the blocks before the active one get in all, [B]; without `steps`, one a token."""
     if steps is None:
-        before = np.arange(canvas.length + 1) < canvas.lo[:, None]
+        before = np.arange(canvas.length + 1) < canvas.block_start[:, None]
         tokens: np.ndarray = (before & ~canvas.given_host).sum(1)
         return tokens
     blocks, at = _blocks(canvas)
@@ -77,7 +77,7 @@ def _blocks(canvas: Canvas) -> tuple[np.ndarray, np.ndarray]:
     """How many blocks each row is generated in, and which of them is active, [B]."""
     first = (canvas.prompt - canvas.origin) // canvas.block_length
     blocks = -(-(canvas.planned - canvas.origin) // canvas.block_length) - first
-    at = (canvas.lo - canvas.origin) // canvas.block_length - first
+    at = (canvas.block_start - canvas.origin) // canvas.block_length - first
     return np.maximum(blocks, 1), at
 
 

@@ -45,6 +45,6 @@ class SuffixDropout(SuffixQuery):
         x = distance * (self.k / max(self.window, 1))
         probability = self.scale / math.sqrt(2 * math.pi) * np.exp(-x * x / 2)
         positions = torch.arange(canvas.length).expand(len(canvas), -1)
-        uniform = request.source.uniform(canvas.rows, canvas.lo, positions, "suffix").numpy()
+        uniform = request.source.uniform(canvas.rows, canvas.block_start, positions, "suffix").numpy()
         survivors: np.ndarray = (distance >= 0) & (distance < self.window) & (uniform < probability)
         return survivors

@@ -38,10 +38,14 @@ class SuffixQuery(Query):
 
     def visible(self, canvas: Canvas, request: Request, state: State) -> np.ndarray:
         # Of hypotheses of a row, those that are a step further have entered the block as well.
-        entered = canvas.entered | (canvas.hi < state.end) if canvas.moving else canvas.lo != state.begin
-        if entered.any():
-            survivors = self.survivors(np.arange(canvas.length) - canvas.hi[:, None], canvas, request)
-            state.suffix = np.where(entered[:, None], survivors, state.suffix)
-            state.begin = np.where(entered, canvas.lo, state.begin)
-            state.end = np.where(entered, canvas.hi, state.end)
+        block_started = (
+            canvas.block_started | (canvas.block_end < state.end)
+            if canvas.moving
+            else canvas.block_start != state.begin
+        )
+        if block_started.any():
+            survivors = self.survivors(np.arange(canvas.length) - canvas.block_end[:, None], canvas, request)
+            state.suffix = np.where(block_started[:, None], survivors, state.suffix)
+            state.begin = np.where(block_started, canvas.block_start, state.begin)
+            state.end = np.where(block_started, canvas.block_end, state.end)
         return state.suffix

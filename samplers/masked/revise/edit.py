@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ...registry import register
-from ..contracts import Canvas, Proposal, Revise, Revision, Writing
+from ..contracts import Canvas, Proposal, Revise, Revision, Update
 
 
 @dataclass
@@ -72,13 +72,13 @@ class Edit(Revise):
         if self.sure is not None:
             unsure = (canvas.committed | chosen) & (probability < self.sure)
         new, changed, doubts = torch.stack([chosen.sum(1), changes.sum(1), unsure.sum(1)]).cpu().numpy()
-        again = canvas.stays
+        again = canvas.hold_block
         state.forwards = np.where(again, state.forwards + 1, 0)
-        state.begun = np.where(canvas.entered, canvas.step, state.begun)
-        complete = canvas.left == new
+        state.begun = np.where(canvas.block_started, canvas.step, state.begun)
+        complete = canvas.block_remaining == new
         hold = complete & (state.forwards < self.post) & (~again | (changed > 0))
         if self.sure is not None:
             hold &= doubts > 0
         if self.steps is not None:
             hold &= again | (canvas.step + 1 - state.begun < self.steps)
-        return Revision(rewrite=Writing(changes, ids, probability), hold=hold)
+        return Revision(rewrite=Update(changes, ids, probability), hold=hold)

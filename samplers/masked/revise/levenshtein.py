@@ -41,7 +41,7 @@ from pardec.models.model import LanguageModel
 from ...ops.distribution import Distribution
 from ...ops.rank import argmax, best, top
 from ...registry import register
-from ..contracts import Canvas, Proposal, Revise, Revision, Writing
+from ..contracts import Canvas, Proposal, Revise, Revision, Update
 
 
 @dataclass
@@ -65,7 +65,7 @@ class EditHistory:
 
     def enter(self, canvas: Canvas, masks: Tensor) -> None:
         """Rows that have come to a new block begin anew; `masks` [B, W] are open."""
-        new = torch.from_numpy(canvas.entered).to(masks.device)
+        new = torch.from_numpy(canvas.block_started).to(masks.device)
         self.own = torch.where(new[:, None], masks, self.own)
         self.size = torch.where(new, masks.sum(1), self.size)
         self.steps, self.after = (torch.where(new, 0, count) for count in (self.steps, self.after))
@@ -207,9 +207,9 @@ class Levenshtein(Revise):
         state.move(source)
         return Revision(
             reopen=masks & ~plain,  # what the select chose there is not written
-            rewrite=Writing(plain & ours, ids, scores),
+            rewrite=Update(plain & ours, ids, scores),
             hold=goes_on[:, 0].cpu().numpy(),
-            commit=Writing(plain & masks, ids, scores),
+            commit=Update(plain & masks, ids, scores),
             source=source,
         )
 

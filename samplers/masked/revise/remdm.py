@@ -58,10 +58,10 @@ class Remdm(Revise):
         return Rounds(none, none)
 
     def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: Rounds) -> Revision:
-        entered = torch.from_numpy(canvas.entered).to(chosen.device)[:, None]
-        left = torch.from_numpy(canvas.left).to(chosen.device)[:, None]
-        state.size = torch.where(entered, left, state.size)
-        state.left = state.left.masked_fill(entered, self.rounds)
+        block_started = torch.from_numpy(canvas.block_started).to(chosen.device)[:, None]
+        left = torch.from_numpy(canvas.block_remaining).to(chosen.device)[:, None]
+        state.size = torch.where(block_started, left, state.size)
+        state.left = state.left.masked_fill(block_started, self.rounds)
         committed = state.size - left + chosen.sum(1, keepdim=True)
         reopens = (state.left > 0) & (committed >= self.at * state.size)
         ours = canvas.committed | chosen

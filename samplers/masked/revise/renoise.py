@@ -18,7 +18,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import Canvas, MaskedSampler, Proposal, Revise, Revision, Writing
+from ..contracts import Canvas, MaskedSampler, Proposal, Revise, Revision, Update
 from ..ops.denoising import Denoising, DenoisingState
 
 
@@ -65,4 +65,4 @@ class Renoise(Revise):
     def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: DenoisingState) -> Revision:
         rule = Denoising(self.gamma, self.confidence, self.steps)
         accepted, tokens, over = rule.decide(proposal, canvas, state)
-        return Revision(~accepted, Writing(accepted, tokens, proposal.evidence.filtered.probability(tokens)), ~over)
+        return Revision(~accepted, Update(accepted, tokens, proposal.evidence.filtered.probability(tokens)), ~over)

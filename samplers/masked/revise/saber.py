@@ -59,8 +59,10 @@ class Saber(Revise):
         if not self.reference:
             tokens = torch.where(ours, canvas.tokens.gather(1, canvas.window), tokens)
         now = proposal.evidence.distribution.probability(tokens)
-        entered, left = (torch.from_numpy(each).to(device)[:, None] for each in (canvas.entered, canvas.left))
-        rise = now - state.probability.masked_fill(entered, 0)
+        block_started, left = (
+            torch.from_numpy(each).to(device)[:, None] for each in (canvas.block_started, canvas.block_remaining)
+        )
+        rise = now - state.probability.masked_fill(block_started, 0)
         state.probability = now
         count = chosen.sum(1, keepdim=True)
         most = torch.minimum(((count + _EVERY - 1) // _EVERY).clamp(min=self.least // 2), count - 1)

@@ -61,23 +61,23 @@ class Wino(Revise):
         return self.verify == 0
 
     @property
-    def needs_shadow(self) -> bool:
+    def needs_leave_one_out(self) -> bool:
         return not self.idle
 
     def start(self, canvas: Canvas) -> State:
         return State(torch.full((len(canvas), 1), _FIRST, device=canvas.tokens.device))
 
     def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: State) -> Revision:
-        shadow = proposal.evidence.shadow
-        assert shadow is not None, "the loop gives it to a stage that needs it"
+        leave_one_out = proposal.evidence.leave_one_out
+        assert leave_one_out is not None, "the loop gives it to a stage that needs it"
         device = chosen.device
-        entered = torch.from_numpy(canvas.entered).to(device)[:, None]
-        before = state.before.masked_fill(entered, _FIRST)
-        most = np.clip((_SHARE * canvas.left).astype(np.int64), _LEAST, _MOST)
+        block_started = torch.from_numpy(canvas.block_started).to(device)[:, None]
+        before = state.before.masked_fill(block_started, _FIRST)
+        most = np.clip((_SHARE * canvas.block_remaining).astype(np.int64), _LEAST, _MOST)
         ranked = proposal.score.masked_fill(~chosen, -torch.inf)
         allowed = top(ranked, torch.from_numpy(most).to(device)[:, None]) & chosen
         drafted = allowed.sum(1, keepdim=True)
-        confidence = shadow.probability(canvas.tokens.gather(1, canvas.window))
+        confidence = leave_one_out.probability(canvas.tokens.gather(1, canvas.window))
         doubtful = canvas.committed & (confidence < self.verify) & (drafted > 1)
         count = doubtful.sum(1, keepdim=True)
         count = torch.where(count >= before, before - 1, count)

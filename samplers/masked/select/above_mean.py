@@ -50,7 +50,7 @@ class AboveMean(Select):
 
     def select(self, proposal: Proposal, canvas: Canvas, state: Scores) -> Tensor:
         score = proposal.score
-        known = state.known & ~torch.from_numpy(canvas.entered).to(score.device)[:, None]
+        known = state.known & ~torch.from_numpy(canvas.block_started).to(score.device)[:, None]
         mean = torch.where(state.count > 0, state.total / state.count.clamp(min=1), torch.inf)
         sure = (score > mean) & proposal.eligible
         least = top(score, torch.full_like(state.count, self.least)) & proposal.eligible

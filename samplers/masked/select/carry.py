@@ -55,12 +55,12 @@ class Carry(Select):
         carried = torch.zeros(len(canvas), 1, dtype=torch.int64, device=canvas.tokens.device)
         return State(BlockClock.of(canvas), np.zeros(len(canvas), np.int64), carried)
 
-    def tick(self, canvas: Canvas, state: State) -> np.ndarray:
+    def skipped_steps(self, canvas: Canvas, state: State) -> np.ndarray:
         clock = state.clock
         clock.enter(canvas, self.steps, canvas.step)
-        if canvas.entered.any():
+        if canvas.block_started.any():
             state.carried = state.carried.masked_fill(
-                torch.from_numpy(canvas.entered).to(state.carried.device)[:, None], 0
+                torch.from_numpy(canvas.block_started).to(state.carried.device)[:, None], 0
             )
         at = canvas.step - clock.start
         state.quota = even_share(clock.tokens, clock.steps, at)

@@ -57,7 +57,7 @@ class Confident(Select):
     tau: Annotated[float | None, "score to exceed, a probability; none leaves the schedule alone"] = 0.95
     steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
     eps: Annotated[float, "where the time ends"] = 1e-3
-    order: Annotated[Literal["score", "left"], "what is committed where nothing is sure enough"] = "score"
+    order: Annotated[Literal["score", "block_remaining"], "what is committed where nothing is sure enough"] = "score"
     reference: Annotated[bool, "the published order among equal scores"] = False
 
     def __post_init__(self) -> None:
@@ -72,12 +72,12 @@ class Confident(Select):
             BlockClock.of(canvas), np.ones((rows, 2), np.float32), np.ones(rows, np.int64), np.zeros(rows, bool)
         )
 
-    def tick(self, canvas: Canvas, state: State) -> np.ndarray:
+    def skipped_steps(self, canvas: Canvas, state: State) -> np.ndarray:
         clock = state.clock
         clock.enter(canvas, self.steps, canvas.step)
-        if canvas.entered.any():
+        if canvas.block_started.any():
             state.times = times(clock.steps, self.eps)
-        at, left = canvas.step - clock.start, canvas.left
+        at, left = canvas.step - clock.start, canvas.block_remaining
         # A stage that revises may hold a row with nothing open.
         ratio = np.maximum(left, 1).astype(np.float32) / clock.tokens.astype(np.float32)
         counts = (left[:, None].astype(np.float32) * (1 - state.times / ratio[:, None])).astype(np.int64)
@@ -99,7 +99,7 @@ class Confident(Select):
 
     def _scheduled(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
         """[B, W] bool: the choice where nothing is sure enough."""
-        if self.order == "left":
+        if self.order == "block_remaining":
             last = torch.from_numpy(state.last).to(proposal.score.device)[:, None]
             return best(proposal.eligible.to(torch.int8)) | (proposal.eligible & last)
         if self.reference:

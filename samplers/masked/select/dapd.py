@@ -61,8 +61,8 @@ class Dapd(Select):
         return State(np.ones(len(canvas), dtype=np.int64))
 
     def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
-        state.masks = np.where(canvas.entered, np.maximum(canvas.left, 1), state.masks)
-        part = torch.from_numpy(canvas.left / state.masks).float().to(proposal.score.device)[:, None]
+        state.masks = np.where(canvas.block_started, np.maximum(canvas.block_remaining, 1), state.masks)
+        part = torch.from_numpy(canvas.block_remaining / state.masks).float().to(proposal.score.device)[:, None]
         maps, eligible, block = proposal.evidence.attention, proposal.eligible, proposal.evidence.positions
         assert maps is not None, "it is read"
         attention = maps.among(block, maps.mean(self.reads_attention(maps.count)))  # [B, W, W]

@@ -108,7 +108,7 @@ class Dawn(Select):
 
     def _anchors(self, depends: Tensor, proposal: Proposal, canvas: Canvas) -> Tensor:
         """[B, L + 1] bool: the known tokens, of those that a position of the block depends on, that are sure."""
-        known = ~canvas.open_host & (np.arange(canvas.length + 1) < canvas.hi[:, None])
+        known = ~canvas.open_host & (np.arange(canvas.length + 1) < canvas.block_end[:, None])
         which = depends.any(1).cpu().numpy() & known
         anchors = torch.zeros_like(depends[:, 0])
         if not which.any():

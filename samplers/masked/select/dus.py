@@ -82,8 +82,8 @@ class DUS(Select):
 
     def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
         level, last = self._levels(proposal.eligible, canvas)
-        entered = torch.from_numpy(canvas.entered).to(level.device)[:, None]
-        state.round = torch.maximum(state.round.masked_fill(entered, -1) + 1, level.amin(1, keepdim=True))
+        block_started = torch.from_numpy(canvas.block_started).to(level.device)[:, None]
+        state.round = torch.maximum(state.round.masked_fill(block_started, -1) + 1, level.amin(1, keepdim=True))
         due = proposal.eligible & (level <= state.round)
         if not self.skip:
             return due
@@ -91,11 +91,11 @@ class DUS(Select):
 
     def _levels(self, eligible: Tensor, canvas: Canvas) -> tuple[Tensor, Tensor]:
         """[B, W] int64: the round of each open position, past the last where nothing is open; [B, 1]: the last."""
-        widths = canvas.hi - canvas.lo if canvas.moving else canvas.block_lengths
+        widths = canvas.block_end - canvas.block_start if canvas.moving else canvas.block_lengths
         each = np.full((len(widths), max(int(widths.max()), 1)), -1)
         for width in np.unique(widths[widths > 0]).tolist():
             each[widths == width, :width] = rounds(width, self.base)
-        column = np.clip(canvas.window_host - canvas.lo[:, None], 0, each.shape[1] - 1)
+        column = np.clip(canvas.window_host - canvas.block_start[:, None], 0, each.shape[1] - 1)
         level = torch.from_numpy(np.take_along_axis(each, column, 1)).to(eligible.device)
         last = torch.from_numpy(each.max(1, keepdims=True)).to(eligible.device)
         return level.masked_fill(~eligible, eligible.shape[1]), last

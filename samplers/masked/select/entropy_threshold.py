@@ -66,14 +66,14 @@ class EntropyThreshold(Select):
     def start(self, canvas: Canvas) -> State | None:
         return None if self.floor is None else State(BlockClock.of(canvas), np.ones(len(canvas), np.int64))
 
-    def tick(self, canvas: Canvas, state: State | None) -> np.ndarray:
+    def skipped_steps(self, canvas: Canvas, state: State | None) -> np.ndarray:
         if state is not None:
             state.clock.enter(canvas, self.steps, canvas.step)
             steps, at = state.clock.steps, np.minimum(canvas.step - state.clock.start, state.clock.steps - 1)
             share = 1 / (steps - at)
             if self.floor == "cosine":
                 share = 1 - np.cos(np.pi / 2 * (at + 1) / steps) / np.cos(np.pi / 2 * at / steps)
-            state.least = np.maximum(np.floor(share * canvas.left + 0.5).astype(np.int64), 1)
+            state.least = np.maximum(np.floor(share * canvas.block_remaining + 0.5).astype(np.int64), 1)
         return np.zeros_like(canvas.step)
 
     def select(self, proposal: Proposal, canvas: Canvas, state: State | None) -> Tensor:

@@ -59,12 +59,12 @@ class Fixed(Select):
     def entry_step(self, canvas: Canvas) -> np.ndarray:
         return block_begin(canvas, self.steps)
 
-    def tick(self, canvas: Canvas, state: Block) -> np.ndarray:
-        state.tokens = np.where(canvas.entered, canvas.left, state.tokens)
-        state.start = np.where(canvas.entered, canvas.step, state.start)
+    def skipped_steps(self, canvas: Canvas, state: Block) -> np.ndarray:
+        state.tokens = np.where(canvas.block_started, canvas.block_remaining, state.tokens)
+        state.start = np.where(canvas.block_started, canvas.step, state.start)
         steps = state.tokens if self.steps is None else np.maximum(block_share(canvas, self.steps), 1)
         at = canvas.step - state.start
-        state.quota = np.clip(even_share(state.tokens, steps, at), 1, canvas.left)
+        state.quota = np.clip(even_share(state.tokens, steps, at), 1, canvas.block_remaining)
         return np.zeros_like(at)
 
     def knows_order(self, propose: Propose) -> bool:

@@ -69,7 +69,7 @@ class Klass(Select):
 
     def select(self, proposal: Proposal, canvas: Canvas, state: Past) -> Tensor:
         eligible = proposal.eligible
-        known = state.known & eligible & torch.from_numpy(~canvas.entered).to(eligible.device)[:, None]
+        known = state.known & eligible & torch.from_numpy(~canvas.block_started).to(eligible.device)[:, None]
         probabilities = proposal.evidence.logits.softmax(-1)
         now = (probabilities + _LEAST).log_()
         before = now if state.log_probabilities is None else state.log_probabilities

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...limits import MOST
+from ...limits import MAX_SCALE
 from ...ops.rank import top
 from ...registry import register
 from ...rng import gumbel, wide
@@ -56,7 +56,7 @@ class MaskGIT(Select):
 
     def __post_init__(self) -> None:
         self.require("steps", least=1)
-        self.require("noise", least=0, most=MOST)
+        self.require("noise", least=0, most=MAX_SCALE)
 
     def check(self, sampler: MaskedSampler) -> None:
         name = sampler.propose.registered[0]
@@ -75,7 +75,7 @@ class MaskGIT(Select):
     def entry_step(self, canvas: Canvas) -> np.ndarray:
         return block_begin(canvas, self.steps)
 
-    def tick(self, canvas: Canvas, state: State) -> np.ndarray:
+    def skipped_steps(self, canvas: Canvas, state: State) -> np.ndarray:
         clock = state.clock
         clock.enter(canvas, self.steps, canvas.step)
         at = np.minimum(canvas.step - clock.start, clock.steps - 1)
@@ -84,9 +84,11 @@ class MaskGIT(Select):
             np.array([each[number][step] for each, step in zip(schedules, at, strict=True)]) for number in (0, 1)
         )
         # The product in float32, as published loops round it.
-        stays = np.floor(clock.tokens.astype(np.float32) * share.astype(np.float32)).astype(np.int64)
-        stays = np.where(at < clock.steps - 1, np.clip(stays, 1, np.maximum(canvas.left - 1, 0)), 0)
-        state.quota, state.factor = canvas.left - stays, factor
+        hold_block = np.floor(clock.tokens.astype(np.float32) * share.astype(np.float32)).astype(np.int64)
+        hold_block = np.where(
+            at < clock.steps - 1, np.clip(hold_block, 1, np.maximum(canvas.block_remaining - 1, 0)), 0
+        )
+        state.quota, state.factor = canvas.block_remaining - hold_block, factor
         return np.zeros_like(at)
 
     def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:

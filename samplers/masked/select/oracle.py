@@ -27,7 +27,7 @@ from ..contracts import Canvas, Choice, MaskedSampler, Proposal, Select
 @register("oracle", stage="select", paper="arXiv:2509.25188", exact="greedy", checked="hand")
 @dataclass(frozen=True)
 class Oracle(Select):
-    yardstick = True
+    uses_answer = True
 
     of: Annotated[str, "the sampler whose text is reached, as a spec; in double quotes if it has : + or @"] = (
         "sequential"

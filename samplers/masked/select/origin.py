@@ -62,10 +62,10 @@ class Origin(Select):
     def total_steps(self, canvas: Canvas) -> np.ndarray:
         return total_steps(canvas, self.steps)
 
-    def tick(self, canvas: Canvas, state: State) -> np.ndarray:
+    def skipped_steps(self, canvas: Canvas, state: State) -> np.ndarray:
         idle, state.idle = state.idle, np.zeros_like(state.idle)
         state.clock.enter(canvas, self.steps, canvas.step + idle)
-        if canvas.entered.any():
+        if canvas.block_started.any():
             state.share = commit_share(state.clock.steps, self.eps)
         return idle
 

@@ -52,13 +52,13 @@ class Quota(Select):
     def start(self, canvas: Canvas) -> State:
         return State(*(np.zeros(len(canvas), dtype=np.int64) for _ in range(2)))
 
-    def tick(self, canvas: Canvas, state: State) -> np.ndarray:
-        state.begun = np.where(canvas.entered, canvas.step, state.begun)
+    def skipped_steps(self, canvas: Canvas, state: State) -> np.ndarray:
+        state.begun = np.where(canvas.block_started, canvas.step, state.begun)
         share = np.zeros_like(state.begun)
         if self.steps is not None:
             at = np.minimum(canvas.step - state.begun, self.steps - 1)
             share = even_share(canvas.block_lengths, self.steps, at)
-        state.least = np.clip(share, self.least, np.maximum(canvas.left, 1))
+        state.least = np.clip(share, self.least, np.maximum(canvas.block_remaining, 1))
         return np.zeros_like(canvas.step)
 
     def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:

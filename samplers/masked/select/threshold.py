@@ -73,5 +73,5 @@ class Threshold(Select):
         if not self.fall and not self.relax:
             return proposal.score >= self.tau
         least = np.maximum(self.tau, 1 - self.fall * canvas.nfe) if self.fall else np.full(len(canvas), self.tau)
-        least = least * (1 - self.relax * (1 - canvas.left / (canvas.hi - canvas.lo)))
+        least = least * (1 - self.relax * (1 - canvas.block_remaining / (canvas.block_end - canvas.block_start)))
         return proposal.score >= torch.from_numpy(least.astype(np.float32)).to(proposal.score.device)[:, None]

@@ -71,13 +71,13 @@ class Timesteps(Select):
     def total_steps(self, canvas: Canvas) -> np.ndarray:
         return total_steps(canvas, self.steps)
 
-    def tick(self, canvas: Canvas, state: State) -> np.ndarray:
+    def skipped_steps(self, canvas: Canvas, state: State) -> np.ndarray:
         clock = state.clock
         clock.enter(canvas, self.steps, canvas.step)
-        if canvas.entered.any():
+        if canvas.block_started.any():
             state.share = commit_share(clock.steps, self.eps)
         at = np.minimum(canvas.step - clock.start, clock.steps - 1)
-        counts = (canvas.left[:, None].astype(np.float32) * state.share).astype(np.int64)
+        counts = (canvas.block_remaining[:, None].astype(np.float32) * state.share).astype(np.int64)
         positive = (counts >= 1) & (np.arange(counts.shape[1]) >= at[:, None])
         first = positive.argmax(1)  # the last step commits everything that is open
         state.quota = counts[np.arange(len(canvas)), first]

@@ -43,9 +43,9 @@ class Spacing(Widen):
         if self.gap == 1:
             return chosen
         width, size = chosen.shape[1], canvas.block_lengths
-        gap = np.full_like(canvas.left, self.gap or 2)
+        gap = np.full_like(canvas.block_remaining, self.gap or 2)
         if self.gap is None:
-            gap = np.maximum(2, canvas.left * (size // self.base) // size)
+            gap = np.maximum(2, canvas.block_remaining * (size // self.base) // size)
         each, column = torch.from_numpy(gap).to(chosen.device)[:, None, None], torch.arange(width, device=chosen.device)
         near = (column[:, None] - column).abs() < each  # [B, W, W]
         rank = descending(proposal.score)[1]

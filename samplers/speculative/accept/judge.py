@@ -42,7 +42,7 @@ from ..ops.verification import Exact, follow, judge, judge_siblings
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bench:
+class JudgeState:
     """The head and its threshold, which all rows of a request share."""
 
     head: JudgeHead
@@ -51,7 +51,7 @@ class Bench:
     def keep(self, rows: np.ndarray) -> None:
         """Rows that leave do not change it."""
 
-    def put(self, where: np.ndarray, other: Bench) -> None:
+    def put(self, where: np.ndarray, other: JudgeState) -> None:
         """Nor do rows that join."""
 
 
@@ -86,7 +86,7 @@ class Judge(Acceptance):
     def target_states(self, request: Request) -> TargetStates | None:
         return None if self.exact == "distribution" else TargetStates(normed=True)
 
-    def start(self, context: DecodeContext) -> Bench | None:
+    def start(self, context: DecodeContext) -> JudgeState | None:
         if self.exact == "distribution" or self.head is None:
             return None
         head, model = load_judge(self.head), context.model
@@ -99,10 +99,10 @@ class Judge(Acceptance):
         thr = head.thr if self.thr is None else self.thr
         if thr is None:
             raise SpecError(f"judge: no threshold is stored with {self.head!r}", hint="write thr=...")
-        return Bench(head.to(context.text.device), thr)
+        return JudgeState(head.to(context.text.device), thr)
 
     def accept(
-        self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: Bench | None
+        self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: JudgeState | None
     ) -> Verdict:
         if state is None or not state.thr or draft.width == 1:
             if distributions.greedy:

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...limits import MOST
+from ...limits import MAX_SCALE
 from ...ops.neighbourhood import mass_within
 from ...registry import register
 from ..contracts import Acceptance, DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
@@ -75,7 +75,7 @@ class Lantern(Acceptance):
                 f"lantern: delta is a probability in [0, 1], got {self.delta}", hint="ratio=5 bounds a multiple of p"
             )
         self.require("ratio", least=1, hint="ratio=1 is the exact rule")
-        self.require("ratio", most=MOST, hint="delta=1 sets no bound")
+        self.require("ratio", most=MAX_SCALE, hint="delta=1 sets no bound")
 
     @property
     def exact(self) -> str:

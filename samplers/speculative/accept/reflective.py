@@ -121,7 +121,7 @@ class Reflective(Acceptance):
                 f"reflective reads a draft twice, one chain a row, and {name!r} lays out the nodes itself",
                 hint="draft with model:name=..., a draft module or lookup",
             )
-        if drafter.in_pass:
+        if drafter.adds_verify_nodes:
             raise SpecError(
                 f"reflective adds nodes to the pass that verifies, and {name!r} drafts in that pass",
                 hint="draft with model:name=..., a draft module or lookup",

@@ -40,11 +40,11 @@ from pardec.models.errors import SpecError
 
 from ...registry import register
 from ..contracts import DecodeContext
-from ..sparse_kv import Choice, CommittedSlots, Reading, Renewal
+from ..sparse_kv import Choice, CommittedSlots, RefreshState, SparseAttention
 
 
 @dataclass
-class Eviction(Renewal):
+class Eviction(RefreshState):
     """Slots that are kept, beside when rows were last filled; rows are first, and 0 is nothing in all of it."""
 
     first: np.ndarray  # [B] the slot from which on nothing has been evicted
@@ -153,7 +153,7 @@ _ALL = 1 << 40  # one layer may keep nearly everything: the cache is as long as 
     checked="reference:samplers.speculative.test_cake.naive_kept",
 )
 @dataclass(frozen=True)
-class Cake(Reading):
+class Cake(SparseAttention):
     budget: Annotated[int, "tokens that a layer keeps on average"] = 512
     window: Annotated[int, "last tokens that are always kept, and whose queries choose"] = 32
     gamma: Annotated[float, "weight of the variance in what is kept"] = 200.0
@@ -179,10 +179,12 @@ class Cake(Reading):
     def last_queries(self) -> int:
         return self.window
 
-    def renewal(self, rows: int) -> Eviction:
+    def refresh_state(self, rows: int) -> Eviction:
         return Eviction.start(rows, self.refresh)
 
-    def renew(self, cache: CompactCache, source: KVCache, context: DecodeContext, state: Renewal) -> np.ndarray:
+    def refresh_rows(
+        self, cache: CompactCache, source: KVCache, context: DecodeContext, state: RefreshState
+    ) -> np.ndarray:
         state.rounds = state.rounds + 1
         due: np.ndarray = state.rounds > self.refresh
         rows = np.flatnonzero(due)
@@ -196,7 +198,7 @@ class Cake(Reading):
         return due
 
     def choose(self, slots: CommittedSlots) -> Choice:
-        return self.evict(slots, self.renewal(int(slots.rows.max()) + 1))
+        return self.evict(slots, self.refresh_state(int(slots.rows.max()) + 1))
 
     def evict(self, slots: CommittedSlots, state: Eviction) -> Choice:
         """What the rows keep from now on, of what `state` says that they have kept so far; it takes that down."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from pardec.models.caches.compact_cache import text_keys
 
 from ...registry import register
-from ..sparse_kv import Choice, CommittedSlots, Reading
+from ..sparse_kv import Choice, CommittedSlots, SparseAttention
 
 
 @register(
@@ -37,7 +37,7 @@ from ..sparse_kv import Choice, CommittedSlots, Reading
     checked="reference:samplers.speculative.test_readings.naive_chunks",
 )
 @dataclass(frozen=True)
-class Retrieval(Reading):
+class Retrieval(SparseAttention):
     budget: Annotated[int, "tokens of the chunks that are seen"] = 512
     chunk: Annotated[int, "tokens of a chunk"] = 8
     refresh: Annotated[int, "rounds after which chunks are chosen anew"] = 8

@@ -24,7 +24,7 @@ from pardec.models.model import LanguageModel
 
 from ...registry import register
 from ..contracts import DecodeContext
-from ..sparse_kv import Choice, CommittedSlots, Reading
+from ..sparse_kv import Choice, CommittedSlots, SparseAttention
 from .window_settings import window_cache
 
 
@@ -32,7 +32,7 @@ from .window_settings import window_cache
     "streaming", stage="cache", family="ar", paper="arXiv:2309.17453", checked="reference:reference.naive_window.naive"
 )
 @dataclass(frozen=True)
-class Streaming(Reading):
+class Streaming(SparseAttention):
     sink: Annotated[int, "first tokens that are always seen"] = 16
     window: Annotated[int, "last tokens that are seen"] = 496
 

@@ -47,7 +47,7 @@ _FADE_MODEL = 0.9
 
 
 @dataclass
-class Arms:
+class BanditState:
     """What two drafters have given, and what each was asked for in this round; rows are live rows."""
 
     model: Any  # the drafters' states
@@ -65,14 +65,14 @@ class Arms:
     forward: float = 0.0  # cost of a forward of the model
 
     @staticmethod
-    def start(model: Any, copy: Any, rows: int, token: float) -> Arms:
+    def start(model: Any, copy: Any, rows: int, token: float) -> BanditState:
         """Before the first round, with these states of the drafters."""
         nothing, none = np.zeros(rows), np.zeros(rows, dtype=np.int64)
         copied = np.tile(np.array(_START), (rows, 1))
         texts = PerRow(NGramIndex(_SIZES) for _ in range(rows))
         guess = np.zeros((rows, 0), dtype=np.int64)
         sums = nothing, nothing.copy(), copied, np.ones_like(copied)
-        return Arms(model, copy, texts, *sums, none, guess, none.copy(), none > 0, token)
+        return BanditState(model, copy, texts, *sums, none, guess, none.copy(), none > 0, token)
 
     def failure(self) -> PardecError:
         """The error for logits of the drafting model that are not finite."""
@@ -121,7 +121,7 @@ class Arms:
 def joined(drafted: Draft, copied: Draft, used: np.ndarray) -> Draft:
     """The chains of `copied` in the rows `used` [B], the draft of a model in the others."""
     if used.all():
-        return replace(copied, uncontrolled=used)
+        return replace(copied, ignores_length_controller=used)
     width, device = max(drafted.width, copied.width), drafted.tokens.device
     rows = torch.from_numpy(used).to(device)[:, None]
     more = width - drafted.width
@@ -147,7 +147,7 @@ def joined(drafted: Draft, copied: Draft, used: np.ndarray) -> Draft:
         verify=None if drafted.verify is None else rows | wide(drafted.verify),
         point=None if drafted.point is None else ~rows & wide(drafted.point),
         q=q,
-        uncontrolled=used,
+        ignores_length_controller=used,
     )
 
 
@@ -186,30 +186,30 @@ class Auto(Nesting):
     def width(self, model: LanguageModel) -> int:
         return int(max(self._model.width(model), self._copy.width(model)))
 
-    def start(self, context: DecodeContext) -> Arms:
+    def start(self, context: DecodeContext) -> BanditState:
         ratio = self.cost_ratio(context.model, context.request.draft_model)
-        arms = Arms.start(self._model.start(context), self._copy.start(context), len(context.text), self.token)
+        arms = BanditState.start(self._model.start(context), self._copy.start(context), len(context.text), self.token)
         arms.forward = _COST if ratio is None else ratio
         arms.gained += 2 * (1 + min(self.k, 4) * _ACCEPTANCE)
         arms.cost += 2 * self._price(arms.count + self.k + 1, arms)
         return arms
 
-    def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: Arms) -> None:
+    def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: BanditState) -> None:
         self._model.read_prompt(rows, hidden, context, state.model)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Arms) -> Draft:
+    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: BanditState) -> Draft:
         copied = self._copy.propose(context, room, uniforms, state.copy)
         state.choose(copied, context.text)
         # The model is asked even if it has nothing to draft: it then knows that this round is not its own.
         drafted = self._model.propose(context, np.where(state.used, 0, room), uniforms, state.model)
         return joined(drafted, copied, state.used) if state.used.any() else drafted
 
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: Arms) -> None:
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: BanditState) -> None:
         self._model.observe(outcome, context, state.model)
         self._copy.observe(outcome, context, state.copy)
         state.learn(outcome, context.text, self._price(outcome.draft.sizes, state))
 
-    def _price(self, sizes: np.ndarray, state: Arms) -> np.ndarray:
+    def _price(self, sizes: np.ndarray, state: BanditState) -> np.ndarray:
         """[B] cost of rounds in which the model drafts `sizes` nodes, in forwards of the target."""
         forwards = 1 if self._model.one_pass else np.minimum(sizes - 1, self.k)
         price: np.ndarray = 1 + self.token * (sizes - 1) + state.forward * forwards

@@ -14,7 +14,7 @@ from torch import Tensor
 from pardec.models import finite
 from pardec.models.errors import ModelError, PardecError
 from pardec.models.files.token_bytes import TokenBytes
-from pardec.models.images.conditioned import put_rows
+from pardec.models.images.conditioned import copy_cache_rows
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
@@ -307,4 +307,4 @@ class CrossVocabularyState:
     def put(self, where: np.ndarray, other: CrossVocabularyState) -> None:
         """The rows of `other` in place of the live rows at `where`."""
         self.rows.put(where, other.rows)
-        put_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
+        copy_cache_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)

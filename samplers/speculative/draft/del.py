@@ -39,7 +39,7 @@ from .exits import parse_exits
 @register("del", stage="draft", paper="arXiv:2504.05598", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class DynamicExit(Drafter):
-    within_verify: ClassVar[bool] = True
+    drafts_during_verify: ClassVar[bool] = True
     takes_shape: ClassVar[bool] = True
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (8, 5, 12)}
 

@@ -28,17 +28,17 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, EarlyStates, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, LowerLayerStates, Uniforms
 from ..draft_model import DraftModelState
 
 
 @register("earlyexit", stage="draft", paper="arXiv:2404.16710", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class EarlyExit(Drafter):
-    within_verify: ClassVar[bool] = True
+    drafts_during_verify: ClassVar[bool] = True
     takes_shape: ClassVar[bool] = True
     takes_length: ClassVar[bool] = True
-    in_pass: ClassVar[bool] = True
+    adds_verify_nodes: ClassVar[bool] = True
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"layers": (2, 1), "k": (5, 3)}
 
     layers: Annotated[int, "of the target, that draft"] = 2
@@ -93,4 +93,4 @@ class Shallow(DraftModelState):
         _, slot = self._feed_rest(draft)
         index = slot.repeat(self.cache.copies, 1)
         states = self.states.gather(1, index[..., None].expand(-1, -1, self.states.shape[-1]))
-        return replace(draft, early=EarlyStates(layers, states), forwards=self.calls)
+        return replace(draft, early=LowerLayerStates(layers, states), forwards=self.calls)

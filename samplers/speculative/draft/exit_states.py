@@ -18,9 +18,9 @@ from torch.nn.functional import pad
 from pardec.models.hidden import Hidden
 from pardec.models.plan import Plan, Visible
 
-from ...batching import put_rows
+from ...batching import scatter_rows
 from ...ops.rank import argmax
-from ..contracts import DecodeContext, Draft, EarlyStates, Length, RoundResult
+from ..contracts import DecodeContext, Draft, Length, LowerLayerStates, RoundResult
 from ..draft_model import DraftModelState
 from .exits import all_copies, of_rows
 
@@ -107,7 +107,7 @@ class Choice(Length):
     def put(self, where: np.ndarray, other: Choice) -> None:
         """The rows of `other` in place of the live rows at `where`."""
         for name in _ROW_FIELDS:
-            setattr(self, name, put_rows(getattr(self, name), where, getattr(other, name)))
+            setattr(self, name, scatter_rows(getattr(self, name), where, getattr(other, name)))
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class ExitStates(DraftModelState):
         self._deepen(draft, real, deepest)
         exits = self.choice.exits.tolist()
         taps = {exit_ - 1: self.states[:, :, at] for at, exit_ in enumerate(exits) if exit_ <= deepest}
-        return replace(draft, early=EarlyStates(deepest, taps[deepest - 1], taps), forwards=self.calls)
+        return replace(draft, early=LowerLayerStates(deepest, taps[deepest - 1], taps), forwards=self.calls)
 
     def count(self, outcome: RoundResult, due: np.ndarray) -> None:
         """Counts the shadow tokens of the rows that are `due` [B], and learns from all rows' confidence."""

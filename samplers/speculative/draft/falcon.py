@@ -28,7 +28,7 @@ from pardec.models.hidden import Hidden
 from pardec.models.plan import Plan, Visible
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, LogitsOverIds, RoundResult, Uniforms
+from ..contracts import DecodeContext, Draft, RoundResult, SubsetLogits, Uniforms
 from ..forward import catch_up_groups
 from .eagle_state import PairState
 from .module_drafter import ModuleDrafter, module_of
@@ -67,8 +67,8 @@ class BlockPairState(PairState):
         self.highest = self.highest + torch.where(nodes >= 0, raw.amax(-1), 0).sum()
         return self._processed(self._fitted(raw), draft, nodes)
 
-    def forward_over_ids(self, draft: Draft, nodes: Tensor) -> LogitsOverIds:
-        return LogitsOverIds(self.forward(draft, nodes))
+    def forward_subset(self, draft: Draft, nodes: Tensor) -> SubsetLogits:
+        return SubsetLogits(self.forward(draft, nodes))
 
     def prune(self, nodes: Tensor) -> None:
         known = nodes < self.block_of.shape[1]

@@ -31,7 +31,7 @@ from pardec.models.errors import PardecError
 from pardec.models.hidden import Hidden
 from pardec.models.plan import Plan, Visible
 
-from ...batching import put_rows
+from ...batching import scatter_rows
 from ...registry import register
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
 from ..draft_model import DraftModelState
@@ -61,7 +61,7 @@ class AdapterState(Shallow):
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden) -> None:
         """The outputs of the first layers at every position of these rows' prompts."""
-        self.pending = put_rows(self.pending, rows, self.module.states.of(hidden).to(self.pending))
+        self.pending = scatter_rows(self.pending, rows, self.module.states.of(hidden).to(self.pending))
 
     def follow(self, outcome: RoundResult) -> None:
         """Keeps the adapter's K/V of accepted tokens, and the states of those that it was not fed."""
@@ -104,8 +104,8 @@ class AdapterState(Shallow):
     def put(self, where: np.ndarray, other: DraftModelState) -> None:
         assert isinstance(other, AdapterState)
         super().put(where, other)
-        self.adapted = put_rows(self.adapted, where, other.adapted)
-        self.pending = put_rows(self.pending, where, other.pending)
+        self.adapted = scatter_rows(self.adapted, where, other.adapted)
+        self.pending = scatter_rows(self.pending, where, other.pending)
         self.adapter_cache.put(torch.from_numpy(where), other.adapter_cache)
 
     def _raw(self, draft: Draft, nodes: Tensor, *, subset: bool = False) -> Tensor:
@@ -160,7 +160,7 @@ class AdapterState(Shallow):
 )
 @dataclass(frozen=True)
 class Kangaroo(ModuleDrafter):
-    within_verify: ClassVar[bool] = True
+    drafts_during_verify: ClassVar[bool] = True
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 6
     layers: Annotated[int | None, "of the target, that draft; by default as the adapter's config says, else 2"] = None
 

@@ -35,7 +35,7 @@ class Nesting(Drafter):
         drafter = nested(name, "model", text, "one drafting model", self.example)
         if not drafter.takes_shape or isinstance(drafter, Nesting):
             raise not_the_spec_of(name, "model", text, "one drafting model", self.example)
-        if drafter.within_verify:
+        if drafter.drafts_during_verify:
             raise SpecError(
                 f"{name}: {drafter.registered[0]} drafts within the forward that verifies, in all rows and every round",
                 hint="it cannot take turns: model, eagle, medusa, hydra, dflash and layerskip can",

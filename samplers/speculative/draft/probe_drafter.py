@@ -13,8 +13,8 @@ from pardec.models.errors import SpecError
 
 from ...limits import check_nodes
 from ...request import Request
-from ...spec_values import MOST
-from ..contracts import Chains, DecodeContext, Draft, Queries, RoundResult, Uniforms
+from ...spec_values import MAX_INT_PARAM
+from ..contracts import DecodeContext, Draft, ProbeLayout, ProbeNodes, RoundResult, Uniforms
 from ..probe_nodes import Carry, behind
 from .draft_heads import HeadsState
 from .module_drafter import ModuleDrafter, module_of
@@ -27,8 +27,8 @@ class QueryDrafter(ModuleDrafter):
     The logits of the last accepted node's queries are those of the next round, by the depth of a node.
     """
 
-    within_verify: ClassVar[bool] = True
-    in_pass: ClassVar[bool] = True
+    drafts_during_verify: ClassVar[bool] = True
+    adds_verify_nodes: ClassVar[bool] = True
 
     k: Annotated[int, "tokens drafted, which is how deep a tree grows; as many steps as were trained at most"] = 3
     carry: Annotated[
@@ -39,7 +39,7 @@ class QueryDrafter(ModuleDrafter):
     def __post_init__(self) -> None:
         super().__post_init__()
         for part in (self.carry or "1").replace(".", "-").split("-"):
-            if not (part.isdecimal() and len(part) <= len(str(MOST)) and int(part) <= self.k):
+            if not (part.isdecimal() and len(part) <= len(str(MAX_INT_PARAM)) and int(part) <= self.k):
                 raise SpecError(
                     f"{self.registered[0]}: carry lists whole numbers up to k={self.k} joined by '-', "
                     f"got {self.carry!r}",
@@ -47,11 +47,11 @@ class QueryDrafter(ModuleDrafter):
                     " 3-3.1 has 3 behind the first child, 1 behind the others",
                 )
 
-    def chains(self, module: Any) -> Chains:
+    def chains(self, module: Any) -> ProbeLayout:
         """The queries behind a node."""
         raise NotImplementedError
 
-    def begin(self, queries: Queries, module: Any) -> Queries:
+    def begin(self, queries: ProbeNodes, module: Any) -> ProbeNodes:
         """The queries with their inputs, or with where they begin."""
         raise NotImplementedError
 

@@ -23,7 +23,7 @@ from typing import ClassVar
 from pardec.models.draft_modules.prompts import PromptVectors
 
 from ...registry import register
-from ..contracts import Chains, Queries
+from ..contracts import ProbeLayout, ProbeNodes
 from .probe_drafter import QueryDrafter
 
 
@@ -38,9 +38,9 @@ from .probe_drafter import QueryDrafter
 class Prompts(QueryDrafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (3, 2, 1)}
 
-    def chains(self, module: PromptVectors) -> Chains:
+    def chains(self, module: PromptVectors) -> ProbeLayout:
         length = min(self.k, module.steps) * module.each
-        return Chains(module.step[:length], module.above[:length])
+        return ProbeLayout(module.step[:length], module.above[:length])
 
-    def begin(self, queries: Queries, module: PromptVectors) -> Queries:
+    def begin(self, queries: ProbeNodes, module: PromptVectors) -> ProbeNodes:
         return replace(queries, inputs=module.vectors[: len(queries.chains.step)])

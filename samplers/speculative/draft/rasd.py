@@ -38,7 +38,7 @@ from pardec.models.model import LanguageModel
 
 from ...limits import check_nodes
 from ...registry import register
-from ..contracts import DecodeContext, Draft, DraftModel, LogitsOverIds, RoundResult, Shape, Uniforms
+from ..contracts import DecodeContext, Draft, DraftModel, RoundResult, Shape, SubsetLogits, Uniforms
 from .nested_drafter import Nesting
 from .text_history import PerRow, SuffixIndex
 from .text_store import read_texts
@@ -50,7 +50,7 @@ class FirstDistribution(Shape):
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self.first: LogitsOverIds | None = None  # [B, 1, V or N]; None: nothing was drafted in this round
+        self.first: SubsetLogits | None = None  # [B, 1, V or N]; None: nothing was drafted in this round
 
     @property
     def unprocessed(self) -> bool:
@@ -88,10 +88,10 @@ class _Watched(DraftModel):
         self.model, self.record = model, record
 
     def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
-        return self._recorded(LogitsOverIds(self.model.forward(draft, nodes))).logits
+        return self._recorded(SubsetLogits(self.model.forward(draft, nodes))).logits
 
-    def forward_over_ids(self, draft: Draft, nodes: Tensor) -> LogitsOverIds:
-        return self._recorded(self.model.forward_over_ids(draft, nodes))
+    def forward_subset(self, draft: Draft, nodes: Tensor) -> SubsetLogits:
+        return self._recorded(self.model.forward_subset(draft, nodes))
 
     def prune(self, nodes: Tensor) -> None:
         self.model.prune(nodes)
@@ -99,7 +99,7 @@ class _Watched(DraftModel):
     def acceptance(self) -> Tensor | None:
         return self.model.acceptance()
 
-    def _recorded(self, over: LogitsOverIds) -> LogitsOverIds:
+    def _recorded(self, over: SubsetLogits) -> SubsetLogits:
         self.record.first = self.record.first or over
         return over
 
@@ -169,7 +169,7 @@ def _extended(draft: Draft, sizes: np.ndarray, table: Tensor, added: Tensor) -> 
         verify=None if draft.verify is None else added | wide(draft.verify),
         q=None if draft.q is None else pad(draft.q, (0, 0, 0, extra)),
         point=point,
-        uncontrolled=added.any(1).cpu().numpy(),
+        ignores_length_controller=added.any(1).cpu().numpy(),
     )
 
 

@@ -37,11 +37,11 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.models.trimmed import parameters_read
 
-from ...batching import put_rows
+from ...batching import scatter_rows
 from ...conditioning import conditioned_model
 from ...registry import register
 from ...spec import ModelName
-from ..contracts import DecodeContext, Draft, Drafter, LogitsOverIds, RoundResult, SpeculativeSampler, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, SubsetLogits, Uniforms
 from ..draft_model import DraftModelState
 from ..forward import catch_up_groups
 from ..shape.chain import Chain
@@ -90,8 +90,8 @@ class NestedState(DraftModelState):
         assert result is not None, "there is at least one exit"
         return result
 
-    def forward_over_ids(self, draft: Draft, nodes: Tensor) -> LogitsOverIds:
-        return LogitsOverIds(self.forward(draft, nodes))
+    def forward_subset(self, draft: Draft, nodes: Tensor) -> SubsetLogits:
+        return SubsetLogits(self.forward(draft, nodes))
 
     def settle(self) -> None:
         """Rejected tokens are not in the text; the last one of it was never fed."""
@@ -105,8 +105,8 @@ class NestedState(DraftModelState):
     def put(self, where: np.ndarray, other: DraftModelState) -> None:
         assert isinstance(other, NestedState)
         super().put(where, other)
-        self.reach = put_rows(self.reach, where, other.reach)
-        self.inputs = put_rows(self.inputs, where, other.inputs)
+        self.reach = scatter_rows(self.reach, where, other.reach)
+        self.inputs = scatter_rows(self.inputs, where, other.inputs)
 
     def _advance(self, part: int, rows: np.ndarray, stop: np.ndarray, draft: Draft) -> Tensor:
         """Runs a part on the tokens of `rows` [n] before `stop` [n] that it lacks: logits [n, 1, V] behind the last."""

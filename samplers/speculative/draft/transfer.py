@@ -22,7 +22,7 @@ from typing import ClassVar
 from pardec.models.draft_modules.transfer import HiddenTransfer
 
 from ...registry import register
-from ..contracts import Chains, Queries, Splice
+from ..contracts import ProbeInjection, ProbeLayout, ProbeNodes
 from .probe_drafter import QueryDrafter
 
 
@@ -37,9 +37,9 @@ from .probe_drafter import QueryDrafter
 class Transfer(QueryDrafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (3, 2, 1)}
 
-    def chains(self, module: HiddenTransfer) -> Chains:
-        return Chains.single(min(self.k, module.steps))
+    def chains(self, module: HiddenTransfer) -> ProbeLayout:
+        return ProbeLayout.single(min(self.k, module.steps))
 
-    def begin(self, queries: Queries, module: HiddenTransfer) -> Queries:
+    def begin(self, queries: ProbeNodes, module: HiddenTransfer) -> ProbeNodes:
         steps = range(len(queries.chains.step))
-        return replace(queries, splices=tuple(Splice(module.layers[j], partial(module.make, j)) for j in steps))
+        return replace(queries, splices=tuple(ProbeInjection(module.layers[j], partial(module.make, j)) for j in steps))

@@ -139,7 +139,7 @@ class Calibrated(Length):
         np.add.at(state.tested, (row, state.bucket[row, column]), 1)
         np.add.at(state.accepted, (row, state.bucket[row, column]), column < accepted[row])
         if state.cost is not None:
-            others = outcome.draft.uncontrolled
+            others = outcome.draft.ignores_length_controller
             own = np.ones(len(drafted), dtype=bool) if others is None else ~others
             spent = 1 + state.cost * drafted
             state.gained = np.where(own, state.gained * self.decay + outcome.gained, state.gained)

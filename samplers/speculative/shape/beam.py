@@ -70,7 +70,7 @@ class Beam(Shape):
         frontier = np.where(live, 0, -1)[:, None]
         for depth in range(int(budget.max())):
             nodes = torch.from_numpy(frontier).to(device)
-            over = draft_model.forward_over_ids(tree.draft(), nodes)
+            over = draft_model.forward_subset(tree.draft(), nodes)
             stopped = stopped_rows(context, draft_model, over.logits, nodes, depth)
             top, columns = likeliest(over.logits, self.beams)
             children = to_host({"probs": top.exp(), "tokens": over.tokens(columns)})

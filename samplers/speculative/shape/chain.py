@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...ops.rank import argmax
 from ...registry import register
-from ..contracts import DecodeContext, Draft, DraftModel, LogitsOverIds, Shape, Uniforms
+from ..contracts import DecodeContext, Draft, DraftModel, Shape, SubsetLogits, Uniforms
 from .tree_growth import drops_last, stopped_rows
 
 
@@ -47,9 +47,9 @@ class Chain(Shape):
             draft = Draft(torch.stack(tokens, 1), counts + 1, text.length - 1)
             nodes = torch.from_numpy(np.where(live, step, -1)).to(text.device)[:, None]
             over = (
-                LogitsOverIds(draft_model.forward(draft, nodes))
+                SubsetLogits(draft_model.forward(draft, nodes))
                 if sampling
-                else draft_model.forward_over_ids(draft, nodes)
+                else draft_model.forward_subset(draft, nodes)
             )
             logits = over.logits
             stopped = stopped_rows(context, draft_model, logits, nodes, step)

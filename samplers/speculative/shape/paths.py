@@ -26,7 +26,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, DraftModel, LogitsOverIds, Shape, SpeculativeSampler, Uniforms
+from ..contracts import DecodeContext, Draft, DraftModel, Shape, SpeculativeSampler, SubsetLogits, Uniforms
 from ..trees import Path
 from .paths_tree import read_tree, tree_levels
 from .siblings import conditional_distributions, likeliest, siblings
@@ -83,8 +83,8 @@ class Paths(Shape):
             draft = Draft(tokens, np.full_like(sizes, size), base, parents, depths, depth - 1)
             nodes = torch.where(torch.from_numpy(live).to(device)[:, None], level.parents, -1)
             grown = draft if depth > 1 else Draft.none(text)
-            forward = draft_model.forward_over_ids
-            over = LogitsOverIds(draft_model.forward(grown, nodes)) if sampling else forward(grown, nodes)
+            forward = draft_model.forward_subset
+            over = SubsetLogits(draft_model.forward(grown, nodes)) if sampling else forward(grown, nodes)
             logits = over.logits
             stopped = stopped_rows(context, draft_model, logits, nodes, depth - 1)
             if sampling:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError, did_you_mean
 
-from ...spec_values import MOST
+from ...spec_values import MAX_INT_PARAM
 from ..trees import Path, Template
 
 _DIGITS = {
@@ -104,8 +104,10 @@ def read_tree(text: str) -> tuple[Path, ...]:
             hint=f"they are {', '.join(TREES)}; or write paths: tree=0-1-0.0",
         )
     ranks = [path.split(".") for path in text.split("-")]
-    digits = len(str(MOST))
-    if not all(rank.isdecimal() and len(rank) <= digits and int(rank) < MOST for path in ranks for rank in path):
+    digits = len(str(MAX_INT_PARAM))
+    if not all(
+        rank.isdecimal() and len(rank) <= digits and int(rank) < MAX_INT_PARAM for path in ranks for rank in path
+    ):
         raise SpecError(
             f"paths: tree lists paths joined by '-', and the ranks of a path joined by '.', got {text!r}",
             hint="tree=0-1-0.0-0.1 is two children of the last token, and two of the first of these",

@@ -26,7 +26,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import register
-from ...spec_values import MOST
+from ...spec_values import MAX_INT_PARAM
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
 from .siblings import conditional_distributions, siblings
 from .tree_growth import drops_last, stopped_rows
@@ -39,10 +39,10 @@ class Template(Shape):
 
     def __post_init__(self) -> None:
         for part in self.widths.split("-"):
-            if not (part.isdecimal() and len(part) <= len(str(MOST)) and 0 < int(part) <= MOST):
+            if not (part.isdecimal() and len(part) <= len(str(MAX_INT_PARAM)) and 0 < int(part) <= MAX_INT_PARAM):
                 raise SpecError(
                     f"template: widths are whole numbers above 0 joined by '-', got {self.widths!r}",
-                    hint=f"widths=3-2-1; none is above {MOST}",
+                    hint=f"widths=3-2-1; none is above {MAX_INT_PARAM}",
                 )
 
     @property

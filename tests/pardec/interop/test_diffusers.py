@@ -548,7 +548,7 @@ def chosen(sampler: MaskedSampler, logits: Tensor, sample: Tensor, at: int = 0) 
         proposal: Proposal = sampler.propose.propose(seen, canvas)
         which = sampler.select.select(proposal, canvas, states.get(id(sampler.select)))
         if step < at:
-            canvas.step, canvas.entered = canvas.step + 1, np.zeros(len(canvas), dtype=bool)
+            canvas.step, canvas.block_started = canvas.step + 1, np.zeros(len(canvas), dtype=bool)
     assert isinstance(which, Tensor)
     return which & canvas.eligible, canvas
 

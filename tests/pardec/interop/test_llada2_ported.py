@@ -148,7 +148,7 @@ def test_ids_of_one_row_may_lack_the_batch(ids: Tensor) -> None:
     ("tokenizer", "arguments"),
     [
         (None, {"prompt": "hello"}),
-        (Words(), {"prompt": "hello", "messages": [{"role": "user", "content": "hi"}]}),
+        (Words(), {"prompt": "hello", "messages": [{"role": "user", "content": "block_end"}]}),
         (Words(), {}),
     ],
 )

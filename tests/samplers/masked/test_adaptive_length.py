@@ -13,7 +13,7 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.events import Step
-from pardec.samplers.masked.canvas import NEVER
+from pardec.samplers.masked.canvas import UNCOMMITTED
 from tests.samplers.toys import EOS, MASK, PAD, events, fill, prompts, request, run, same, table, toy
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -50,7 +50,7 @@ def test_sixteen_tokens_by_hand(ends: dict[int, float], beyond: int, length: int
     mask = 6
     asked = request([[mask] * 16], [0], block_length=4, stop_ids=(5,))
     got = run(table(distributions(ends)), SPEC.format(beyond), asked)
-    assert got.trace.commit_step[0].tolist()[length:] == [NEVER] * (16 - length)
+    assert got.trace.commit_step[0].tolist()[length:] == [UNCOMMITTED] * (16 - length)
     assert (got.trace.commit_step[0, :length] >= 0).all()
     assert got.tokens[0, length:].tolist() == [4] * (16 - length)
     assert got.reasons == ("stop" if length < 16 else "length",)
@@ -70,20 +70,20 @@ def test_a_later_block_shortens_the_row_further() -> None:
 def test_end_tokens_of_the_request_alone_count() -> None:
     asked = request([[6] * 16], [0], block_length=4)
     got = run(table(distributions({9: 0.95})), SPEC.format(0), asked)
-    assert not (got.trace.commit_step == NEVER).any()
+    assert not (got.trace.commit_step == UNCOMMITTED).any()
 
 
 def test_tokens_that_were_given_behind_it_keep_the_row_long() -> None:
     row = [*[6] * 14, 3, 6]
     got = run(table(distributions({9: 0.95})), SPEC.format(0), request([row], [0], block_length=4, stop_ids=(5,)))
     assert got.tokens[0, 14] == 3
-    assert not (got.trace.commit_step == NEVER).any()
+    assert not (got.trace.commit_step == UNCOMMITTED).any()
 
 
 def test_a_row_is_not_cut_below_its_least_length() -> None:
     asked = request([[6] * 16], [0], block_length=4, stop_ids=(5,), min_new_tokens=10)
     got = run(table(distributions({9: 0.95})), SPEC.format(0), asked)
-    assert not (got.trace.commit_step == NEVER).any()
+    assert not (got.trace.commit_step == UNCOMMITTED).any()
 
 
 def test_steps_do_not_count_padding_as_committed() -> None:
@@ -162,8 +162,8 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch(rest: str, cache: str) -> None
     given, model, options = prompts(LENGTHS), toy("dream", sharp=1.2), {"stop_ids": (EOS, 1, 2, 3)}
     whole = fill(model, f"{HEAD}+{rest}@{cache}", given, NEW, **options)
     assert not (whole.tokens == MASK).any()
-    assert (whole.trace.commit_step == NEVER).any()
-    assert (whole.tokens[whole.trace.commit_step == NEVER] == PAD).all()
+    assert (whole.trace.commit_step == UNCOMMITTED).any()
+    assert (whole.tokens[whole.trace.commit_step == UNCOMMITTED] == PAD).all()
     for row, prompt in enumerate(given):
         alone = fill(model, f"{HEAD}+{rest}@{cache}", [prompt], NEW[row], seeds=[100 + row], **options)
         assert same(alone, 0, whole, row)

@@ -234,7 +234,7 @@ def test_what_is_open_is_queried_even_if_the_cache_leaves_it_out(family: str) ->
 def test_the_first_forward_is_full_whatever_the_cache_queries() -> None:
     class Nothing(AsMask):
         def query(self, canvas: Any, state: Any) -> QuerySpec:
-            return QuerySpec(canvas.lo, canvas.lo)
+            return QuerySpec(canvas.block_start, canvas.block_start)
 
     got = with_cache("llada", Nothing(registry.resolve("sequential@dual").cache), prompts((5,)), (4,))
     assert got.trace.fed[0][0] == range(9)

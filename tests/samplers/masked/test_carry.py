@@ -57,7 +57,7 @@ def test_the_best_is_taken_however_unsure_and_is_not_carried() -> None:
     )
     carry = build_method(parse("carry:tau=1,steps=4").parts[0])
     state = carry.start(canvas)
-    carry.tick(canvas, state)
+    carry.skipped_steps(canvas, state)
     taken = carry.select(evidence.propose(*evidence.distribution.greedy), canvas, state)
     assert taken.nonzero().tolist() == [[0, 4]]
     assert state.carried.tolist() == [[1]]
@@ -68,11 +68,11 @@ def test_a_new_block_begins_with_nothing_carried() -> None:
     carry = build_method(parse("carry:steps=4").parts[0])
     state = carry.start(canvas)
     state.carried += 3
-    carry.tick(canvas, state)
+    carry.skipped_steps(canvas, state)
     assert state.carried.tolist() == [[0]]
     state.carried += 3
-    canvas.entered = np.zeros(1, dtype=bool)
-    carry.tick(canvas, state)
+    canvas.block_started = np.zeros(1, dtype=bool)
+    carry.skipped_steps(canvas, state)
     assert state.carried.tolist() == [[3]]
 
 

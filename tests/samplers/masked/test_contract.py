@@ -16,7 +16,7 @@ from pardec.samplers import registry
 from pardec.samplers.cards import MASKED
 from pardec.samplers.events import Finished, Step
 from pardec.samplers.masked.build import SINGLE
-from pardec.samplers.masked.canvas import GIVEN, NEVER
+from pardec.samplers.masked.canvas import PROMPT, UNCOMMITTED
 from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.masked.loop import MaskedLoop, decode
 from tests.grids import pairwise, thinned
@@ -61,7 +61,7 @@ def fitting(spec: str) -> list[str]:
     if looks_behind(sampler):
         one = "bidirectional"
         return [name for name, (_, attention) in FAMILIES.items() if attention == one and needs in (None, one)]
-    if any(stage.needs_shadow for stage in sampler.revising):
+    if any(stage.needs_leave_one_out for stage in sampler.revising):
         return [name for name, (_, attention) in FAMILIES.items() if needs in (None, attention)]
     if needs is not None:
         return [name for name, (_, attention) in EVERY_FAMILY.items() if attention == needs]
@@ -126,10 +126,10 @@ def check(got: Finished, mask: int = MASK, *, may_stop: bool = False, revised: b
         assert not (tokens == mask).any()
         if not revised:
             assert set(when[when >= 0].tolist()) == set(range(got.nfe[row]))  # no forward was idle
-        if (when == NEVER).any():
+        if (when == UNCOMMITTED).any():
             assert may_stop
             assert got.reasons[row] == "stop"
-            assert (tokens[when == NEVER] == PAD).all()
+            assert (tokens[when == UNCOMMITTED] == PAD).all()
 
 
 @pytest.mark.parametrize(("spec", "temperature"), pairwise(product(SPECS, [0.0, 0.7]), axes, 1))
@@ -250,7 +250,7 @@ def test_given_tokens_of_a_template_stay(spec: str) -> None:
         for row, canvas in enumerate(canvases):
             kept = np.array(canvas) != MASK
             assert (got.tokens[row, : len(canvas)][kept] == np.array(canvas)[kept]).all()
-            assert (got.trace.commit_step[row, : len(canvas)] == GIVEN).tolist() == kept.tolist()
+            assert (got.trace.commit_step[row, : len(canvas)] == PROMPT).tolist() == kept.tolist()
         assert got.nfe[2] == 0
         assert got.reasons[2] == "length"
 

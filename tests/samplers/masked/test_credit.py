@@ -8,7 +8,7 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.masked.canvas import Canvas, Revision, Writing
+from pardec.samplers.masked.canvas import Canvas, Revision, Update
 from pardec.samplers.masked.contracts import Evidence
 from pardec.samplers.masked.logits.credit import Credit, Credits
 from pardec.samplers.ops.distribution import DenseDistribution
@@ -98,7 +98,7 @@ class Alone:
         found = self.stage.logits(evidence, self.canvas, self.state).logits - evidence.logits
         which = torch.zeros_like(self.canvas.eligible)
         which[0, list(commit)] = True
-        self.canvas.commit(Writing(which, torch.zeros_like(self.canvas.window), which.float()), revision=revision)
+        self.canvas.commit(Update(which, torch.zeros_like(self.canvas.window), which.float()), revision=revision)
         return found[0].nan_to_num(0)  # the impossible tokens stay at -inf
 
 
@@ -131,7 +131,7 @@ def test_a_new_block_starts_without_credit() -> None:
     for _ in range(3):
         first = alone.step(LAWS[:4], commit=())
     alone.step(LAWS[:4], commit=(0, 1, 2, 3))
-    assert alone.canvas.lo[0] == 4
+    assert alone.canvas.block_start[0] == 4
     second = alone.step(LAWS[4:])
     assert first[1].expm1()[0].item() == pytest.approx(3 * 0.6, abs=1e-5)
     assert second[0].expm1()[3].item() == pytest.approx(0.99, abs=1e-5)
@@ -155,7 +155,7 @@ def test_the_state_of_a_row_stays_small_at_a_large_vocabulary() -> None:
     stage = Credit()
     state = stage.start(canvas)
     asked = request([row.tolist()], [0], block_length=positions)
-    nothing = Writing(torch.zeros_like(canvas.eligible), canvas.window, canvas.eligible.float())
+    nothing = Update(torch.zeros_like(canvas.eligible), canvas.window, canvas.eligible.float())
     for step in range(steps):
         logits = torch.zeros(1, positions, 256).index_fill(-1, torch.tensor([step]), 3.0)
         stage.logits(Evidence(DenseDistribution(logits), canvas.window, canvas.eligible, asked), canvas, state)

@@ -12,7 +12,7 @@ import pytest
 import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers.ops.token_automaton import TokenAutomaton
-from pardec.samplers.request import JointGap
+from pardec.samplers.request import ConstrainedSpan
 from tests.samplers.toys import EVERY_FAMILY, accepted, names, toy
 
 VOCAB, MASK, NEW = 20, 19, 11
@@ -53,10 +53,10 @@ def test_sets_are_those_of_the_words_that_are_left() -> None:
 def decoded(model: pardec.Model, ids: list[list[int]], seeds: list[int], **arguments: Any) -> list[list[int]]:
     call = model.prepare(input_ids=ids, max_new_tokens=NEW, stop_ids=[], seed=seeds, **arguments)
     gaps = tuple(
-        tuple(JointGap(start + at, AUTOMATON) for at in (STARTS if len(ids[row]) != 2 else ()))
+        tuple(ConstrainedSpan(start + at, AUTOMATON) for at in (STARTS if len(ids[row]) != 2 else ()))
         for row, start in enumerate(call.request.prompts)
     )
-    *_, last = model.run(replace(call, request=replace(call.request, joints=gaps)))
+    *_, last = model.run(replace(call, request=replace(call.request, constrained_spans=gaps)))
     return [
         row[start : start + NEW].tolist()
         for row, start in zip(last.tokens, call.prompts, strict=True)  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.masked.canvas import Canvas, Revision, Writing
+from pardec.samplers.masked.canvas import Canvas, Revision, Update
 from pardec.samplers.masked.contracts import Evidence
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.masked.select.klass import Klass
@@ -67,7 +67,7 @@ def test_laws_that_move_too_far_hold_a_position_back() -> None:
     state, other = stage.start(canvas), LAWS.clone()
     other[0, :4] = torch.tensor([0.05, 0.05, 0.85, 0.05])  # .95 falls to .85: KL .85 ln(.85/.95) + .15 ln 3
     far = 0.85 * torch.tensor(0.85 / 0.95).log() + 0.15 * torch.tensor(3.0).log()
-    nothing = Writing(torch.zeros_like(canvas.eligible), canvas.window, canvas.eligible.float())
+    nothing = Update(torch.zeros_like(canvas.eligible), canvas.window, canvas.eligible.float())
 
     def step(
         distributions: torch.Tensor, revision: Revision | None = None, which: torch.Tensor | None = None

@@ -18,7 +18,7 @@ from pardec.requests.image_layout import intersect
 from pardec.requests.prompts import Row
 from pardec.samplers import registry
 from pardec.samplers.events import Event, Finished, Step
-from pardec.samplers.masked.canvas import GIVEN
+from pardec.samplers.masked.canvas import PROMPT
 from pardec.samplers.masked.loop import decode
 from pardec.samplers.request import Request
 from pardec.samplers.rng import Keyed
@@ -145,7 +145,7 @@ def test_every_sampler_draws(spec: str, cfg: float | None) -> None:
         tokens = whole.tokens[row, start : start + len(forced)]
         assert (tokens[forced >= 0] == forced[forced >= 0]).all()
         assert set(tokens[forced < 0].tolist()) <= set(CODES)
-        assert (whole.trace.commit_step[row, start : start + len(forced)][forced >= 0] == GIVEN).all()
+        assert (whole.trace.commit_step[row, start : start + len(forced)][forced >= 0] == PROMPT).all()
     alone = draw(model, spec, CAPTIONS[1:2], seeds=[101], **options)
     assert same(alone, 0, whole, 1)
     assert whole.forward_rows == tuple(n * (1 if cfg is None else 2) for n in whole.nfe)

@@ -10,7 +10,7 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers.events import Finished, Step
-from pardec.samplers.masked.canvas import Canvas, Revision, Writing
+from pardec.samplers.masked.canvas import Canvas, Revision, Update
 from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
 from tests.samplers.toys import BLOCK, EOS, MASK, altered, events, fill, prompts, request, run, same, toy
@@ -168,13 +168,13 @@ def test_revisions_join() -> None:
     held = Canvas([torch.tensor([1, MASK, MASK, MASK])], [1], mask_id=MASK, pad_id=0, block_length=3)
     yes, no = torch.tensor([[True, True, False]]), torch.tensor([[False, True, True]])
     full = lambda value: torch.full((1, 3), value)  # noqa: E731
-    held.commit(Writing(torch.ones(1, 3, dtype=torch.bool), full(4), full(0.5)))
-    one = Revision(reopen=yes, rewrite=Writing(yes, full(5), full(0.6)))
-    other = Revision(rewrite=Writing(no, full(6), full(0.7)), hold=np.array([True]))
-    held.commit(Writing(torch.zeros(1, 3, dtype=torch.bool), full(4), full(0.5)), revision=one.merge(other))
+    held.commit(Update(torch.ones(1, 3, dtype=torch.bool), full(4), full(0.5)))
+    one = Revision(reopen=yes, rewrite=Update(yes, full(5), full(0.6)))
+    other = Revision(rewrite=Update(no, full(6), full(0.7)), hold=np.array([True]))
+    held.commit(Update(torch.zeros(1, 3, dtype=torch.bool), full(4), full(0.5)), revision=one.merge(other))
     assert held.tokens[0, :4].tolist() == [1, MASK, MASK, 6]
     assert held.commit_step[0, :4].tolist() == [-1, -2, -2, 1]
-    assert held.stays.tolist() == [True]
+    assert held.hold_block.tolist() == [True]
 
 
 @pytest.mark.parametrize(

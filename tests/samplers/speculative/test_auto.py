@@ -16,7 +16,7 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import RoundResult
-from pardec.samplers.speculative.draft.auto import Arms, Auto
+from pardec.samplers.speculative.draft.auto import Auto, BanditState
 from pardec.samplers.speculative.draft.model import Model
 from pardec.samplers.speculative.length.heuristic import Heuristic
 from tests.models.draft_modules.dflash_writer import write
@@ -39,12 +39,12 @@ class Watched:
 
     def __init__(self) -> None:
         self.used: list[dict[int, bool]] = []
-        self.states: list[Arms] = []
+        self.states: list[BanditState] = []
 
     def __enter__(self) -> Watched:
         propose = Auto.propose
 
-        def watching(auto: Auto, context: Any, room: Any, uniforms: Any, state: Arms) -> Any:
+        def watching(auto: Auto, context: Any, room: Any, uniforms: Any, state: BanditState) -> Any:
             draft = propose(auto, context, room, uniforms, state)
             self.used.append(dict(zip(context.text.rows.tolist(), state.used.tolist(), strict=True)))
             self.states.append(state)
@@ -136,7 +136,7 @@ def test_copies_take_over_within_two_rounds_where_the_text_begins_to_repeat() ->
 
 
 def test_what_a_copy_would_have_given_is_counted() -> None:
-    arms = Arms.start(None, None, 4, 0.03)
+    arms = BanditState.start(None, None, 4, 0.03)
     arms.guess, arms.count = np.array([[1, 2, 9], [1, 2, 3], [9, 2, 3], [1, 2, 3]]), np.array([3, 3, 3, 2])
     arms.used, arms.size = np.array([False, False, False, True]), np.full(4, 2)
     arms.copied[:, 2] = 2.5

@@ -22,7 +22,7 @@ from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.ops.judge_heads import JUDGES, WEIGHTS, JudgeHead, judge_names, load_judge
 from pardec.samplers.speculative.accept import judge as module
-from pardec.samplers.speculative.accept.judge import Bench, Judge
+from pardec.samplers.speculative.accept.judge import Judge, JudgeState
 from pardec.samplers.speculative.contracts import Draft, TargetDistributions, Uniforms, Verdict
 from pardec.samplers.speculative.forward import VerifyForward
 from tests.reference.naive_acceptance import Node, children, normal
@@ -100,10 +100,10 @@ def test_a_linear_head_accepts_what_is_as_good_and_rejects_injected_errors(tmp_p
         assert rows(off) == rows(exact)
         done, passes = recorded(counting(), speculation(Careless(), rule[0.5]), GIVEN, 40, **options)
         assert sum(done.nfe) < 0.7 * sum(off.nfe), "second spellings stand"
-        bench = Bench(load_judge(str(tmp_path)), 0.5)
+        bench = JudgeState(load_judge(str(tmp_path)), 0.5)
         counts = [
             sum(
-                int(each.accept(p.draft, p.distributions, p.uniforms, Bench(bench.head, thr)).count.sum())
+                int(each.accept(p.draft, p.distributions, p.uniforms, JudgeState(bench.head, thr)).count.sum())
                 for p in passes
             )
             for thr, each in rule.items()
@@ -166,7 +166,7 @@ def test_random_trees_follow_the_plain_rule(greedy: bool) -> None:
         base = distributions(p, greedy=greedy)
         given = TargetDistributions(base.raw, base.logits, greedy, states)
         uniforms = Given(torch.from_numpy(u))
-        verdict = Judge("x", 0.4).accept(draft, given, uniforms, Bench(head, 0.4))
+        verdict = Judge("x", 0.4).accept(draft, given, uniforms, JudgeState(head, 0.4))
         assert verdict.path[0, 1 : int(verdict.count) + 1].tolist() == expected
         assert verdict.deviation is not None
         assert float(verdict.deviation) == pytest.approx(off, abs=1e-5)

@@ -16,7 +16,7 @@ from pardec.models.draft_modules.load import load_draft_module
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.speculative.contracts import Chains, Draft
+from pardec.samplers.speculative.contracts import Draft, ProbeLayout
 from pardec.samplers.speculative.draft.probe_drafter import QueryState
 from pardec.samplers.speculative.forward import VerifyForward
 from pardec.samplers.speculative.ops.verification import follow
@@ -169,7 +169,7 @@ def test_vectors_that_are_embeddings_of_a_model_that_counts(tmp_path: Path) -> N
 
 def test_queries_are_numbered_row_by_row_without_a_gap() -> None:
     draft = Draft(torch.tensor([[7, 8, 9], [5, 0, 0]]), np.array([3, 1]), np.array([10, 4]))
-    queries = behind(draft, Chains.single(2), np.array([99, 99]))
+    queries = behind(draft, ProbeLayout.single(2), np.array([99, 99]))
     assert queries.index.tolist() == [[[3, 4, 5], [6, 7, 8]], [[1, -1, -1], [2, -1, -1]]]
     assert queries.counts.tolist() == [[3, 3], [1, 1]]
     whole = extended(replace(draft, queries=queries))
@@ -184,21 +184,21 @@ def test_queries_are_numbered_row_by_row_without_a_gap() -> None:
 
 def test_fewer_queries_behind_deeper_nodes_and_where_a_row_ends() -> None:
     draft = Draft(torch.tensor([[7, 8, 9], [5, 6, 0]]), np.array([3, 2]), np.array([10, 4]))
-    queries = behind(draft, Chains.single(3), np.array([99, 3]), ((2,), (1,), (3,)))
+    queries = behind(draft, ProbeLayout.single(3), np.array([99, 3]), ((2,), (1,), (3,)))
     assert queries.index.tolist() == [[[3, 4, 5], [6, -1, 7], [-1, -1, 8]], [[2, 3, -1], [4, -1, -1], [-1, -1, -1]]]
     assert queries.counts.tolist() == [[3, 2, 1], [2, 1, 0]]
-    near = behind(draft, Chains.single(3), np.array([5, 2]))
+    near = behind(draft, ProbeLayout.single(3), np.array([5, 2]))
     assert near.counts.tolist() == [[3, 3, 2], [1, 0, 0]]
 
 
 def test_vectors_of_one_step_stand_at_one_position(tmp_path: Path) -> None:
     draft = Draft(torch.tensor([[7]]), np.array([1]), np.array([0]))
     module: Any = load_draft_module(prompts(tmp_path / "a", target(), 2, 2, vt_attention_type="ensemble"), target())
-    whole = extended(replace(draft, queries=behind(draft, Chains(module.step, module.above), np.array([9]))))
+    whole = extended(replace(draft, queries=behind(draft, ProbeLayout(module.step, module.above), np.array([9]))))
     assert whole.depth.tolist() == [[0, 1, 1, 2, 2]]
     assert whole.parent.tolist() == [[-1, 0, 0, 1, 2]]
     module = load_draft_module(prompts(tmp_path / "b", target(), 2, 2), target())
-    whole = extended(replace(draft, queries=behind(draft, Chains(module.step, module.above), np.array([9]))))
+    whole = extended(replace(draft, queries=behind(draft, ProbeLayout(module.step, module.above), np.array([9]))))
     assert whole.parent.tolist() == [[-1, 0, 1, 2, 3]]
 
 
@@ -280,5 +280,5 @@ def test_a_drafter_without_a_name_is_refused() -> None:
 def test_follow_is_of_the_nodes_alone() -> None:
     """The acceptance sees a draft without queries: its path can only end at a node."""
     draft = Draft(torch.tensor([[7, 8]]), np.array([2]), np.array([0]))
-    draft = replace(draft, queries=behind(draft, Chains.single(2), np.array([9])))
+    draft = replace(draft, queries=behind(draft, ProbeLayout.single(2), np.array([9])))
     assert follow(draft, torch.tensor([[8, 1]])).path.tolist() == [[0, 1]]

@@ -144,8 +144,8 @@ def test_added_nodes_are_point_masses_behind_sampled_siblings() -> None:
     assert result.parent[0].tolist() == [-1, 0, 1]
     assert result.point is not None
     assert result.point.tolist() == [[False, False, True], [False, True, False]]
-    assert result.uncontrolled is not None
-    assert result.uncontrolled.tolist() == [True, True]
+    assert result.ignores_length_controller is not None
+    assert result.ignores_length_controller.tolist() == [True, True]
 
 
 def test_branches_that_the_model_rules_out_are_pruned() -> None:
