@@ -57,7 +57,7 @@ class Confident(Select):
     tau: Annotated[float | None, "score to exceed, a probability; none leaves the schedule alone"] = 0.95
     steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
     eps: Annotated[float, "where the time ends"] = 1e-3
-    order: Annotated[Literal["score", "block_remaining"], "what is committed where nothing is sure enough"] = "score"
+    order: Annotated[Literal["score", "left"], "what is committed where nothing is sure enough"] = "score"
     reference: Annotated[bool, "the published order among equal scores"] = False
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class Confident(Select):
 
     def _scheduled(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
         """[B, W] bool: the choice where nothing is sure enough."""
-        if self.order == "block_remaining":
+        if self.order == "left":
             last = torch.from_numpy(state.last).to(proposal.score.device)[:, None]
             return best(proposal.eligible.to(torch.int8)) | (proposal.eligible & last)
         if self.reference:
