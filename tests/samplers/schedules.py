@@ -67,6 +67,6 @@ def check_a_held_row(spec: str) -> None:
     state = select.start(canvas)
     assert select.skipped_steps(canvas, state).tolist() == [0, 0]
     canvas.step = canvas.step + 2
-    canvas.block_started, canvas.left = np.zeros(2, dtype=bool), np.array([0, 5])
+    canvas.block_started, canvas.block_remaining = np.zeros(2, dtype=bool), np.array([0, 5])
     assert select.skipped_steps(canvas, state).tolist() == [0, 0]
     assert state.quota.tolist() == [0, 2]
