@@ -48,17 +48,17 @@ SHOWN_DRAFTING = ("sequential", "lookup", "recycling", "model:name=tiny-llama-dr
 # Of each stage: what it decides, the methods that a loop calls, and what they return.
 CONTRACTS = {
     "block": (
-        "which open positions compete, where blocks are not those of a grid",
+        "which open positions may be committed, where blocks do not follow a fixed grid",
         ("span", "narrow"),
         "a `Span`: where the block of each row begins and ends; one within it, or None",
     ),
     "branch": (
-        "which hypotheses of a row are asked with it, and which one survives",
+        "which copies of a row with drafted tokens share its forward, and which one is kept",
         ("draft", "survivors"),
         "what a hypothesis adds, [N, W] bool; indices [n]",
     ),
     "query": (
-        "which positions a row is asked with; the others are as if they were not there",
+        "which positions of a row the model sees; a forward leaves the others out",
         ("visible",),
         "[B, L] bool on the host",
     ),

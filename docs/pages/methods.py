@@ -21,9 +21,9 @@ FAMILIES = {
 }
 STAGES = {
     "cache": "which positions a forward computes",
-    "block": "which open positions compete, where blocks are not those of a grid",
-    "branch": "which hypotheses of a row are asked with it, and which one survives",
-    "query": "which positions a row is asked with; the others are as if they were not there",
+    "block": "which open positions may be committed, where blocks do not follow a fixed grid",
+    "branch": "which copies of a row with drafted tokens share its forward, and which one is kept",
+    "query": "which positions of a row the model sees; a forward leaves the others out",
     "inputs": "what is added to the input embeddings of open positions",
     "logits": "how the logits change",
     "propose": "a candidate token and a score for each position",

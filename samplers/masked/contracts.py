@@ -287,7 +287,7 @@ class Stateful(Stage):
 
 
 class Block(Stateful):
-    """Which open positions compete, where blocks are not those of a grid.
+    """Which open positions may be committed, where blocks do not follow a fixed grid.
 
     `Canvas.window` then covers all that a row generates, so that what other stages remember stays aligned;
     `block_start` and `block_end` move within it.
@@ -353,7 +353,7 @@ class Branch(Stage):
 
 
 class Query(Stateful):
-    """Which positions a row is asked with; the others are as if they were not there: neither queried nor attended to.
+    """Which positions of a row the model sees; a forward neither computes the others nor attends to them.
 
     Positions keep their numbers, so that those that are left are rotated as ever. A row is asked in full, as far as it
     is visible, whenever what is visible of it changes.

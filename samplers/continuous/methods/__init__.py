@@ -1,1 +1,1 @@
-"""How the vectors of an image are sampled, one method a file."""
+"""How the vectors of an image are sampled, one method per file."""

@@ -1,1 +1,1 @@
-"""Block policies: which open positions compete, where that is no block of a grid, one method a file."""
+"""Block policies: which open positions may be committed, where blocks follow no fixed grid; one method per file."""

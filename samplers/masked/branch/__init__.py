@@ -1,1 +1,1 @@
-"""Branch policies: a row is asked as several hypotheses in one forward, one of which survives, one method a file."""
+"""Branch policies: a row is asked as several hypotheses in one forward, one of which survives, one method per file."""

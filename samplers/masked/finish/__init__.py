@@ -1,1 +1,1 @@
-"""Finish policies: when everything open is committed at once, or a row ends, one method a file."""
+"""Finish policies: when everything open is committed at once, or a row ends, one method per file."""

@@ -1,1 +1,1 @@
-"""Inputs policies: what changes the input embeddings of masked positions, one method a file."""
+"""Inputs policies: what changes the input embeddings of masked positions, one method per file."""

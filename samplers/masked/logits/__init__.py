@@ -1,1 +1,1 @@
-"""Logits policies: what changes the logits before candidates are taken, one method a file."""
+"""Logits policies: what changes the logits before candidates are taken, one method per file."""

@@ -1,1 +1,1 @@
-"""Propose policies: how candidates are scored, one method a file."""
+"""Propose policies: how candidates are scored, one method per file."""

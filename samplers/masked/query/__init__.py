@@ -1,1 +1,1 @@
-"""Query policies: which positions a row is asked with, as if there were no others, one method a file."""
+"""Query policies: which positions of a row the model sees, one method per file."""

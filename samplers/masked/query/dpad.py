@@ -1,4 +1,4 @@
-"""Asks with a random part of the masks behind the block, the sparser the farther away; the others are not there.
+"""Keeps a random part of the masks after the block, fewer the farther away; the model does not see the others.
 
 DPad: Efficient Diffusion Language Models with Suffix Dropout, https://arxiv.org/abs/2508.14148
 

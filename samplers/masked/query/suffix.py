@@ -1,4 +1,4 @@
-"""Asks with the masks of a window behind the block and the last ones of the row; those between are not there.
+"""Keeps the masks of a window after the block and the last ones of the row; the model does not see those between.
 
 Streaming-dLLM: Accelerating Diffusion LLMs via Suffix Pruning and Dynamic Decoding, https://arxiv.org/abs/2601.17917
 

@@ -1,1 +1,1 @@
-"""Revise policies: which committed tokens are masked or edited again, one method a file."""
+"""Revise policies: which committed tokens are masked or edited again, one method per file."""

@@ -1,1 +1,1 @@
-"""Select policies: which candidates are committed in a step, one method a file."""
+"""Select policies: which candidates are committed in a step, one method per file."""

@@ -1,1 +1,1 @@
-"""Widen policies: which further candidates are committed beside those selected, or fewer, one method a file."""
+"""Widen policies: which further candidates are committed beside those selected, or fewer, one method per file."""

@@ -1,1 +1,1 @@
-"""How the token maps of an image are sampled, one method a file."""
+"""How the token maps of an image are sampled, one method per file."""

@@ -1,4 +1,4 @@
-"""What the prefix cache asks, where positions before the block are asked with it."""
+"""The positions that the prefix cache computes, where positions before the block are among them."""
 
 from __future__ import annotations
 
