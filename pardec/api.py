@@ -27,7 +27,7 @@ from .requests import empty_answer
 from .requests.class_images import ClassCall
 from .requests.other_names import known_arguments
 from .requests.prompts import check_length
-from .requests.settings import Arguments, Settings, ignored_filters
+from .requests.settings import Arguments, documented, ignored_filters
 from .requests.text import Call
 from .result import Result
 from .serving.batch import Serving
@@ -124,48 +124,7 @@ class Model(Engine):
 
         Args:
             prompt: str, list of str, or chat messages (one conversation or a list of them).
-            input_ids: in place of a prompt, LongTensor [B, P] or a list of 1-D tensors or lists of unequal length.
-            sampler: a spec such as "threshold:tau=0.9@dual", a "preset:name", or None for the default.
-            max_new_tokens: positions to fill after the prompt.
-            block_length: None takes min(32, max_new_tokens); block-causal models have their own.
-            min_new_tokens: positions after the prompt at which no end token is committed.
-            temperature, top_k, top_p, min_p: shape the distribution that tokens are sampled from; temperature 0 takes
-                the likeliest, min_p leaves out what is less likely than min_p times the likeliest. Continuous tokens
-                have no filters; there the temperature scales the noise of each step of the head, and is 1 by default,
-                as it is for token maps.
-            repetition_penalty: above 1 makes tokens less likely that the row holds already, the prompt's included, as
-                in transformers; for a masked model those are the prompt's and all committed ones, at any position, end
-                tokens excepted.
-            cfg: guidance, l_u + cfg * (l_c - l_u); None is off. For continuous tokens it guides the noise. For token
-                maps it is VAR's number: l_c + t * (l_c - l_u), t from 0 at the first map to cfg at the last; 0 is off.
-            cfg_interval: for images, guide the first cfg_interval + 2 tokens only.
-            label: in place of a prompt, the class or classes for an image model; with continuous tokens and token maps,
-                -1 is none.
-            num_images: images of each prompt or label, one row each.
-            size: for images, (height, width) in pixels, of those that the model has; None is its own.
-            num_return_sequences: for text, rows of each prompt, one after the other; they need a temperature.
-            prompt_embeds: in place of a prompt, the text encoder's output for captions, [B, n, D] or a list.
-            negative_prompt: for captions with guidance, what guidance steers away from: one, or one a prompt.
-            seed: one number (row i gets the seed derived from it and i), or a list with one a row.
-            template: text with mask tokens, or ids with None, that follows the prompt in place of max_new_tokens
-                masks; one, or one a row.
-            logits_processor: transformers' logits processors, run on the history of each token; AR models only.
-            allowed: which tokens each position may take: a function (row, index) -> ids, texts of one token, or None
-                for any; a list of such choices, one a position; a dict {index: choices}; or a list with one of these a
-                row. Index 0 is the first position after the prompt. It holds in any order, and for every stage.
-            response_format: a JSON schema, alone or in OpenAI's form {"type": "json_schema", "json_schema": {"schema":
-                {...}}}, or {"type": "json_object"}: every answer is complete JSON of it, within max_new_tokens, and
-                `Result.parsed` has its values. Masked models fill a template of the schema. Autoregressive ones need
-                llguidance (extra `structured`).
-            stop: a text, or texts, that end a row: its text is cut before the one that is complete first, its tokens
-                behind the one that completes it. The prompt is not searched.
-            stop_ids: end tokens; None takes the model's (none with a template), [] never stops.
-            block_align: lay the block grid from the end of the "prompt", or "absolute" from position 0.
-            source: recorded uniforms in place of a seed.
-            logprobs: record the log-probability of each token, by the model's own distribution at the forward that
-                committed it, and of the `logprobs` likeliest ones; 0 records each token's own, None nothing.
-            logprob_ids: ids whose log-probabilities are recorded there too; given alone, it implies logprobs=0.
-            callback: called with every event.
+            {arguments}
 
         Raises:
             SpecError: an argument that cannot work, before the first forward.
@@ -194,6 +153,10 @@ class Model(Engine):
         `Step.text` has, per live row, the text that became final with the step, and `RowFinished.text` the rest of its
         row; a row's texts concatenated are its `Result.text`. Without a tokenizer both are None.
         Leave the loop at any time: the request's memory is freed. Arguments are checked before the first event.
+
+        Args:
+            prompt: as in `generate`.
+            {arguments}
 
         >>> from pardec import RowFinished
         >>> for event in load("tiny-dream", device="cpu").stream("Ann has 8 cups.", max_new_tokens=2, stop_ids=[]):
@@ -330,5 +293,5 @@ class Model(Engine):
         return Serving(self, rows, batch_size, guard)
 
 
-setattr(Model.generate, "__signature__", Settings.signature())  # noqa: B010
-setattr(Model.stream, "__signature__", Settings.signature())  # noqa: B010
+documented(Model.generate)
+documented(Model.stream)

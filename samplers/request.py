@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from pardec.models.draft_modules.contracts import DraftModule
+from pardec.models.errors import SpecError
 from pardec.models.images.conditioned import Prefix
 from pardec.models.images.contracts import Condition
 from pardec.models.model import LanguageModel
@@ -84,6 +85,22 @@ class Request:
         """The filters that are on, as arguments of `ops.distribution.filtered`."""
         every = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
         return {name: value for name, value in every.items() if value is not None}
+
+    def check_ends(self) -> None:
+        """Raises SpecError for a position where only end tokens are allowed, and `min_new_tokens` excludes them."""
+        if self.allowed is None or not self.min_new_tokens:
+            return
+        others = self.allowed.sets.clone()
+        others[:, list(self.stop_ids)] = False
+        ends = (~others.any(1)).cpu()
+        for row, (at, start) in enumerate(zip(self.allowed.at, self.prompts, strict=True)):
+            early = ends[at[start : start + self.min_new_tokens]]
+            if early.any():
+                raise SpecError(
+                    f"allowed of row {row} has only end tokens at index {int(early.nonzero()[0])}, and "
+                    f"min_new_tokens={self.min_new_tokens} excludes them there",
+                    hint="leave min_new_tokens out, or allow another token",
+                )
 
 
 class Ending(Protocol):

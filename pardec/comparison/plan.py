@@ -14,9 +14,10 @@ from pardec.models.loading.kinds import Kind, kind
 from pardec.models.loading.recognition import read_description
 from pardec.samplers.cards import Family
 
+from ..requests.argument import check_whole, is_number
 from ..requests.chat_template import is_embedded
 from ..requests.early import check_answered, check_placing
-from ..requests.settings import check_whole, ignored_filters, is_number
+from ..requests.settings import ignored_filters
 from ..tasks import Task
 from ..version import __version__
 from . import entries, sources, sweep, units

@@ -13,7 +13,7 @@ from .base import BatchError, Executor
 
 __all__ = ["NAMES", "STREAM", "BatchError", "Executor", "batches_per_stream", "check_name", "executor"]
 
-from ..requests.settings import check_whole
+from ..requests.argument import check_whole
 
 NAMES = ("local", "torchrun", "ray")
 

@@ -11,7 +11,8 @@ from pardec.models.errors import SpecError
 from pardec.models.scales.contracts import ScaleModel
 from pardec.samplers.rng import Keyed
 
-from .images import FOREIGN, labels, refuse_negative, refuse_sequences
+from .argument import Takes
+from .images import labels, refuse_negative
 from .settings import MAX_NEW_TOKENS, Settings, repeat_each
 
 if TYPE_CHECKING:
@@ -91,12 +92,9 @@ class ClassCall:
         return list(self.request.labels)
 
 
-def check_arguments(name: str, imaging: Imaging, settings: Settings) -> None:
+def check_arguments(name: str, imaging: Imaging, settings: Settings, kind: Takes) -> None:
     """Raises SpecError for arguments without a meaning for the model called `name`, which draws by `imaging`."""
-    for foreign in FOREIGN:
-        if getattr(settings, foreign) is not None:
-            raise SpecError(f"{foreign} is for text and {name} draws images", hint=f"leave {foreign} out")
-    refuse_sequences(name, settings)
+    settings.check_taken(name, kind)
     count = imaging.layout.tokens
     if settings.max_new_tokens not in (MAX_NEW_TOKENS, count) or settings.block_align != "prompt":
         wrong = "block_align" if settings.block_align != "prompt" else "max_new_tokens"

@@ -12,6 +12,7 @@ from pardec.samplers.continuous.contracts import ContinuousSampler, ImageRequest
 from pardec.samplers.rng import Keyed
 
 from . import draft_models
+from .argument import Takes
 from .class_images import ClassCall, check_arguments, class_rows
 from .images import captions, imaging_for, size_of
 from .settings import Settings, repeat_each
@@ -20,8 +21,6 @@ from .text import seeds_of
 if TYPE_CHECKING:
     from pardec.models.continuous.contracts import ContinuousModel
     from pardec.models.images.contracts import Condition
-
-_OF_IDS = ("top_k", "top_p", "min_p", "cfg_interval", "allowed", "logprobs", "logprob_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +61,7 @@ def prepare(model: ContinuousModel, prompt: Any, settings: Settings) -> VectorCa
     own = model.imaging.defaults.get("sampler") if model.backbone.next_token else None  # the family's cannot run there
     sampler = registry.resolve(settings.sampler or own, "continuous")
     imaging = imaging_for(model.imaging, settings)
-    check_arguments(model.name, imaging, settings)
-    for name in _OF_IDS:
-        if getattr(settings, name) is not None:
-            raise SpecError(f"{name} is for tokens with ids; {model.name} has continuous tokens", f"leave {name} out")
+    check_arguments(model.name, imaging, settings, Takes.VECTORS)
     sampler.method.check_model(model)
     model.head.respaced(sampler.method.head_steps or model.head.steps)
     classes, conditions = _conditions(model, prompt, settings)

@@ -20,6 +20,7 @@ from pardec.samplers.cards import cards_named
 from pardec.samplers.spec import parse
 
 from ..io import output_paths
+from .argument import Takes
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def check(
     for settings in requests:
         if kind.draws is None:
             check_family(kind.name, kind.family == "masked", settings)
-            if "max_new_tokens" in arguments or settings.block_length is not None or settings.min_new_tokens:
+            if "max_new_tokens" in arguments or settings.bounds_length:
                 check_room(kind, settings)
     return kind
 
@@ -196,20 +197,13 @@ def check_captions(kind: Kind, texts: Iterable[str]) -> None:
 
 def check_family(name: str, masked: bool, settings: Settings) -> None:
     """Refuses arguments without a meaning for a text model of this family."""
-    if masked and settings.logits_processor:
-        raise SpecError(
-            f"logits_processor reads the tokens before a position, and {name} fills its canvas in any order",
-            hint="leave it out; allowed= says which tokens each position may take",
-        )
+    settings.check_taken(name, Takes.MASKED if masked else Takes.AR)
     if settings.num_return_sequences > 1 and not settings.temperature and not _writes_texts(settings.sampler):
         raise SpecError(
             f"num_return_sequences={settings.num_return_sequences} asks for several answers to a prompt, and "
             "temperature=0 takes the likeliest",
             hint="sample them with temperature=0.7, or leave num_return_sequences out",
         )
-    for argument, value in (("cfg", settings.cfg), ("block_length", settings.block_length)):
-        if not masked and value is not None:
-            raise SpecError(f"{argument} is for masked models and {name} is not one", hint=f"leave {argument} out")
 
 
 def _writes_texts(sampler: Any) -> bool:
@@ -234,15 +228,6 @@ def check_block(name: str, block_length: int | None, longest: int, fixed: int | 
         )
 
 
-def check_least(least: int, longest: int) -> None:
-    """Refuses more tokens before an end token than there are to decode."""
-    if least > longest:
-        raise SpecError(
-            f"min_new_tokens={least} is more than the {longest} tokens of a row",
-            hint="raise max_new_tokens, or ask for fewer",
-        )
-
-
 def check_room(kind: Kind, settings: Settings) -> None:
     """Refuses more new tokens than the model has positions behind the shortest prompt, and blocks that do not fit."""
     if settings.template is None:
@@ -252,7 +237,7 @@ def check_room(kind: Kind, settings: Settings) -> None:
                 hint="generate fewer new tokens: they share the positions with the prompt",
             )
         check_block(kind.name, settings.block_length, settings.max_new_tokens, kind.block)
-        check_least(settings.min_new_tokens or 0, settings.max_new_tokens)
+        settings.check_shortest(settings.max_new_tokens)
 
 
 def check_texts(prompts: Iterable[Any]) -> None:

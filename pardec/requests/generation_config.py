@@ -17,7 +17,8 @@ from torch import Tensor
 from pardec.models.errors import ModelError, SpecError
 from pardec.samplers.request import Allowed
 
-from .settings import Settings, is_number, is_whole
+from .argument import is_number, is_whole
+from .settings import Settings
 
 if TYPE_CHECKING:
     from pardec.models.model import LanguageModel

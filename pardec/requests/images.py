@@ -17,6 +17,7 @@ from pardec.models.images.vq import to_images
 from pardec.models.scales.contracts import ScaleModel
 from pardec.samplers.presets import preset
 
+from .argument import Takes
 from .prompts import Row, open_id
 from .settings import MAX_NEW_TOKENS, Settings, repeat_each
 
@@ -26,12 +27,7 @@ if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
 
 _I = TypeVar("_I", bound="Imaging")
-_OWN = ("label", "prompt_embeds", "negative_prompt", "cfg_interval", "size")
 _SHAPING = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
-FOREIGN = (
-    *("input_ids", "template", "logits_processor", "stop", "stop_ids", "block_length"),
-    *("min_new_tokens", "repetition_penalty", "response_format"),
-)
 
 
 @dataclass(frozen=True)
@@ -139,21 +135,9 @@ def check_drawable(model: LanguageModel | ContinuousModel | ScaleModel, *, hint:
         raise ModelError(message, hint.replace("{decoder}", decoder))
 
 
-def refuse_images(model: LanguageModel, settings: Settings) -> None:
-    """Refuses arguments that only image models take."""
-    names = [name for name in _OWN if getattr(settings, name) is not None]
-    names += ["num_images"] if settings.num_images != 1 else []
-    if names:
-        hint = "num_return_sequences= gives several answers" if names[0] == "num_images" else "leave it out"
-        raise SpecError(f"{names[0]} is for image models and {model.name} is a text model", hint=hint)
-
-
 def image_inputs(model: LanguageModel, imaging: CodeImaging, prompt: Any, settings: Settings) -> ImageInputs:
     """Reads the classes, captions or features of a request. Raises SpecError for what the model cannot draw."""
-    for name in FOREIGN:
-        if getattr(settings, name) is not None:
-            raise SpecError(f"{name} is for text and {model.name} draws images", hint=f"leave {name} out")
-    refuse_sequences(model.name, settings)
+    settings.check_taken(model.name, Takes.MASKED_IMAGES if model.decoding_config.masked else Takes.AR_IMAGES)
     count = imaging.layout.tokens
     if settings.max_new_tokens not in (MAX_NEW_TOKENS, count):
         raise SpecError(
@@ -165,11 +149,6 @@ def image_inputs(model: LanguageModel, imaging: CodeImaging, prompt: Any, settin
         prompts = [Condition(label=label) for label in labels(model.name, imaging.classes, prompt, settings)]
     else:
         prompts = captions(model, prompt, settings)
-    if model.decoding_config.masked and settings.cfg_interval is not None:
-        raise SpecError(
-            f"cfg_interval counts tokens from the first on, and {model.name} fills an image in any order",
-            hint="leave cfg_interval out",
-        )
     prefix = imaging.prefix(prompts)
     each = repeat_each(range(len(prompts)), settings.num_images)
     rows = [Row(torch.full((length,), -1), _open_grid(model, imaging)) for length in prefix.lengths]
@@ -183,15 +162,6 @@ def _open_grid(model: LanguageModel, imaging: CodeImaging) -> Tensor:
         return grid
     forced = imaging.layout.forced()
     return torch.where(forced < 0, grid, forced)
-
-
-def refuse_sequences(name: str, settings: Settings) -> None:
-    """Refuses `num_return_sequences`, which is `num_images` for images."""
-    if settings.num_return_sequences != 1:
-        raise SpecError(
-            f"num_return_sequences is for text and {name} draws images",
-            hint=f"num_images={settings.num_return_sequences} draws so many of each",
-        )
 
 
 def refuse_negative(name: str, settings: Settings) -> None:

@@ -1,4 +1,7 @@
-"""Arguments of other engines, of `generate` and of `load`, and what to write in their place."""
+"""Arguments of other engines, of `generate` and of `load`, and what to write in their place.
+
+The declarations of arguments have the names that other libraries have for them; here are those without a counterpart.
+"""
 
 from __future__ import annotations
 
@@ -9,54 +12,25 @@ from typing import ParamSpec, TypeVar
 
 from pardec.models.errors import ArgumentError, did_you_mean
 
-_LENGTH = "max_new_tokens=64 asks for 64 tokens after the prompt"
+from .settings import ARGUMENTS
+
 _PROMPT = 'the prompt comes first: model.generate("..."), with a list of texts or of chat messages for several'
-_IDS = "token ids go to input_ids=, rows of unequal length in a list; they need no padding and no mask"
 _STEPS = 'the sampler sets the number of steps: sampler="fixed:steps=32"'
-_TEMPERATURE = "temperature=0, the default, takes the likeliest token, and anything above samples one"
 _BEAMS = "there is no beam search; num_return_sequences=4 with a temperature samples four answers"
-_STOP = 'stop=["\\n\\n"] ends a row before a text'
-_STOP_IDS = "stop_ids=[2] ends a row at a token; the model's own end tokens are known"
-_PENALTY = (
-    "logits_processor=[...] takes transformers' processors on autoregressive models; repetition_penalty= works on all"
-)
 _ORDER = 'the sampler decides what is committed: sampler="confidence", "margin", "entropy", "random" or "origin"'
 _THRESHOLD = 'the sampler decides what is committed: sampler="threshold:tau=0.9"'
 _CACHE = 'the sampler names its cache: sampler="threshold@dual"; "pardec list samplers --stage cache" shows them'
 _DRAFT = 'the sampler names what drafts: sampler="model:name=FOLDER" or "lookup"'
 _STREAM = "for event in model.stream(prompt, ...): each event has the text that became final"
 _TRACE = "a result always has .trace, .nfe and .timing"
-_COUNT = "num_return_sequences=4 gives four answers to each prompt"
-_CFG = "cfg=1.5 turns guidance on, 1 is without it; LLaDA's cfg_scale is cfg - 1"
-_SEED = "seed=0, or seed=[0, 1] with one a row"
 
 _BY_HINT: Mapping[str, tuple[str, ...]] = {
-    _LENGTH: (
-        *("max_length", "max_tokens", "max_gen_toks", "max_gen_len", "max_completion_tokens", "max_output_tokens"),
-        *("gen_length", "gen_len", "length", "num_tokens", "n_predict"),
-    ),
-    "min_new_tokens=8 has no end token among the first 8": ("min_length", "min_tokens", "min_gen_toks"),
     _PROMPT: ("prompts", "text", "texts", "messages", "conversation", "inputs"),
-    _IDS: (
-        *("attention_mask", "position_ids", "token_type_ids", "prompt_token_ids"),
-        *("prompt_ids", "ids", "inputs_embeds"),
-    ),
     _STEPS: ("steps", "num_steps", "num_inference_steps", "diffusion_steps", "max_steps"),
-    "block_length=32 is the length of a block, not their number": ("block_size", "num_blocks", "gen_blocks"),
-    _TEMPERATURE: ("do_sample", "temp", "sampling", "greedy"),
     _BEAMS: ("num_beams", "num_beam_groups", "beam_width", "best_of", "early_stopping", "diversity_penalty"),
-    _STOP: ("stop_strings", "stop_words", "stop_sequences", "stop_sequence", "stop_texts", "until"),
-    _STOP_IDS: ("eos_token_id", "eos_id", "stop_token_ids", "stop_tokens", "terminators", "stop_token_id"),
     "stop_ids=[] never stops": ("ignore_eos", "eos_early_stop"),
     "rows of unequal length need no padding, and the mask token is the checkpoint's; pardec.load takes mask_id=": (
         *("pad_token_id", "pad_id", "bos_token_id", "mask_id", "mask_token_id"),
-    ),
-    _PENALTY: (
-        *("no_repeat_ngram_size", "presence_penalty", "frequency_penalty", "length_penalty", "bad_words_ids"),
-        *("logits_processors", "logit_bias", "sequence_bias", "suppress_tokens", "encoder_repetition_penalty"),
-    ),
-    "top_k=, top_p= and min_p= leave unlikely tokens out": (
-        *("typical_p", "top_a", "epsilon_cutoff", "eta_cutoff", "top_h"),
     ),
     _ORDER: ("remasking", "remask", "alg", "alg_temp", "remasking_strategy", "unmasking", "mask_schedule"),
     _THRESHOLD: ("threshold", "confidence_threshold", "tau", "factor", "accept_threshold", "editing_threshold"),
@@ -73,26 +47,11 @@ _BY_HINT: Mapping[str, tuple[str, ...]] = {
         "stopping_criteria",
         "max_time",
     ),
-    "allowed= says which tokens each position may take": (
-        *("prefix_allowed_tokens_fn", "constraints", "force_words_ids", "grammar"),
-    ),
-    "response_format={...} takes a JSON schema that every answer keeps to": (
-        *("json_schema", "guided_json", "json_mode", "output_schema", "response_schema", "structured_outputs"),
-    ),
     _TRACE: (
         *("return_dict_in_generate", "output_history", "output_hidden_states"),
         *("output_attentions", "return_timestamps"),
     ),
-    "logprobs=5 records the log-probability of each token and of the five likeliest; logprob_ids= those of some ids": (
-        *("output_scores", "output_logits", "top_logprobs", "return_logprobs", "logprob_token_ids", "allowed_logprobs"),
-    ),
     "model.logits(input_ids) gives those of any text": ("prompt_logprobs",),
-    _COUNT: ("n", "num_samples", "num_generations", "num_completions", "num_return"),
-    "num_images=4 draws four images of each prompt": ("num_images_per_prompt", "images_per_prompt"),
-    _CFG: ("cfg_scale", "guidance_scale", "guidance", "w", "classifier_free_guidance"),
-    _SEED: ("random_seed", "generator", "manual_seed", "seeds"),
-    "size=(256, 256) is the height and width of images in pixels": ("height", "width", "image_size", "resolution"),
-    "label=207, or a list of classes": ("class_labels", "class_label", "labels"),
     "pass its values one by one, as temperature=0.7, top_p=0.9": ("generation_config", "sampling_params", "gen_kwargs"),
     'sampler="..." is a spec; "pardec list samplers" shows all samplers': ("spec", "method", "strategy", "scheduler"),
     "batches are the prompts of one call, or model.serve_batch(prompts, batch_size=8)": ("batch_size",),
@@ -104,7 +63,10 @@ _BY_HINT: Mapping[str, tuple[str, ...]] = {
     "leave it out: the model brings its own tokenizer": ("tokenizer",),
 }
 
-WORDS: Mapping[str, str] = {name: hint for hint, names in _BY_HINT.items() for name in names}  # argument -> hint
+WORDS: Mapping[str, str] = {  # argument -> hint
+    **{name: each.hint or each.example for each in ARGUMENTS.values() for name in (*each.aliases, *each.related)},
+    **{name: hint for hint, names in _BY_HINT.items() for name in names},
+}
 
 _OF_LOAD: Mapping[str, tuple[str, ...]] = {
     'quantize="int4" quantizes the linear layers': ("load_in_4bit",),

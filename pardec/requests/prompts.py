@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError, one_line
 
-from .settings import check_count
+from .argument import check_count
 
 if TYPE_CHECKING:
     from pardec.models.model import LanguageModel

@@ -11,6 +11,7 @@ from pardec.samplers.rng import Keyed
 from pardec.samplers.scales.contracts import ScaleRequest, ScaleSampler
 
 from . import draft_models
+from .argument import Takes
 from .class_images import ClassCall, check_arguments, class_rows
 from .images import imaging_for
 from .settings import Settings
@@ -18,8 +19,6 @@ from .text import seeds_of
 
 if TYPE_CHECKING:
     from pardec.models.scales.contracts import ScaleModel
-
-_ONE_BY_ONE = ("min_p", "cfg_interval", "allowed", "logprobs", "logprob_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +43,7 @@ def prepare(model: ScaleModel, prompt: Any, settings: Settings) -> ScaleCall:
     """
     sampler = registry.resolve(settings.sampler, "scales")
     imaging = imaging_for(model.imaging, settings)
-    check_arguments(model.name, imaging, settings)
-    for name in _ONE_BY_ONE:
-        if getattr(settings, name) is not None:
-            raise SpecError(
-                f"{name} is for tokens that come one by one; {model.name} draws whole token maps", f"leave {name} out"
-            )
+    check_arguments(model.name, imaging, settings, Takes.MAPS)
     rows = class_rows(model, prompt, settings)
     vocab = model.quantizer.vocab
     if settings.top_k is not None and settings.top_k > vocab:

@@ -1,18 +1,22 @@
-"""The arguments of `generate` and `stream`: their names, defaults and ranges, checked before anything runs."""
+"""The arguments of `generate` and `stream`, each declared once.
+
+Checks, docstrings, the options of the commands, the server's fields, lm-eval's arguments and what is said of names of
+other libraries are made from these declarations.
+"""
+
+# ruff: noqa: RUF009  # a declaration makes a field
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from pardec.models.errors import SpecError, did_you_mean
 from pardec.samplers.limits import LEAST, MAX_SCALE, RANGE, divides
 
-from .other_names import WORDS
+from .argument import Argument, Number, Option, Takes, Whole, argument, check_count, is_whole
 from .stop_strings import read as read_stops
 from .structured.forms import form_of
 
@@ -27,22 +31,20 @@ if TYPE_CHECKING:
     from pardec.samplers.spec import Policy, Spec
     from pardec.samplers.speculative.contracts import SpeculativeSampler
 
+    AnySampler = str | Spec | Policy | MaskedSampler | SpeculativeSampler | ContinuousSampler | ScaleSampler
 
 _T = TypeVar("_T")
 
 MAX_NEW_TOKENS = 64
-# Larger values are refused before anything of their size is allocated.
-LARGEST: Mapping[str, int] = {"max_new_tokens": 2**24, "num_images": 2**16, "num_return_sequences": 2**16}
-MOST_ROWS = 2**20
 MOST_PIXELS = 2**14  # of an image's side
 CLASS_IMAGES: Mapping[str, Any] = {"temperature": 1.0}  # other defaults for continuous tokens and token maps
 
 
 class Arguments(TypedDict, total=False):
-    """What `generate` and `stream` take besides the prompt; `Settings` has the defaults and the meaning."""
+    """The types of the arguments besides the prompt, for editors and type checkers."""
 
     input_ids: Tensor | Sequence[Tensor | Sequence[int]] | None
-    sampler: str | Spec | Policy | MaskedSampler | SpeculativeSampler | ContinuousSampler | ScaleSampler | None
+    sampler: AnySampler | None
     max_new_tokens: int
     min_new_tokens: int | None
     block_length: int | None
@@ -73,104 +75,369 @@ class Arguments(TypedDict, total=False):
     callback: Callable[[Event], object] | None
 
 
+# --- checks that are more than a range ---
+
+
+def _check_size(name: str, value: Any, example: str) -> None:
+    sides = value if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    if len(sides) != 2 or not all(is_whole(side) and 1 <= side <= MOST_PIXELS for side in sides):
+        raise SpecError(
+            f"size is a height and a width in pixels, from 1 to {MOST_PIXELS} each, got {value!r}", hint=example
+        )
+
+
+def _check_align(name: str, value: Any, example: str) -> None:
+    if value not in ("prompt", "absolute"):
+        raise SpecError(f'block_align is "prompt" or "absolute", got {value!r}', hint=example)
+
+
+def _check_seed(name: str, value: Any, example: str) -> None:
+    check_count(name, value)
+    for seed in value if isinstance(value, Sequence) else [value]:
+        Whole()(name, seed, example)
+
+
+def _check_source(name: str, value: Any, example: str) -> None:
+    if not callable(getattr(value, "uniform", None)):
+        raise SpecError(f"source has no method uniform, got {type(value).__name__}", hint=example)
+
+
+def _check_processors(name: str, value: Any, example: str) -> None:
+    if not (isinstance(value, Sequence) and all(map(callable, value))):
+        raise SpecError(f"logits_processor is a list of processors, got {value!r}", hint=example)
+
+
+def _check_callback(name: str, value: Any, example: str) -> None:
+    if not callable(value):
+        raise SpecError(f"callback cannot be called, got {type(value).__name__}", hint=example)
+
+
+# --- the declarations ---
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """One checked set of arguments."""
 
-    input_ids: Any = None
-    sampler: str | Spec | Policy | MaskedSampler | SpeculativeSampler | ContinuousSampler | ScaleSampler | None = None
-    max_new_tokens: int = MAX_NEW_TOKENS
-    min_new_tokens: int | None = None  # how many positions after the prompt take no end token
-    block_length: int | None = None  # None: min(32, max_new_tokens), or the family's own block
-    temperature: float = 0.0  # for continuous tokens and token maps 1.0; samplers.limits has the range
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None  # leaves out what is less likely than min_p times the likeliest
-    repetition_penalty: float | None = None  # makes tokens that the row holds already less likely; 1 is off
-    cfg: float | None = None  # l_u + cfg * (l_c - l_u); None is off; of token maps, t at the last one
-    cfg_interval: int | None = None  # for images: guidance for the first cfg_interval + 2 tokens only
-    seed: int | Sequence[int] = 0  # a list gives each row its own
-    template: Any = None
-    allowed: Any = None  # which tokens each position may take; pardec.requests.allowed has the forms
-    logits_processor: Any = None  # transformers' processors, run on each token's own history; AR models only
-    response_format: Any = None  # OpenAI's forms, or a JSON schema that every answer keeps to; text only
-    stop: Any = None  # a text or texts that end a row; its text is cut before them
-    stop_ids: Any = None  # None: the model's end tokens; [] never stops
-    block_align: str = "prompt"  # where the block grid begins: "prompt" or "absolute"
-    label: Any = None  # for image models: a class, or one a row; with continuous tokens and token maps, -1 is none
-    num_images: int = 1  # of each prompt or label
-    size: Sequence[int] | None = None  # for images: height and width in pixels; None: the model's own
-    num_return_sequences: int = 1  # for text: rows of each prompt
-    prompt_embeds: Any = None  # for image models: the text encoder's output for captions, [B, n, D] or a list
-    negative_prompt: Any = None  # for captions: what guidance steers away from; one, or one a prompt
-    source: Any = None  # recorded uniforms in place of a seed
-    logprobs: int | None = None  # record each token's log-probability, and those of so many likeliest ones
-    logprob_ids: Any = None  # and those of these ids; alone, it records the token's own too
-    callback: Callable[[Event], object] | None = None  # called with every event
+    input_ids: Any = argument(
+        doc="in place of a prompt, LongTensor [B, P] or a list of 1-D tensors or lists of unequal length.",
+        check=check_count,
+        takes=Takes.TEXT,
+        json="prompt",
+        related=(
+            *("attention_mask", "position_ids", "token_type_ids", "prompt_token_ids"),
+            *("prompt_ids", "ids", "inputs_embeds"),
+        ),
+        hint="token ids go to input_ids=, rows of unequal length in a list; they need no padding and no mask",
+    )
+    sampler: AnySampler | None = argument(
+        doc='a spec such as "threshold:tau=0.9@dual", a "preset:name", or None for the default.',
+        option=Option("A spec or preset:NAME; see pardec list.", ("--sampler", "-s")),
+        lm_eval=True,
+    )
+    max_new_tokens: int = argument(
+        MAX_NEW_TOKENS,
+        doc="positions to fill after the prompt.",
+        check=Whole(1, 2**24),
+        example="max_new_tokens=64 asks for 64 tokens after the prompt",
+        per_prompt=True,
+        compared=True,
+        option=Option("Tokens to generate, by default 64.", ("--max-new-tokens", "-n")),
+        json="max_tokens",
+        lm_eval=True,
+        related=(
+            *("max_length", "max_tokens", "max_gen_toks", "max_gen_len", "max_completion_tokens", "max_output_tokens"),
+            *("gen_length", "gen_len", "length", "num_tokens", "n_predict"),
+        ),
+    )
+    min_new_tokens: int | None = argument(
+        doc="positions after the prompt at which no end token is committed.",
+        check=Whole(0),
+        example="min_new_tokens=8 has no end token among the first 8; leave it out to let a row end anywhere",
+        takes=Takes.TEXT,
+        off=(None, 0),
+        in_request=True,
+        fills=True,
+        option=Option("Tokens before an end token is allowed."),
+        json="min_tokens",
+        lm_eval=True,
+        aliases=("min_tokens", "min_gen_toks"),
+        related=("min_length",),
+    )
+    block_length: int | None = argument(
+        doc="None takes min(32, max_new_tokens); block-causal models have their own.",
+        check=Whole(1),
+        example="block_length=32, or leave it out for min(32, max_new_tokens)",
+        takes=Takes.MASKED,
+        compared=True,
+        option=Option("Tokens in a block, by default at most 32."),
+        lm_eval=True,
+        related=("block_size", "num_blocks", "gen_blocks"),
+        hint="block_length=32 is the length of a block, not their number",
+    )
+    temperature: float = argument(
+        0.0,
+        doc="0 takes the likeliest token; above 0 tokens are sampled. For continuous tokens it scales the noise of "
+        "each step of the head, and is 1 by default, as it is for token maps.",
+        check=Number(("at least 0", lambda x: x >= 0), (RANGE, divides)),
+        example="temperature=0 takes the likeliest token, 1 samples from the model's own distribution",
+        in_request=True,
+        compared=True,
+        option=Option(
+            "0, the default, takes the most likely token.",
+            images="0 takes the most likely; by default the model's own.",
+        ),
+        lm_eval=True,
+        related=("do_sample", "temp", "sampling", "greedy"),
+        hint="temperature=0, the default, takes the likeliest token, and anything above samples one",
+    )
+    top_k: int | None = argument(
+        doc="sample from the top_k likeliest tokens.",
+        check=Whole(1),
+        example="top_k=50 keeps the 50 likeliest tokens; leave it out to keep all",
+        takes=~Takes.VECTORS,
+        in_request=True,
+        filters=(None,),
+        compared=True,
+        option=Option("Sample from the k most likely tokens.", images=True),
+        lm_eval=True,
+        off_elsewhere=(0, -1),
+    )
+    top_p: float | None = argument(
+        doc="sample from the likeliest tokens that hold this share of the probability.",
+        check=Number(("above 0 and at most 1", lambda x: 0 < x <= 1)),
+        example="top_p=0.9 keeps the likeliest tokens that hold 90% of the probability; leave it out to keep all",
+        takes=~Takes.VECTORS,
+        in_request=True,
+        filters=(None, 1),
+        compared=True,
+        option=Option("Sample from the most likely tokens of total probability p.", images=True),
+        lm_eval=True,
+    )
+    min_p: float | None = argument(
+        doc="leave out tokens that are less likely than min_p times the likeliest.",
+        check=Number(("at least 0 and at most 1", lambda x: 0 <= x <= 1)),
+        example="min_p=0.05 leaves out what is less than 0.05 times as likely as the likeliest; 0 keeps all",
+        takes=Takes.TEXT | Takes.CODES,
+        off=(None, 0),
+        in_request=True,
+        filters=(None, 0),
+        option=Option("Exclude tokens below p times the highest probability."),
+        lm_eval=True,
+        related=("typical_p", "top_a", "epsilon_cutoff", "eta_cutoff", "top_h"),
+        hint="top_k=, top_p= and min_p= leave unlikely tokens out",
+    )
+    repetition_penalty: float | None = argument(
+        doc="above 1 makes tokens less likely that the row holds already, the prompt's included, as in transformers; "
+        "for a masked model those are the prompt's and all committed ones, at any position, end tokens excepted.",
+        check=Number((f"from {LEAST:g} to {MAX_SCALE:g}", lambda x: LEAST <= x <= MAX_SCALE)),
+        example="repetition_penalty=1.1 makes tokens that the row holds already less likely; 1 is off",
+        takes=Takes.TEXT,
+        off=(None, 1),
+        in_request=True,
+        option=Option("Above 1, repeated tokens are less likely."),
+        lm_eval=True,
+    )
+    cfg: float | None = argument(
+        doc="guidance, l_u + cfg * (l_c - l_u); None is off. For continuous tokens it guides the noise. For token maps "
+        "it is VAR's number: l_c + t * (l_c - l_u), t from 0 at the first map to cfg at the last; 0 is off.",
+        check=Number(("at least 0", lambda x: x >= 0), (f"at most {MAX_SCALE:g}", lambda x: x <= MAX_SCALE)),
+        example="cfg=1 is the model without guidance, larger is stronger; leave it out to turn guidance off",
+        takes=~Takes.AR,
+        in_request=True,
+        compared=True,
+        option=Option(
+            "Classifier-free guidance; 1 is none.",
+            images="Classifier-free guidance, 1 is none; by default the model's own.",
+        ),
+        lm_eval=True,
+        related=("cfg_scale", "guidance_scale", "guidance", "w", "classifier_free_guidance"),
+        hint="cfg=1.5 turns guidance on, 1 is without it; LLaDA's cfg_scale is cfg - 1",
+    )
+    cfg_interval: int | None = argument(
+        doc="for images, guide the first cfg_interval + 2 tokens only.",
+        check=Whole(0),
+        example="cfg_interval=100 guides the first 102 tokens of an image; leave it out to guide all",
+        takes=Takes.AR_IMAGES,
+        order="cfg_interval counts tokens from the first on",
+        in_request=True,
+        compared=True,
+        option=Option("Guide the first N + 2 tokens only.", images=True, more={"metavar": "N"}),
+    )
+    seed: int | Sequence[int] = argument(
+        0,
+        doc="one number (row i gets the seed derived from it and i), or a list with one a row.",
+        check=_check_seed,
+        example="seed=0, or seed=[0, 1] with one seed a row",
+        per_prompt=True,
+        option=Option("Random seed; prompt i uses a seed derived from it and i.", alone=True),
+        related=("random_seed", "generator", "manual_seed", "seeds"),
+        hint="seed=0, or seed=[0, 1] with one a row",
+    )
+    template: Any = argument(
+        doc="text with mask tokens, or ids with None, that follows the prompt in place of max_new_tokens masks; one, "
+        "or one a row.",
+        check=check_count,
+        takes=Takes.TEXT,
+        fills=True,
+        per_prompt=True,
+    )
+    allowed: Any = argument(
+        doc="which tokens each position may take: a function (row, index) -> ids, texts of one token, or None for any; "
+        "a list of such choices, one a position; a dict {index: choices}; or a list with one of these a row. Index 0 "
+        "is the first position after the prompt. It holds in any order, and for every stage.",
+        takes=Takes.TEXT | Takes.CODES,
+        fills=True,
+        per_prompt=True,
+        option=Option("JSON file: the tokens allowed at each position.", ("--allowed",), alone=True),
+        related=("prefix_allowed_tokens_fn", "constraints", "force_words_ids", "grammar"),
+        hint="allowed= says which tokens each position may take",
+    )
+    logits_processor: Any = argument(
+        doc="transformers' logits processors, run on the history of each token; AR models only.",
+        check=_check_processors,
+        example="logits_processor=[RepetitionPenaltyLogitsProcessor(1.1)], from transformers",
+        takes=Takes.AR,
+        order="logits_processor reads the tokens before a position",
+        instead={Takes.MASKED: "leave it out; allowed= says which tokens each position may take"},
+        related=(
+            *("no_repeat_ngram_size", "presence_penalty", "frequency_penalty", "length_penalty", "bad_words_ids"),
+            *("logits_processors", "logit_bias", "sequence_bias", "suppress_tokens", "encoder_repetition_penalty"),
+        ),
+        hint="logits_processor=[...] takes transformers' processors on autoregressive models; repetition_penalty= "
+        "works on all",
+    )
+    response_format: Any = argument(
+        doc='a JSON schema, alone or in OpenAI\'s form {"type": "json_schema", "json_schema": {"schema": {...}}}, or '
+        '{"type": "json_object"}: every answer is complete JSON of it, within max_new_tokens, and `Result.parsed` has '
+        "its values. Masked models fill a template of the schema. Autoregressive ones need llguidance (extra "
+        "`structured`).",
+        check=lambda name, value, example: form_of(value),
+        takes=Takes.TEXT,
+        per_prompt=True,
+        option=Option("JSON file: a schema that every answer keeps to.", ("--response-format",), alone=True),
+        related=("json_schema", "guided_json", "json_mode", "output_schema", "response_schema", "structured_outputs"),
+        hint="response_format={...} takes a JSON schema that every answer keeps to",
+    )
+    stop: Any = argument(
+        doc="a text, or texts, that end a row: its text is cut before the one that is complete first, its tokens after "
+        "the one that completes it. The prompt is not searched.",
+        check=lambda name, value, example: read_stops(value),
+        takes=Takes.TEXT,
+        fills=True,
+        per_prompt=True,
+        option=Option(r"Stop before this text, \n is a line break; may be repeated.", ("--stop",), alone=True),
+        related=("stop_strings", "stop_words", "stop_sequences", "stop_sequence", "stop_texts", "until"),
+        hint='stop=["\\n\\n"] ends a row before a text',
+    )
+    stop_ids: Any = argument(
+        doc="end tokens; None takes the model's (none with a template), [] never stops.",
+        check=check_count,
+        takes=Takes.TEXT,
+        compared=True,
+        json="stop_token_ids",
+        related=("eos_token_id", "eos_id", "stop_token_ids", "stop_tokens", "terminators", "stop_token_id"),
+        hint="stop_ids=[2] ends a row at a token; the model's own end tokens are known",
+    )
+    block_align: str = argument(
+        "prompt",
+        doc='lay the block grid from the end of the "prompt", or "absolute" from position 0.',
+        check=_check_align,
+        example='"prompt" lays the block grid from the end of the prompt, "absolute" from position 0',
+        compared=True,
+        lm_eval=True,
+    )
+    label: Any = argument(
+        doc="in place of a prompt, the class or classes for an image model; with continuous tokens and token maps, -1 "
+        "is none.",
+        check=check_count,
+        takes=Takes.IMAGES,
+        related=("class_labels", "class_label", "labels"),
+        hint="label=207, or a list of classes",
+    )
+    num_images: int = argument(
+        1,
+        doc="images of each prompt or label, one row each.",
+        check=Whole(1, 2**16),
+        example="num_images=4 draws four images of each prompt",
+        takes=Takes.IMAGES,
+        instead={Takes.TEXT: "num_return_sequences= gives several answers"},
+        json="n",
+        related=("num_images_per_prompt", "images_per_prompt"),
+    )
+    size: Sequence[int] | None = argument(
+        doc="for images, (height, width) in pixels, of those that the model has; None is its own.",
+        check=_check_size,
+        example="size=(256, 256), or leave it out for the model's own",
+        takes=Takes.IMAGES,
+        related=("height", "width", "image_size", "resolution"),
+        hint="size=(256, 256) is the height and width of images in pixels",
+    )
+    num_return_sequences: int = argument(
+        1,
+        doc="for text, rows of each prompt, one after the other; they need a temperature.",
+        check=Whole(1, 2**16),
+        example="num_return_sequences=4 gives four answers to each prompt",
+        takes=Takes.TEXT,
+        instead={Takes.IMAGES: "num_images={value} draws so many of each"},
+        option=Option("Samples of each prompt; needs a temperature.", alone=True, more={"min": 1}),
+        json="n",
+        related=("n", "num_samples", "num_generations", "num_completions", "num_return"),
+    )
+    prompt_embeds: Any = argument(
+        doc="in place of a prompt, the text encoder's output for captions, [B, n, D] or a list.",
+        check=check_count,
+        takes=Takes.IMAGES,
+    )
+    negative_prompt: Any = argument(
+        doc="for captions with guidance, what guidance steers away from: one, or one a prompt.",
+        takes=Takes.IMAGES,
+        option=Option("A caption that guidance moves away from.", images=True),
+    )
+    source: Any = argument(
+        doc="recorded uniforms in place of a seed.",
+        check=_check_source,
+        example="pass an object like pardec.samplers.rng.Keyed, or leave source out",
+    )
+    logprobs: int | None = argument(
+        doc="record the log-probability of each token, by the model's own distribution at the forward that committed "
+        "it, and of the `logprobs` likeliest ones; 0 records each token's own, None nothing.",
+        check=Whole(0),
+        example="logprobs=0 records each token's own, logprobs=5 also the five likeliest; leave it out for none",
+        takes=Takes.TEXT | Takes.CODES,
+        option=Option(
+            "In rows and --json: each token's log-probability, and those of the K likeliest.",
+            alone=True,
+            more={"metavar": "K", "min": 0},
+        ),
+        related=(
+            *("output_scores", "output_logits", "top_logprobs", "return_logprobs", "logprob_token_ids"),
+            "allowed_logprobs",
+        ),
+        hint="logprobs=5 records the log-probability of each token and of the five likeliest; logprob_ids= those of "
+        "some ids",
+    )
+    logprob_ids: Any = argument(
+        doc="ids whose log-probabilities are recorded there too; given alone, it implies logprobs=0.",
+        check=check_count,
+        takes=Takes.TEXT | Takes.CODES,
+    )
+    callback: Callable[[Event], object] | None = argument(
+        doc="called with every event.",
+        check=_check_callback,
+        example="pass a function that takes one event",
+    )
 
     def __post_init__(self) -> None:
-        _whole("max_new_tokens", self.max_new_tokens, 1)
-        _whole("block_length", self.block_length, 1, optional=True)
-        _whole("top_k", self.top_k, 1, optional=True)
-        _whole("min_new_tokens", self.min_new_tokens, 0, optional=True)
-        _whole("num_images", self.num_images, 1)
-        _whole("num_return_sequences", self.num_return_sequences, 1)
-        _whole("cfg_interval", self.cfg_interval, 0, optional=True)
-        if self.size is not None and not _is_size(self.size):
-            raise SpecError(
-                f"size is a height and a width in pixels, from 1 to {MOST_PIXELS} each, got {self.size!r}",
-                hint="size=(256, 256), or leave it out for the model's own",
-            )
-        _whole("logprobs", self.logprobs, 0, optional=True)
-        _number("temperature", self.temperature, "at least 0", lambda x: x >= 0)
-        _number("temperature", self.temperature, RANGE, divides)
-        _number("cfg", self.cfg, "at least 0", lambda x: x >= 0, optional=True)
-        _number("cfg", self.cfg, f"at most {MAX_SCALE:g}", lambda x: x <= MAX_SCALE, optional=True)
-        _number("top_p", self.top_p, "above 0 and at most 1", lambda x: 0 < x <= 1, optional=True)
-        _number("min_p", self.min_p, "at least 0 and at most 1", lambda x: 0 <= x <= 1, optional=True)
-        bounds = f"from {LEAST:g} to {MAX_SCALE:g}"
-        _number("repetition_penalty", self.repetition_penalty, bounds, lambda x: LEAST <= x <= MAX_SCALE, optional=True)
-        if self.stop is not None:
-            read_stops(self.stop)
-        if self.block_align not in ("prompt", "absolute"):
-            raise SpecError(
-                f'block_align is "prompt" or "absolute", got {self.block_align!r}',
-                hint='"prompt" lays the block grid from the end of the prompt, "absolute" from position 0',
-            )
-        for name in ("input_ids", "label", "seed", "stop_ids", "template", "prompt_embeds", "logprob_ids"):
-            check_count(name, getattr(self, name))
-        for seed in self.seed if isinstance(self.seed, Sequence) else [self.seed]:
-            _whole("seed", seed, None)
-        if self.source is not None and not callable(getattr(self.source, "uniform", None)):
-            raise SpecError(
-                f"source has no method uniform, got {type(self.source).__name__}",
-                hint="pass an object like pardec.samplers.rng.Keyed, or leave source out",
-            )
-        if self.response_format is not None:
-            form_of(self.response_format)
-        processors = self.logits_processor
-        if processors is not None and not (isinstance(processors, Sequence) and all(map(callable, processors))):
-            raise SpecError(
-                f"logits_processor is a list of processors, got {processors!r}",
-                hint="logits_processor=[RepetitionPenaltyLogitsProcessor(1.1)], from transformers",
-            )
-        if self.callback is not None and not callable(self.callback):
-            raise SpecError(
-                f"callback cannot be called, got {type(self.callback).__name__}",
-                hint="pass a function that takes one event",
-            )
+        for each in ARGUMENTS.values():
+            each.verify(getattr(self, each.name))
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Settings:
         """Reads arguments; those left out come from a preset, then from `defaults`, then from the class."""
-        known = [field.name for field in fields(cls)]
         for name in arguments:
-            if name not in known:
-                opening = f"generate takes no argument {name!r}"
-                if name in WORDS:
-                    own = WORDS[name].split("=")[0]  # many hints begin with pardec's name of the argument
-                    raise SpecError(opening + did_you_mean(own, [own] if own in known else []), hint=WORDS[name])
-                raise SpecError(opening + did_you_mean(name, known), hint=f"it takes {', '.join(known)}")
+            if name not in ARGUMENTS:
+                raise _unknown(name)
         settings = cls(**{**(defaults or {}), **arguments})
         if isinstance(settings.sampler, str) and settings.sampler.startswith("preset:"):
             from pardec.samplers.presets import preset
@@ -195,9 +462,56 @@ class Settings:
             [
                 kind("self", kind.POSITIONAL_OR_KEYWORD),
                 kind("prompt", kind.POSITIONAL_OR_KEYWORD, default=None),
-                *(kind(field.name, kind.KEYWORD_ONLY, default=field.default) for field in fields(cls)),
+                *(kind(each.name, kind.KEYWORD_ONLY, default=each.default) for each in ARGUMENTS.values()),
             ]
         )
+
+    def check_taken(self, model: str, kind: Takes) -> None:
+        """Raises SpecError for an argument that the model of this kind does not take."""
+        for each in ARGUMENTS.values():
+            each.check_taken(model, kind, getattr(self, each.name))
+
+    def check_shortest(self, length: int) -> None:
+        """Raises SpecError where end tokens are excluded at more positions than the shortest row has."""
+        if (self.min_new_tokens or 0) > length:
+            raise SpecError(
+                f"min_new_tokens={self.min_new_tokens} is more than the {length} tokens of a row",
+                hint="raise max_new_tokens, or ask for fewer",
+            )
+
+    @property
+    def bounds_length(self) -> bool:
+        """Whether an argument says how long rows are at least."""
+        return self.block_length is not None or bool(self.min_new_tokens)
+
+    def for_request(self) -> dict[str, Any]:
+        """The arguments that a loop's request has under the same names, without those that ask for nothing."""
+        values = {each.name: each.resolved(getattr(self, each.name)) for each in ARGUMENTS.values() if each.in_request}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+ARGUMENTS: Mapping[str, Argument] = {
+    each.name: replace(each.metadata["argument"], name=each.name) for each in fields(Settings)
+}
+
+
+def documented(function: Callable[..., Any]) -> None:
+    """Gives a method the signature that `help` shows, and the arguments in place of `{arguments}` in its docstring."""
+    function.__signature__ = Settings.signature()  # type: ignore[attr-defined]
+    if function.__doc__ is not None:  # python -OO has none
+        text = "\n".join(each.described(12) for each in ARGUMENTS.values())
+        function.__doc__ = function.__doc__.replace(" " * 12 + "{arguments}", text)
+
+
+def _unknown(name: str) -> SpecError:
+    """The error for an argument that there is not."""
+    from .other_names import WORDS
+
+    opening, known = f"generate takes no argument {name!r}", list(ARGUMENTS)
+    if name in WORDS:
+        own = WORDS[name].split("=")[0]  # many hints begin with pardec's name of the argument
+        return SpecError(opening + did_you_mean(own, [own] if own in known else []), hint=WORDS[name])
+    return SpecError(opening + did_you_mean(name, known), hint=f"it takes {', '.join(known)}")
 
 
 def ignored_filters(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
@@ -207,8 +521,8 @@ def ignored_filters(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -
         arguments: as they were passed.
         settings: the call's, as resolved.
     """
-    off = {"top_k": (None,), "top_p": (None, 1), "min_p": (None, 0)}  # values that filter nothing
-    names = [name for name, values in off.items() if arguments.get(name) not in values]
+    filters = [each for each in ARGUMENTS.values() if each.filters]
+    names = [each.name for each in filters if arguments.get(each.name) not in each.filters]
     if not names or settings.get("temperature") != 0:
         return None
     shown = " and ".join(f"{name}={arguments[name]}" for name in names)
@@ -216,74 +530,6 @@ def ignored_filters(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -
     return f"{shown} {verb} the likeliest token as it is, and temperature=0 takes that one; temperature=0.7 samples"
 
 
-def check_count(name: str, value: Any) -> None:
-    """Refuses a sequence of more entries than one request may have."""
-    if isinstance(value, Sequence) and len(value) > MOST_ROWS:
-        raise SpecError(
-            f"{name} has {len(value)} entries, and one call takes at most {MOST_ROWS}", hint="make several calls"
-        )
-
-
 def repeat_each(items: Sequence[_T], count: int) -> list[_T]:
     """Each item `count` times in a row: the rows of `num_return_sequences` and `num_images`."""
     return [item for item in items for _ in range(count)]
-
-
-def is_whole(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def check_whole(name: str, value: Any, least: int | None, *, hint: str) -> None:
-    """Raises SpecError unless `value` is a whole number of at least `least`; True and 1.5 are none."""
-    rule = "a whole number" if least is None else f"a whole number of at least {least}"
-    if not is_whole(value) or (least is not None and value < least):
-        raise SpecError(f"{name} is {rule}, got {value!r}", hint=hint)
-
-
-def _whole(name: str, value: Any, least: int | None, *, optional: bool = False) -> None:
-    if optional and value is None:
-        return
-    if is_whole(value) and value > LARGEST.get(name, value):
-        raise SpecError(f"{name} is at most {LARGEST[name]}, got {value!r}", hint=_example(name))
-    check_whole(name, value, least, hint=_example(name))
-
-
-def is_number(value: object) -> bool:
-    """Whether it is a finite number; True is none."""
-    try:
-        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floating-point ones
-        return False
-
-
-def _is_size(value: object) -> bool:
-    """Whether it is a height and a width."""
-    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
-        return False
-    return all(is_whole(side) and 1 <= side <= MOST_PIXELS for side in value)
-
-
-def _number(name: str, value: Any, rule: str, holds: Callable[[float], bool], *, optional: bool = False) -> None:
-    if optional and value is None:
-        return
-    if not is_number(value) or not holds(float(value)):
-        raise SpecError(f"{name} must be {rule}, got {value!r}", hint=_example(name))
-
-
-def _example(name: str) -> str:
-    return {
-        "max_new_tokens": "max_new_tokens=64 asks for 64 tokens after the prompt",
-        "block_length": "block_length=32, or leave it out for min(32, max_new_tokens)",
-        "temperature": "temperature=0 takes the likeliest token, 1 samples from the model's own distribution",
-        "top_k": "top_k=50 keeps the 50 likeliest tokens; leave it out to keep all",
-        "top_p": "top_p=0.9 keeps the likeliest tokens that hold 90% of the probability; leave it out to keep all",
-        "cfg": "cfg=1 is the model without guidance, larger is stronger; leave it out to turn guidance off",
-        "seed": "seed=0, or seed=[0, 1] with one seed a row",
-        "logprobs": "logprobs=0 records each token's own, logprobs=5 also the five likeliest; leave it out for none",
-        "cfg_interval": "cfg_interval=100 guides the first 102 tokens of an image; leave it out to guide all",
-        "num_images": "num_images=4 draws four images of each prompt",
-        "num_return_sequences": "num_return_sequences=4 gives four answers to each prompt",
-        "min_new_tokens": "min_new_tokens=8 has no end token among the first 8; leave it out to let a row end anywhere",
-        "min_p": "min_p=0.05 leaves out what is less than 0.05 times as likely as the likeliest; 0 keeps all",
-        "repetition_penalty": "repetition_penalty=1.1 makes tokens that the row holds already less likely; 1 is off",
-    }[name]

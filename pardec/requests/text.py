@@ -23,12 +23,12 @@ from pardec.samplers.spec import Part, Policy, Spec, parse
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from . import allowed, corpus, draft_models
-from .early import check_block, check_family, check_least
+from .early import check_block, check_family
 from .generation_config import rules_of
 from .image_layout import intersect
-from .images import ImageInputs, image_inputs, imaging_for, refuse_images, size_of
+from .images import ImageInputs, image_inputs, imaging_for, size_of
 from .prompts import Row, check_length, encode
-from .settings import Settings, repeat_each
+from .settings import ARGUMENTS, Settings, repeat_each
 from .stop_strings import StopStrings
 from .stop_strings import read as read_stops
 from .structured.request import structure
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
     from pardec.samplers.events import Event
 
-_RARE = ("min_p", "repetition_penalty", "min_new_tokens")
 BLOCK = 32  # the default block length, where the request is not shorter
 
 
@@ -136,7 +135,8 @@ class Call:
         same = names[0] if len(set(names)) == 1 else names
         values |= {"cfg_interval": request.cfg_interval} if request.conditions else {}
         # Defaults are left out, so that rows saved before these arguments existed count as the same rows.
-        values |= {name: value for name in _RARE if (value := getattr(request, name))}
+        others = [each.name for each in ARGUMENTS.values() if each.in_request and each.name != "cfg_interval"]
+        values |= {name: value for name in others if name not in values and (value := getattr(request, name))}
         values |= {} if request.size is None else {"size": list(request.size)}
         values |= {} if request.logprobs is None else {"logprobs": request.logprobs}
         values |= {"logprob_ids": list(request.logprob_ids)} if request.logprob_ids else {}
@@ -167,7 +167,6 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         images = image_inputs(model, imaging, prompt, settings)
         rows = images.rows
     else:
-        refuse_images(model, settings)
         check_family(model.name, model.decoding_config.masked, settings)
         prompts = encode(model, prompt, settings.input_ids, settings.template, settings.max_new_tokens, beyond=beyond)
         rows = repeat_each(prompts, settings.num_return_sequences)
@@ -182,20 +181,14 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
     check_length(model, [len(row.canvas) for row in rows], beyond=beyond)
     seeds = seeds_of(settings, len(rows))
     block_causal = model.decoding_config.attention == "block-causal"
+    settings.check_shortest(min(len(row.rest) for row in rows))
     request = Request(
         canvases=tuple(row.canvas for row in rows),
         prompts=tuple(len(row.prompt) for row in rows),
         block_length=_block_length(model, settings, rows),
         source=settings.source or Keyed(seeds),
         absolute=block_causal or settings.block_align == "absolute",
-        temperature=float(settings.temperature),
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-        min_p=settings.min_p or None,
-        repetition_penalty=None if settings.repetition_penalty in (None, 1) else float(settings.repetition_penalty),
-        min_new_tokens=_min_new_tokens(settings, rows),
-        cfg=None if settings.cfg is None else float(settings.cfg),
-        cfg_interval=settings.cfg_interval,
+        **settings.for_request(),
         conditions=() if images is None else images.conditions,
         prefix=None if images is None else images.prefix,
         size=size_of(settings),
@@ -215,7 +208,7 @@ def prepare(model: LanguageModel, prompt: Any, settings: Settings) -> Call:
         request = structured.hold(request)
     for stage in sampler.stages:
         stage.admit(request, sampler)
-    _check_ends(model, request)
+    request.check_ends()
     form = None if structured is None else settings.response_format
     return Call(sampler, request, seeds, settings.callback, model.weights_version, form, imaging)
 
@@ -347,29 +340,6 @@ def _stops(model: LanguageModel, settings: Settings) -> tuple[StopStrings | None
     strings = tuple(text for text in texts if text not in special)
     ids = tuple(special[text] for text in texts if text in special)
     return StopStrings(model.tokenizer, strings) if strings else None, ids
-
-
-def _min_new_tokens(settings: Settings, rows: list[Row]) -> int:
-    least, shortest = settings.min_new_tokens or 0, min(len(row.rest) for row in rows)
-    check_least(least, shortest)
-    return least
-
-
-def _check_ends(model: LanguageModel, request: Request) -> None:
-    """Refuses positions where only end tokens are allowed, and `min_new_tokens` excludes them."""
-    if request.allowed is None or not request.min_new_tokens:
-        return
-    others = request.allowed.sets.clone()
-    others[:, list(request.stop_ids)] = False
-    ends = (~others.any(1)).cpu()
-    for row, (at, start) in enumerate(zip(request.allowed.at, request.prompts, strict=True)):
-        early = ends[at[start : start + request.min_new_tokens]]
-        if early.any():
-            raise SpecError(
-                f"allowed of row {row} has only end tokens at index {int(early.nonzero()[0])}, and "
-                f"min_new_tokens={request.min_new_tokens} excludes them there",
-                hint="leave min_new_tokens out, or allow another token",
-            )
 
 
 def _block_length(model: LanguageModel, settings: Settings, rows: list[Row]) -> int:

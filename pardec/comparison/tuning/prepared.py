@@ -11,7 +11,7 @@ from pardec.models.errors import SpecError, did_you_mean
 from pardec.samplers.registry import resolve
 from pardec.samplers.spec import parse
 
-from ...requests.settings import check_whole, is_number
+from ...requests.argument import check_whole, is_number
 from ...tasks import Task
 from ..entries import SamplerLike
 from . import confirming

@@ -1,0 +1,204 @@
+"""The declaration of one argument of `generate`: its meaning, its range, who takes it, and its names elsewhere."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Flag, auto
+from numbers import Integral, Real
+from typing import Any
+
+from pardec.models.errors import SpecError
+
+MOST_ROWS = 2**20
+_WIDTH = 120  # columns of a docstring
+
+
+class Takes(Flag):
+    """Kinds of models, by what they decode."""
+
+    MASKED = auto()  # text, in any order
+    AR = auto()  # text, from left to right
+    MASKED_IMAGES = auto()  # codes of an image, in any order
+    AR_IMAGES = auto()  # codes of an image, from the first on
+    VECTORS = auto()  # continuous tokens of an image
+    MAPS = auto()  # token maps of an image
+    TEXT = MASKED | AR
+    CODES = MASKED_IMAGES | AR_IMAGES
+    IMAGES = CODES | VECTORS | MAPS
+    ALL = TEXT | IMAGES
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The option of the command line for an argument.
+
+    Attributes:
+        help: its line in --help.
+        flags: where they are other than --name.
+        images: whether `pardec image` has it, or its line in --help there, if that is another.
+        alone: commands that have it name it; other options are in every command that decodes text, and convert nothing.
+        more: further arguments of `typer.Option`.
+    """
+
+    help: str
+    flags: tuple[str, ...] = ()
+    images: bool | str = False
+    alone: bool = False
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """An argument of `generate`.
+
+    Attributes:
+        doc: its meaning, as the docstring says it.
+        check: refuses values of other types and out of range, with `example` as the hint: (name, value, example).
+        example: a value with its effect.
+        takes: the kinds of models that take it.
+        instead: the hint for models of a kind that does not.
+        order: why a model that decodes in any order does not take it.
+        off: values that ask for nothing.
+        in_request: whether the loop's request has it, under the same name.
+        filters: where it leaves tokens out of the distribution, and so has no effect at temperature 0: the values with
+            which it leaves out none.
+        fills: whether it decides about the same positions as `response_format`, and so does not go with it.
+        per_prompt: whether a prompt of `serve_batch` and a line of a prompts file may have its own.
+        compared: whether `compare` takes it.
+        option: of the command line.
+        json: its field in requests to the server, where it is a number or has another name there.
+        lm_eval: whether it is one of lm-eval's model arguments and generation arguments.
+        aliases: names in other libraries for the same value.
+        related: names in other libraries that are answered with `hint`.
+        hint: what to write in place of these names; by default the example.
+        off_elsewhere: values that ask for nothing in other libraries.
+    """
+
+    name: str = ""
+    default: Any = None
+    doc: str
+    check: Callable[[str, Any, str], None] | None = None
+    example: str = ""
+    takes: Takes = Takes.ALL
+    instead: Mapping[Takes, str] = field(default_factory=dict)
+    order: str = ""
+    off: tuple[Any, ...] = (None,)
+    in_request: bool = False
+    filters: tuple[Any, ...] = ()
+    fills: bool = False
+    per_prompt: bool = False
+    compared: bool = False
+    option: Option | None = None
+    json: str = ""
+    lm_eval: bool = False
+    aliases: tuple[str, ...] = ()
+    related: tuple[str, ...] = ()
+    hint: str = ""
+    off_elsewhere: tuple[Any, ...] = ()
+
+    @property
+    def number(self) -> type[int] | type[float] | None:
+        """The type of its values, where those are numbers."""
+        return int if isinstance(self.check, Whole) else float if isinstance(self.check, Number) else None
+
+    def verify(self, value: Any) -> None:
+        """Raises SpecError for a value that it cannot have."""
+        if self.check is not None and not (value is None and self.default is None):
+            self.check(self.name, value, self.example)
+
+    def resolved(self, value: Any) -> Any:
+        """The value as a loop's request has it; None where it asks for nothing."""
+        if value in self.off:
+            return None
+        return value if self.number is None else self.number(value)
+
+    def check_taken(self, model: str, kind: Takes, value: Any) -> None:
+        """Raises SpecError for a value other than the default where the model of this kind does not take it."""
+        if kind in self.takes or value is self.default or (is_whole(value) and value == self.default):
+            return
+        if kind in Takes.TEXT and not self.takes & Takes.TEXT:
+            why = f"is for image models and {model} is a text model"
+        elif kind in Takes.IMAGES and not self.takes & Takes.IMAGES:
+            why = f"is for text and {model} draws images"
+        elif kind is Takes.VECTORS:
+            why = f"is for tokens with ids; {model} has continuous tokens"
+        elif kind is Takes.MAPS:
+            why = f"is for tokens that come one by one; {model} draws whole token maps"
+        elif kind in Takes.MASKED | Takes.MASKED_IMAGES:
+            canvas = "its canvas" if kind is Takes.MASKED else "an image"
+            why = f"{self.order or 'goes from left to right'}, and {model} fills {canvas} in any order"
+        else:
+            why = f"is for masked models and {model} is not one"
+        hints = [hint for kinds, hint in self.instead.items() if kind in kinds]
+        hint = hints[0].format(value=value) if hints else f"leave {self.name} out"
+        raise SpecError(f"{self.name} {why}", hint=hint)
+
+    def described(self, indent: int) -> str:
+        """Its paragraph in the `Args` of a docstring."""
+        first, rest = " " * indent, " " * (indent + 4)
+        return textwrap.fill(f"{self.name}: {self.doc}", _WIDTH, initial_indent=first, subsequent_indent=rest)
+
+
+def argument(default: Any = None, **values: Any) -> Any:
+    """A field of a dataclass that declares an argument: the default, and what `Argument` has."""
+    from dataclasses import field as of_dataclass
+
+    return of_dataclass(default=default, metadata={"argument": Argument(default=default, **values)})
+
+
+# --- ranges ---
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Whole numbers, True and 1.5 are none, of at least `least` and at most `most`."""
+
+    least: int | None = None
+    most: int | None = None  # larger ones are refused before anything of their size is allocated
+
+    def __call__(self, name: str, value: Any, example: str) -> None:
+        if is_whole(value) and self.most is not None and value > self.most:
+            raise SpecError(f"{name} is at most {self.most}, got {value!r}", hint=example)
+        check_whole(name, value, self.least, hint=example)
+
+
+class Number:
+    """Finite numbers for which rules hold, each as words and a test."""
+
+    def __init__(self, *rules: tuple[str, Callable[[float], bool]]) -> None:
+        self.rules = rules
+
+    def __call__(self, name: str, value: Any, example: str) -> None:
+        for words, holds in self.rules:
+            if not is_number(value) or not holds(float(value)):
+                raise SpecError(f"{name} must be {words}, got {value!r}", hint=example)
+
+
+def check_whole(name: str, value: Any, least: int | None, *, hint: str) -> None:
+    """Raises SpecError unless `value` is a whole number of at least `least`; True and 1.5 are none."""
+    rule = "a whole number" if least is None else f"a whole number of at least {least}"
+    if not is_whole(value) or (least is not None and value < least):
+        raise SpecError(f"{name} is {rule}, got {value!r}", hint=hint)
+
+
+def check_count(name: str, value: Any, example: str = "") -> None:
+    """Refuses a sequence of more entries than one request may have."""
+    if isinstance(value, Sequence) and len(value) > MOST_ROWS:
+        raise SpecError(
+            f"{name} has {len(value)} entries, and one call takes at most {MOST_ROWS}", hint="make several calls"
+        )
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite number; True is none."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floating-point ones
+        return False
