@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,7 +42,7 @@ class Request:
         corpus: tokens that n-grams are counted in, where the sampler names a corpus.
         draft_model: the checkpoint that drafts, where the sampler's drafter needs one.
         stops: per row, what ends it beside `stop_ids`; () ends none.
-        joints: per row, the gaps whose tokens depend on each other; masked models only. () are none.
+        constrained_spans: per row, the gaps whose tokens depend on each other; masked models only. () are none.
         grammars: per row, what its text follows from left to right; autoregressive models only. () are none.
         processors: logits processors of transformers; autoregressive models only.
         logprobs: of each committed token the log-probability, and of so many likeliest ones; None records none.
@@ -86,6 +86,25 @@ class Request:
         every = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
         return {name: value for name, value in every.items() if value is not None}
 
+    @property
+    def extras(self) -> dict[str, bool]:
+        """What may be asked for besides tokens of the model's distribution, by name, and whether it is."""
+        return {
+            "images": bool(self.conditions),
+            "logits processors": bool(self.processors) or self.repetition_penalty is not None,
+            "allowed": self.allowed is not None,
+            "response_format": any(self.grammars),
+            "stop": any(self.stops),
+            "min_new_tokens": self.min_new_tokens > 0,
+            "logprobs": self.logprobs is not None,
+        }
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What the rows of a batch have in common; their sampler is compared too."""
+        shared = (getattr(self, each.name) for each in fields(self) if each.name not in _OF_ROWS)
+        return (*shared, bool(self.conditions), tuple(map(id, self.processors)))
+
     def check_ends(self) -> None:
         """Raises SpecError for a position where only end tokens are allowed, and `min_new_tokens` excludes them."""
         if self.allowed is None or not self.min_new_tokens:
@@ -101,6 +120,15 @@ class Request:
                     f"min_new_tokens={self.min_new_tokens} excludes them there",
                     hint="leave min_new_tokens out, or allow another token",
                 )
+
+
+# Fields that rows of a batch have for themselves, that come with the sampler, or that are compared in another way.
+_OF_ROWS = frozenset(
+    (
+        *("canvases", "prompts", "source", "conditions", "prefix", "share_prompt", "samples", "corpus", "draft_model"),
+        *("stops", "allowed", "constrained_spans", "grammars", "processors", "finished"),
+    )
+)
 
 
 class Ending(Protocol):

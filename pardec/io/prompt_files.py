@@ -12,17 +12,19 @@ from typing import Any
 from pardec.models.errors import SpecError, did_you_mean
 from pardec.models.files.json_text import parse
 
+from ..requests.settings import ARGUMENTS
+
 FORMAT = (
     'each line is {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, with an "id" if you like'
 )
-SETTINGS = ("seed", "max_new_tokens", "stop", "template", "allowed", "response_format")  # of one prompt
+SETTINGS = tuple(each.name for each in ARGUMENTS.values() if each.per_prompt)  # of one prompt
 PER_PROMPT = ("prompt", "messages", "input_ids", "label", "prompt_embeds", *SETTINGS)  # what `serve_batch` takes
 ANSWERS = ("answer", "answers")  # for a scorer; they change nothing in what is decoded
 GENERATED = (*ANSWERS, "input_ids", *SETTINGS)  # what lines of `pardec generate` may have
 COMPARED = (*ANSWERS, *(name for name in SETTINGS if name != "seed"))  # and those of `compare` and `tune`
 _TABLES = {".csv": ",", ".tsv": "\t"}
 _REFUSED = (".yaml", ".yml", ".toml", ".xml", ".html", ".parquet", ".xlsx", ".pkl")  # not prompts line by line
-_JSON_FIELDS = ("messages", "input_ids", "answers", "allowed", "response_format", "seed", "max_new_tokens")
+_JSON_FIELDS = ("messages", "input_ids", "answers", *(name for name in SETTINGS if name not in ("stop", "template")))
 
 
 @dataclass(frozen=True, slots=True)

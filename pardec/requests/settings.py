@@ -493,6 +493,7 @@ class Settings:
 ARGUMENTS: Mapping[str, Argument] = {
     each.name: replace(each.metadata["argument"], name=each.name) for each in fields(Settings)
 }
+FILLING = tuple(each.name for each in ARGUMENTS.values() if each.fills)  # refused with response_format
 
 
 def documented(function: Callable[..., Any]) -> None:

@@ -22,10 +22,6 @@ from ..requests.text import Call, usual_block
 if TYPE_CHECKING:
     from ..engine import Engine
 
-_SHARED = (
-    *("block_length", "absolute", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
-    *("min_new_tokens", "cfg", "cfg_interval", "size", "stop_ids", "logprobs", "logprob_ids"),
-)
 _NOT_SHARED = ("input_ids", "label", "prompt_embeds", "num_images", "source", "callback")
 
 
@@ -41,10 +37,8 @@ class QueuedRow:
     @property
     def kind(self) -> tuple[Any, ...]:
         """Rows of one kind can share a batch."""
-        if isinstance(self.call, ClassCall):
-            return self.call.kind
-        r = self.request
-        return (*(getattr(r, name) for name in _SHARED), bool(r.conditions), tuple(map(id, r.processors)))
+        kind: tuple[Any, ...] = (self.call if isinstance(self.call, ClassCall) else self.request).kind
+        return kind
 
 
 class Prompts(Iterator[QueuedRow]):

@@ -12,7 +12,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.request import Request
 
 from ..prompts import Row
-from ..settings import Settings
+from ..settings import FILLING, Settings
 from .forms import form_of
 from .json_grammar import JsonGrammar, compiled
 from .schema import mark_within_limits, read
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _MOST_TEMPLATES = 16  # that are kept
 _MOST_BYTES = 2**18  # of a schema
-_WITHOUT = ("template", "allowed", "stop", "min_new_tokens")  # they decide about the same positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +71,7 @@ def _structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Se
             f"response_format is text and {model.name} comes without a tokenizer",
             hint="put tokenizer.json beside the weights",
         )
-    for name in _WITHOUT:
+    for name in FILLING:
         if getattr(settings, name):
             raise SpecError(f"{name} cannot be combined with response_format", hint=f"leave {name} out")
     vocabulary, budget = Vocabulary.of(model.tokenizer, model.vocab_size), settings.max_new_tokens

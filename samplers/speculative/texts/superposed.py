@@ -48,16 +48,7 @@ def check(name: str, k: int, request: Request) -> None:
             f"{name}:k={k} writes {k} texts of a prompt and {most} are requested",
             hint=f"{name}:k={most} writes as many",
         )
-    each = {
-        "images": request.conditions,
-        "logits processors": request.processors or request.repetition_penalty is not None,
-        "allowed": request.allowed is not None,
-        "response_format": any(request.grammars),
-        "stop": any(request.stops),
-        "min_new_tokens": request.min_new_tokens,
-        "logprobs": request.logprobs is not None,
-    }
-    for what, present in each.items():
+    for what, present in request.extras.items():
         if present:
             raise SpecError(f"{name} has no {what}: a forward is of all drafts", hint="leave it out")
 
