@@ -65,7 +65,7 @@ def decode(
     if not model and not shape:
         raise SpecError("there is nothing to time", hint="name a model, or a shape, such as --shape random-100m")
     sizes = {name: _read_sizes(name, text) for name, text in (("batch", batch), ("new", new), ("context", context))}
-    distribution = o.to_arguments(randomness)
+    distribution = dict(randomness)
     for name in shape or ():
         config_of(name)
     for name in model or ():

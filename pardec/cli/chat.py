@@ -43,11 +43,11 @@ def chat(
 
     /reset starts the conversation over, /exit or Ctrl-D quits, Ctrl-C stops an answer.
     """
-    arguments = o.to_arguments(sampling)
+    arguments: dict[str, Any] = dict(sampling)
     if stop:
         arguments["stop"] = inputs.read_stop(stop)
     load_arguments = {**o.to_arguments(loading), "images": False}
-    kind = early.check(model, [sampling.sampler], arguments, load_arguments, draws=False)
+    kind = early.check(model, [sampling.get("sampler")], arguments, load_arguments, draws=False)
     early.check_parts(kind, arguments)
 
     from ..api import load  # imported here since it imports torch

@@ -37,9 +37,7 @@ def compare(
     dry_run: DryRun = False,
     sampler: o.Samplers = None,
     seeds: o.Seeds = "0",
-    sampling: o.Sampling,
-    block_length: o.BlockLength = None,
-    cfg_interval: o.CfgInterval = None,
+    sampling: o.Compared,
     batch_size: o.BatchSize = 8,
     executor: o.ComparedBy = "local",
     workers: o.Workers = None,
@@ -59,14 +57,10 @@ def compare(
 
     torchrun --nproc-per-node 8 -m pardec compare MODEL --task parallel -s threshold --out run/ --executor torchrun
     """
-    # Options left out are not passed on, so that a preset's own arguments apply.
-    arguments, load_arguments, source = o.to_arguments(sampling), o.to_arguments(loading), o.to_arguments(problems)
-    for name, value in (("block_length", block_length), ("cfg_interval", cfg_interval)):
-        if value is not None:
-            arguments[name] = value
+    load_arguments, source = o.to_arguments(loading), o.to_arguments(problems)
     seed_list = integers(seeds, f"--seeds takes whole numbers, got {seeds!r}", "for example --seeds 0,1")
     check_name(executor)
-    early.check_run(model, task or (), sampler or (), arguments, load_arguments, **vars(problems), split=split)
+    early.check_run(model, task or (), sampler or (), sampling, load_arguments, **vars(problems), split=split)
 
     # Imported here since these import torch, which --help and a misspelt name do not need.
     import pardec.comparison
@@ -92,7 +86,7 @@ def compare(
         "progress": not (quiet or json_),
         **source,
         **load_arguments,
-        **arguments,
+        **sampling,
     }
     if dry_run:
         plan = pardec.comparison.preview(model, task, sampler or (), **options)

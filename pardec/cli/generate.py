@@ -80,11 +80,10 @@ def generate(
         "logprobs": logprobs,
         "response_format": inputs.read_response_format(response_format),
     }
-    # Options left out are not passed on, so that a preset's own arguments apply.
-    arguments: Any = {"seed": seed, **o.to_arguments(sampling)}
+    arguments: Any = {"seed": seed, **sampling}
     arguments |= {name: value for name, value in optional.items() if value is not None}
     load_arguments = {**o.to_arguments(loading), "tp": tp, "images": False}
-    kind = early.check(model, [sampling.sampler], arguments, load_arguments, draws=False)
+    kind = early.check(model, [sampling.get("sampler")], arguments, load_arguments, draws=False)
     early.check_texts(item.prompt for item in items)
 
     check_name(executor)

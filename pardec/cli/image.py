@@ -73,8 +73,8 @@ def image(
     output_paths.check_folder(each)
     output_paths.check_result(save)
     labels = _read_labels(prompt, prompts, class_)
-    load_arguments, negative_prompt = o.to_arguments(loading), sampling.negative_prompt
-    settings = {**o.to_arguments(sampling), "seed": _read_seeds(seed, seeds)}
+    load_arguments, negative_prompt = o.to_arguments(loading), sampling.get("negative_prompt")
+    settings = {**sampling, "seed": _read_seeds(seed, seeds)}
     if size is not None:
         settings["size"] = inputs.read_size(size)
     kind = early.check(model, [sampler], settings, load_arguments, draws=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from ..requests.argument import Takes
+from ..requests.settings import ARGUMENTS
 from .common import Debug
 
 
@@ -18,8 +20,16 @@ def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel, **more)
 
 
+def _declared(name: str, panel: str = "Sampling", *default: Any, images: bool = False) -> Any:
+    """The option of an argument of `generate`."""
+    option = ARGUMENTS[name].option
+    assert option is not None, "declared with one"
+    text = option.images if images and isinstance(option.images, str) else option.help
+    return typer.Option(*default, *option.flags, help=text, rich_help_panel=panel, **option.more)
+
+
 IO, SHAPE, RUN = "Input and output", "Sampling", "Model and machine"
-OPTIONS = {name: f"--{name.replace('_', '-')}" for name in ("top_k", "top_p", "min_p", "temperature")}  # by argument
+OPTIONS = {name: f"--{name.replace('_', '-')}" for name, each in ARGUMENTS.items() if each.option}  # by argument
 
 ModelName = Annotated[
     str, typer.Argument(metavar="MODEL", help="An embedded model, a folder, a GGUF file, or a hub id.")
@@ -38,29 +48,15 @@ Chat = Annotated[
 Stream = Annotated[bool, _option(IO, "Show decoding live; in a pipe, print text as it becomes final.", "--stream")]
 Quiet = Annotated[bool, _option(IO, "Print only results and errors.", "--quiet")]
 
-Sampler = Annotated[str | None, _option(SHAPE, "A spec or preset:NAME; see pardec list.", "--sampler", "-s")]
-MaxNewTokens = Annotated[int | None, _option(SHAPE, "Tokens to generate, by default 64.", "--max-new-tokens", "-n")]
-BlockLength = Annotated[int | None, _option(SHAPE, "Tokens in a block, by default at most 32.")]
-Temperature = Annotated[float | None, _option(SHAPE, "0, the default, takes the most likely token.")]
-TopK = Annotated[int | None, _option(SHAPE, "Sample from the k most likely tokens.")]
-TopP = Annotated[float | None, _option(SHAPE, "Sample from the most likely tokens of total probability p.")]
-MinP = Annotated[float | None, _option(SHAPE, "Exclude tokens below p times the highest probability.")]
-RepetitionPenalty = Annotated[float | None, _option(SHAPE, "Above 1, repeated tokens are less likely.")]
-MinNewTokens = Annotated[int | None, _option(SHAPE, "Tokens before an end token is allowed.")]
-Stop = Annotated[
-    list[str] | None, _option(SHAPE, r"Stop before this text, \n is a line break; may be repeated.", "--stop")
-]
-ReturnSequences = Annotated[int | None, _option(SHAPE, "Samples of each prompt; needs a temperature.", min=1)]
-Cfg = Annotated[float | None, _option(SHAPE, "Classifier-free guidance; 1 is none.")]
-ResponseFormat = Annotated[
-    Path | None, _option(SHAPE, "JSON file: a schema that every answer keeps to.", "--response-format")
-]
-Allowed = Annotated[Path | None, _option(SHAPE, "JSON file: the tokens allowed at each position.", "--allowed")]
-Logprobs = Annotated[
-    int | None,
-    _option(IO, "In rows and --json: each token's log-probability, and those of the K likeliest.", metavar="K", min=0),
-]
-Seed = Annotated[int, _option(SHAPE, "Random seed; prompt i uses a seed derived from it and i.")]
+Sampler = Annotated[str | None, _declared("sampler")]
+BlockLength = Annotated[int | None, _declared("block_length")]
+Temperature = Annotated[float | None, _declared("temperature")]
+Stop = Annotated[list[str] | None, _declared("stop")]
+ReturnSequences = Annotated[int | None, _declared("num_return_sequences")]
+ResponseFormat = Annotated[Path | None, _declared("response_format")]
+Allowed = Annotated[Path | None, _declared("allowed")]
+Logprobs = Annotated[int | None, _declared("logprobs", IO)]
+Seed = Annotated[int, _declared("seed")]
 
 BatchSize = Annotated[int, _option(RUN, "Prompts in a batch.", min=1)]
 Executor = Annotated[str, _option(RUN, "local, torchrun or ray; the last two need -o FILE.jsonl.")]
@@ -103,11 +99,7 @@ SavePath = Annotated[Path | None, _option(IO, "Save the run for pardec view.", m
 Scale = Annotated[int, _option(IO, "Enlarge: each pixel becomes N by N pixels.", metavar="N", min=1, max=64)]
 Watch = Annotated[bool, _option(IO, "Show the images after every step; needs no output.", "--watch")]
 Size = Annotated[str | None, _option(IO, "Draw at this size, of those that the model has.", metavar="HxW")]
-NegativePrompt = Annotated[str | None, _option(SHAPE, "A caption that guidance moves away from.")]
 Grid = Annotated[str | None, _option(IO, "Layout of FILE.png, by default square.", metavar="ROWSxCOLUMNS")]
-ImageCfg = Annotated[float | None, _option(SHAPE, "Classifier-free guidance, 1 is none; by default the model's own.")]
-CfgInterval = Annotated[int | None, _option(SHAPE, "Guide the first N + 2 tokens only.", metavar="N")]
-ImageTemperature = Annotated[float | None, _option(SHAPE, "0 takes the most likely; by default the model's own.")]
 ImageSeed = Annotated[int | None, _option(SHAPE, "Seed (0); image i uses one derived from it and i.")]
 ImageSeeds = Annotated[str | None, _option(SHAPE, "The seed of each image, as in files and --json: 5,12.")]
 ImageBatch = Annotated[int, _option(RUN, "Images in a batch.", "--batch-size", min=1)]
@@ -202,47 +194,47 @@ PrefixMiB = Annotated[
     int, _option(RUN, "MiB of K/V of prompts kept for later ones that begin alike; 0 is off.", "--prefix-cache", min=0)
 ]
 
-# --- groups: a field is an option ---
+# --- groups ---
 
 
-@dataclass
-class Randomness:
+class Given(dict[str, Any]):
+    """The options of a group that were given, by argument of `generate`: those left out leave a preset its own."""
+
+    names: tuple[str, ...]
+    images = False
+
+
+class Randomness(Given):
     """How tokens are sampled from the model's distribution."""
 
-    temperature: Temperature = None
-    top_k: TopK = None
-    top_p: TopP = None
+    names = ("temperature", "top_k", "top_p")
 
 
-@dataclass
-class Sampling(Randomness):
-    """Arguments of `generate` and `compare`; None means the default, or a preset's value."""
+class Tuned(Given):
+    """Arguments of `tune`."""
 
-    max_new_tokens: MaxNewTokens = None
-    cfg: Cfg = None
+    names = (*Randomness.names, "max_new_tokens", "cfg")
 
 
-@dataclass
-class TextSampling(Sampling):
+class Compared(Given):
+    """Arguments of `compare`."""
+
+    names = tuple(name for name, each in ARGUMENTS.items() if each.option and each.compared)
+
+
+class TextSampling(Given):
     """Arguments of `generate` for text."""
 
-    sampler: Sampler = None
-    min_new_tokens: MinNewTokens = None
-    block_length: BlockLength = None
-    min_p: MinP = None
-    repetition_penalty: RepetitionPenalty = None
+    names = tuple(
+        name for name, each in ARGUMENTS.items() if each.option and not each.option.alone and each.takes & Takes.TEXT
+    )
 
 
-@dataclass
-class ImageSampling:
+class ImageSampling(Given):
     """Arguments of `generate` for images."""
 
-    temperature: ImageTemperature = None
-    top_k: TopK = None
-    top_p: TopP = None
-    cfg: ImageCfg = None
-    cfg_interval: CfgInterval = None
-    negative_prompt: NegativePrompt = None
+    names = tuple(name for name, each in ARGUMENTS.items() if each.option and each.option.images)
+    images = True
 
 
 @dataclass
@@ -304,13 +296,13 @@ class ServedLoading(ImageLoading, CheckpointLoading):
 
 
 def to_arguments(group: Any) -> dict[str, Any]:
-    """The options of a group as keyword arguments, without those that are None."""
+    """The options of a dataclass as keyword arguments, without those that are None."""
     return {field.name: value for field in fields(group) if (value := getattr(group, field.name)) is not None}
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """A command whose parameters may be groups: typer gets their fields as options, and --debug at the end."""
-    groups: dict[str, type] = {}
+    groups: dict[str, Callable[[dict[str, Any]], Any]] = {}
     parameters: list[inspect.Parameter] = []
 
     def add(name: str, annotation: Any, default: Any) -> None:
@@ -321,8 +313,13 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         group = hints[name]
-        if isinstance(group, type) and is_dataclass(group):
-            groups[name] = group
+        if isinstance(group, type) and issubclass(group, Given):
+            groups[name] = partial(_given, group)
+            for each in group.names:
+                kind = ARGUMENTS[each].number or str
+                add(each, kind | None, _declared(each, SHAPE, None, images=group.images))
+        elif isinstance(group, type) and is_dataclass(group):
+            groups[name] = partial(_filled, group)
             types = get_type_hints(group, include_extras=True)
             for field in fields(group):
                 add(field.name, types[field.name], field.default)
@@ -332,12 +329,20 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(function)
     def expanded(*, debug: bool = False, **values: Any) -> None:
-        filled = {
-            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
-            for name, group in groups.items()
-        }
+        filled = {name: group(values) for name, group in groups.items()}
         function(**filled, **values)
 
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded
+
+
+def _given(group: type[Given], values: dict[str, Any]) -> Given:
+    """A group of arguments, taken out of a command's values."""
+    taken = {name: values.pop(name) for name in group.names}
+    return group({name: value for name, value in taken.items() if value is not None})
+
+
+def _filled(group: type, values: dict[str, Any]) -> Any:
+    """A dataclass, taken out of a command's values."""
+    return group(**{field.name: values.pop(field.name) for field in fields(group)})

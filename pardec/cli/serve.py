@@ -44,14 +44,14 @@ def serve(
 
     Options of sampling are for requests that leave them out.
     """
-    arguments = o.to_arguments(sampling)
+    arguments = dict(sampling)
     if stop:
         arguments["stop"] = inputs.read_stop(stop)
     load_arguments = o.to_arguments(loading)
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         if find_spec(package) is None:
             raise PardecError(f"pardec serve needs {package}", hint=install("serve"))
-    early.check(model, [sampling.sampler], arguments, load_arguments)
+    early.check(model, [sampling.get("sampler")], arguments, load_arguments)
 
     from ..api import load  # imported here since it imports torch
     from ..server.app import create_app

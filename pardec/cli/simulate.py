@@ -63,7 +63,7 @@ def simulate(
     for target in (json_, html):
         output_paths.check_file(target)
     items = inputs.read(prompt or [], prompts)
-    arguments: Any = {"seed": seed, **o.to_arguments(sampling)}
+    arguments: Any = {"seed": seed, **sampling}
     spec = arguments.pop("sampler", None) or "sequential"
     load_arguments = o.to_arguments(loading)
     early.check(model, [spec], arguments, load_arguments, draws=False)

@@ -42,7 +42,7 @@ def tune(
     quiet: o.Quiet = False,
     config: Config = None,
     dry_run: DryRun = False,
-    sampling: o.Sampling,
+    sampling: o.Tuned,
     seed: o.Seed = 0,
     batch_size: o.BatchSize = 8,
     executor: o.ComparedBy = "local",
@@ -57,10 +57,10 @@ def tune(
 
     pardec tune tiny-dream --task lists -s threshold+eos -s threshold+localleap+eos --cache none --cache dual
     """
-    arguments, load_arguments, source = o.to_arguments(sampling), o.to_arguments(loading), o.to_arguments(problems)
+    load_arguments, source = o.to_arguments(loading), o.to_arguments(problems)
     resume = source.pop("resume")
     check_name(executor)
-    early.check_run(model, task or (), sampler or (), arguments, load_arguments, **vars(problems))
+    early.check_run(model, task or (), sampler or (), sampling, load_arguments, **vars(problems))
 
     # Imported here since these import torch, which --help and a misspelt name do not need.
     from ..comparison import tuning
@@ -81,7 +81,7 @@ def tune(
         "executor": executor,
         **source,
         **load_arguments,
-        **arguments,
+        **sampling,
     }
     if dry_run:
         plan = tuning.preview(model, task, **options)
