@@ -12,16 +12,14 @@ from pardec.samplers.presets import preset
 from pardec.samplers.registry import resolve
 from pardec.samplers.spec import Part, Policy, Spec, parse
 
+from ..requests.settings import ARGUMENTS as declared
 from ..requests.settings import CLASS_IMAGES, Settings
 from ..tasks import Problem, Task
 
 SamplerLike = str | Spec | Policy
 
 # The arguments of `generate` that apply to every row and can be written into a run's folder.
-ARGUMENTS = (
-    "max_new_tokens", "block_length", "temperature", "top_k", "top_p", "cfg", "cfg_interval", "stop_ids",
-    "block_align",
-)  # fmt: skip
+ARGUMENTS = tuple(name for name, each in declared.items() if each.compared)
 
 
 @dataclass(frozen=True)

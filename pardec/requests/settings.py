@@ -161,7 +161,7 @@ class Settings:
         option=Option("Tokens before an end token is allowed."),
         json="min_tokens",
         lm_eval=True,
-        aliases=("min_tokens", "min_gen_toks"),
+        aliases=("min_gen_toks", "min_tokens"),
         related=("min_length",),
     )
     block_length: int | None = argument(

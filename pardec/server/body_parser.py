@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pardec.models.errors import SpecError
 
 from ..requests.prompts import ContextError, encode, encode_plain
-from ..requests.settings import MAX_NEW_TOKENS, Settings
+from ..requests.settings import FILLING, MAX_NEW_TOKENS, Settings
 from ..requests.structured.request import Structure, structure
 from ..requests.structured.vocabulary import Vocabulary
 from .errors import RequestError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 WALL = 4  # times the processor's time that a request may take on the clock
 _DEEPEST = 200  # levels of arrays and objects within each other
-_OF_STRUCTURE = ("max_new_tokens", "min_new_tokens", "stop", "template", "allowed", "stop_ids", "response_format")
+_OF_STRUCTURE = ("max_new_tokens", "stop_ids", "response_format", *FILLING)
 
 
 @dataclass(eq=False)

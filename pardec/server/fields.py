@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pardec.models.errors import SpecError
 
 from ..requests.prompts import ContextError
+from ..requests.settings import ARGUMENTS
 from .errors import RequestError
 from .schemas import Body, ChatBody
 
@@ -20,14 +21,7 @@ if TYPE_CHECKING:
 _FAULTS = 50  # that are looked at
 CONTEXT = "context_length_exceeded"
 
-_FIELDS = {
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "num_return_sequences": "n",
-    "num_images": "n",
-    "stop_ids": "stop_token_ids",
-    "input_ids": "prompt",
-}
+_FIELDS = {name: each.json for name, each in ARGUMENTS.items() if each.json}
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from ..serving.queue import QueuedRow, queued_rows
 from .body_parser import ParsedBody, check_rows, rows_of
 from .errors import NO_SUCH_MODEL, RequestError
 from .fields import CONTEXT
-from .schemas import ChatBody, CompletionBody, ImageBody, Sampled, TextBody
+from .schemas import NUMBERS, ChatBody, CompletionBody, ImageBody, Sampled, TextBody
 from .token_names import TokenNames
 
 if TYPE_CHECKING:
@@ -135,8 +135,6 @@ class RequestParser:
             most = body.max_completion_tokens
         values = {
             "max_new_tokens": most,
-            "min_new_tokens": body.min_tokens,
-            "block_length": body.block_length,
             "template": body.template,
         }
         if isinstance(body, CompletionBody) and body.best_of not in (None, body.n or 1):
@@ -173,8 +171,9 @@ class RequestParser:
             if len(getattr(body, name) or "") > _MOST_CAPTION:
                 message = f"{name} has more than {_MOST_CAPTION} characters: shorten it"
                 raise RequestError(HTTPStatus.BAD_REQUEST, message, param=name)
-        own = {"negative_prompt": body.negative_prompt, "cfg_interval": body.cfg_interval}
-        arguments = {**self.defaults, **self._sampling(body), **{k: v for k, v in own.items() if v is not None}}
+        arguments = {**self.defaults, **self._sampling(body)}
+        if body.negative_prompt is not None:
+            arguments["negative_prompt"] = body.negative_prompt
         if imaging.kind == "class":
             arguments["label"] = _label(body, imaging.classes)
         elif body.label is not None:
@@ -205,10 +204,8 @@ class RequestParser:
             raise RequestError(NO_SUCH_MODEL, message, param="model", code="model_not_found")
 
     def _sampling(self, body: Sampled) -> dict[str, Any]:
-        names = ("temperature", "top_p", "cfg", "min_p", "repetition_penalty")
-        values = {name: value for name in names if (value := getattr(body, name, None)) is not None}
-        if body.top_k is not None and body.top_k > 0:
-            values["top_k"] = body.top_k
+        numbers = ((each, getattr(body, field, None)) for field, each in NUMBERS.items())
+        values = {each.name: value for each, value in numbers if value not in (None, *each.off_elsewhere)}
         if body.sampler is not None:
             check_sampler(body.sampler, self.defaults.get("sampler"))
             values["sampler"] = body.sampler

@@ -9,9 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    create_model,
+    model_validator,
+)
 
 from pardec.models.errors import did_you_mean
+
+from ..requests.argument import Takes
+from ..requests.settings import ARGUMENTS
 
 Number = StrictFloat | StrictInt
 Seed = Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)]
@@ -68,16 +81,30 @@ class Body(BaseModel):
         return own
 
 
+# The arguments that are numbers, by field, without those that are read by rules of their own.
+NUMBERS = {
+    field: each
+    for name, each in ARGUMENTS.items()
+    if each.number and (field := each.json or name) not in ("max_tokens", "n", "logprobs")
+}
+
+
+def _numbers(kinds: Takes) -> Any:
+    """A base class with the fields of numbers that models of these kinds take."""
+    fields: dict[str, Any] = {
+        field: ((StrictInt if each.number is int else Number) | None, None)
+        for field, each in NUMBERS.items()
+        if each.takes & kinds
+    }
+    return create_model("Numbers", __base__=Body, **fields)
+
+
 class Sampled(Body):
     """What requests for text and for images share."""
 
     model: StrictStr | None = None
     n: Annotated[StrictInt, Field(ge=1)] | None = None
     seed: Seed | None = None
-    temperature: Annotated[Number, Field(ge=0)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[StrictInt, Field(ge=-1)] | None = None  # 0 and -1 are off, as in other servers
-    cfg: Number | None = None
     sampler: StrictStr | None = None
 
 
@@ -91,7 +118,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: StrictBool | None = None  # has no effect here
 
 
-class TextBody(Sampled):
+class TextBody(Sampled, _numbers(Takes.TEXT)):  # type: ignore[misc]
     """What both forms of requests for text share."""
 
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
@@ -99,10 +126,6 @@ class TextBody(Sampled):
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
-    min_p: Number | None = None
-    repetition_penalty: Number | None = None
-    min_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
-    block_length: Annotated[StrictInt, Field(ge=1)] | None = None
     stop_token_ids: FewIds | None = None
     ignore_eos: StrictBool | None = None
     allowed: list[Any] | dict[str, Any] | None = None
@@ -164,7 +187,7 @@ class ChatBody(TextBody):
     top_logprobs: Annotated[StrictInt, Field(ge=0)] | None = None
 
 
-class ImageBody(Sampled):
+class ImageBody(Sampled, _numbers(Takes.IMAGES)):  # type: ignore[misc]
     """`POST /v1/images/generations`."""
 
     prompt: StrictStr | None = None
@@ -173,4 +196,3 @@ class ImageBody(Sampled):
     size: StrictStr | None = None
     response_format: Literal["b64_json"] | None = None
     stream: Literal[False] | None = None
-    cfg_interval: Annotated[StrictInt, Field(ge=0)] | None = None

@@ -54,8 +54,7 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
             and the request, not on the batch or the order.
         likelihood, mc_num, check_greedy: how masked models score answers; see `likelihood.Likelihood`.
         arguments: dtype, device_map, revision, offline, mask_id, block, quantize and adapter of `pardec.load`; and
-            defaults for sampler, max_new_tokens, min_new_tokens, block_length, temperature, top_k, top_p, min_p,
-            repetition_penalty, cfg and block_align of `Model.generate`.
+            defaults for the sampler, lengths, sampling and guidance of `Model.generate`, under its names.
 
     Raises:
         SpecError: an unknown or invalid argument.

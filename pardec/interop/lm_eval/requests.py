@@ -10,22 +10,16 @@ from typing import Any
 
 from pardec.models.errors import SpecError, did_you_mean
 
+from ...requests.settings import ARGUMENTS
+
 DEFAULT_TOKENS = 256  # as lm-eval's own models
 _MODEL = (
     *("pretrained", "batch_size", "device", "max_length", "seed", "likelihood", "mc_num", "check_greedy"),
     *("add_bos_token", "prefix_token_id"),
 )
 _LOAD = ("dtype", "device_map", "revision", "offline", "mask_id", "block", "quantize", "adapter")
-_GENERATE = (
-    *("sampler", "max_new_tokens", "min_new_tokens", "block_length", "temperature", "top_k", "top_p", "min_p"),
-    *("repetition_penalty", "cfg", "block_align"),
-)
+_GENERATE = tuple(name for name, each in ARGUMENTS.items() if each.lm_eval)
 _LENGTH = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first one present is used
-_SAME_NAME = (
-    *("block_length", "cfg", "sampler", "seed", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens"),
-    "stop",
-)
-_MIN_LENGTH = ("min_gen_toks", "min_tokens")  # other names of min_new_tokens
 _NO_EFFECT = {"num_beams": 1, "use_cache": True, "n": 1}  # values that change nothing
 _log = logging.getLogger("lm_eval.pardec")  # lm-eval's handler and level
 _warned: set[str] = set()
@@ -92,9 +86,6 @@ def generation(request: Mapping[str, Any], defaults: Mapping[str, Any]) -> Gener
     rest = dict(request)
     until = rest.pop("until", None) or ()
     max_length, ngram = rest.pop("max_length", None), rest.pop("no_repeat_ngram_size", None)
-    for name in _MIN_LENGTH:
-        if (value := rest.pop(name, None)) is not None:
-            rest.setdefault("min_new_tokens", value)
     lengths = [value for name in _LENGTH if (value := rest.pop(name, None)) is not None]
     sample, temperature = rest.pop("do_sample", None), rest.pop("temperature", None)
     arguments = dict(defaults)
@@ -108,11 +99,12 @@ def generation(request: Mapping[str, Any], defaults: Mapping[str, Any]) -> Gener
         arguments["temperature"] = float(temperature)
     elif sample:
         arguments["temperature"] = arguments.get("temperature") or 1.0
-    for name in _SAME_NAME:
-        if (value := rest.pop(name, None)) is not None:
-            arguments[name] = value
-    if (arguments.get("top_k") or 0) < 1:  # 0 and -1 mean "off" in other libraries
-        arguments.pop("top_k", None)
+    for each in map(ARGUMENTS.__getitem__, (*_GENERATE, "seed", "stop")):
+        given = [value for name in (each.name, *each.aliases) if (value := rest.pop(name, None)) is not None]
+        if given:
+            arguments[each.name] = given[0]
+        if each.off_elsewhere and arguments.get(each.name) in each.off_elsewhere:
+            del arguments[each.name]
     stop = tuple(filter(None, (until,) if isinstance(until, str) else until))
     if stop:
         arguments["stop"] = [
