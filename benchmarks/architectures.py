@@ -151,12 +151,12 @@ def check(name: str) -> Outcome:
 @torch.inference_mode()
 def _greedy(model: Any, prompt: list[int]) -> list[int]:
     ids = torch.tensor([prompt])
+    model.generation_config.eos_token_id = None  # rows of full length
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tokens = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW, min_new_tokens=NEW,
-            eos_token_id=None, pad_token_id=0,
-        )  # fmt: skip
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW, pad_token_id=0
+        )
     return [int(token) for token in tokens[0, len(prompt) :]]
 
 

@@ -86,24 +86,23 @@ def peer(model: pardec.Model, count: int, new: int, pairs: int) -> dict[str, Any
     """`sequential` against transformers' greedy `generate`, over `count` rows."""
     assert model.path is not None
     network = transformers.AutoModelForCausalLM.from_pretrained(str(model.path), dtype=torch.float32).eval()
+    network.generation_config.eos_token_id = None  # as with stop_ids=[]
     ids = model.tokenizer(PROMPTS[:count], return_tensors="pt", padding=True, padding_side="left")
     inputs = {name: ids[name] for name in ("input_ids", "attention_mask")}
 
     def theirs() -> list[list[int]]:
         with torch.inference_mode():
-            out = network.generate(**inputs, max_new_tokens=new, min_new_tokens=new, do_sample=False)
+            out = network.generate(**inputs, max_new_tokens=new, do_sample=False)
         tokens: list[list[int]] = out[:, inputs["input_ids"].shape[1] :].tolist()
         return tokens
 
     def ours() -> pardec.Result:
-        ends = sorted({*model.language_model.decoding_config.eos_ids})
-        never = [transformers.MinNewTokensLengthLogitsProcessor(0, 10**9, ends, device="cpu")] if ends else None
-        return model.generate(PROMPTS[:count], max_new_tokens=new, stop_ids=[], logits_processor=never)
+        return model.generate(PROMPTS[:count], max_new_tokens=new, stop_ids=[])
 
     same = theirs() == ours().tokens
     own_times, their_times = [], []
     for _ in range(pairs):
-        own_times.append(timed(lambda: model.generate(PROMPTS[:count], max_new_tokens=new, stop_ids=[]))[1])
+        own_times.append(timed(ours)[1])
         their_times.append(timed(theirs)[1])
     own, other = medians(own_times), medians(their_times)
     return {
