@@ -19,7 +19,8 @@ BLOCKS = [textwrap.dedent(block) for block in re.findall(r"(?ms)^ *```python\n(.
 
 def test_every_block_has_a_test() -> None:
     """The first one's is in test_readme.py."""
-    assert [re.search(r"Surest|MY_QWEN3|_convert", block)[0] for block in BLOCKS] == ["Surest", "MY_QWEN3", "_convert"]  # type: ignore[index]
+    names = ["Surest", "end_penalty", "MY_QWEN3", "_convert"]
+    assert [re.search("|".join(names), block)[0] for block in BLOCKS] == names  # type: ignore[index]
 
 
 def test_the_family_of_the_page_gives_the_logits_of_transformers(tmp_path: Path) -> None:
@@ -50,7 +51,7 @@ ours = pardec.load(sys.argv[1], device="cpu", dtype="float32").logits(ids)
 torch.testing.assert_close(ours.float(), expected.float(), atol=1e-4, rtol=1e-4)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, input=BLOCKS[1], capture_output=True, text=True
+        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, input=BLOCKS[2], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
 
@@ -59,7 +60,7 @@ def test_the_conversion_of_the_page_adds_one_to_norms() -> None:
     import torch
 
     names: dict[str, object] = {}
-    exec(compile("from __future__ import annotations\n" + BLOCKS[2], "block", "exec"), names)
+    exec(compile("from __future__ import annotations\n" + BLOCKS[3], "block", "exec"), names)
     convert = names["_convert"]
     ones = torch.ones(2, dtype=torch.bfloat16)
     assert convert("layers.0.norm.weight", ones, None).tolist() == [2, 2]  # type: ignore[operator]
@@ -86,6 +87,48 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     code = f"import sys; sys.path.insert(0, {str(tree)!r}); from pardec.cli import main; main(sys.argv[1:])"
     return subprocess.run([sys.executable, "-c", code, *arguments], cwd=tree, capture_output=True, text=True)
+
+
+def test_the_argument_of_the_page_is_known_everywhere(tree: Path) -> None:
+    settings, request = tree / "pardec" / "requests" / "settings.py", tree / "samplers" / "request.py"
+    before = {file: file.read_text() for file in (settings, request)}
+    text = before[settings].replace(
+        "    cfg: float | None\n", "    end_penalty: float | None\n    cfg: float | None\n", 1
+    )
+    field = textwrap.indent(BLOCKS[1], "    ") + "    cfg: float | None = argument("
+    settings.write_text(text.replace("    cfg: float | None = argument(", field, 1))
+    line = "    cfg: float | None = None\n"
+    request.write_text(before[request].replace(line, "    end_penalty: float | None = None\n" + line, 1))
+    script = """
+import pardec
+from pardec.interop.lm_eval.requests import generation
+from pardec.server.schemas import ChatBody, ImageBody
+model, drawer = pardec.load("tiny-llama", device="cpu"), pardec.load("tiny-mar", device="cpu")
+call = model.prepare("Tom has 3 cups.", end_penalty=2)
+assert call.request.end_penalty == call.settings["end_penalty"] == 2.0
+assert "end_penalty" not in model.prepare("Tom has 3 cups.", end_penalty=0).settings
+assert call.request.kind != model.prepare("Tom has 3 cups.").request.kind
+assert "end_penalty: what is taken off the logits of end tokens." in pardec.Model.generate.__doc__
+assert generation({"end_penalty": 2}, {}).arguments["end_penalty"] == 2
+assert "end_penalty" in ChatBody.model_fields and "end_penalty" not in ImageBody.model_fields
+for one, arguments, says in (
+    (model, {"prompt": "a", "end_penalty": -1}, "end_penalty must be from 0 to 1e4, got -1"),
+    (drawer, {"label": 1, "end_penalty": 2}, "end_penalty is for text and tiny-mar draws images"),
+):
+    try:
+        one.generate(**arguments)
+    except pardec.SpecError as error:
+        assert says in str(error), error
+    else:
+        raise AssertionError(says)
+"""
+    code = f"import sys; sys.path.insert(0, {str(tree)!r})\n{script}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True)
+    asked = run(tree, "generate", "tiny-llama", "-p", "a", "--end-penalty", "-1")
+    for file, was in before.items():
+        file.write_text(was)
+    assert done.returncode == 0, done.stderr
+    assert (asked.returncode, "--end-penalty must be from 0 to 1e4" in asked.stderr) == (2, True), asked.stderr
 
 
 def test_broken_files_are_named_and_end_no_command(tree: Path) -> None:

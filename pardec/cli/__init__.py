@@ -15,7 +15,7 @@ from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.printable import plain
 
 from ..executors import BatchError
-from ..requests.other_names import WORDS
+from ..requests.settings import OTHER_NAMES
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -56,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
             command = context.command_path if context is not None else "pardec"
             message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")  # from pydantic
             option = str(getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
-            suggestion = f"; in Python: {WORDS[option]}" if option in WORDS else ""
+            suggestion = f"; in Python: {OTHER_NAMES[option]}" if option in OTHER_NAMES else ""
             return report(message, f'run "{command} --help" for its options{suggestion}', 2)
         if isinstance(error, BatchError) and not error.leads:
             return 1

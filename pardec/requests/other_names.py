@@ -1,6 +1,6 @@
-"""Arguments of other engines, of `generate` and of `load`, and what to write in their place.
+"""Arguments of other engines that are no argument of `generate` under another name, and those of `load`: what to write.
 
-The declarations of arguments have the names that other libraries have for them; here are those without a counterpart.
+`pardec.requests.settings.OTHER_NAMES` adds the other names of arguments, which their declarations have.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from pardec.models.errors import ArgumentError, did_you_mean
-
-from .settings import ARGUMENTS
 
 _PROMPT = 'the prompt comes first: model.generate("..."), with a list of texts or of chat messages for several'
 _STEPS = 'the sampler sets the number of steps: sampler="fixed:steps=32"'
@@ -63,10 +61,7 @@ _BY_HINT: Mapping[str, tuple[str, ...]] = {
     "leave it out: the model brings its own tokenizer": ("tokenizer",),
 }
 
-WORDS: Mapping[str, str] = {  # argument -> hint
-    **{name: each.hint or each.example for each in ARGUMENTS.values() for name in (*each.aliases, *each.related)},
-    **{name: hint for hint, names in _BY_HINT.items() for name in names},
-}
+WORDS: Mapping[str, str] = {name: hint for hint, names in _BY_HINT.items() for name in names}  # argument -> hint
 
 _OF_LOAD: Mapping[str, tuple[str, ...]] = {
     'quantize="int4" quantizes the linear layers': ("load_in_4bit",),

@@ -17,6 +17,7 @@ from pardec.models.errors import SpecError, did_you_mean
 from pardec.samplers.limits import LEAST, MAX_SCALE, RANGE, divides
 
 from .argument import Argument, Number, Option, Takes, Whole, argument, check_count, is_whole
+from .other_names import WORDS
 from .stop_strings import read as read_stops
 from .structured.forms import form_of
 
@@ -493,6 +494,10 @@ class Settings:
 ARGUMENTS: Mapping[str, Argument] = {
     each.name: replace(each.metadata["argument"], name=each.name) for each in fields(Settings)
 }
+OTHER_NAMES: Mapping[str, str] = {  # argument of another library -> what to write in its place
+    **{name: each.hint or each.example for each in ARGUMENTS.values() for name in (*each.aliases, *each.related)},
+    **WORDS,
+}
 FILLING = tuple(each.name for each in ARGUMENTS.values() if each.fills)  # refused with response_format
 
 
@@ -506,12 +511,10 @@ def documented(function: Callable[..., Any]) -> None:
 
 def _unknown(name: str) -> SpecError:
     """The error for an argument that there is not."""
-    from .other_names import WORDS
-
     opening, known = f"generate takes no argument {name!r}", list(ARGUMENTS)
-    if name in WORDS:
-        own = WORDS[name].split("=")[0]  # many hints begin with pardec's name of the argument
-        return SpecError(opening + did_you_mean(own, [own] if own in known else []), hint=WORDS[name])
+    if (hint := OTHER_NAMES.get(name)) is not None:
+        own = hint.split("=")[0]  # many hints begin with pardec's name of the argument
+        return SpecError(opening + did_you_mean(own, [own] if own in known else []), hint=hint)
     return SpecError(opening + did_you_mean(name, known), hint=f"it takes {', '.join(known)}")
 
 

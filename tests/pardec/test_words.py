@@ -17,8 +17,7 @@ from pardec.cli import run
 from pardec.cli.inputs import read_stop
 from pardec.models.errors import SpecError
 from pardec.requests import empty_answer
-from pardec.requests.other_names import WORDS
-from pardec.requests.settings import Arguments, Settings
+from pardec.requests.settings import OTHER_NAMES, Arguments, Settings
 from pardec.samplers.rng import row_seeds
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -71,12 +70,12 @@ def test_a_foreign_word_is_told_pardecs_own(llama: pardec.Model, name: str, says
 
 def test_no_word_of_the_table_is_taken_and_every_name_in_its_hints_is(llama: pardec.Model) -> None:
     known = set(Settings.signature().parameters)
-    assert not known & set(WORDS)
+    assert not known & set(OTHER_NAMES)
     assert known - {"self", "prompt"} == set(Arguments.__annotations__)
     import re
 
     others = {"sampler", "tau", "steps", "name", "batch_size", "mask_id", "device"}  # of specs, serve_batch and load
-    for hint in WORDS.values():
+    for hint in OTHER_NAMES.values():
         assert set(re.findall(r"\b([a-z_]+)=", hint)) <= known | others, hint
 
 
