@@ -16,7 +16,7 @@ from pardec.models.errors import ModelError, SpecError
 from pardec.models.load import load
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.speculative.draft.cross_vocabulary import CrossVocabularyState, SparseAttention, TokenMap
+from pardec.samplers.speculative.draft.cross_vocabulary import CrossVocabularyState, Reading, TokenMap
 from tests.samplers.ar_toys import counted, g_test, joint, logits, plain_greedy, rows, run, toy_ar
 from tests.samplers.voices import LENGTHS, named
 
@@ -89,12 +89,12 @@ def test_what_was_read_spells_the_text_however_it_grew(names: tuple[str, str]) -
     text = "Tom has 18 cups. He loses 4. He finds 12 cups, and Ann's dog has none! How many cups does Tom have now?"
     ids = model.tokenizer(text)["input_ids"]
     tokens = TokenMap(drafter, model)
-    whole = SparseAttention(tokens, drafter, model)
+    whole = Reading(tokens, drafter, model)
     whole.grow(ids)
     assert whole.text.decode() == text
     random = np.random.RandomState(0)
     for _ in range(5):
-        reading, size = SparseAttention(tokens, drafter, model), 0
+        reading, size = Reading(tokens, drafter, model), 0
         while size < len(ids):
             size = min(size + random.randint(1, 6), len(ids))
             reading.grow(ids[:size])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pardec.samplers.masked.canvas import GIVEN, NEVER
+from pardec.samplers.masked.canvas import PROMPT, UNCOMMITTED
 from pardec.samplers.speculative.sequences import Sequences
 
 
@@ -21,7 +21,7 @@ def test_a_new_request_holds_its_prompts() -> None:
     assert text.room.tolist() == [3, 1, 5]
     assert text.last.tolist() == [8, 9, 4]
     assert text.tokens.tolist() == [[7, 8, 0, 0, 0, 0], [5, 6, 9, 0, 0, 0], [4, 0, 0, 0, 0, 0]]
-    assert text.commit_step[0].tolist() == [GIVEN, GIVEN, NEVER, NEVER, NEVER, NEVER]
+    assert text.commit_step[0].tolist() == [PROMPT, PROMPT, UNCOMMITTED, UNCOMMITTED, UNCOMMITTED, UNCOMMITTED]
     assert text.row(1).tolist() == [5, 6, 9]
 
 
@@ -34,8 +34,8 @@ def test_a_commit_appends_to_each_row_as_many_as_it_is_told() -> None:
     text.commit(np.array([[6, 0]] * 3), np.array([0, 0, 2]), np.array([[0.5, 0.25]] * 3, dtype=np.float32))
     assert text.row(2).tolist() == [4, 6, 0]
     assert text.last.tolist() == [3, 1, 0]  # the pad id is a token like any other
-    assert text.commit_step[2].tolist() == [GIVEN, 1, 1, NEVER, NEVER, NEVER]
-    assert text.commit_step[0].tolist() == [GIVEN, GIVEN, 0, 0, 0, NEVER]
+    assert text.commit_step[2].tolist() == [PROMPT, 1, 1, UNCOMMITTED, UNCOMMITTED, UNCOMMITTED]
+    assert text.commit_step[0].tolist() == [PROMPT, PROMPT, 0, 0, 0, UNCOMMITTED]
     assert text.commit_score[2, 1:3].tolist() == [0.5, 0.25]
     assert text.room.tolist() == [0, 0, 3]
     assert text.tokens.numpy().tolist() == text.host.tolist()
