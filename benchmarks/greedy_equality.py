@@ -22,10 +22,10 @@ import torch
 
 import pardec
 from pardec.cards import list_drafters
-from pardec.drafting.texts import chat_ids
 from pardec.environment import processor
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
+from pardec.training.texts import chat_ids
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))

@@ -34,10 +34,10 @@ import torch
 import transformers
 
 import pardec
-from pardec.drafting.texts import chat_ids
 from pardec.environment import processor
 from pardec.models.draft_modules.load import KINDS as KINDS_OF_MODULES
 from pardec.samplers import registry
+from pardec.training.texts import chat_ids
 
 HERE = Path(__file__).resolve().parent
 KINDS = {"translation": "translation", "summarization": "summarization", "qa": "questions"}

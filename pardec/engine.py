@@ -135,20 +135,20 @@ class Engine:
         Without `steps` there are no events for steps, which saves time.
         """
         texts = Texts(self._reader if text or call.callback is not None else None, call)
-        self.demand_weights(call.weights_version)
+        self.check_weights_unchanged(call.weights_version)
         size = f"{len(call.seeds)} rows of up to {max(call.lengths)} tokens"
         with memory_errors(size, "decode fewer prompts at once (--batch-size), or fewer tokens"):
             loop = self._decode(call, steps=steps)
             with closing(cast("Generator[Event]", loop)) as events:  # frees memory at once, however this ends
                 for raw_event in stepping(events, self.set_threads):
-                    self.demand_weights(call.weights_version)
+                    self.check_weights_unchanged(call.weights_version)
                     event = texts(raw_event)
                     if call.callback is not None:
                         call.callback(event)
                     yield event
-                    self.demand_weights(call.weights_version)
+                    self.check_weights_unchanged(call.weights_version)
 
-    def demand_weights(self, version: int) -> None:
+    def check_weights_unchanged(self, version: int) -> None:
         """Raises ModelError unless the weights are those of this version: a request has been fed through its own."""
         if version != self.network.weights_version:
             raise ModelError(

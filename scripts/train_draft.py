@@ -23,11 +23,11 @@ import torch  # noqa: E402
 from until_done import until_done  # noqa: E402
 
 import pardec  # noqa: E402
-from pardec.drafting.losses import LOSSES  # noqa: E402
-from pardec.drafting.networks import KINDS  # noqa: E402
-from pardec.drafting.run import Plan, Run  # noqa: E402
-from pardec.drafting.setup import RATE, prepare  # noqa: E402
-from pardec.drafting.texts import Update, network_of, rows, write  # noqa: E402
+from pardec.training.losses import LOSSES  # noqa: E402
+from pardec.training.networks import KINDS  # noqa: E402
+from pardec.training.run import Plan, Run  # noqa: E402
+from pardec.training.setup import RATE, prepare  # noqa: E402
+from pardec.training.texts import Writing, network_of, rows, write  # noqa: E402
 
 SHAPE = (  # options that are named like those of a network
     *("vocab", "layers", "mlp_width", "kv_heads", "heads", "block", "mask_id", "unroll", "decay", "prompt_share"),
@@ -102,7 +102,7 @@ def start(given: argparse.Namespace) -> Run:
     if not paths:
         paths = [state / "texts.jsonl"]
         tasks = [task for task in given.task.split(",") if task]
-        how = Update(paths[0], given.texts, given.seed, given.at_once, long=given.long, tasks=tasks)
+        how = Writing(paths[0], given.texts, given.seed, given.at_once, long=given.long, tasks=tasks)
         write(model, replace(how, prompts=given.prompts))
     begin, end = (float(share) for share in given.ramp.split("-"))
     shape = {option: getattr(given, option) for option in SHAPE} | {"ramp": (begin, end)}

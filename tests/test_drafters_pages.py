@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pardec.drafting.export import readme
 from pardec.models.files.catalog import DRAFTERS, embedded_drafters, embedded_names
+from pardec.training.export import readme
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -14,9 +14,6 @@ import pytest
 import torch
 
 import pardec
-from pardec.drafting.networks import KINDS
-from pardec.drafting.run import Plan as TrainingPlan
-from pardec.drafting.setup import prepare
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.continuous.mar_reader import Reader
 from pardec.models.cuda_graphs.runner import GraphRunner
@@ -26,6 +23,9 @@ from pardec.models.plan import Plan
 from pardec.models.scales.contracts import ScaleModel
 from pardec.models.scales.transformer import VARTransformer
 from pardec.samplers import registry
+from pardec.training.networks import KINDS
+from pardec.training.run import Plan as TrainingPlan
+from pardec.training.setup import prepare
 
 DEVICE = os.environ.get("PARDEC_TEST_DEVICE", "cuda")
 pytestmark = [

@@ -71,9 +71,9 @@ def align(
     # Imported here since these import torch, which --help and a misspelt option do not need.
     import pardec
 
-    from ..drafting.align import Alignment
-    from ..drafting.align import align as align_on
-    from ..drafting.losses import loss as check_loss
+    from ..training.align import Alignment
+    from ..training.align import align as align_on
+    from ..training.losses import loss as check_loss
 
     check_loss(loss)
     target = pardec.load(model, device="cpu", dtype=dtype, revision=revision, offline=offline)

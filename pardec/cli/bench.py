@@ -16,7 +16,7 @@ from pardec.samplers.spec_values import MAX_INT_PARAM
 from ..bench.published import config_of
 from ..io import output_paths
 from ..io.prompt_files import read_file
-from ..requests import chat_template, early
+from ..requests import chat_template, preflight
 from . import options as o
 from .common import Json, print_table, say
 from .inputs import integers
@@ -69,9 +69,9 @@ def decode(
     for name in shape or ():
         config_of(name)
     for name in model or ():
-        kind = early.check(name, sampler or (), distribution, {"device": device, "dtype": dtype})
+        kind = preflight.check(name, sampler or (), distribution, {"device": device, "dtype": dtype})
         if kind is not None and kind.family == "masked" and block_length is not None:
-            early.check_block(kind.name, block_length, min(sizes["new"]), kind.block)
+            preflight.check_block(kind.name, block_length, min(sizes["new"]), kind.block)
     loading.check(device, dtype)
     texts = [item.prompt for item in read_file(prompts)] if prompts else []
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pardec.models.errors import PardecError, SpecError
 
-from ..requests import early
+from ..requests import preflight
 from . import inputs
 from . import options as o
 from .common import say, show
@@ -47,8 +47,8 @@ def chat(
     if stop:
         arguments["stop"] = inputs.read_stop(stop)
     load_arguments = {**o.to_arguments(loading), "images": False}
-    kind = early.check(model, [sampling.get("sampler")], arguments, load_arguments, draws=False)
-    early.check_parts(kind, arguments)
+    kind = preflight.check(model, [sampling.get("sampler")], arguments, load_arguments, draws=False)
+    preflight.check_parts(kind, arguments)
 
     from ..api import load  # imported here since it imports torch
 

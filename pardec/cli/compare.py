@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from ..executors import check_name
-from ..requests import early
+from ..requests import preflight
 from . import options as o
 from .common import Json, dump, print_table, say, show
 from .config import Config, DryRun
@@ -60,7 +60,7 @@ def compare(
     load_arguments, source = o.to_arguments(loading), o.to_arguments(problems)
     seed_list = integers(seeds, f"--seeds takes whole numbers, got {seeds!r}", "for example --seeds 0,1")
     check_name(executor)
-    early.check_run(model, task or (), sampler or (), sampling, load_arguments, **vars(problems), split=split)
+    preflight.check_run(model, task or (), sampler or (), sampling, load_arguments, **vars(problems), split=split)
 
     # Imported here since these import torch, which --help and a misspelt name do not need.
     import pardec.comparison

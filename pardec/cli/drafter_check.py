@@ -13,7 +13,7 @@ def check_drafter(name: str, target: str, rows: Sequence[Path], *, json_: bool) 
     """Prints what `name` loads as for `target`, and an EAGLE's agreement with it under each reading of its layers."""
     import pardec
 
-    from ..drafting.self_check import self_check
+    from ..training.self_check import self_check
 
     model = pardec.load(target)
     result = self_check(model, name, rows)

@@ -11,7 +11,7 @@ from pardec.models.errors import SpecError
 from ..executors import check_name
 from ..io import output_paths
 from ..io.prompt_files import GENERATED
-from ..requests import early, line_settings, prompt_settings
+from ..requests import line_settings, preflight, prompt_settings
 from ..requests.settings import ignored_filters, repeat_each
 from . import inputs, tensor_parallel_cli
 from . import options as o
@@ -83,12 +83,12 @@ def generate(
     arguments: Any = {"seed": seed, **sampling}
     arguments |= {name: value for name, value in optional.items() if value is not None}
     load_arguments = {**o.to_arguments(loading), "tp": tp, "images": False}
-    kind = early.check(model, [sampling.get("sampler")], arguments, load_arguments, draws=False)
-    early.check_texts(item.prompt for item in items)
+    kind = preflight.check(model, [sampling.get("sampler")], arguments, load_arguments, draws=False)
+    preflight.check_texts(item.prompt for item in items)
 
     check_name(executor)
 
-    settings = early.check_parts(kind, arguments)
+    settings = preflight.check_parts(kind, arguments)
 
     # Imported here since these import torch, which --help and a misspelt name do not need.
     from ..executors import executor as create_executor

@@ -11,7 +11,7 @@ import typer
 from pardec.models.errors import SpecError
 
 from ..io import output_paths
-from ..requests import early
+from ..requests import preflight
 from . import inputs
 from . import options as o
 from .common import Json, dump, say
@@ -77,11 +77,13 @@ def image(
     settings = {**sampling, "seed": _read_seeds(seed, seeds)}
     if size is not None:
         settings["size"] = inputs.read_size(size)
-    kind = early.check(model, [sampler], settings, load_arguments, draws=True)
+    kind = preflight.check(model, [sampler], settings, load_arguments, draws=True)
     if kind is not None:
-        early.check_conditions(kind, class_)
+        preflight.check_conditions(kind, class_)
         if loading.text_encoder is None:
-            early.check_captions(kind, [*([] if class_ else labels), *([negative_prompt] if negative_prompt else [])])
+            preflight.check_captions(
+                kind, [*([] if class_ else labels), *([negative_prompt] if negative_prompt else [])]
+            )
         if negative_prompt is not None and kind.draws == "class":
             raise SpecError(
                 f"{kind.name} draws classes, and a negative prompt is a caption", hint="leave --negative-prompt out"
@@ -103,7 +105,7 @@ def image(
         raise SpecError(f"{len(settings['seed'])} seeds for {total} images", hint="pass one for each image")
     arguments = {**settings, "num_images": count, **({} if sampler is None else {"sampler": sampler})}
 
-    early.check_parts(kind, arguments, {"temperature": 1.0})  # images are sampled by default
+    preflight.check_parts(kind, arguments, {"temperature": 1.0})  # images are sampled by default
 
     from .drawing import Drawing, write
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from pardec.models.errors import PardecError, install
 
-from ..requests import early
+from ..requests import preflight
 from . import inputs
 from . import options as o
 from .common import say
@@ -51,7 +51,7 @@ def serve(
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         if find_spec(package) is None:
             raise PardecError(f"pardec serve needs {package}", hint=install("serve"))
-    early.check(model, [sampling.get("sampler")], arguments, load_arguments)
+    preflight.check(model, [sampling.get("sampler")], arguments, load_arguments)
 
     from ..api import load  # imported here since it imports torch
     from ..server.app import create_app

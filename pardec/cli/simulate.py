@@ -11,7 +11,7 @@ import typer
 from pardec.models.errors import SpecError
 
 from ..io import output_paths
-from ..requests import early
+from ..requests import preflight
 from . import inputs
 from . import options as o
 from .common import print_table, say
@@ -66,8 +66,8 @@ def simulate(
     arguments: Any = {"seed": seed, **sampling}
     spec = arguments.pop("sampler", None) or "sequential"
     load_arguments = o.to_arguments(loading)
-    early.check(model, [spec], arguments, load_arguments, draws=False)
-    early.check_texts(item.prompt for item in items)
+    preflight.check(model, [spec], arguments, load_arguments, draws=False)
+    preflight.check_texts(item.prompt for item in items)
 
     # Imported here since these import torch, which --help and a misspelt name do not need.
     import pardec

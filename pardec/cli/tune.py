@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ..executors import check_name
-from ..requests import early
+from ..requests import preflight
 from . import options as o
 from .common import Json, dump, say, show
 from .config import Config, DryRun
@@ -60,7 +60,7 @@ def tune(
     load_arguments, source = o.to_arguments(loading), o.to_arguments(problems)
     resume = source.pop("resume")
     check_name(executor)
-    early.check_run(model, task or (), sampler or (), sampling, load_arguments, **vars(problems))
+    preflight.check_run(model, task or (), sampler or (), sampling, load_arguments, **vars(problems))
 
     # Imported here since these import torch, which --help and a misspelt name do not need.
     from ..comparison import tuning

@@ -16,7 +16,7 @@ from pardec.samplers.cards import Family
 
 from ..requests.argument import check_whole, is_number
 from ..requests.chat_template import is_embedded
-from ..requests.early import check_answered, check_placing
+from ..requests.preflight import check_answered, check_placing
 from ..requests.settings import ignored_filters
 from ..tasks import Task
 from ..version import __version__

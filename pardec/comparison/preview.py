@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..requests.early import check_folder
+from ..requests.preflight import check_folder
 from ..tasks import Task
 from . import sources, units
 from .entries import SamplerLike

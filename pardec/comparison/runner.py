@@ -18,7 +18,7 @@ from ..environment import checkout, machine, versions
 from ..executors import Executor, batches_per_stream
 from ..executors import executor as make_executor
 from ..io.jsonl import Row, RowsFile
-from ..requests.early import check_folder
+from ..requests.preflight import check_folder
 from ..tasks import Task
 from ..tasks.scorers import Score
 from . import sources, units

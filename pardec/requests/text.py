@@ -23,10 +23,10 @@ from pardec.samplers.spec import Part, Policy, Spec, parse
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from . import allowed, corpus, draft_models
-from .early import check_block, check_family
 from .generation_config import rules_of
 from .image_layout import intersect
 from .images import ImageInputs, image_inputs, imaging_for, size_of
+from .preflight import check_block, check_family
 from .prompts import Row, check_length, encode
 from .settings import ARGUMENTS, Settings, repeat_each
 from .stop_strings import StopStrings

@@ -176,7 +176,7 @@ class Serving(Iterator[Served]):
                     yield served
         except Exception as error:
             for row in pending:
-                self.model.demand_weights(row.call.weights_version)
+                self.model.check_weights_unchanged(row.call.weights_version)
             if alone:
                 self.failed[pending[0].index] = error
                 return

@@ -163,7 +163,7 @@ class TokenBatch:
     def _start(self, rows: Sequence[QueuedRow], running: Loop | None = None) -> Loop:
         """A loop for these rows, made to join the `running` one where there is one."""
         for row in rows:
-            self.model.demand_weights(row.call.weights_version)
+            self.model.check_weights_unchanged(row.call.weights_version)
         request, network = merge_requests(rows), self.model.language_model
         if isinstance(self._sampler, SpeculativeSampler):
             return VerifyLoop(network, self._sampler, request)
@@ -172,7 +172,7 @@ class TokenBatch:
 
     def _forward(self, loop: Loop) -> None:
         """Runs one forward of these rows and adds its cost."""
-        self.model.demand_weights(self._version)
+        self.model.check_weights_unchanged(self._version)
         self.cost.forwards += 1
         if isinstance(loop, VerifyLoop):
             before = loop.forward.padded

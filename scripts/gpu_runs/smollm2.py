@@ -83,7 +83,7 @@ def carried(gguf: Path) -> bytes:
     import gguf as package
 
     import pardec
-    from pardec.drafting.texts import OPENINGS
+    from pardec.training.texts import OPENINGS
 
     loaded = pardec.load(gguf, device="cpu", dtype="float32")
     config, tokenizer = loaded.language_model.config, loaded.tokenizer

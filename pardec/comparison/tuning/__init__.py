@@ -11,7 +11,7 @@ from pardec.models.errors import SpecError
 
 from ...executors import executor as make_executor
 from ...requests import chat_template
-from ...requests.early import check_folder
+from ...requests.preflight import check_folder
 from ...requests.settings import MAX_NEW_TOKENS
 from ...tasks import Task
 from ...tasks.scorers import Score

@@ -23,7 +23,7 @@ from pardec.models.hidden import Hidden
 from pardec.models.load import load
 from pardec.models.model import BlockDenoising, LanguageModel
 from pardec.models.plan import Plan, Visible
-from pardec.requests import early
+from pardec.requests import preflight
 from pardec.samplers import registry
 from pardec.samplers.rng import JoinableSource
 from pardec.samplers.speculative.contracts import Draft
@@ -304,11 +304,11 @@ def test_one_checkpoint_drafts_and_verifies_its_own_text_in_a_quarter_of_the_for
 
 
 def test_a_command_that_asks_for_a_causal_model_may_name_it() -> None:
-    kind = early.check("tiny-nemotron", ["linearspec"], {}, {"attention": "causal", "mask_id": 4})
+    kind = preflight.check("tiny-nemotron", ["linearspec"], {}, {"attention": "causal", "mask_id": 4})
     assert kind is not None
     assert (kind.family, kind.block) == ("ar", None)
     with pytest.raises(SpecError, match="'linearspec' is for autoregressive models"):
-        early.check("tiny-nemotron", ["linearspec"], {}, {})
+        preflight.check("tiny-nemotron", ["linearspec"], {}, {})
 
 
 def test_the_checkpoint_says_its_mask_and_the_spec_wins(checkpoint: tuple[Path, Any]) -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import pardec
-from pardec.drafting.losses import loss
-from pardec.drafting.networks import KINDS, Options, Target
-from pardec.drafting.served import served
 from pardec.models.draft_modules.load import load_draft_module
 from pardec.models.errors import SpecError
+from pardec.training.losses import loss
+from pardec.training.networks import KINDS, Options, Target
+from pardec.training.served import served
 
 Cli = Callable[..., tuple[int, str, str]]
 SHORT = ("--steps", "2", "--batch", "200", "--drafts", "2", "--validation", "2")

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import pardec
-from pardec.drafting.export import read_export
-from pardec.drafting.losses import loss
-from pardec.drafting.networks import KINDS, Options, Target
-from pardec.drafting.run import Plan, Run
-from pardec.drafting.setup import prepare
-from pardec.drafting.states import States
 from pardec.models.errors import ModelError
+from pardec.training.export import read_export
+from pardec.training.losses import loss
+from pardec.training.networks import KINDS, Options, Target
+from pardec.training.run import Plan, Run
+from pardec.training.setup import prepare
+from pardec.training.states import States
 
 SHAPE = {"heads": 2, "block": 4, "unroll": 2, "mlp_width": 64, "mask_id": 4, "ramp": (0.0, 0.1)}
 ROWS = [(list(range(20, 30 + n % 5)), [40 + (n * 7 + at) % 60 for at in range(12)]) for n in range(12)]

@@ -10,12 +10,12 @@ import torch
 from safetensors import safe_open
 
 import pardec
-from pardec.drafting.losses import loss
-from pardec.drafting.networks import KINDS, Options, Target
-from pardec.drafting.run import Plan, Run
-from pardec.drafting.states import States
-from pardec.drafting.texts import Update, rows, write
 from pardec.models.draft_modules.load import load_draft_module
+from pardec.training.losses import loss
+from pardec.training.networks import KINDS, Options, Target
+from pardec.training.run import Plan, Run
+from pardec.training.states import States
+from pardec.training.texts import Writing, rows, write
 
 TAPS = (0, 1, 2)
 SHAPE = {"heads": 2, "block": 4, "unroll": 2, "mlp_width": 64, "mask_id": 4}
@@ -46,7 +46,7 @@ def model() -> pardec.Model:
 @pytest.fixture(scope="module")
 def states(model: pardec.Model, tmp_path_factory: pytest.TempPathFactory) -> States:
     folder = tmp_path_factory.mktemp("texts")
-    how = Update(folder / "texts.jsonl", rows=32, batch=32, answer_tokens=16, tasks=("lists",))
+    how = Writing(folder / "texts.jsonl", rows=32, batch=32, answer_tokens=16, tasks=("lists",))
     write(model, how)
     states = States(folder / "states", TAPS, model.network)
     states.update({"texts.jsonl": list(rows([how.out]))}, 200)

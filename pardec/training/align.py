@@ -66,7 +66,7 @@ def align(model: pardec.Model, drafter: str, how: Alignment, report: Callable[[s
 
     Args:
         model: the target; the drafter learns on its device.
-        drafter: an embedded name or a folder as `pardec.drafting` exports it.
+        drafter: an embedded name or a folder as `pardec.training` exports it.
         how: rows, length and loss.
         report: called with each line of the log, by default printed.
 

@@ -52,7 +52,7 @@ ABOUT = (
 
 
 @dataclass(frozen=True)
-class Update:
+class Writing:
     """How the texts of one file are written."""
 
     out: Path
@@ -69,7 +69,7 @@ class Update:
     prompts: Path | None = None
 
 
-def write(model: pardec.Model, how: Update) -> int:
+def write(model: pardec.Model, how: Writing) -> int:
     """Writes what the file lacks; returns its rows."""
     how.out.parent.mkdir(parents=True, exist_ok=True)
     count = _whole(how.out, how.batch)
@@ -106,7 +106,7 @@ def _whole(path: Path, batch: int) -> int:
     return keep
 
 
-def _prompts(model: pardec.Model, how: Update, rng: random.Random, number: int) -> list[list[int]]:
+def _prompts(model: pardec.Model, how: Writing, rng: random.Random, number: int) -> list[list[int]]:
     if how.tasks:
         tasks = [_generator(name) for name in how.tasks]
         problems = [tasks[rng.randrange(len(tasks))].sample(rng, "train") for _ in range(how.batch)]
@@ -142,7 +142,7 @@ def chat_ids(model: pardec.Model, text: str) -> list[int]:
     return list(model.tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"])
 
 
-def _own_prompts(model: pardec.Model, how: Update, rng: random.Random, number: int) -> list[list[int]]:
+def _own_prompts(model: pardec.Model, how: Writing, rng: random.Random, number: int) -> list[list[int]]:
     """Users' turns that the target writes, as Magpie has it (arXiv:2406.08464)."""
     mark = "\N{SNOWMAN}"
     message = [{"role": "user", "content": mark}]

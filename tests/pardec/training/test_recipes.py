@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pardec.drafting.losses import loss, overlap
 from pardec.models.model import LanguageModel
+from pardec.training.losses import loss, overlap
 from tests.samplers.ar_toys import logits, prompts, rows, run, toy_ar
 from tests.samplers.voices import named
 

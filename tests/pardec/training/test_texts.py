@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import pardec
-from pardec.drafting.texts import Update, _long, rows, write
 from pardec.models.errors import SpecError
+from pardec.training.texts import Writing, _long, rows, write
 
 
 @pytest.fixture(scope="module")
@@ -19,10 +19,10 @@ def model() -> pardec.Model:
 
 
 def test_a_file_that_was_cut_off_is_gone_on_with(model: pardec.Model, tmp_path: Path) -> None:
-    how = Update(tmp_path / "whole.jsonl", rows=12, batch=4, answer_tokens=8, tasks=("lists",), seed=3)
+    how = Writing(tmp_path / "whole.jsonl", rows=12, batch=4, answer_tokens=8, tasks=("lists",), seed=3)
     assert write(model, how) == 12
     whole = how.out.read_text()
-    parts = Update(tmp_path / "parts.jsonl", rows=12, batch=4, answer_tokens=8, tasks=("lists",), seed=3)
+    parts = Writing(tmp_path / "parts.jsonl", rows=12, batch=4, answer_tokens=8, tasks=("lists",), seed=3)
     lines = whole.splitlines(keepends=True)
     parts.out.write_text("".join(lines[:6]) + lines[6][:10])
     assert write(model, parts) == 12
@@ -30,7 +30,7 @@ def test_a_file_that_was_cut_off_is_gone_on_with(model: pardec.Model, tmp_path: 
 
 
 def test_answers_end_with_the_end_token_and_prompts_are_the_task_s(model: pardec.Model, tmp_path: Path) -> None:
-    how = Update(tmp_path / "texts.jsonl", rows=6, batch=6, answer_tokens=40, tasks=("lists",), warm=0.0)
+    how = Writing(tmp_path / "texts.jsonl", rows=6, batch=6, answer_tokens=40, tasks=("lists",), warm=0.0)
     write(model, how)
     texts = list(rows([how.out]))
     assert len(texts) == 6
@@ -49,8 +49,8 @@ def test_long_prompts_ask_about_several_passages(
     assert min(len(questions), len(summaries)) > 10
     assert all(3 <= text.count("\n") <= 5 and 60 <= len(text.split("\n")[0].split()) < 130 for text in questions)
     assert all(1500 <= len(text) - len("Summarize: ") < 3500 for text in summaries)
-    how = Update(tmp_path / "texts.jsonl", rows=8, batch=4, answer_tokens=100, prompt_tokens=8, about=0.0, long=1.0)
-    monkeypatch.setattr("pardec.drafting.texts.chat_ids", lambda model, text: model.tokenizer(text)["input_ids"])
+    how = Writing(tmp_path / "texts.jsonl", rows=8, batch=4, answer_tokens=100, prompt_tokens=8, about=0.0, long=1.0)
+    monkeypatch.setattr("pardec.training.texts.chat_ids", lambda model, text: model.tokenizer(text)["input_ids"])
     long = [([5] * 12, [60 + at % 9 for at in range(90)])] * 4
     how.out.write_text("".join(json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in long))
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -63,4 +63,4 @@ def test_tasks_without_training_problems_are_refused(model: pardec.Model, tmp_pa
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "Tom has 3 cups.", "answer": "3"}\n')
     with pytest.raises(SpecError, match="no training problems"):
-        write(model, Update(tmp_path / "texts.jsonl", rows=4, batch=4, tasks=(str(prompts),)))
+        write(model, Writing(tmp_path / "texts.jsonl", rows=4, batch=4, tasks=(str(prompts),)))

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import pardec
-from pardec.drafting.measure import measure
-from pardec.drafting.states import Batch, States, Text, open_states
 from pardec.models.errors import ModelError
 from pardec.models.plan import Plan, Visible
+from pardec.training.measure import measure
+from pardec.training.states import Batch, States, Text, open_states
 
 ROWS = [([2, 50, 60], [70, 80, 90, 3]), ([2, 51], [71, 81, 3])]
 
@@ -70,7 +70,7 @@ def test_what_was_cut_off_goes_on_and_no_text_is_there_twice(
 ) -> None:
     """The same call goes on; one with more texts, or of another length, begins again behind what was finished."""
     rows = [([2, 50 + n], [70 + at for at in range(2 + n % 5)] + [3]) for n in range(9)]
-    monkeypatch.setattr("pardec.drafting.states._TOKENS", 16)
+    monkeypatch.setattr("pardec.training.states._TOKENS", 16)
     whole = States(tmp_path / "whole", (0,), model.network)
     whole.update({"a": rows[:2]}, 100)
     whole.update({"a": rows[: 8 + more]}, longest)

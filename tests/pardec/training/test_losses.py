@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pardec.drafting.losses import loss
 from pardec.models.errors import SpecError
+from pardec.training.losses import loss
 
 P = torch.tensor([[0.5, 0.3, 0.2]])
 Q = torch.tensor([[0.25, 0.25, 0.5]])
