@@ -34,11 +34,10 @@ from typing import Any
 import torch
 
 import pardec
+from pardec.drivers import driver_of
 from pardec.environment import processor
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.model import LanguageModel
-from pardec.requests.settings import Settings
-from pardec.requests.text import prepare
 from pardec.samplers.speculative.loop import VerifyLoop
 
 NUMBER = "70413"
@@ -107,9 +106,9 @@ def caches(value: Any, depth: int = 2) -> Iterator[KVCache]:
 
 def run(model: LanguageModel, spec: str, kind: str, text: str, new: int) -> Run:
     """Decodes greedily up to `new` tokens, whatever ends the answer."""
-    settings = Settings(sampler=spec, max_new_tokens=new, temperature=0.0, stop_ids=[])
-    call = prepare(model, [{"role": "user", "content": text}], settings)
-    loop = VerifyLoop(model, call.sampler, call.request)  # type: ignore[arg-type]  # an autoregressive model's
+    settings = {"sampler": spec, "max_new_tokens": new, "temperature": 0.0, "stop_ids": []}
+    call = driver_of(model).prepare([{"role": "user", "content": text}], settings)
+    loop = VerifyLoop(model, call.sampler, call.request)
     try:
         loop.round()
         first, start = int(loop.text.length[0]), time.process_time()

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 import pardec
+from pardec.drivers import Call
 from pardec.environment import processor
-from pardec.requests.text import Call
 from pardec.samplers.speculative import forward as shared_prompt
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.loop import VerifyLoop
@@ -82,7 +82,6 @@ def line(model: pardec.Model, sampler: str, rows: int, tokens: int, new: int, re
     """A line of the table."""
     arguments = {"sampler": sampler, "max_new_tokens": new, "temperature": 1.0, "stop_ids": [], "seed": 3}
     call = model.prepare(input_ids=[examples(model, tokens)], num_return_sequences=rows, **arguments)
-    assert isinstance(call, Call), "text"
     pairs = [(decode(model, call, False), decode(model, call, True)) for _ in range(repeats)]
 
     def median(values: Iterable[float], scale: float = 1000, digits: int = 1) -> str:

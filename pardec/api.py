@@ -21,14 +21,13 @@ from pardec.models.plan import Plan
 from pardec.samplers.events import Event, Finished
 
 from .deviation import Deviation, deviation
+from .drivers import Call
 from .engine import Engine
 from .memory import OutOfMemory, memory_errors
 from .requests import empty_answer
-from .requests.class_images import ClassCall
 from .requests.other_names import known_arguments
 from .requests.prompts import check_length
 from .requests.settings import Arguments, documented, ignored_filters
-from .requests.text import Call
 from .result import Result
 from .serving.batch import Serving
 from .serving.queue import Prompts, QueuedRow
@@ -246,7 +245,7 @@ class Model(Engine):
         1
         """
         with memory_errors(f"new weights of {self.name}", "hand in a state dict on the CPU"):
-            load_weights(self.network, weights)
+            load_weights(self.driver.network, weights)
 
     def logits(self, input_ids: Tensor) -> Tensor:
         """The checkpoint's own logits: [B, L] int64 in, [B, L, V] float32 out, row i at input position i, no cache.
@@ -279,7 +278,7 @@ class Model(Engine):
         """
         return deviation(self.language_model, result)
 
-    def serve(self, calls: Iterable[Call | ClassCall], *, batch_size: int = 8) -> Serving:
+    def serve(self, calls: Iterable[Call], *, batch_size: int = 8) -> Serving:
         """`serve_batch` for prepared calls, of one row each, with one sampler."""
         rows = (QueuedRow(index, call, call.request) for index, call in enumerate(calls))
         return self._serving(rows, batch_size, "decode fewer prompts at once (--batch-size), or fewer tokens")

@@ -10,41 +10,25 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import numpy as np
 import torch
 
-from pardec.models.continuous.contracts import ContinuousModel
-from pardec.models.errors import ModelError, SpecError
+from pardec.models.errors import ModelError
 from pardec.models.kernels.choice import prepare
 from pardec.models.parallel.threads import stepping, threads_for
 from pardec.models.printable import plain
-from pardec.models.scales.contracts import ScaleModel
 from pardec.samplers import ops as sampler_ops
-from pardec.samplers.cards import name_of
-from pardec.samplers.continuous import loop as continuous
 from pardec.samplers.events import Event, Finished, RowFinished
-from pardec.samplers.masked import loop as masked
-from pardec.samplers.scales import loop as scales
-from pardec.samplers.speculative import loop as speculative
-from pardec.samplers.speculative.contracts import SpeculativeSampler
 
+from .drivers import Call, driver_of
 from .environment import versions
 from .memory import memory_errors
-from .requests import continuous as vector_requests
-from .requests import scales as map_requests
-from .requests import text as requests
-from .requests.class_images import ClassCall, ImageModel
-from .requests.continuous import VectorCall
-from .requests.generation_config import with_published_sampler
-from .requests.images import render
 from .requests.prompts import open_id
-from .requests.scales import ScaleCall
-from .requests.settings import CLASS_IMAGES, Arguments, Settings
-from .requests.text import Call
+from .requests.settings import Arguments
 from .result import Result
 from .result_data import Timing, plain_row
-from .serving.streaming import RowText, Texts
+from .serving.streaming import RowText, Texts, answer, decoded
 
 if TYPE_CHECKING:
     from pardec.models.caches.prefix_cache import PrefixCache
-    from pardec.models.images.contracts import Imaging
+    from pardec.models.images.contracts import ImageModel, Imaging
     from pardec.models.model import LanguageModel
     from pardec.samplers.cards import Family
 
@@ -53,23 +37,18 @@ class Engine:
     """A loaded network. Holds no state of any request, so calls may be interleaved."""
 
     def __init__(self, network: LanguageModel | ImageModel) -> None:
-        self.network = network
+        self.network, self.driver = network, driver_of(network)
         prepare(network.device, network.dtype, Path(sampler_ops.__path__[0]))
 
     @property
     def language_model(self) -> LanguageModel:
         """The network of a model of token sequences. Raises ModelError for one of continuous tokens or token maps."""
-        if isinstance(self.network, ImageModel):
-            tokens = "vectors" if isinstance(self.network, ContinuousModel) else "token maps"
-            raise ModelError(f"{self.name} draws {tokens} and is no language model", "model.network is what was loaded")
-        return self.network
+        return self.driver.language_model
 
     @property
     def family(self) -> Family:
         """The family of its samplers: "masked", "ar", "continuous" for continuous tokens, "scales" for token maps."""
-        if isinstance(self.network, ImageModel):
-            return "continuous" if isinstance(self.network, ContinuousModel) else "scales"
-        return "masked" if self.network.decoding_config.masked else "ar"
+        return self.driver.family
 
     @property
     def name(self) -> str:
@@ -78,7 +57,7 @@ class Engine:
     @property
     def quantized(self) -> str | None:
         """The quantization of its linear layers ("int8", "int4", "fp8"), or None."""
-        return None if isinstance(self.network, ImageModel) else self.network.quantized
+        return self.network.quantized
 
     @property
     def imaging(self) -> Imaging | None:
@@ -88,12 +67,12 @@ class Engine:
     @property
     def prefix_cache(self) -> PrefixCache | None:
         """The stored K/V of prompts' beginnings that requests share, and what came of them; None where it is off."""
-        return None if isinstance(self.network, ImageModel) else self.network.prefix_cache
+        return self.network.prefix_cache
 
     @property
     def tokenizer(self) -> Any:
         """The transformers tokenizer, or None."""
-        return None if isinstance(self.network, ImageModel) else self.network.tokenizer
+        return self.network.tokenizer
 
     @property
     def _reader(self) -> Any:
@@ -113,23 +92,11 @@ class Engine:
     def __repr__(self) -> str:
         return plain(f"<Model {self.network.describe()}>")
 
-    def prepare(self, prompt: Any = None, **arguments: Unpack[Arguments]) -> Call | ClassCall:
+    def prepare(self, prompt: Any = None, **arguments: Unpack[Arguments]) -> Call:
         """Reads the prompt and checks every argument, without a forward."""
-        if isinstance(self.network, ContinuousModel):
-            return vector_requests.prepare(self.network, prompt, Settings.of(arguments, CLASS_IMAGES))
-        if isinstance(self.network, ScaleModel):
-            return map_requests.prepare(self.network, prompt, Settings.of(arguments, CLASS_IMAGES))
-        named = with_published_sampler(self.network, arguments)
-        call = requests.prepare(self.network, prompt, Settings.of(named))
-        length = call.sampler.length if isinstance(call.sampler, SpeculativeSampler) else None
-        if self.network.processes > 1 and length is not None and length.times_rounds:
-            raise SpecError(
-                f"{name_of(length)} decides by the clock, and the processes that share a model have to decide alike",
-                hint="leave it out, or use drafts of a fixed length",
-            )
-        return call
+        return self.driver.prepare(prompt, arguments)
 
-    def run(self, call: Call | ClassCall, *, text: bool = False, steps: bool = True) -> Iterator[Event]:
+    def run(self, call: Call, *, text: bool = False, steps: bool = True) -> Iterator[Event]:
         """Decodes; the one place that calls the loop. With `text`, and for a callback, events have their text.
 
         Without `steps` there are no events for steps, which saves time.
@@ -138,7 +105,7 @@ class Engine:
         self.check_weights_unchanged(call.weights_version)
         size = f"{len(call.seeds)} rows of up to {max(call.lengths)} tokens"
         with memory_errors(size, "decode fewer prompts at once (--batch-size), or fewer tokens"):
-            loop = self._decode(call, steps=steps)
+            loop = self.driver.decode(call, steps=steps)
             with closing(cast("Generator[Event]", loop)) as events:  # frees memory at once, however this ends
                 for raw_event in stepping(events, self.set_threads):
                     self.check_weights_unchanged(call.weights_version)
@@ -168,25 +135,19 @@ class Engine:
 
     def text(self, tokens: list[int]) -> str | None:
         """Ids as text, special tokens left out; None without a tokenizer, and for an image model."""
-        return None if self._reader is None else str(self._reader.decode(tokens, skip_special_tokens=True))
+        return None if self._reader is None else decoded(self._reader, tokens)
 
-    def _text(self, call: Call | ClassCall, row: int, tokens: list[int]) -> str | None:
-        """The text of a row that has ended, cut before its stop string."""
-        text, stops = self.text(tokens), call.stops(row)
-        return text if text is None or stops is None else stops.cut(text)
-
-    def row_text(self, call: Call | ClassCall, row: int = 0) -> RowText:
+    def row_text(self, call: Call, row: int = 0) -> RowText:
         """The text of a row of a call, as its tokens are committed."""
-        assert isinstance(call, Call), "images of classes have no text"
         return RowText(self._reader, call, row, call.request.canvases[row].numpy() == open_id(self.language_model))
 
-    def row(self, call: Call | ClassCall, end: RowFinished) -> dict[str, Any]:
+    def row(self, call: Call, end: RowFinished) -> dict[str, Any]:
         """A row that has just finished, as plain values."""
         tokens, generated = call.generated(end.row, end.tokens.tolist())
         start = call.prompts[end.row]
         span = slice(start, start + len(tokens))
         return plain_row(
-            text=self._text(call, end.row, tokens),
+            text=None if self._reader is None else answer(self._reader, call, end.row, tokens),
             tokens=tokens,
             finish=end.reason,
             nfe=end.nfe,
@@ -206,7 +167,7 @@ class Engine:
             values["quantize"] = self.quantized
         if self.network.weights_version:
             values["weights_version"] = str(self.network.weights_version)
-        if not isinstance(self.network, ImageModel) and self.network.processes > 1:
+        if self.network.processes > 1:
             values["processes"] = str(self.network.processes)
         return values
 
@@ -220,25 +181,15 @@ class Engine:
         exact = str(sampler.exact)
         return exact if precise or exact != "greedy" else f"greedy up to {str(self.network.dtype)[6:]} rounding"
 
-    def result(self, call: Call | ClassCall, end: Finished, seconds: float, *, draw: bool = True) -> Result:
+    def result(self, call: Call, end: Finished, seconds: float, *, draw: bool = True) -> Result:
         """The result of a run of `seconds`. Without `draw`, image tokens are not decoded to images."""
-        imaging = call.imaging
+        layout = None if call.imaging is None else call.imaging.layout
         rows = [call.generated(row, canvas) for row, canvas in enumerate(end.tokens.tolist())]
         tokens, generated = [tokens for tokens, _ in rows], [count for _, count in rows]
-        sequences, latents = torch.as_tensor(end.tokens), None
-        if end.latents is not None:
-            assert imaging is not None, "continuous tokens are those of images"
-            latents = torch.from_numpy(end.latents).reshape(len(rows), *imaging.layout.grid, -1)
-            sequences = sequences[:, :0]  # continuous tokens have no ids
-        images = None
-        if imaging is not None and draw:
-            codes = latents if latents is not None else [imaging.layout.codes(torch.tensor(row)) for row in tokens]
-            images = render(imaging, codes)
         return Result(
-            sequences=sequences,
-            latents=latents,
+            **self.driver.result(call, end, tokens, draw=draw),
             tokens=tokens,
-            text=None if self._reader is None else [str(self._text(call, *row)) for row in enumerate(tokens)],
+            text=None if self._reader is None else [answer(self._reader, call, *row) for row in enumerate(tokens)],
             generated=generated,
             nfe=list(end.nfe),
             forward_rows=list(end.forward_rows),
@@ -259,22 +210,7 @@ class Engine:
             settings=call.settings,
             environment=self.environment(),
             tokenizer=self._reader,
-            images=images,
             shown=call.shown,
-            grid=None if imaging is None else imaging.layout.grid,
-            stride=None if imaging is None else imaging.layout.stride,
-            sides=self.network.scales.sides if isinstance(self.network, ScaleModel) else None,
+            grid=None if layout is None else layout.grid,
+            stride=None if layout is None else layout.stride,
         )
-
-    def _decode(self, call: Call | ClassCall, *, steps: bool) -> Iterator[Event]:
-        """The loop of the sampler's family."""
-        if isinstance(call, VectorCall):
-            assert isinstance(self.network, ContinuousModel), "prepared for such a model"
-            return continuous.decode(self.network, call.sampler, call.request, steps=steps)
-        if isinstance(call, ScaleCall):
-            assert isinstance(self.network, ScaleModel), "prepared for such a model"
-            return scales.decode(self.network, call.sampler, call.request, steps=steps)
-        assert isinstance(call, Call), "every other request"
-        if isinstance(call.sampler, SpeculativeSampler):
-            return speculative.decode(self.language_model, call.sampler, call.request, steps=steps)
-        return masked.decode(self.language_model, call.sampler, call.request, steps=steps)

@@ -29,7 +29,6 @@ from pardec.samplers.speculative.cache.stored_cache import StoredKV
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from .api import Model, load
-from .requests.text import Call
 
 _MOST = 1 << 20  # rows
 _FLOAT = 4  # bytes of a logit
@@ -145,8 +144,6 @@ def plan(
     call = loaded.prepare(
         input_ids=[[0] * prompt], sampler=sampler, max_new_tokens=new, temperature=temperature, stop_ids=[]
     )
-    assert isinstance(call, Call), "text"
-    assert isinstance(call.sampler, SpeculativeSampler), "of an autoregressive model"
     return _planned(_Sizes(loaded.language_model, call.request, prompt, new), call.sampler, batch, memory, acceptance)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -224,6 +224,12 @@ class ImageModel:
     choice: str = field(default="", repr=False)  # why this device and dtype
     adapter: str | None = None  # the LoRA adapter that is merged into its weights
     weights_version: int = field(default=0, init=False)  # how often its weights were replaced in place
+    # What only language models have.
+    tokenizer: ClassVar[None] = None
+    quantized: ClassVar[None] = None
+    prefix_cache: ClassVar[None] = None
+    max_positions: ClassVar[None] = None
+    processes: ClassVar[int] = 1
 
     def describe(self) -> str:
         """Where and how the model runs, and why, in one line."""

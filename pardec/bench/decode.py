@@ -21,29 +21,25 @@ import torch
 from torch import Tensor
 
 import pardec
-from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.cuda_graphs.runner import GraphRunner, native
 from pardec.models.errors import ModelError, PardecError
 from pardec.models.model import LanguageModel
-from pardec.models.scales.contracts import ScaleModel
 from pardec.samplers.events import Finished
 from pardec.samplers.masked.contracts import MaskedSampler
 
 from ..comparison.memory import Peak
+from ..drivers import Call
 from ..requests import chat_template
-from ..requests.class_images import ClassCall
 from ..requests.images import with_defaults
 from ..requests.prompts import encode
-from ..requests.text import Call
 from .clock import timed
 from .floor import Rates, floor, rates
-from .parts import PARTS, Fed, Split, split, uncached
+from .parts import PARTS, TIMED, Fed, Split, split, uncached
 from .rivals import Rivals, rivals
 
 _READING = 1e-5  # the most seconds that reading the clock takes, including what it evicts from CPU caches
 QUESTION = "Tom has 12 apples. He buys 7 more. How many apples does Tom have now?"
 CAPTION = "a small red circle left of a large blue square on black"
-DEFAULTS = {"masked": ("sequential", "sequential@dual"), "ar": ("sequential",), "continuous": ("mar",)}
 
 
 class Differs(PardecError, RuntimeError):
@@ -67,7 +63,7 @@ def bench(
     """A row for each spec, batch, context and length, yielded once measured; times in seconds, memory in bytes.
 
     Args:
-        specs: samplers; those of `DEFAULTS` where there are none, `sequential` for vectors one by one.
+        specs: samplers; without any the `bench_samplers` of the model's driver.
         contexts: tokens before the first new one; 0 is a question, or one token where there is no tokenizer.
         new: tokens to fill; contexts and new are ignored for images, whose number of tokens is fixed.
         prompts: in place of contexts: the rows of a batch are the first ones of these, from the start again where they
@@ -85,24 +81,21 @@ def bench(
         Differs: another loop gave other tokens.
     """
     network = model.network
-    if isinstance(network, ScaleModel):
+    if model.family not in TIMED:
         raise ModelError(
-            f"{model.name} draws token maps, whose forwards are not timed in parts",
+            f"{model.name} draws {model.driver.drawn}, whose forwards are not timed in parts",
             'the seconds of an image\'s parts are in Result.timing, and "pardec image" prints them',
         )
     images = model.imaging is not None
     measured = rates(network.device, network.dtype, _weight_bytes(model))
-    defaults = DEFAULTS[model.family]
-    if isinstance(network, ContinuousModel) and network.backbone.next_token:
-        defaults = ("sequential",)
     lengths = [(0, 0)] if images else list(product((0,) if prompts else contexts, new))
     applied = chat_template.applies(model, chat)
     if applied:
         prompts = [chat_template.as_message(prompt) for prompt in prompts]
-    for spec, (context, count), batch in product(specs or defaults, lengths, batches):
+    for spec, (context, count), batch in product(specs or model.driver.bench_samplers, lengths, batches):
         call = prepare(model, spec, batch, context, count, block_length, prompts, chat=applied, **distribution or {})
         others = Rivals()
-        if beside and isinstance(call, Call) and isinstance(network, LanguageModel):
+        if beside and isinstance(network, LanguageModel):
             others = rivals(replace(network, decoder=native(network.decoder) or network.decoder), call)
         yield {"model": model.name, "parameters": network.parameters, **_measure(model, call, others, pairs, measured)}
 
@@ -118,7 +111,7 @@ def prepare(
     *,
     chat: bool = False,
     **distribution: Any,
-) -> Call | ClassCall:
+) -> Call:
     """The request to time: equal rows that never stop early, or rows of `prompts`, which do.
 
     Images are those of a caption, or of the first classes, with the settings of the checkpoint's authors.
@@ -155,15 +148,12 @@ def _weight_bytes(model: pardec.Model) -> int:
     return model.network.parameters * torch.empty((), dtype=model.network.dtype).element_size()
 
 
-def _measure(
-    model: pardec.Model, call: Call | ClassCall, others: Rivals, pairs: int, measured: Rates
-) -> dict[str, Any]:
+def _measure(model: pardec.Model, call: Call, others: Rivals, pairs: int, measured: Rates) -> dict[str, Any]:
     device = model.network.device
     runs: dict[str, Callable[[], Any]] = {"pardec": lambda: _decode(model, call), **others.runs}
     times: dict[str, list[float]] = {name: [] for name in runs}
     splits: list[Split] = []
-    network, uncached_steps = model.network, list[tuple[float, tuple[Fed, ...], int]]()
-    assert not isinstance(network, ScaleModel), "refused"
+    uncached_steps = list[tuple[float, tuple[Fed, ...], int]]()
     same: dict[str, float] = {}
     peak = Peak(device)
     peak.reset()
@@ -178,8 +168,8 @@ def _measure(
                 times[name].append(seconds)
             elif name != "pardec":
                 same[name] = _same(name, result, finished, call, model.network.dtype)
-        splits.append(split(network, call))
-        if isinstance(call, Call) and _cached(call) and _whole_layers(model, call):
+        splits.append(split(model.network, call))
+        if _cached(call) and _whole_layers(model, call):
             uncached_steps.append(uncached(model.language_model, call))
     last = splits[-1]
     ours = finished.latents if finished.latents is not None else finished.tokens
@@ -193,7 +183,7 @@ def _measure(
         "batch": len(call.lengths),
         "context": max(call.prompts),
         "new": call.lengths[0] - call.prompts[0],
-        "block_length": call.request.block_length if isinstance(call, Call) and model.family == "masked" else None,
+        "block_length": call.request.block_length if isinstance(call.sampler, MaskedSampler) else None,
         "steps": last.steps,
         "step_s": step,
         "tokens_per_second": tokens / (step * last.steps),
@@ -242,7 +232,7 @@ def _floor(model: pardec.Model, run: Split, step: float, measured: Rates, *, kno
     return {"floor": each, "over_floor": step / each["step_s"], "rates": asdict(measured)}
 
 
-def _whole_layers(model: pardec.Model, call: Call | ClassCall) -> bool:
+def _whole_layers(model: pardec.Model, call: Call) -> bool:
     """Whether every layer computes all queries of a forward, from whose number its operations then follow."""
     sampler = call.sampler
     return not isinstance(sampler, MaskedSampler) or sampler.cache.layer_reuse(model.language_model.layers) is None
@@ -277,14 +267,14 @@ def _forwards(model: pardec.Model) -> dict[str, int] | None:
     return dict(stack.counts) if isinstance(stack, GraphRunner) else None
 
 
-def _decode(model: pardec.Model, call: Call | ClassCall) -> Finished:
+def _decode(model: pardec.Model, call: Call) -> Finished:
     """Decodes as `generate` does."""
     *_, last = model.run(call, steps=False)
     assert isinstance(last, Finished)
     return last
 
 
-def _same(name: str, tokens: Tensor, finished: Finished, call: Call | ClassCall, dtype: torch.dtype) -> float:
+def _same(name: str, tokens: Tensor, finished: Finished, call: Call, dtype: torch.dtype) -> float:
     """The share of rows in which another loop gives the same tokens: all, in float32.
 
     In a lower precision, matmuls of other shapes round to other logits, and near ties may be decided otherwise.

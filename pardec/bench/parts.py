@@ -13,7 +13,7 @@ takes longer than one without: the two are separate runs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -30,14 +30,11 @@ from pardec.models.plan import Plan
 from pardec.models.stack import Stack
 from pardec.samplers.continuous.loop import ContinuousLoop
 from pardec.samplers.masked.cache.none import NoCache
-from pardec.samplers.masked.contracts import Cache, MaskedSampler
+from pardec.samplers.masked.contracts import Cache
 from pardec.samplers.masked.loop import MaskedLoop
-from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.loop import VerifyLoop
 
-from ..requests.class_images import ClassCall
-from ..requests.continuous import VectorCall
-from ..requests.text import Call
+from ..drivers import Call, driver_of
 from .clock import Clock, timed
 
 PARTS = ("backbone", "head", "draft", "decision", "host")
@@ -133,21 +130,12 @@ class TimedHead:
         return TimedHead(self._head.respaced(steps), self._clock)
 
 
-def split(network: LanguageModel | ContinuousModel, call: Call | ClassCall) -> Split:
+def split(network: Any, call: Call) -> Split:
     """Decodes once with a clock. Raises SpecError for a sampler that decodes the request twice."""
-    clock = Clock(network.device)
-    stack: TimedStack | None = None
-    decode: Callable[[], tuple[int, np.ndarray]]
-    if isinstance(call, VectorCall):
-        assert isinstance(network, ContinuousModel), "prepared for such a model"
-        decode = partial(_continuous, network, call, clock)
-    else:
-        assert isinstance(network, LanguageModel), "prepared for such a model"
-        assert isinstance(call, Call), "of such a model"
-        stack = TimedStack(network.decoder, clock)
-        loop = _verify if isinstance(call.sampler, SpeculativeSampler) else _masked
-        decode = partial(loop, replace(network, decoder=stack), call, clock)
-    (steps, tokens), total = timed(decode, network.device)
+    clock, decode = Clock(network.device), TIMED[driver_of(network).family]
+    stack = TimedStack(network.decoder, clock) if isinstance(network, LanguageModel) else None
+    timed_network = network if stack is None else replace(network, decoder=stack)
+    (steps, tokens), total = timed(partial(decode, timed_network, call, clock), network.device)
     times = clock.seconds
     times["decision"] = times.get("decision", 0.0) + times.pop(_DRAFTING, 0.0)
     seconds = {part: times.get(part, 0.0) for part in PARTS} | {"host": total - sum(times.values())}
@@ -157,7 +145,6 @@ def split(network: LanguageModel | ContinuousModel, call: Call | ClassCall) -> S
 
 def uncached(network: LanguageModel, call: Call) -> tuple[float, tuple[Fed, ...], int]:
     """Seconds of a masked request's first step without a cache, what it fed, and how many rows its head was fed."""
-    assert isinstance(call.sampler, MaskedSampler), "of a masked model"
     stack = TimedStack(network.decoder, Clock(network.device))
     sampler = replace(call.sampler, cache=cast("Cache", NoCache()))
     loop = MaskedLoop(replace(network, decoder=stack), sampler, call.request)
@@ -167,7 +154,6 @@ def uncached(network: LanguageModel, call: Call) -> tuple[float, tuple[Fed, ...]
 
 def _masked(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.ndarray]:
     sampler = call.sampler
-    assert isinstance(sampler, MaskedSampler), "of a masked model"
     if sampler.select.reference_sampler is not None:
         raise SpecError(f"{sampler.spec} decodes twice, and only one decode can be timed", hint="time another sampler")
     loop: Any = MaskedLoop(model, sampler, call.request)
@@ -195,7 +181,6 @@ class _Processing:
 
 def _verify(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.ndarray]:
     sampler = call.sampler
-    assert isinstance(sampler, SpeculativeSampler), "of an autoregressive model"
     draft = clock.stage(sampler.draft, ("propose", "observe"), _DRAFTING)
     sampler = replace(sampler, draft=draft, accept=clock.stage(sampler.accept, ("accept",), "decision"))
     loop: Any = VerifyLoop(model, sampler, call.request)
@@ -222,7 +207,7 @@ def _clock_drafters(loop: VerifyLoop, clock: Clock) -> None:
             state.model = replace(model, decoder=TimedStack(model.decoder, clock, draft=True))
 
 
-def _continuous(network: ContinuousModel, call: VectorCall, clock: Clock) -> tuple[int, np.ndarray]:
+def _continuous(network: ContinuousModel, call: Call, clock: Clock) -> tuple[int, np.ndarray]:
     backbone = cast("Backbone", TimedBackbone(network.backbone, clock))
     timed_network = replace(network, backbone=backbone, head=TimedHead(network.head, clock))
     loop = ContinuousLoop(timed_network, call.sampler, call.request)
@@ -234,3 +219,11 @@ def _continuous(network: ContinuousModel, call: VectorCall, clock: Clock) -> tup
     latents = loop.finished().latents
     assert latents is not None, "tokens are continuous"
     return loop.rounds, latents
+
+
+# Of each family whose decodes are timed in parts: the loop, which returns its steps and its tokens or vectors.
+TIMED: Mapping[str, Callable[[Any, Call, Clock], tuple[int, np.ndarray]]] = {
+    "masked": _masked,
+    "ar": _verify,
+    "continuous": _continuous,
+}

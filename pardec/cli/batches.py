@@ -17,12 +17,11 @@ from typing import Any
 from pardec.samplers.events import Event, Finished, RowFinished, Step
 
 from ..api import Model
+from ..drivers import Call
 from ..io.jsonl import RowsFile, key_of
 from ..io.prompt_files import Item
 from ..requests import cut_answers, empty_answer
-from ..requests.class_images import ClassCall
 from ..requests.line_settings import LineCalls
-from ..requests.text import Call
 from ..result import Result
 from ..result_data import LOGPROB_FIELDS
 from ..views.terminal import Watch
@@ -35,15 +34,13 @@ EVERY_S = 10.0  # seconds between two lines of progress
 class Batches:
     """All prompts of one command: `call` has them as rows, `items` as the user wrote them."""
 
-    def __init__(
-        self, model: Model, call: Call | ClassCall | LineCalls, items: list[Item], *, stream: bool, quiet: bool
-    ) -> None:
+    def __init__(self, model: Model, call: Call | LineCalls, items: list[Item], *, stream: bool, quiet: bool) -> None:
         self.model, self.call, self.items, self.stream, self.quiet = model, call, items, stream, quiet
         self.shows_canvas = stream and not quiet
         self.rows: dict[int, dict[str, Any]] = {}  # by index of the prompt
         self.file: RowsFile | None = None
         self.keys: list[str] = []
-        self.last: tuple[Call | ClassCall, Finished] | None = None
+        self.last: tuple[Call, Finished] | None = None
         self._prints_after = False  # whether texts are printed on a terminal after they were shown decoding
         self.seconds = 0.0
         self.tokens = self.forwards = 0  # of the rows that this run decoded

@@ -21,8 +21,7 @@ from .common import say
 
 if TYPE_CHECKING:
     from ..api import Model
-    from ..requests.class_images import ClassCall
-    from ..requests.text import Call
+    from ..drivers import Call
 
 
 def check(name: str, output: Path | None, prompts: Path | None, *, has_prompt: bool, stream: bool) -> None:
@@ -59,7 +58,7 @@ class Generation:
     items: list[Item]
     arguments: dict[str, Any]  # of `generate`
     batch_size: int
-    loaded: tuple[Model, Call | ClassCall | LineCalls] | None = None
+    loaded: tuple[Model, Call | LineCalls] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "loaded": None}
@@ -78,7 +77,7 @@ class Decoding:
     """The worker: a unit is the index of a prompt, which its row has as "at"."""
 
     model: Model
-    call: Call | ClassCall | LineCalls
+    call: Call | LineCalls
     batch_size: int
 
     def run(self, stream: Sequence[int]) -> Iterator[list[dict[str, Any]]]:

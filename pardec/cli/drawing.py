@@ -21,17 +21,14 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from ..api import Model
-    from ..requests.class_images import ClassCall
-    from ..requests.text import Call
+    from ..drivers import Call
     from ..result import Result
 
 
 class Drawing:
     """The images of one command, with the files and records of each."""
 
-    def __init__(
-        self, model: Model, call: Call | ClassCall, each: Path | None, loaded: dict[str, Any], scale: int
-    ) -> None:
+    def __init__(self, model: Model, call: Call, each: Path | None, loaded: dict[str, Any], scale: int) -> None:
         """`scale`: the factor by which images are enlarged in files."""
         self.model, self.call, self.each, self.loaded, self.scale = model, call, each, loaded, scale
         self.images: list[Image] = []

@@ -18,8 +18,7 @@ from .common import Json, dump, say
 
 if TYPE_CHECKING:
     from ..api import Model
-    from ..requests.class_images import ClassCall
-    from ..requests.text import Call
+    from ..drivers import Call
 
 # arguments of `load` that an image file records
 _RECORDED = ("decoder", "text_encoder", "revision", "quantize", "adapter")
@@ -174,11 +173,11 @@ def _load(name: str, load_arguments: dict[str, Any], *, quiet: bool) -> Model:
     say(model.network.describe(), quiet=quiet)
     if model.imaging is None:
         raise SpecError(f"{model.name} is a text model and draws no images", hint=f'try "pardec generate {name}"')
-    check_drawable(model.network, hint="pass --decoder FILE, or put the {decoder} beside the weights")
+    check_drawable(model, hint="pass --decoder FILE, or put the {decoder} beside the weights")
     return model
 
 
-def _prepare(model: Model, labels: list[Any], of_classes: bool, arguments: dict[str, Any]) -> Call | ClassCall:
+def _prepare(model: Model, labels: list[Any], of_classes: bool, arguments: dict[str, Any]) -> Call:
     from ..requests.images import with_defaults
 
     imaging = model.imaging

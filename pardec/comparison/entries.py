@@ -10,10 +10,11 @@ from pardec.models.errors import SpecError, did_you_mean
 from pardec.samplers.cards import Family
 from pardec.samplers.presets import preset
 from pardec.samplers.registry import resolve
-from pardec.samplers.spec import Part, Policy, Spec, parse
+from pardec.samplers.spec import Policy, Spec, parse
 
+from ..drivers import DRIVERS
 from ..requests.settings import ARGUMENTS as declared
-from ..requests.settings import CLASS_IMAGES, Settings
+from ..requests.settings import Settings
 from ..tasks import Problem, Task
 
 SamplerLike = str | Spec | Policy
@@ -65,11 +66,8 @@ def entries(samplers: Sequence[SamplerLike], arguments: Mapping[str, Any], famil
 
 
 def with_references(requested: Sequence[Entry], family: Family) -> tuple[list[Entry], list[str]]:
-    """The entries linked to their references, followed by the references; and notes on references that are missing.
-
-    Models of continuous vectors and of token maps get none: they sample, and whether vectors are equal says little.
-    """
-    if family in ("continuous", "scales"):
+    """The entries linked to their references, followed by the references; and notes on references that are missing."""
+    if not DRIVERS[family].compares_tokens:
         return list(requested), []
     by_identity = {_identity(entry): entry for entry in requested}
     result, notes = [], []
@@ -78,7 +76,7 @@ def with_references(requested: Sequence[Entry], family: Family) -> tuple[list[En
         if entry.arguments["temperature"]:
             notes.append(f"{entry.sampler}: no agreement and no floor, since it samples")
         else:
-            for role, specs in _references(entry, family).items():
+            for role, specs in DRIVERS[family].references(parse(entry.asked)).items():
                 try:
                     roles[role] = _reference_entry(entry, specs, by_identity, family).sampler
                 except SpecError as error:
@@ -87,24 +85,10 @@ def with_references(requested: Sequence[Entry], family: Family) -> tuple[list[En
     return [*result, *(entry for entry in by_identity.values() if entry.reference)], notes
 
 
-def _references(entry: Entry, family: Family) -> dict[str, tuple[str, ...]]:
-    """For each role the specs that can fill it; the first one is added if none is there.
-
-    Up to the first end token, `sequential` gives the same with and without `eos`. The floor stops as the entry does.
-    """
-    if family == "ar":
-        return {"baseline": ("sequential",)}
-    spec = parse(entry.asked)
-    eos = [part for part in spec.parts if part.name == "eos"]
-    oracle = Spec((Part("oracle"), *eos), spec.cache)
-    return {"floor": (str(oracle),), "baseline": ("sequential+eos", "sequential")}
-
-
 def _entry(sampler: SamplerLike, arguments: Mapping[str, Any], family: Family) -> Entry:
     name = sampler if isinstance(sampler, str) else str(parse(sampler))
-    defaults = CLASS_IMAGES if family in ("continuous", "scales") else None
     passed = {key: value for key, value in arguments.items() if key != "max_new_tokens" or value is not None}
-    settings = Settings.of({**passed, "sampler": name}, defaults)  # adds the arguments of a preset
+    settings = Settings.of({**passed, "sampler": name}, DRIVERS[family].defaults)  # adds the arguments of a preset
     values = {name: getattr(settings, name) for name in ARGUMENTS}
     if "max_new_tokens" not in passed and not _preset_length(name):
         values["max_new_tokens"] = None

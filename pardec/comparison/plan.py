@@ -158,9 +158,8 @@ def _identity(model: Model | str, loading: Loading) -> dict[str, Any]:
         settings = {"dtype": loading.dtype, "revision": loading.revision, "mask_id": loading.mask_id}
         adapter = {} if loading.adapter is None else {"adapter": loading.adapter}
         return {"model": model, **settings, **_quantization(loading.quantize), **adapter}
-    mask_id = None if model.family in ("continuous", "scales") else model.language_model.decoding_config.mask_id
     dtype = str(model.network.dtype).removeprefix("torch.")
-    settings = {"dtype": dtype, "revision": loading.revision, "mask_id": mask_id}
+    settings = {"dtype": dtype, "revision": loading.revision, "mask_id": model.driver.mask_id}
     version = model.network.weights_version
     updated = {"weights_version": version} if version else {}
     return {"model": model.name, **settings, **_quantization(model.quantized), **updated}

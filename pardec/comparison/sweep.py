@@ -11,10 +11,8 @@ from pardec.samplers import registry
 from pardec.samplers.cards import Family, find
 from pardec.samplers.spec import Part, Spec, format_value, parse
 
+from ..drivers import DRIVERS
 from .entries import SamplerLike
-
-_BASE = "threshold"  # masked models are judged against it, and it is swept where a method has no parameter of its own
-_ALWAYS = (_BASE, "fixed")  # in every sweep of a masked model
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ def curves(
     for sampler in samplers:
         name = sampler if isinstance(sampler, str) else str(parse(sampler))
         spec = parse(registry.preset(name).spec if name.startswith("preset:") else sampler)
-        references = _references(spec, family)
+        references = DRIVERS[family].judged_against(spec)
         against = str(references[0]) if references and str(references[0]) != name else None
         if name.startswith("preset:"):
             by_name.setdefault(name, Curve(name, None, (name,), against))
@@ -71,23 +69,12 @@ def settings(some: Iterable[Curve], family: Family, *, sampling: bool = False) -
     return _distinct((sampler for curve in some for sampler in curve.samplers), family, sampling)
 
 
-def _references(spec: Spec, family: Family) -> list[Spec]:
-    """The methods that a spec is judged against, the first of them above all; a rule that ends rows early stays."""
-    if family == "masked":
-        ends = tuple(part for part in spec.parts if part.name == "eos")
-        return [Spec((Part(name), *ends)) for name in _ALWAYS]
-    if family == "continuous":
-        steps = tuple(pair for part in spec.parts for pair in part.params if pair[0] == "steps")
-        return [Spec((Part("mar", steps),))]
-    if family == "scales":
-        return [Spec((Part("sequential"),))]
-    alone = tuple(part for part in spec.parts if find(part.name, "ar").stage != "accept")
-    return [Spec(alone)] if alone and len(alone) < len(spec.parts) else []
-
-
 def _curve(spec: Spec, family: Family, reference: str | None) -> Curve:
-    if family == "masked" and not any(_grid(part, family) for part in spec.parts) and not _selects(spec):
-        spec = replace(spec, parts=(*spec.parts, Part(_BASE)))
+    driver = DRIVERS[family]
+    stages = {find(part.name, family).stage for part in spec.parts}
+    open_ = not any(_grid(part, family) for part in spec.parts) and driver.main_stage not in stages
+    if driver.swept is not None and open_:
+        spec = replace(spec, parts=(*spec.parts, Part(driver.swept)))
         name = str(replace(spec, parts=spec.parts[:-1]))
     else:
         name = str(spec)
@@ -103,10 +90,6 @@ def _grid(part: Part, family: Family) -> Mapping[str, tuple[object, ...]]:
     """The quality parameter of a method with its values; empty without one, or where the spec sets it."""
     grid: Mapping[str, tuple[object, ...]] = find(part.name, family).make.quality_grid
     return {key: values for key, values in grid.items() if key not in dict(part.params)}
-
-
-def _selects(spec: Spec) -> bool:
-    return any(find(part.name, "masked").stage == "select" for part in spec.parts)
 
 
 def _spread(samplers: tuple[str, ...], points: int) -> tuple[str, ...]:

@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pardec.models.scales.contracts import ScaleModel
-from pardec.samplers.registry import resolve
 from pardec.samplers.rng import row_seed
 
+from ..drivers import Call
 from ..environment import processor
 from ..executors.base import describe_error
 from ..io.jsonl import Row
-from ..requests import chat_template, draft_models
-from ..requests.class_images import ClassCall
+from ..requests import chat_template
 from ..requests.cut_answers import is_cut
-from ..requests.text import Call
 from ..result import Result
 from ..tasks import Problem, Task
 from ..tasks.functions import ScoreError
@@ -32,7 +29,7 @@ from .units import Problems, Unit
 if TYPE_CHECKING:
     from ..api import Model
 
-_Ready = tuple[Unit, Call | ClassCall]
+_Ready = tuple[Unit, Call]
 
 # The fields of a row that come from decoding; null where the row failed.
 FIGURES = (
@@ -125,14 +122,14 @@ class Worker:
                     timing["rows"] = len(group)  # the other units join this batch later
                 yield self._row(unit, entry, group[item.index][1], item.result, timing | {"waits": serving.waits})
 
-    def _call(self, entry: Entry, unit: Unit) -> Call | ClassCall:
+    def _call(self, entry: Entry, unit: Unit) -> Call:
         problem, task = self.job.problems[unit.task][unit.index], self.job.tasks[unit.task]
         text = chat_template.as_message(problem.prompt) if self.chat else problem.prompt
         prompt = {"prompt": [text]} if problem.label is None else {"label": [problem.label]}
         seeds = [row_seed(unit.seed, unit.index)]
         return self.model.prepare(**prompt, sampler=entry.asked, seed=seeds, **entry.arguments_for(task, problem))
 
-    def _row(self, unit: Unit, entry: Entry, call: Call | ClassCall, result: Result, timing: Mapping[str, Any]) -> Row:
+    def _row(self, unit: Unit, entry: Entry, call: Call, result: Result, timing: Mapping[str, Any]) -> Row:
         memory = self.peak.read()
         problem, text = self.job.problems[unit.task][unit.index], result.text[0] if result.text else None
         task = self.job.tasks[unit.task]
@@ -151,7 +148,7 @@ class Worker:
         figures = {
             "text": text,
             **ending,
-            "cut": isinstance(call, Call) and is_cut(ending, call.settings),
+            "cut": is_cut(ending, call.settings),
             "chat": self._template(problem),
             "nfe": result.nfe[0],
             "nfe_to_end": max(steps, default=-1) + 1 if result.sides is None else result.nfe[0],
@@ -193,13 +190,8 @@ class Worker:
 
     def _cost_ratio(self, entry: Entry) -> float | None:
         """The cost of a forward of the sampler's drafter, as the drafter states it; None if it does not."""
-        network = self.model.network
-        if entry.sampler not in self.costs and isinstance(network, ScaleModel):
-            refiner = draft_models.for_scales(resolve(entry.asked, "scales"), network)
-            self.costs[entry.sampler] = None if refiner is None else refiner.parameters / network.parameters
         if entry.sampler not in self.costs:
-            sampler, target = resolve(entry.asked, "ar"), self.model.language_model
-            self.costs[entry.sampler] = sampler.draft.cost_ratio(target, draft_models.for_text(sampler, target))
+            self.costs[entry.sampler] = self.model.driver.cost_ratio(entry.asked)
         return self.costs[entry.sampler]
 
     def _error_row(self, unit: Unit, error: Exception) -> Row:

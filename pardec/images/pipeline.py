@@ -24,9 +24,8 @@ from pardec.samplers.spec import Policy, Spec
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from ..api import Model, load
-from ..requests.class_images import ClassCall
+from ..drivers import Call
 from ..requests.images import check_drawable, enlarged, size_and_scale, with_defaults
-from ..requests.text import Call
 from ..result import Result
 from ..views.unfinished import Codes, decodable, to_grid, unfinished
 
@@ -195,7 +194,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
             raise SpecError(f"output_type {output_type!r} is unknown", hint=f"it is one of {', '.join(_TYPES)}")
         if output_type != "latent":
             hint = 'load it with decoder=FILE, its {decoder}, or set output_type="latent"'
-            check_drawable(self.model.network, hint=hint)
+            check_drawable(self.model, hint=hint)
         if prompt_attention_mask is not None:
             prompt_embeds = _unpadded(prompt_embeds, prompt_attention_mask)
         if num_inference_steps is not None:
@@ -204,8 +203,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         request |= {"cfg": guidance_scale, "cfg_interval": cfg_interval, "negative_prompt": negative_prompt}
         request |= {"label": class_labels, "prompt_embeds": prompt_embeds, "num_images": num_images_per_prompt}
         arguments = with_defaults(self.imaging, {name: value for name, value in request.items() if value is not None})
-        least = 0 if self.model.family == "scales" else 1
-        if arguments.get("cfg") is not None and arguments["cfg"] <= least:
+        if arguments.get("cfg") is not None and arguments["cfg"] <= self.model.driver.least_cfg:
             arguments["cfg"] = None
         scale = 1
         if output_type != "latent" or self.imaging.sizes is not None:
@@ -232,14 +230,15 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
 
     def _in_steps(self, steps: int, sampler: object) -> str:
         """The spec for `num_inference_steps`."""
-        if self.model.family != "continuous" or sampler is not None:
+        spec: str | None = self.model.driver.in_steps(steps)
+        if spec is None or sampler is not None:
             why = "the tokens of this model are ids" if sampler is None else "a sampler is given as well"
             raise SpecError(f"num_inference_steps={steps} is for mar, and {why}", hint="set the steps in sampler=")
-        return f"mar:steps={steps}"
+        return spec
 
-    def _seeded(self, prompt: Any, arguments: dict[str, Any], generator: Any) -> Call | ClassCall:
+    def _seeded(self, prompt: Any, arguments: dict[str, Any], generator: Any) -> Call:
         """The request, each row with a seed from the generators."""
-        call: Call | ClassCall = self.model.prepare(prompt, **arguments)
+        call: Call = self.model.prepare(prompt, **arguments)
         rows = len(call.seeds)
         if isinstance(generator, (list, tuple)):
             if len(generator) != rows:

@@ -6,16 +6,15 @@ from pathlib import Path
 
 from pardec.models.errors import SpecError, one_line
 from pardec.models.model import LanguageModel
-from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 
-def read(sampler: MaskedSampler | SpeculativeSampler, model: LanguageModel) -> tuple[int, ...] | None:
+def read(sampler: SpeculativeSampler, model: LanguageModel) -> tuple[int, ...] | None:
     """The tokens of the file that the sampler names; None where it names none.
 
     Raises SpecError for a file that cannot be read or is empty, and for a model without a tokenizer.
     """
-    texts = sampler.texts if isinstance(sampler, SpeculativeSampler) else None
+    texts = sampler.texts
     if texts is None or texts.needed_corpus is None:
         return None
     file = Path(texts.needed_corpus)

@@ -14,8 +14,8 @@ def is_cut(row: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
         settings: of its call: `max_new_tokens`, and the `stop_ids`; without any, the length is what was asked for.
     """
     length = len(row["tokens"])
-    whole = row["finish"] == "length" and length == row["generated"] == settings["max_new_tokens"]
-    return whole and bool(settings["stop_ids"])
+    ends = bool(settings.get("stop_ids"))  # images have none
+    return ends and row["finish"] == "length" and length == row["generated"] == settings["max_new_tokens"]
 
 
 def sentence(cut: int, rows: int, tokens: int | None) -> str:

@@ -15,7 +15,6 @@ from pardec.models.other_device import for_device
 from pardec.models.scales.contracts import ScaleModel
 from pardec.models.trimmed import read_ids, trimmed
 from pardec.samplers.continuous.contracts import ContinuousSampler
-from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.scales.contracts import ScaleSampler
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
@@ -62,10 +61,8 @@ def draft_module(wanted: ModuleName, target: LanguageModel) -> DraftModule:
     return modules[wanted]
 
 
-def for_text(sampler: MaskedSampler | SpeculativeSampler, target: LanguageModel) -> LanguageModel | DraftModule | None:
+def for_text(sampler: SpeculativeSampler, target: LanguageModel) -> LanguageModel | DraftModule | None:
     """What the drafter names, on the target's device and in its dtype; None where it names nothing."""
-    if not isinstance(sampler, SpeculativeSampler):
-        return None
     if (wanted := sampler.draft.needed_module) is not None:
         return draft_module(wanted, target)
     name = sampler.draft.needed_model

@@ -10,11 +10,9 @@ import torch
 from PIL.Image import Image, Resampling, fromarray
 from torch import Tensor
 
-from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.images.contracts import Condition
 from pardec.models.images.vq import to_images
-from pardec.models.scales.contracts import ScaleModel
 from pardec.samplers.presets import preset
 
 from .argument import Takes
@@ -23,8 +21,10 @@ from .settings import MAX_NEW_TOKENS, Settings, repeat_each
 
 if TYPE_CHECKING:
     from pardec.models.images.conditioned import Prefix
-    from pardec.models.images.contracts import CodeImaging, Imaging
+    from pardec.models.images.contracts import CodeImaging, ImageModel, Imaging
     from pardec.models.model import LanguageModel
+
+    from ..engine import Engine
 
 _I = TypeVar("_I", bound="Imaging")
 _SHAPING = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
@@ -125,12 +125,11 @@ def with_defaults(imaging: Imaging, arguments: Mapping[str, Any]) -> dict[str, A
     return {**defaults, **arguments}
 
 
-def check_drawable(model: LanguageModel | ContinuousModel | ScaleModel, *, hint: str) -> None:
+def check_drawable(model: Engine, *, hint: str) -> None:
     """Raises ModelError without a decoder to images; {decoder} in `hint` is replaced by the name of what is missing."""
     assert model.imaging is not None, "an image model"
     if not model.imaging.can_decode:
-        continuous = isinstance(model, ContinuousModel)
-        decoder, tokens = ("autoencoder", "vectors") if continuous else ("image tokenizer", "codes")
+        decoder, tokens = model.driver.image_decoder, model.driver.image_tokens
         message = f"{model.name} has no {decoder}, so its {tokens} cannot be decoded to images"
         raise ModelError(message, hint.replace("{decoder}", decoder))
 
@@ -219,7 +218,7 @@ def labels(name: str, classes: int, prompt: Any, settings: Settings, *, least: i
     return labels
 
 
-def captions(model: LanguageModel | ContinuousModel, prompt: Any, settings: Settings) -> list[Condition]:
+def captions(model: LanguageModel | ImageModel, prompt: Any, settings: Settings) -> list[Condition]:
     """The captions requested of a model, or features of them, each with its negative prompt.
 
     Raises:
@@ -228,7 +227,7 @@ def captions(model: LanguageModel | ContinuousModel, prompt: Any, settings: Sett
     return _with_negative(_captions(model, prompt, settings), settings)
 
 
-def _captions(model: LanguageModel | ContinuousModel, prompt: Any, settings: Settings) -> list[Condition]:
+def _captions(model: LanguageModel | ImageModel, prompt: Any, settings: Settings) -> list[Condition]:
     if settings.label is not None:
         raise SpecError(f"{model.name} draws captions and has no classes", hint="pass a prompt in place of label")
     if prompt is not None and settings.prompt_embeds is not None:

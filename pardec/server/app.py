@@ -148,9 +148,8 @@ class Server:
 
     def _card(self, name: str) -> dict[str, Any]:
         kind = self.model.imaging.kind if self.model.imaging is not None else "text"
-        length = None if self.model.family in ("continuous", "scales") else self.model.language_model.max_positions
         card = {"id": name, "object": "model", "created": self.created, "owned_by": "pardec"}
-        return {**card, "family": self.model.family, "draws": kind, "max_model_len": length}
+        return {**card, "family": self.model.family, "draws": kind, "max_model_len": self.model.network.max_positions}
 
     # --- text ---
 

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import PardecError, SpecError
 
 from ..result import Result
 from .queue import QueuedRow
-from .running import Cost, Ended, RunningBatch, TokenBatch, start_batch
+from .running import Cost, Ended, RunningBatch
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -153,7 +153,7 @@ class Serving(Iterator[Served]):
             return None
         if self._sampler is None:
             self._sampler = row.call.sampler
-        return replace(row, call=replace(cast("Any", row.call), sampler=self._sampler))  # whose state all rows share
+        return replace(row, call=replace(row.call, sampler=self._sampler))  # whose state all rows share
 
     # --- decoding ---
 
@@ -170,7 +170,7 @@ class Serving(Iterator[Served]):
         """A batch, from its first rows until nothing is left that can join it; where it fails, its rows each alone."""
         pending = list(rows)  # admitted, and not yielded
         try:
-            with closing(start_batch(self.model, rows)) as running:
+            with closing(self.model.driver.batch(self.model, rows)) as running:
                 for row, served in self._advance(running, pending, None if alone else rows[0].kind):
                     pending.remove(row)
                     yield served
@@ -191,7 +191,7 @@ class Serving(Iterator[Served]):
         while running.live:
             yield from _served(running.advance())
             self.waits = running.waits
-            if isinstance(running, TokenBatch) and running.joinable and kind is not None:
+            if running.joinable and kind is not None:
                 while len(running.free) and (more := self._next_rows(len(running.free), kind)):
                     pending += more
                     yield from _served(running.join(more))

@@ -15,11 +15,10 @@ from pardec.samplers.request import Allowed, Request
 from pardec.samplers.rng import JoinableSource, row_seed, row_seeds
 
 from ..io.prompt_files import PER_PROMPT
-from ..requests.class_images import ClassCall
 from ..requests.settings import Settings
-from ..requests.text import Call, usual_block
 
 if TYPE_CHECKING:
+    from ..drivers import Call
     from ..engine import Engine
 
 _NOT_SHARED = ("input_ids", "label", "prompt_embeds", "num_images", "source", "callback")
@@ -30,15 +29,14 @@ class QueuedRow:
     """One queued row, checked: the call that decodes it alone, and its request within a batch."""
 
     index: int
-    call: Call | ClassCall
+    call: Call
     request: Any
     sample: int = 0  # index among the prompt's return sequences
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """Rows of one kind can share a batch."""
-        kind: tuple[Any, ...] = (self.call if isinstance(self.call, ClassCall) else self.request).kind
-        return kind
+        return self.call.batch_key(self.request)
 
 
 class Prompts(Iterator[QueuedRow]):
@@ -63,8 +61,8 @@ class Prompts(Iterator[QueuedRow]):
         self._prompts = enumerate(prompts)
         self._samples = settings.num_return_sequences
         self._ready: deque[QueuedRow] = deque()  # further rows of the latest prompt
-        self._seed, self._grows = int(settings.seed), blocks_grow(model, settings)
-        self._block = min(usual_block(model.language_model), settings.max_new_tokens) if self._grows else 0
+        self._seed, block = int(settings.seed), model.driver.batch_block(settings)
+        self._block = None if block is None else min(block, settings.max_new_tokens)
 
     def __next__(self) -> QueuedRow:
         if not self._ready:
@@ -80,32 +78,24 @@ class Prompts(Iterator[QueuedRow]):
         else:
             seeds = [seed] if count == 1 else list(row_seeds(seed, count))
         try:
-            call: Any = self.model.prepare(**{**self.arguments, **fields, "seed": seeds})
+            call = self.model.prepare(**{**self.arguments, **fields, "seed": seeds})
         except SpecError as error:
             raise SpecError(f"prompt {index} of serve_batch: {error.message}", hint=error.hint) from error
         for sample in range(count):
             row = call if count == 1 else call.take([sample])
-            request = row.request
-            if self._grows:
-                request = replace(request, block_length=max(request.block_length, self._block))
-            yield QueuedRow(index, row, request, sample=sample)
+            yield QueuedRow(index, row, _in_blocks(row.request, self._block), sample=sample)
 
 
-def blocks_grow(model: Engine, settings: Settings) -> bool:
-    """Whether a request decodes the same in longer blocks, as a row does that ends before its block."""
-    if model.family != "masked" or model.language_model.decoding_config.attention == "block-causal":
-        return False
-    return settings.block_length is None and settings.block_align == "prompt"
-
-
-def queued_rows(model: Engine, call: Call | ClassCall, settings: Settings) -> list[QueuedRow]:
+def queued_rows(model: Engine, call: Call, settings: Settings) -> list[QueuedRow]:
     """The rows of a call one by one, so that they share batches with those of other calls, of any length."""
-    grows, rows = blocks_grow(model, settings), []
-    for row in range(len(call.seeds)):
-        one: Any = call.take([row])
-        length = {"block_length": max(one.request.block_length, usual_block(model.language_model))} if grows else {}
-        rows.append(QueuedRow(row, one, replace(one.request, **length)))
-    return rows
+    block = model.driver.batch_block(settings)
+    rows = (call.take([row]) for row in range(len(call.seeds)))
+    return [QueuedRow(at, row, _in_blocks(row.request, block)) for at, row in enumerate(rows)]
+
+
+def _in_blocks(request: Any, block: int | None) -> Any:
+    """The request in blocks of at least this length."""
+    return request if block is None else replace(request, block_length=max(request.block_length, block))
 
 
 def _fields(index: int, item: Any) -> dict[str, Any]:

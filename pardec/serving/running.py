@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from pardec.samplers.batching import add_rows
-from pardec.samplers.continuous.contracts import ContinuousSampler
 from pardec.samplers.events import Event, Finished, RowFinished, Step
-from pardec.samplers.masked.loop import MaskedLoop
-from pardec.samplers.scales.contracts import ScaleSampler
-from pardec.samplers.speculative.contracts import SpeculativeSampler
-from pardec.samplers.speculative.loop import VerifyLoop
 
 from ..result import Result
 from ..result_data import one_row
@@ -25,10 +20,13 @@ from .queue import QueuedRow, merge_requests
 
 if TYPE_CHECKING:
     from pardec.samplers.logprobs import TokenLogprobs
+    from pardec.samplers.masked.loop import MaskedLoop
+    from pardec.samplers.speculative.loop import VerifyLoop
 
+    from ..drivers.text import TextDriver
     from ..engine import Engine
 
-Loop = MaskedLoop | VerifyLoop
+    Loop = MaskedLoop | VerifyLoop
 Ended = list[tuple[QueuedRow, Result]]  # finished rows, each with its result of one row
 
 
@@ -61,16 +59,19 @@ class Progress:
 
 
 class TokenBatch:
-    """Rows of discrete tokens. Close it in the end, so that its memory is freed at once.
+    """Rows of discrete tokens, which others can join. Close it in the end, so that its memory is freed at once.
 
     Attributes:
         waits: why no rows can join; None where they can, and before the first forward.
         free: [n] slots of finished rows.
         intact: False where rows were being moved in when an error came.
+        gives_slots: whether the slot of a dropped row is free at once.
     """
 
-    def __init__(self, model: Engine, rows: Sequence[QueuedRow]) -> None:
-        self.model, self.cost = model, Cost(len(rows))
+    gives_slots = True
+
+    def __init__(self, model: Engine, driver: TextDriver, rows: Sequence[QueuedRow]) -> None:
+        self.model, self._driver, self.cost = model, driver, Cost(len(rows))
         self.waits: str | None = None
         self.intact = True
         self.free = np.zeros(0, dtype=np.int64)
@@ -105,16 +106,16 @@ class TokenBatch:
         return ended + self._finished(self._loop)
 
     def join(self, rows: Sequence[QueuedRow]) -> Ended:
-        """Takes these rows in, of the kind of the others, where `waits` is None; those that are finished at once."""
+        """Takes these rows in, of the kind of the others, where it is `joinable`; those that are finished at once."""
         self.cost.rows += len(rows)
         now = self.cost.seconds
         with self.cost.timing():
             other = self._start(rows, self._loop)
         try:
             ended = self._ended(other, rows, now)
-            if isinstance(other, VerifyLoop) and len(other.rows):
+            if self._driver.feeds_prompts and len(other.rows):
                 with self.cost.timing():
-                    self._forward(other)  # their prompts
+                    self._forward(other)
                 ended += self._ended(other, rows, now)
             if len(other.rows):
                 with self.cost.timing():
@@ -139,22 +140,12 @@ class TokenBatch:
             self.free = self.free[:0]
 
     def progress(self) -> Iterator[tuple[QueuedRow, Progress]]:
-        """How far each live row is."""
+        """How far each live row is; nothing where no part of a row is final before its end."""
         loop = self._loop
         for at, index in enumerate(loop.rows.tolist()):
-            if at in self.free:
-                continue
-            logprobs = None if loop.logprobs is None else partial(loop.logprobs.row, at)
-            if isinstance(loop, VerifyLoop):
-                text = loop.text
-                tokens, end = text.host[at, : text.limit[at]], int(text.length[at])
-                progress = Progress(tokens, np.arange(len(tokens)) >= end, end, int(text.nfe[at]), logprobs)
-            else:
-                canvas = loop.canvas
-                total, settled, nfe = int(canvas.total[at]), int(canvas.settled[at]), int(canvas.nfe[at])
-                tokens, open_ = canvas.tokens_host[at, :total], canvas.open_host[at, :total]
-                progress = Progress(tokens, open_, settled, nfe, logprobs)
-            yield self._rows[index], progress
+            if at not in self.free:
+                logprobs = None if loop.logprobs is None else partial(loop.logprobs.row, at)
+                yield self._rows[index], replace(self._driver.progress(loop, at), logprobs=logprobs)
 
     def close(self) -> None:
         """Frees the memory."""
@@ -164,22 +155,13 @@ class TokenBatch:
         """A loop for these rows, made to join the `running` one where there is one."""
         for row in rows:
             self.model.check_weights_unchanged(row.call.weights_version)
-        request, network = merge_requests(rows), self.model.language_model
-        if isinstance(self._sampler, SpeculativeSampler):
-            return VerifyLoop(network, self._sampler, request)
-        columns = running.canvas.length if isinstance(running, MaskedLoop) else 0
-        return MaskedLoop(network, self._sampler, request, columns=columns)
+        return self._driver.start(self._sampler, merge_requests(rows), running)
 
     def _forward(self, loop: Loop) -> None:
         """Runs one forward of these rows and adds its cost."""
         self.model.check_weights_unchanged(self._version)
         self.cost.forwards += 1
-        if isinstance(loop, VerifyLoop):
-            before = loop.forward.padded
-            loop.round()
-            self.cost.padding += (loop.forward.padded - before) * loop.forward.cache.copies
-        else:
-            loop.step()
+        self.cost.padding += self._driver.step(loop)
 
     def _finished(self, loop: Loop) -> Ended:
         """The rows of the batch that are over; their slots become free."""
@@ -214,13 +196,14 @@ class TokenBatch:
 class WholeBatch:
     """Rows of one loop that none can join, and which leave together."""
 
-    waits: str
-    joinable = intact = False
+    joinable = gives_slots = intact = False
+    free = np.zeros(0, dtype=np.int64)
 
-    def __init__(self, model: Engine, rows: Sequence[QueuedRow]) -> None:
-        first: Any = rows[0].call
+    def __init__(self, model: Engine, rows: Sequence[QueuedRow], request: Any, waits: str) -> None:
+        """`request` has all of these rows."""
         self.model, self.cost, self.rows = model, Cost(len(rows)), list(rows)
-        self.call = replace(first, request=self._merged(rows)).seeded([row.call.seeds[0] for row in rows])
+        self.waits: str | None = waits
+        self.call = replace(rows[0].call, request=request).seeded([row.call.seeds[0] for row in rows])
         self.live = list(rows)
         self._events = cast("Generator[Event, None, None]", model.run(self.call))
 
@@ -235,57 +218,19 @@ class WholeBatch:
         wanted, self.live = {id(row) for row in self.live}, []
         return [(row, one_row(whole, slot)) for slot, row in enumerate(self.rows) if id(row) in wanted]
 
+    def join(self, rows: Sequence[QueuedRow]) -> Ended:
+        raise RuntimeError("no row can join")
+
     def drop(self, rows: Sequence[QueuedRow]) -> None:
-        """Forgets rows that nobody waits for any more; ends where none is left."""
+        """Forgets these rows; ends where none is left."""
         gone = {id(row) for row in rows}
         self.live = [row for row in self.live if id(row) not in gone]
 
     def progress(self) -> Iterator[tuple[QueuedRow, Progress]]:
-        """None: a vector is no text, and no text of a pass is final before its end."""
         return iter(())
 
     def close(self) -> None:
-        """Frees the memory."""
         self._events.close()
-
-    def _merged(self, rows: Sequence[QueuedRow]) -> Any:
-        """One request for all of these rows."""
-        raise NotImplementedError
-
-
-class VectorBatch(WholeBatch):
-    """Images with continuous tokens."""
-
-    waits = "images with continuous tokens are generated a whole batch at a time"
-
-    def _merged(self, rows: Sequence[QueuedRow]) -> Any:
-        first, *others = (cast("Any", row.call).request for row in rows)
-        return first.join(others)
-
-
-class MapBatch(VectorBatch):
-    """Images of token maps."""
-
-    waits = "images of token maps are generated a whole batch at a time"
-
-
-class PassBatch(WholeBatch):
-    """Texts that come from one pass over their prompt."""
-
-    waits = "texts that come from one pass over their prompt are written a whole batch at a time"
-
-    def _merged(self, rows: Sequence[QueuedRow]) -> Any:
-        return merge_requests(rows)
 
 
 RunningBatch = TokenBatch | WholeBatch
-
-
-def start_batch(model: Engine, rows: Sequence[QueuedRow]) -> RunningBatch:
-    """A batch of these rows, of one kind and one sampler."""
-    sampler = rows[0].call.sampler
-    if isinstance(sampler, ContinuousSampler | ScaleSampler):
-        return (VectorBatch if isinstance(sampler, ContinuousSampler) else MapBatch)(model, rows)
-    if isinstance(sampler, SpeculativeSampler) and sampler.texts is not None:
-        return PassBatch(model, rows)
-    return TokenBatch(model, rows)

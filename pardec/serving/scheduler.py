@@ -20,7 +20,7 @@ from pardec.models.parallel.threads import using
 from ..memory import memory_errors
 from ..result import Result
 from .queue import QueuedRow
-from .running import Ended, Progress, RunningBatch, TokenBatch, start_batch
+from .running import Ended, Progress, RunningBatch
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -179,7 +179,8 @@ class Scheduler:
         others = [
             (owners[id(other.owner)], not other.listener.wants_progress, at, other)
             for at, other in enumerate(self._jobs.values())
-            if isinstance(self._batches.get(other.kind), TokenBatch)
+            if (batch := self._batches.get(other.kind)) is not None
+            and batch.gives_slots
             and (owners[id(other.owner)] > 1 or (new and clients[other.client] > 1))
         ]
         if not others:
@@ -203,9 +204,8 @@ class Scheduler:
             with self._guard(rows):
                 if batch is None:
                     least = min((self._spent[each] for each in self._batches), default=0.0)
-                    self._batches[kind], self._spent[kind] = start_batch(self.model, rows), least
+                    self._batches[kind], self._spent[kind] = self.model.driver.batch(self.model, rows), least
                 else:
-                    assert isinstance(batch, TokenBatch), "others take no rows"
                     before = batch.cost.forwards
                     self._report(batch.join(rows))
                     self.forwards += batch.cost.forwards - before

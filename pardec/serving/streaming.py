@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pardec.samplers.events import Event, RowFinished, Started, Step
 
-from ..requests.class_images import ClassCall
 from ..requests.stop_strings import is_byte
-from ..requests.text import Call
+
+if TYPE_CHECKING:
+    from ..drivers import Call
 
 _BROKEN = "\ufffd"  # replaces bytes that do not form a character yet
 
@@ -24,7 +25,7 @@ _BROKEN = "\ufffd"  # replaces bytes that do not form a character yet
 class RowText:
     """The final text of one row, as its tokens are committed."""
 
-    def __init__(self, tokenizer: Any, call: Call | ClassCall, row: int, open_: np.ndarray) -> None:
+    def __init__(self, tokenizer: Any, call: Call, row: int, open_: np.ndarray) -> None:
         """`open_` [>= L] bool: the positions that were open before the first forward."""
         self.tokenizer, self.open = tokenizer, open_
         self.prompt, self.stop_ids, self.stops = call.prompts[row], call.stop_ids, call.stops(row)
@@ -70,7 +71,7 @@ class RowText:
 class Texts:
     """Adds text to the events of one request: call it with every event, in order."""
 
-    def __init__(self, tokenizer: Any, call: Call | ClassCall) -> None:
+    def __init__(self, tokenizer: Any, call: Call) -> None:
         self.tokenizer, self.call = tokenizer, call
         self.rows: list[RowText] = []
 
@@ -85,10 +86,15 @@ class Texts:
             return replace(event, text=tuple(self.rows[row].new(tokens, settled) for row, tokens, settled in each))
         elif isinstance(event, RowFinished):
             tokens, _ = self.call.generated(event.row, event.tokens.tolist())
-            text, stops = decoded(self.tokenizer, tokens), self.call.stops(event.row)
-            text = text if stops is None else stops.cut(text)
+            text = answer(self.tokenizer, self.call, event.row, tokens)
             return replace(event, text=self.rows[event.row].rest(text))
         return event
+
+
+def answer(tokenizer: Any, call: Call, row: int, tokens: list[int]) -> str:
+    """The text of a row that has ended, cut before its stop string."""
+    text, stops = decoded(tokenizer, tokens), call.stops(row)
+    return text if stops is None else stops.cut(text)
 
 
 def decoded(tokenizer: Any, tokens: list[int]) -> str:

@@ -13,7 +13,7 @@ from pardec.models.model import LanguageModel
 from pardec.samplers.spec import Part, Spec, parse
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
-from ..requests.text import Call
+from ..drivers import Call
 from .exits import Exit, ExitRanks, exit_ranks
 from .machine import Machine
 from .measure import measured
@@ -120,8 +120,6 @@ def simulate(
             f"{model.name} is no autoregressive model", hint="schedules are of rounds that draft and verify"
         )
     call = model.prepare(prompts, sampler=sampler, **arguments)
-    assert isinstance(call, Call), "of an autoregressive model"
-    assert isinstance(call.sampler, SpeculativeSampler), "of an autoregressive model"
     spec = parse(call.sampler.spec)
     chosen = _schedules(spec, schedules)
     _check(call.sampler, spec, chosen)
@@ -189,7 +187,6 @@ def _check(sampler: SpeculativeSampler, spec: Spec, schedules: Sequence[str]) ->
 def _setting(
     machine: Machine, target: LanguageModel, draft: LanguageModel | DraftModule | None, call: Call, parallel: int
 ) -> Setting:
-    assert isinstance(call.sampler, SpeculativeSampler)
     states = call.sampler.draft.target_states(call.request) if isinstance(draft, DraftModule) else None
     layers = draft.layers if isinstance(draft, LanguageModel) else _module_layers(draft)
     return Setting(

@@ -127,11 +127,10 @@ def _generator(name: str) -> Generator:
 
 def network_of(model: pardec.Model) -> LanguageModel:
     """Its language model. Raises SpecError for a model of vectors, and for one that fills masks."""
-    if not isinstance(model.network, LanguageModel):
-        raise SpecError(f"{model.name} samples vectors", hint="name a target whose tokens are ids")
-    if model.network.decoding_config.masked:
-        raise SpecError(f"{model.name} fills masks, for which nothing drafts", hint="name an autoregressive target")
-    return model.network
+    if model.family != "ar":
+        does = f"draws {model.driver.drawn}" if model.driver.drawn else "fills masks"
+        raise SpecError(f"{model.name} {does}, for which nothing drafts", hint="name an autoregressive target")
+    return model.language_model
 
 
 def chat_ids(model: pardec.Model, text: str) -> list[int]:

@@ -22,9 +22,9 @@ from gpu_runs.shapes import CAUSAL, MASKED, eager_and_captured
 from pardec.bench.clock import settle
 from pardec.bench.decode import prepare
 from pardec.bench.rivals import rivals
+from pardec.drivers import Call
 from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.kernels.matmul import matmul
-from pardec.requests.text import Call
 from pardec.samplers.events import Step
 
 _TIMES = 2
@@ -58,9 +58,7 @@ def run(report: Report) -> None:
 
 
 def prepared(loaded: pardec.Model, spec: str, batch: int, prompt: int, new: int) -> Call:
-    call = prepare(loaded, spec, batch, prompt, new, new if loaded.family == "masked" else None)
-    assert isinstance(call, Call), "of text"
-    return call
+    return prepare(loaded, spec, batch, prompt, new, new if loaded.family == "masked" else None)
 
 
 def timed(loaded: pardec.Model, spec: str, batch: int, prompt: int, new: int) -> dict[str, Any]:

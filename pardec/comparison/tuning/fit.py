@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pardec.models.errors import ModelError, SpecError
 from pardec.samplers.cards import Family
 from pardec.samplers.registry import resolve
-from pardec.samplers.speculative.contracts import SpeculativeSampler
 
+from ...drivers import DRIVERS
 from ...requests.settings import Settings
 from ..plan import Loading, family_of
 from .space import Candidate, Space
@@ -92,17 +92,15 @@ class Fit:
         if self.model is None:
             settings = Settings.of(arguments)
             return resolve(settings.sampler, self.family, sampling=settings.temperature > 0)
-        sampler: Any = self.model.prepare("a", **arguments).sampler
-        if isinstance(sampler, SpeculativeSampler):
-            sampler.width(self.model.language_model)  # raises if the drafter does not support the model
+        sampler = self.model.prepare("a", **arguments).sampler
+        self.model.driver.check_drafts(sampler)
         return sampler
 
 
 def _refuse_class_images(name: str, family: Family) -> None:
-    examples = {"continuous": "-s mar:steps=16 -s mar:steps=64", "scales": "-s sequential -s code:refiner=NAME"}
-    if family in examples:
+    driver = DRIVERS[family]
+    if driver.main_stage is None:
         raise SpecError(
-            f"{name} draws {'vectors' if family == 'continuous' else 'token maps'}, and tune searches samplers of "
-            "token sequences",
-            hint=f"compare its samplers: pardec compare MODEL --task classes {examples[family]}",
+            f"{name} draws {driver.drawn}, and tune searches samplers of token sequences",
+            hint=f"compare its samplers: pardec compare MODEL --task classes {driver.compared}",
         )

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from pardec.samplers import registry
 from pardec.samplers.spec import Part, Spec, parse
 
-if TYPE_CHECKING:
-    from pardec.samplers.registry import Card
+from ...drivers import DRIVERS
 
-MAIN = {"masked": "select", "ar": "draft"}  # the main stage of a family's samplers
+if TYPE_CHECKING:
+    from pardec.samplers.cards import Card, Family
+
 # A proposer changes the meaning of scores and thus of every threshold; it is tried in presets only. Several texts of a
 # pass are no answer that could be compared with one.
 _EXCLUDED = {"propose", "texts"}
@@ -52,7 +53,7 @@ class Space:
     """
 
     resolve: Resolve
-    family: str
+    family: Family
     default: str  # the family's default spec, shortened; every candidate has its parts of other than the main stage
     baseline: str  # the exact spec, which is not a candidate
     # Specs of caches, may include "none". None: all of masked models; those of autoregressive ones change what a model
@@ -61,6 +62,10 @@ class Space:
     mix_caches: bool = True  # False: try each cache once, with the default, since it cannot change the cost
     blocks: Sequence[int | None] = (None,)
     cards: Mapping[str, Card] = field(init=False)
+
+    @property
+    def main_stage(self) -> str | None:
+        return DRIVERS[self.family].main_stage
 
     def __post_init__(self) -> None:
         own = (card for card in registry.cards() if card.family == self.family)
@@ -101,7 +106,7 @@ class Space:
     def base(self) -> tuple[Part, ...]:
         """The parts of the default outside its main stage, such as `eos`."""
         parts = parse(self.default).parts
-        return tuple(part for part in parts if self.cards[part.name].stage != MAIN[self.family])
+        return tuple(part for part in parts if self.cards[part.name].stage != self.main_stage)
 
     @property
     def exact(self) -> Candidate:
@@ -113,7 +118,7 @@ class Space:
     def _all_specs(self, rng: random.Random) -> Iterator[Spec]:
         default, caches = parse(self.default), self._caches()
         methods = [self.settings(name) for name, card in self.cards.items() if self._is_searched(card)]
-        main = next(part.name for part in default.parts if self.cards[part.name].stage == MAIN[self.family])
+        main = next(part.name for part in default.parts if self.cards[part.name].stage == self.main_stage)
         yield from (replace(default, cache=cache) for cache in caches[:1])
         # Strict settings of the default's own method come first, since they are the most likely to keep the quality.
         yield from (self._with_base(setting, cache=caches[0]) for setting in self.settings(main))
@@ -143,7 +148,7 @@ class Space:
         for name, card in self.cards.items():
             if self._is_searched(card):
                 stages.setdefault(card.stage, []).append(self.settings(name))
-        main, caches = MAIN[self.family], self._caches()
+        main, caches = self.main_stage, self._caches()
         while True:
             mix = [s for s in stages if s == main or rng.random() < _MIX_PROBABILITY]
             parts = [rng.choice(rng.choice(stages[stage])) for stage in mix]
@@ -173,7 +178,7 @@ class Space:
             spec = shorter
         for part in spec.parts:
             others = tuple(other for other in spec.parts if other != part)
-            if self.cards[part.name].stage != MAIN[self.family] and is_same(replace(spec, parts=others)):
+            if self.cards[part.name].stage != self.main_stage and is_same(replace(spec, parts=others)):
                 spec = replace(spec, parts=others)
         for part in spec.every:
             for key, _ in part.params:
@@ -193,7 +198,7 @@ class Space:
 
     def _caches(self) -> list[Part | None]:
         """The caches to try, None first; those without parameters are expanded to their grid."""
-        if self.caches is None and self.family == "ar":
+        if self.caches is None and not DRIVERS[self.family].tunes_caches:
             return [None]
         if self.caches is None:
             names = [name for name, card in self.cards.items() if card.stage == "cache" and name != "none"]

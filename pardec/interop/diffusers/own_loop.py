@@ -15,7 +15,8 @@ from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.spec import Policy, Spec, parse
 
 from ...api import Model
-from ...requests.text import BLOCK, Call, with_own_cache
+from ...drivers import Call
+from ...drivers.masked import BLOCK, with_own_cache
 from ...result import Result
 from .arguments import draw_seeds, sampling_settings
 from .callbacks import StepCallbacks
@@ -76,7 +77,7 @@ def prepare(pipeline: Any, rows: Sequence[Sequence[int]], sampler: MaskedSampler
     if not any(rows):  # without prompts, the canvas is passed as a template
         prompt = {"template": [[None] * new] * len(rows)}
         ends = model.language_model.decoding_config.eos_ids if ends is None else ends
-    prepared = model.prepare(
+    prepared: Call = model.prepare(
         sampler=sampler,
         block_length=_block_length(pipeline, call["block_length"], new),
         stop_ids=ends,
@@ -84,7 +85,6 @@ def prepare(pipeline: Any, rows: Sequence[Sequence[int]], sampler: MaskedSampler
         **prompt,
         **sampling_settings(call["temperature"], call["top_k"], call["top_p"], call["sampling_method"]),
     )
-    assert isinstance(prepared, Call), "a language model has token ids"
     return prepared
 
 

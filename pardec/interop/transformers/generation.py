@@ -18,7 +18,6 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from pardec.models.errors import SpecError
 from pardec.samplers.events import Accepted, Event, RowFinished
 
-from ...requests.text import Call
 from .lending import model_view
 from .refusals import real_tokens, refuse
 from .rules import PaddedProcessors, Stopping
@@ -96,7 +95,6 @@ def generate(
             stop_ids=[token for token in stopping.stop_ids if token < view.language_model.vocab_size],
             seed=seed,
         )
-        assert isinstance(call, Call), "the borrowed model has token ids"
         if getattr(call.sampler, "texts", None) is not None:
             raise SpecError(f"{call.sampler.spec} settles no token before its end", hint="choose a drafter here")
         require_stateless(logits_processor, input_ids, view.language_model.vocab_size)

@@ -21,7 +21,6 @@ from pardec.bench.rivals import published, rivals
 from pardec.bench.shapes import build
 from pardec.models.errors import ModelError
 from pardec.models.kernels.cpu import library
-from pardec.requests.text import Call
 from pardec.samplers.ops import chunked_distribution
 from tests.pardec.bench.test_clock import MAR
 
@@ -39,7 +38,6 @@ def test_plain_and_diffusers_loops_give_the_tokens_of_sequential(name: str) -> N
     model = pardec.load(name, device="cpu", dtype="float32")
     for spec, others in (("sequential", {"plain", "diffusers"}), ("sequential@dual", {"plain"})):
         call = prepare(model, spec, 2, 8, 8, 4)
-        assert isinstance(call, Call)
         ids = torch.stack(call.request.canvases)[:, :8]
         how: dict[str, Any] = {"max_new_tokens": 8, "block_length": 4, "stop_ids": []}
         expected = model.generate(input_ids=ids, sampler=spec, **how).tokens
@@ -50,7 +48,6 @@ def test_plain_and_diffusers_loops_give_the_tokens_of_sequential(name: str) -> N
 
 def test_transformers_runs_the_same_memory_and_gives_the_same_tokens(llama: pardec.Model) -> None:
     call = prepare(llama, "lookup", 2, 24, 12, None)
-    assert isinstance(call, Call)
     network: Any = published(llama.language_model)
     table = network.model.embed_tokens.weight
     assert table.data_ptr() == llama.language_model.decoder.embedding.data_ptr()
@@ -72,7 +69,6 @@ def test_rows_of_prompts_end_where_they_end_and_so_do_those_of_transformers(llam
 
 def test_loops_of_equal_rows_are_not_timed_beside_others(model: pardec.Model) -> None:
     call = prepare(model, "sequential", 2, 0, 8, 8, ["Tom has 2 apples.", "Tom has 12 apples. He buys 7 more."])
-    assert isinstance(call, Call)
     found = rivals(model.language_model, call)
     assert (set(found.runs), set(found.left_out)) == (set(), {"plain", "diffusers"})
 
@@ -84,7 +80,6 @@ def test_what_is_left_out_is_named_with_the_reason(model: pardec.Model, llama: p
         (llama, "lookup+typical", "transformers"),
     ):
         call = prepare(who, spec, 1, 3, 8, None)
-        assert isinstance(call, Call)
         assert name in rivals(who.language_model, call).left_out
 
 

@@ -17,7 +17,6 @@ from pardec.models.decoder import Decoder
 from pardec.models.errors import ModelError
 from pardec.models.families import FAMILIES, mar
 from pardec.models.loading import assemble
-from pardec.requests.text import Call
 from pardec.samplers.events import Finished
 
 LLAMA: dict[str, Any] = {
@@ -58,7 +57,6 @@ def test_what_the_last_layer_leaves_out_is_not_counted() -> None:
 
 def test_the_uncached_step_feeds_what_the_first_of_a_decode_without_a_cache_does(model: pardec.Model) -> None:
     cached, whole = (prepare(model, f"sequential@{cache}", 2, 8, 8, 4) for cache in ("dual", "none"))
-    assert isinstance(cached, Call)
     seconds, fed, heads = uncached(model.language_model, cached)
     assert seconds > 0
     assert fed == split(model.network, whole).fed[:1]

@@ -14,7 +14,7 @@ from tokenizers.models import BPE, WordLevel
 from transformers import PreTrainedTokenizerFast
 
 import pardec
-from pardec.requests.text import Call
+from pardec.drivers.text import TextCall
 from pardec.samplers import registry
 from pardec.samplers.events import Event, RowFinished, Started, Step
 from pardec.samplers.request import Request
@@ -68,7 +68,7 @@ def cleaning() -> tuple[Any, list[list[int]]]:
     return made, [ids, ids[::-1], np.random.RandomState(1).randint(3, 3 + len(words), 40).tolist()]
 
 
-def run_of(tokens: list[int], stop_ids: tuple[int, ...], seed: int) -> tuple[Call, Iterator[Event]]:
+def run_of(tokens: list[int], stop_ids: tuple[int, ...], seed: int) -> tuple[TextCall, Iterator[Event]]:
     """A request that commits `tokens` behind a prompt of two, in a random order, some of them in one step."""
     length, render = len(tokens) + 2, np.random.RandomState(seed)
     canvas = torch.tensor([3, 4] + [MASK] * len(tokens))
@@ -91,7 +91,7 @@ def run_of(tokens: list[int], stop_ids: tuple[int, ...], seed: int) -> tuple[Cal
                 break
         yield RowFinished(0, whole, "length", number + 1)
 
-    return Call(registry.resolve("sequential"), request, (0,), None), events()
+    return TextCall(sampler=registry.resolve("sequential"), request=request, seeds=(0,)), events()
 
 
 def pieces_of(events: Iterator[Event], rows: int = 1) -> list[list[str]]:

@@ -1,0 +1,30 @@
+"""What `Model` does with each family of models. A family of a new kind is a file here and a name in `DRIVERS`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pardec.models.errors import ModelError
+
+from .ar import ARDriver
+from .base import Call, Driver
+from .maps import MapDriver
+from .masked import MaskedDriver
+from .vectors import VectorDriver
+
+if TYPE_CHECKING:
+    from pardec.samplers.cards import Family
+
+__all__ = ["DRIVERS", "Call", "Driver", "driver_of"]
+
+DRIVERS: dict[Family, type[Driver]] = {
+    driver.family: driver for driver in (MaskedDriver, ARDriver, VectorDriver, MapDriver)
+}
+
+
+def driver_of(network: Any) -> Driver:
+    """The driver of a loaded network. Raises ModelError where there is none."""
+    for driver in DRIVERS.values():
+        if driver.drives(network):
+            return driver(network)
+    raise ModelError(f"no driver decodes a {type(network).__name__}", f"there are {', '.join(DRIVERS)}")

@@ -1,0 +1,111 @@
+"""The driver of autoregressive models, of text and of image codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pardec.models.errors import SpecError
+from pardec.models.model import LanguageModel
+from pardec.samplers import registry
+from pardec.samplers.cards import find, name_of
+from pardec.samplers.spec import Spec
+from pardec.samplers.speculative import loop as speculative
+from pardec.samplers.speculative.contracts import SpeculativeSampler
+
+from ..requests import corpus, draft_models
+from ..serving.queue import merge_requests
+from ..serving.running import Progress, RunningBatch, WholeBatch
+from .text import TextCall, TextDriver
+
+if TYPE_CHECKING:
+    from pardec.samplers.events import Event
+    from pardec.samplers.request import Request
+
+    from ..engine import Engine
+    from ..requests.prompts import Row
+    from ..requests.settings import Settings
+    from ..serving.queue import QueuedRow
+
+
+class ARDriver(TextDriver):
+    """Writes from left to right, by the verify loop."""
+
+    family = "ar"
+    main_stage = "draft"
+    is_masked = False
+    feeds_prompts = True
+
+    @classmethod
+    def drives(cls, network: Any) -> bool:
+        return isinstance(network, LanguageModel) and not network.decoding_config.masked
+
+    def prepare(self, prompt: Any, arguments: Mapping[str, Any]) -> TextCall:
+        call = super().prepare(prompt, arguments)
+        length = call.sampler.length
+        if self.network.processes > 1 and length is not None and length.times_rounds:
+            raise SpecError(
+                f"{name_of(length)} decides by the clock, and the processes that share a model have to decide alike",
+                hint="leave it out, or use drafts of a fixed length",
+            )
+        return call
+
+    def decode(self, call: TextCall, *, steps: bool) -> Iterator[Event]:
+        return speculative.decode(self.network, call.sampler, call.request, steps=steps)
+
+    def sampler(self, settings: Settings) -> SpeculativeSampler:
+        sampler = registry.resolve(settings.sampler, "ar", sampling=settings.temperature > 0)
+        if settings.temperature > 0 and getattr(sampler.accept, "argmax", False):
+            raise SpecError(
+                f"{sampler.spec.parts[-1].name!r} accepts the likeliest tokens only, and "
+                f"temperature={settings.temperature} is for sampling",
+                hint="accept with speculative or match, or leave temperature out",
+            )
+        return sampler
+
+    def own_fields(self, sampler: SpeculativeSampler, settings: Settings, rows: list[Row]) -> dict[str, Any]:
+        return {
+            "block_length": 1,
+            "absolute": settings.block_align == "absolute",
+            "corpus": corpus.read(sampler, self.network),
+            "draft_model": draft_models.for_text(sampler, self.network),
+            "processors": tuple(settings.logits_processor or ()),
+        }
+
+    def batch(self, model: Engine, rows: Sequence[QueuedRow]) -> RunningBatch:
+        if rows[0].call.sampler.texts is None:
+            return super().batch(model, rows)
+        waits = "texts that come from one pass over their prompt are written a whole batch at a time"
+        return WholeBatch(model, rows, merge_requests(rows), waits)
+
+    def start(self, sampler: Any, request: Request, running: speculative.VerifyLoop | None) -> speculative.VerifyLoop:
+        return speculative.VerifyLoop(self.network, sampler, request)
+
+    def step(self, loop: speculative.VerifyLoop) -> int:
+        before = loop.forward.padded
+        loop.round()
+        return (loop.forward.padded - before) * loop.forward.cache.copies
+
+    def progress(self, loop: speculative.VerifyLoop, at: int) -> Progress:
+        text = loop.text
+        tokens, end = text.host[at, : text.limit[at]], int(text.length[at])
+        return Progress(tokens, np.arange(len(tokens)) >= end, end, int(text.nfe[at]))
+
+    def check_drafts(self, sampler: SpeculativeSampler) -> None:
+        sampler.width(self.network)
+
+    @classmethod
+    def references(cls, spec: Spec) -> dict[str, tuple[str, ...]]:
+        return {"baseline": ("sequential",)}
+
+    @classmethod
+    def judged_against(cls, spec: Spec) -> list[Spec]:
+        """An acceptance is judged against its drafter alone."""
+        alone = tuple(part for part in spec.parts if find(part.name, "ar").stage != "accept")
+        return [Spec(alone)] if alone and len(alone) < len(spec.parts) else []
+
+    def cost_ratio(self, sampler: Any) -> float | None:
+        resolved = registry.resolve(sampler, "ar")
+        return resolved.draft.cost_ratio(self.network, draft_models.for_text(resolved, self.network))

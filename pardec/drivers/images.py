@@ -1,0 +1,57 @@
+"""What drivers of image models that are no language models have in common: those of vectors and of token maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pardec.models.errors import SpecError
+
+from ..requests.argument import Takes
+from ..requests.images import imaging_for, labels, refuse_negative
+from ..requests.settings import CLASS_IMAGES, MAX_NEW_TOKENS, Settings, repeat_each
+from ..serving.running import WholeBatch
+from .base import Driver
+
+if TYPE_CHECKING:
+    from pardec.models.images.contracts import ImageModel, Imaging
+
+    from ..engine import Engine
+    from ..serving.queue import QueuedRow
+
+NO_CLASS = -1  # the label of an unconditional image
+
+
+class ImageDriver(Driver):
+    """A family of image models that are no language models."""
+
+    defaults = CLASS_IMAGES
+    compares_tokens = False  # they are sampled, and whether vectors are equal says little
+    network: ImageModel
+    of_tokens: str  # what an image consists of, with its preposition
+    takes: Takes  # which arguments have a meaning
+
+    def imaging(self, settings: Settings) -> Imaging:
+        """The interface for images of the requested size. Raises SpecError for arguments without a meaning."""
+        name, imaging = self.network.name, imaging_for(self.network.imaging, settings)
+        settings.check_taken(name, self.takes)
+        count = imaging.layout.tokens
+        if settings.max_new_tokens not in (MAX_NEW_TOKENS, count) or settings.block_align != "prompt":
+            wrong = "block_align" if settings.block_align != "prompt" else "max_new_tokens"
+            raise SpecError(
+                f"an image of {name} has {count} tokens, {wrong}={getattr(settings, wrong)} was asked for",
+                hint=f"leave {wrong} out",
+            )
+        return imaging
+
+    def classes(self, prompt: Any, settings: Settings) -> tuple[int, ...]:
+        """The class of each row. Raises SpecError for a caption, and for a class that the model does not have."""
+        name = self.network.name
+        refuse_negative(name, settings)
+        each = labels(name, self.network.imaging.classes, prompt, settings, least=NO_CLASS)
+        return tuple(repeat_each(each, settings.num_images))
+
+    def batch(self, model: Engine, rows: Sequence[QueuedRow]) -> WholeBatch:
+        first, *others = (row.request for row in rows)
+        waits = f"images {self.of_tokens} are generated a whole batch at a time"
+        return WholeBatch(model, rows, first.join(others), waits)

@@ -1,0 +1,143 @@
+"""The driver of masked models: diffusion language models, of text and of image codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pardec.models.errors import SpecError
+from pardec.models.model import LanguageModel
+from pardec.samplers import registry
+from pardec.samplers.masked import loop as masked
+from pardec.samplers.masked.build import fit
+from pardec.samplers.masked.contracts import MaskedSampler
+from pardec.samplers.spec import Part, Policy, Spec, parse
+
+from ..requests.generation_config import with_published_sampler
+from ..requests.preflight import check_block
+from ..serving.running import Progress
+from .text import TextCall, TextDriver
+
+if TYPE_CHECKING:
+    from pardec.samplers.events import Event
+    from pardec.samplers.request import Request
+
+    from ..requests.prompts import Row
+    from ..requests.settings import Settings
+
+BLOCK = 32  # the default block length, where the request is not shorter
+_EXACT_CACHES: dict[str, Part] = {  # of each kind of attention that has one
+    "block-causal": Part("block"),
+    "windowed-causal": Part("window", (("slide", "false"),)),
+    "causal-prefix": Part("causal"),
+}
+
+
+class MaskedDriver(TextDriver):
+    """Fills canvases in any order, by the masked loop."""
+
+    family = "masked"
+    main_stage = "select"
+    tunes_caches = True
+    swept = "threshold"
+    is_masked = True
+    feeds_prompts = False
+    bench_samplers = ("sequential", "sequential@dual")
+
+    @classmethod
+    def drives(cls, network: Any) -> bool:
+        return isinstance(network, LanguageModel) and network.decoding_config.masked
+
+    def prepare(self, prompt: Any, arguments: Mapping[str, Any]) -> TextCall:
+        return super().prepare(prompt, with_published_sampler(self.network, arguments))
+
+    def decode(self, call: TextCall, *, steps: bool) -> Iterator[Event]:
+        return masked.decode(self.network, call.sampler, call.request, steps=steps)
+
+    def sampler(self, settings: Settings) -> MaskedSampler:
+        """The sampler that runs; a spec without a cache gets the family's exact one, if there is one."""
+        model, value, attention = self.network, settings.sampler, self.network.decoding_config.attention
+        if isinstance(value, registry.Resolved) and not isinstance(value, MaskedSampler):
+            family = registry.FAMILY_LABELS[registry.family_of_sampler(value)]
+            raise SpecError(f"{value.spec} is for {family} and {model.name} is masked", hint="name another sampler")
+        sampler = registry.resolve(value, "masked")
+        exact = _EXACT_CACHES.get(attention)
+        if exact is not None and not isinstance(value, MaskedSampler) and _names_no_cache(value):
+            with suppress(SpecError):  # where a stage does not work with that cache, the resolved cache stays
+                sampler = registry.resolve(replace(sampler.spec, cache=exact), "masked")
+        needs = sampler.cache.attention or attention
+        if attention == "causal-prefix" and sampler.cache.attention is None:
+            raise SpecError(
+                f"the cache {sampler.cache.registered[0]!r} does not store finished text causally, as {model.name} "
+                "wants",
+                hint="leave the cache out, or write @causal",
+            )
+        if needs != attention:
+            assert sampler.spec.cache is not None, "a resolved spec names its cache"
+            raise SpecError(
+                f"the cache {sampler.spec.cache.name!r} is for {needs} models and {model.name} is {attention}",
+                hint='"pardec list samplers --stage cache" shows the others',
+            )
+        return fit(sampler, model)
+
+    def own_fields(self, sampler: Any, settings: Settings, rows: list[Row]) -> dict[str, Any]:
+        model, longest = self.network, max(len(row.rest) for row in rows)
+        block_causal = model.decoding_config.attention == "block-causal"
+        fixed = model.decoding_config.block if block_causal else None
+        check_block(model.name, settings.block_length, longest, fixed)
+        usual = longest if model.imaging is not None else self._usual_block  # an image is one block
+        length = fixed or settings.block_length or min(usual, longest)
+        return {"block_length": length, "absolute": block_causal or settings.block_align == "absolute"}
+
+    def batch_block(self, settings: Settings) -> int | None:
+        fixed = self.network.decoding_config.attention == "block-causal" or settings.block_length is not None
+        return None if fixed or settings.block_align != "prompt" else self._usual_block
+
+    @property
+    def _usual_block(self) -> int:
+        """The width of a block where the request names none and is not shorter: the model's own, or BLOCK."""
+        return self.network.decoding_config.block or BLOCK
+
+    def start(self, sampler: Any, request: Request, running: masked.MaskedLoop | None) -> masked.MaskedLoop:
+        columns = 0 if running is None else running.canvas.length
+        return masked.MaskedLoop(self.network, sampler, request, columns=columns)
+
+    def step(self, loop: masked.MaskedLoop) -> int:
+        loop.step()
+        return 0
+
+    def progress(self, loop: masked.MaskedLoop, at: int) -> Progress:
+        canvas = loop.canvas
+        total, settled, nfe = int(canvas.total[at]), int(canvas.settled[at]), int(canvas.nfe[at])
+        return Progress(canvas.tokens_host[at, :total], canvas.open_host[at, :total], settled, nfe)
+
+    @classmethod
+    def references(cls, spec: Spec) -> dict[str, tuple[str, ...]]:
+        """The floor stops as the sampler does. Up to the first end token, `sequential` gives the same without `eos`."""
+        eos = [part for part in spec.parts if part.name == "eos"]
+        oracle = Spec((Part("oracle"), *eos), spec.cache)
+        return {"floor": (str(oracle),), "baseline": ("sequential+eos", "sequential")}
+
+    @classmethod
+    def judged_against(cls, spec: Spec) -> list[Spec]:
+        """`threshold` and `fixed`; a rule that ends rows early stays."""
+        ends = tuple(part for part in spec.parts if part.name == "eos")
+        return [Spec((Part(name), *ends)) for name in ("threshold", "fixed")]
+
+
+def with_own_cache(model: LanguageModel, sampler: MaskedSampler) -> MaskedSampler:
+    """`sampler`, whose spec names no cache, with the one that a causal-prefix family has to have."""
+    exact = _EXACT_CACHES.get(model.decoding_config.attention)
+    if exact is None or model.decoding_config.attention != "causal-prefix":
+        return sampler
+    cache = registry.resolve(Spec((Part("threshold"),), exact), "masked")
+    changed = replace(sampler, cache=cache.cache, spec=replace(sampler.spec, cache=cache.spec.cache))
+    for stage in (changed.cache, *([] if changed.block is None else [changed.block])):
+        stage.check(changed)
+    return changed
+
+
+def _names_no_cache(sampler: str | Spec | Policy | None) -> bool:
+    return sampler is None or parse(sampler).cache is None

@@ -1,0 +1,281 @@
+"""What the drivers of masked and of autoregressive models have in common: requests over ids, and their batches."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+from pardec.models.files.token_bytes import special_ids
+from pardec.samplers.request import Request
+from pardec.samplers.rng import Keyed
+
+from ..requests import allowed
+from ..requests.generation_config import rules_of
+from ..requests.image_layout import intersect
+from ..requests.images import ImageInputs, image_inputs, imaging_for, size_of
+from ..requests.preflight import check_family
+from ..requests.prompts import Row, check_length, encode
+from ..requests.settings import ARGUMENTS, Settings, repeat_each
+from ..requests.stop_strings import StopStrings
+from ..requests.stop_strings import read as read_stops
+from ..requests.structured.request import structure
+from ..serving.running import TokenBatch
+from .base import Call, Driver, seeds_of
+
+if TYPE_CHECKING:
+    from pardec.models.model import LanguageModel
+
+    from ..engine import Engine
+    from ..serving.queue import QueuedRow
+    from ..serving.running import Loop, Progress, RunningBatch
+
+_PER_ROW = ("canvases", "prompts", "conditions", "samples", "stops", "constrained_spans", "grammars")
+
+
+@dataclass(frozen=True, slots=True)
+class TextCall(Call):
+    """The request of a loop over ids."""
+
+    request: Request
+    response_format: Mapping[str, Any] | None = None
+
+    def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
+        """The ids after the prompt, cut after the first end token that was generated or the end of a stop string.
+
+        The count is without that end token, and without fixed tokens of a template; all rates are based on it. `canvas`
+        may be padded on the right, or end with the row's last token.
+        """
+        start = self.request.prompts[row]
+        before = self.request.canvases[row][start:].tolist()
+        tokens = list(canvas[start : start + len(before)])
+        fresh = [new != old for new, old in zip(tokens, before, strict=False)]
+        ends = (index for index, new in enumerate(fresh) if new and tokens[index] in self.request.stop_ids)
+        end = next(ends, len(tokens))
+        tokens = tokens[: end + 1]
+        ending = self.request.stops[row] if self.request.stops else None
+        if ending is not None and (count := ending.first(tokens)) is not None:
+            tokens = tokens[:count]
+        return tokens, sum(fresh[: min(end, len(tokens))])
+
+    def stops(self, row: int) -> StopStrings | None:
+        stops = self.request.stops[row] if self.request.stops else None
+        return stops if isinstance(stops, StopStrings) else None
+
+    def take(self, rows: Sequence[int]) -> Self:
+        seeds, request = tuple(self.seeds[row] for row in rows), self.request
+        taken: dict[str, Any] = {
+            name: tuple(values[row] for row in rows) for name in _PER_ROW if (values := getattr(request, name))
+        }
+        parts = {"prefix": request.prefix, "allowed": request.allowed}
+        taken |= {name: part.take(rows) for name, part in parts.items() if part is not None}
+        taken |= {"source": Keyed(seeds)} if isinstance(request.source, Keyed) else {}
+        return replace(self, request=replace(request, **taken), seeds=seeds)
+
+    def batch_key(self, request: Request) -> tuple[Any, ...]:
+        return request.kind
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(canvas) for canvas in self.request.canvases]
+
+    @property
+    def prompts(self) -> tuple[int, ...]:
+        return self.request.prompts
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return self.request.stop_ids
+
+    @property
+    def constraints(self) -> list[str | None]:
+        return allowed.digest(self.request.allowed, self.request.prompts)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments as resolved, as JSON can hold them; `allowed` by the short hash of each row."""
+        request = self.request
+        values = {n: getattr(request, n) for n in ("block_length", "absolute", "temperature", "top_k", "top_p", "cfg")}
+        new = max(len(canvas) - start for canvas, start in zip(request.canvases, request.prompts, strict=True))
+        names = self.constraints
+        same = names[0] if len(set(names)) == 1 else names
+        values |= {"cfg_interval": request.cfg_interval} if request.conditions else {}
+        # Defaults are left out, so that rows saved before these arguments existed count as the same rows.
+        others = [each.name for each in ARGUMENTS.values() if each.in_request and each.name != "cfg_interval"]
+        values |= {name: value for name in others if name not in values and (value := getattr(request, name))}
+        values |= {} if request.size is None else {"size": list(request.size)}
+        values |= {} if request.logprobs is None else {"logprobs": request.logprobs}
+        values |= {"logprob_ids": list(request.logprob_ids)} if request.logprob_ids else {}
+        stops = self.stops(0)
+        values |= {"stop": list(stops.texts)} if stops is not None else {}
+        values |= {} if self.response_format is None else {"response_format": self.response_format}
+        negatives = [condition.negative for condition in request.conditions]
+        if any(text is not None for text in negatives):
+            same_text = len(set(negatives)) == 1
+            values |= {"negative_prompt": negatives[0] if same_text else [text or "" for text in negatives]}
+        return {"max_new_tokens": new, **values, "stop_ids": list(request.stop_ids), "allowed": same}
+
+    @property
+    def shown(self) -> list[str | int | None] | None:
+        conditions = self.request.conditions
+        return [each.text if each.label is None else each.label for each in conditions] if conditions else None
+
+
+class TextDriver(Driver):
+    """A family of language models."""
+
+    network: LanguageModel
+    is_masked: ClassVar[bool]  # filled in any order, not from left to right
+    feeds_prompts: ClassVar[bool]  # whether rows that join a batch are fed their prompts in a forward of their own
+
+    @property
+    def language_model(self) -> LanguageModel:
+        return self.network
+
+    @property
+    def mask_id(self) -> int | None:
+        return self.network.decoding_config.mask_id
+
+    # --- what its families differ in ---
+
+    @abstractmethod
+    def sampler(self, settings: Settings) -> Any:
+        """The sampler that runs. Raises SpecError for one that cannot run on the model."""
+
+    @abstractmethod
+    def own_fields(self, sampler: Any, settings: Settings, rows: list[Row]) -> dict[str, Any]:
+        """Fields of the request that each family sets in its own way."""
+
+    @abstractmethod
+    def start(self, sampler: Any, request: Request, running: Any) -> Loop:
+        """The loop of a batch, made to join the `running` one unless that is None."""
+
+    @abstractmethod
+    def step(self, loop: Any) -> int:
+        """One forward of a loop; how many positions it fed that belong to no row."""
+
+    @abstractmethod
+    def progress(self, loop: Any, at: int) -> Progress:
+        """How far the row at an index of a loop is."""
+
+    # --- what they share ---
+
+    def prepare(self, prompt: Any, arguments: Mapping[str, Any]) -> TextCall:
+        model, settings = self.network, Settings.of(arguments)
+        images: ImageInputs | None = None
+        samples: tuple[int, ...] = ()
+        sampler = self.sampler(settings)
+        beyond = getattr(sampler.cache, "beyond", False)  # rows may be longer than the checkpoint was made for
+        imaging = None if model.imaging is None else imaging_for(model.imaging, settings)
+        if imaging is not None:
+            images = image_inputs(model, imaging, prompt, settings)
+            rows = images.rows
+        else:
+            check_family(model.name, self.is_masked, settings)
+            prompts = encode(
+                model, prompt, settings.input_ids, settings.template, settings.max_new_tokens, beyond=beyond
+            )
+            rows = repeat_each(prompts, settings.num_return_sequences)
+            samples = tuple(range(settings.num_return_sequences)) * len(prompts)
+        if (rules := rules_of(model)) is not None:
+            requested, settings = settings, rules.fill(settings, min(len(row.rest) for row in rows))
+        stops, special = _stops(model, settings)
+        stop_ids = tuple(dict.fromkeys((*_stop_ids(model, settings), *special)))
+        structured = structure(model, settings, len(rows), stop_ids)
+        if structured is not None:
+            rows, stop_ids = structured.filled(rows), () if structured.template is not None else stop_ids
+        check_length(model, [len(row.canvas) for row in rows], beyond=beyond)
+        seeds = seeds_of(settings, len(rows))
+        sets = allowed.read(model, settings.allowed, rows)
+        if imaging is not None:
+            sets = intersect(imaging.layout, sets, rows, model.vocab_size)
+        if rules is not None:
+            sets = rules.restrict(sets, rows, requested, stop_ids, model.vocab_size)
+        settings.check_shortest(min(len(row.rest) for row in rows))
+        request = Request(
+            canvases=tuple(row.canvas for row in rows),
+            prompts=tuple(len(row.prompt) for row in rows),
+            source=settings.source or Keyed(seeds),
+            **settings.for_request(),
+            conditions=() if images is None else images.conditions,
+            prefix=None if images is None else images.prefix,
+            size=size_of(settings),
+            samples=samples,
+            stop_ids=stop_ids,
+            stops=() if stops is None else (stops,) * len(rows),
+            allowed=sets,
+            logprobs=_logprobs(model, settings),
+            logprob_ids=_logprob_ids(model, settings),
+            **self.own_fields(sampler, settings, rows),
+        )
+        if structured is not None:
+            request = structured.hold(request)
+        for stage in sampler.stages:
+            stage.admit(request, sampler)
+        request.check_ends()
+        form = None if structured is None else settings.response_format
+        return TextCall(sampler, request, seeds, settings.callback, model.weights_version, imaging, form)
+
+    def batch(self, model: Engine, rows: Sequence[QueuedRow]) -> RunningBatch:
+        return TokenBatch(model, self, rows)
+
+
+def _stop_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:
+    value = settings.stop_ids
+    if value is None:
+        fixed = settings.template is not None or model.imaging is not None  # in length
+        return () if fixed else tuple(model.decoding_config.eos_ids)
+    return _ids(model, "stop_ids", value, "stop_ids=[2] stops at token 2; [] never stops")
+
+
+def _logprobs(model: LanguageModel, settings: Settings) -> int | None:
+    """How many of the likeliest tokens are recorded; None where no log-probabilities are."""
+    if settings.logprobs is None:
+        return None if settings.logprob_ids is None else 0
+    if settings.logprobs > model.vocab_size:
+        raise SpecError(
+            f"logprobs={settings.logprobs} is more than the vocabulary of {model.vocab_size}",
+            hint=f"logprobs={model.vocab_size} records the whole distribution",
+        )
+    return int(settings.logprobs)
+
+
+def _logprob_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:
+    value = () if settings.logprob_ids is None else settings.logprob_ids
+    return _ids(model, "logprob_ids", value, "logprob_ids=[5, 9] records those of tokens 5 and 9")
+
+
+def _ids(model: LanguageModel, name: str, value: Any, hint: str) -> tuple[int, ...]:
+    """One id of the vocabulary or several."""
+    if isinstance(value, Tensor | np.ndarray):
+        value = value.tolist()
+    ids = tuple(value) if isinstance(value, Collection) else (value,)
+    for i in ids:
+        if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < model.vocab_size:
+            raise SpecError(f"{name} holds {i!r}, which is no id of the vocabulary of {model.vocab_size}", hint=hint)
+    return ids
+
+
+def _stops(model: LanguageModel, settings: Settings) -> tuple[StopStrings | None, tuple[int, ...]]:
+    """The stop strings, and the ids of those that are special tokens, which decoded text leaves out."""
+    if settings.stop is None:
+        return None, ()
+    if model.tokenizer is None:
+        raise SpecError(
+            f"stop is text and {model.name} comes without a tokenizer", hint="stop_ids= takes the ids of end tokens"
+        )
+    if settings.template is not None:
+        raise SpecError(
+            "stop cannot be combined with a template, which fixes the length of a row",
+            hint="leave out stop or the template",
+        )
+    special = {model.tokenizer.convert_ids_to_tokens(token): token for token in special_ids(model.tokenizer)}
+    texts = read_stops(settings.stop)
+    strings = tuple(text for text in texts if text not in special)
+    ids = tuple(special[text] for text in texts if text in special)
+    return StopStrings(model.tokenizer, strings) if strings else None, ids
