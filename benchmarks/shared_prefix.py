@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 import pardec
-from pardec.drivers import Call
 from pardec.environment import processor
+from pardec.requests.call import Call
 from pardec.samplers.speculative import forward as shared_prompt
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.loop import VerifyLoop

@@ -21,16 +21,17 @@ from pardec.models.plan import Plan
 from pardec.samplers.events import Event, Finished
 
 from .deviation import Deviation, deviation
-from .drivers import Call
 from .engine import Engine
 from .memory import OutOfMemory, memory_errors
 from .requests import empty_answer
+from .requests.call import Call
 from .requests.other_names import known_arguments
 from .requests.prompts import check_length
 from .requests.settings import Arguments, documented, ignored_filters
 from .result import Result
 from .serving.batch import Serving
-from .serving.queue import Prompts, QueuedRow
+from .serving.queue import Prompts
+from .serving.rows import QueuedRow
 
 __all__ = ["Model", "OutOfMemory", "load"]
 

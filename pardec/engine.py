@@ -17,9 +17,10 @@ from pardec.models.printable import plain
 from pardec.samplers import ops as sampler_ops
 from pardec.samplers.events import Event, Finished, RowFinished
 
-from .drivers import Call, driver_of
+from .drivers import driver_of
 from .environment import versions
 from .memory import memory_errors
+from .requests.call import Call
 from .requests.prompts import open_id
 from .requests.settings import Arguments
 from .result import Result

@@ -28,8 +28,8 @@ from pardec.samplers.events import Finished
 from pardec.samplers.masked.contracts import MaskedSampler
 
 from ..comparison.memory import Peak
-from ..drivers import Call
 from ..requests import chat_template
+from ..requests.call import Call
 from ..requests.images import with_defaults
 from ..requests.prompts import encode
 from .clock import timed

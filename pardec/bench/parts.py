@@ -34,7 +34,8 @@ from pardec.samplers.masked.contracts import Cache
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.speculative.loop import VerifyLoop
 
-from ..drivers import Call, driver_of
+from ..drivers import driver_of
+from ..requests.call import Call
 from .clock import Clock, timed
 
 PARTS = ("backbone", "head", "draft", "decision", "host")

@@ -18,7 +18,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers import registry
 
-from ..drivers import Call
+from ..requests.call import Call
 from .plain import Plain
 
 GENERATED = ("llama", "qwen2", "qwen3")  # families whose published class transformers' generate decodes

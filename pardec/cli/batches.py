@@ -17,10 +17,10 @@ from typing import Any
 from pardec.samplers.events import Event, Finished, RowFinished, Step
 
 from ..api import Model
-from ..drivers import Call
 from ..io.jsonl import RowsFile, key_of
 from ..io.prompt_files import Item
 from ..requests import cut_answers, empty_answer
+from ..requests.call import Call
 from ..requests.line_settings import LineCalls
 from ..result import Result
 from ..result_data import LOGPROB_FIELDS

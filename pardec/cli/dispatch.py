@@ -21,7 +21,7 @@ from .common import say
 
 if TYPE_CHECKING:
     from ..api import Model
-    from ..drivers import Call
+    from ..requests.call import Call
 
 
 def check(name: str, output: Path | None, prompts: Path | None, *, has_prompt: bool, stream: bool) -> None:

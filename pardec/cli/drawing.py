@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from ..api import Model
-    from ..drivers import Call
+    from ..requests.call import Call
     from ..result import Result
 
 

@@ -18,7 +18,7 @@ from .common import Json, dump, say
 
 if TYPE_CHECKING:
     from ..api import Model
-    from ..drivers import Call
+    from ..requests.call import Call
 
 # arguments of `load` that an image file records
 _RECORDED = ("decoder", "text_encoder", "revision", "quantize", "adapter")
@@ -167,13 +167,12 @@ def _read_seeds(seed: int | None, seeds: str | None) -> int | list[int]:
 def _load(name: str, load_arguments: dict[str, Any], *, quiet: bool) -> Model:
     """Loads the model, which must be an image model with a decoder."""
     from ..api import load
-    from ..requests.images import check_drawable
 
     model = load(name, **load_arguments)
     say(model.network.describe(), quiet=quiet)
     if model.imaging is None:
         raise SpecError(f"{model.name} is a text model and draws no images", hint=f'try "pardec generate {name}"')
-    check_drawable(model, hint="pass --decoder FILE, or put the {decoder} beside the weights")
+    model.driver.check_drawable(hint="pass --decoder FILE, or put the {decoder} beside the weights")
     return model
 
 

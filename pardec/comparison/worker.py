@@ -13,11 +13,11 @@ import torch
 
 from pardec.samplers.rng import row_seed
 
-from ..drivers import Call
 from ..environment import processor
 from ..executors.base import describe_error
 from ..io.jsonl import Row
 from ..requests import chat_template
+from ..requests.call import Call
 from ..requests.cut_answers import is_cut
 from ..result import Result
 from ..tasks import Problem, Task

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pardec.models.errors import ModelError
 
 from .ar import ARDriver
-from .base import Call, Driver
+from .base import Driver
 from .maps import MapDriver
 from .masked import MaskedDriver
 from .vectors import VectorDriver
@@ -15,7 +15,7 @@ from .vectors import VectorDriver
 if TYPE_CHECKING:
     from pardec.samplers.cards import Family
 
-__all__ = ["DRIVERS", "Call", "Driver", "driver_of"]
+__all__ = ["DRIVERS", "Driver", "driver_of"]
 
 DRIVERS: dict[Family, type[Driver]] = {
     driver.family: driver for driver in (MaskedDriver, ARDriver, VectorDriver, MapDriver)

@@ -16,18 +16,17 @@ from pardec.samplers.speculative import loop as speculative
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from ..requests import corpus, draft_models
-from ..serving.queue import merge_requests
-from ..serving.running import Progress, RunningBatch, WholeBatch
+from ..serving.rows import merge_requests
+from ..serving.running import Decoding, Progress, RunningBatch, WholeBatch
 from .text import TextCall, TextDriver
 
 if TYPE_CHECKING:
     from pardec.samplers.events import Event
     from pardec.samplers.request import Request
 
-    from ..engine import Engine
     from ..requests.prompts import Row
     from ..requests.settings import Settings
-    from ..serving.queue import QueuedRow
+    from ..serving.rows import QueuedRow
 
 
 class ARDriver(TextDriver):
@@ -74,7 +73,7 @@ class ARDriver(TextDriver):
             "processors": tuple(settings.logits_processor or ()),
         }
 
-    def batch(self, model: Engine, rows: Sequence[QueuedRow]) -> RunningBatch:
+    def batch(self, model: Decoding, rows: Sequence[QueuedRow]) -> RunningBatch:
         if rows[0].call.sampler.texts is None:
             return super().batch(model, rows)
         waits = "texts that come from one pass over their prompt are written a whole batch at a time"

@@ -8,15 +8,14 @@ families; `batch` decodes rows of several requests at once. The rest of `pardec`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from pardec.models.errors import ModelError, SpecError
-from pardec.samplers.rng import Keyed, row_seeds
+from pardec.samplers.rng import row_seeds
 from pardec.samplers.spec import Spec
 
 from ..requests.images import render
@@ -26,75 +25,10 @@ if TYPE_CHECKING:
     from pardec.samplers.cards import Family
     from pardec.samplers.events import Event, Finished
 
-    from ..engine import Engine
+    from ..requests.call import Call
     from ..requests.settings import Settings
-    from ..requests.stop_strings import StopStrings
-    from ..serving.queue import QueuedRow
-    from ..serving.running import RunningBatch
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of `generate`, checked: the request of a loop, and the seed of each row. Methods are those of images."""
-
-    sampler: Any
-    request: Any
-    seeds: tuple[int, ...]
-    callback: Callable[[Event], object] | None = None
-    weights_version: int = 0  # of the model when it was prepared
-    imaging: Any = None  # the `Imaging` of images, for the request's size; None for text
-
-    def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
-        """The tokens that a row generated, given its final ids, and how many of them count."""
-        return list(canvas), self.imaging.layout.tokens
-
-    def stops(self, row: int) -> StopStrings | None:
-        """The stop strings of a row; None where it has none."""
-        return None
-
-    def take(self, rows: Sequence[int]) -> Self:
-        """The same request with these rows only; each keeps its seed, so it gives the same tokens."""
-        call = replace(self, request=self.request.take(rows))
-        seeds = tuple(self.seeds[row] for row in rows)
-        return call.seeded(seeds) if isinstance(self.request.source, Keyed) else replace(call, seeds=seeds)
-
-    def seeded(self, seeds: Sequence[int]) -> Self:
-        """The same request with other seeds, one a row."""
-        return replace(self, seeds=tuple(seeds), request=replace(self.request, source=Keyed(tuple(seeds))))
-
-    def batch_key(self, request: Any) -> tuple[Any, ...]:
-        """Requests with equal keys and one sampler can share a batch."""
-        return tuple(self.settings.values())
-
-    @property
-    def lengths(self) -> list[int]:
-        """Per row, how many tokens its canvas has."""
-        return [self.imaging.layout.tokens] * len(self.seeds)
-
-    @property
-    def prompts(self) -> tuple[int, ...]:
-        """Per row, how many tokens precede the generated region."""
-        return (0,) * len(self.seeds)
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        """End tokens."""
-        return ()
-
-    @property
-    def constraints(self) -> list[str | None]:
-        """A short hash per row of its `allowed`; equal hashes, equal constraints."""
-        return [None] * len(self.seeds)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The arguments as resolved, as JSON can hold them."""
-        raise NotImplementedError
-
-    @property
-    def shown(self) -> list[str | int | None] | None:
-        """Per row of images, its caption or class, None for features; None for text."""
-        return list(self.request.labels)
+    from ..serving.rows import QueuedRow
+    from ..serving.running import Decoding, RunningBatch
 
 
 class Driver(ABC):
@@ -152,6 +86,12 @@ class Driver(ABC):
         codes = () if call.imaging is None else (call.imaging.layout.codes(torch.tensor(row)) for row in tokens)
         return {"sequences": torch.as_tensor(end.tokens), "images": self.images(call, codes, draw=draw)}
 
+    def check_drawable(self, *, hint: str) -> None:
+        """Raises ModelError without a decoder to images; {decoder} in `hint` is replaced by what is missing."""
+        if not self.network.imaging.can_decode:
+            message = f"{self.network.name} has no {self.image_decoder}, so its {self.image_tokens} cannot be decoded"
+            raise ModelError(f"{message} to images", hint.replace("{decoder}", self.image_decoder))
+
     def images(self, call: Call, codes: Iterable[Tensor], *, draw: bool) -> list[Any] | None:
         """The images of codes, or vectors; None for text, and without a decoder."""
         return render(call.imaging, codes) if draw and call.imaging is not None else None
@@ -159,7 +99,7 @@ class Driver(ABC):
     # --- many requests ---
 
     @abstractmethod
-    def batch(self, model: Engine, rows: Sequence[QueuedRow]) -> RunningBatch:
+    def batch(self, model: Decoding, rows: Sequence[QueuedRow]) -> RunningBatch:
         """A batch of these rows, which have one key and one sampler."""
 
     def batch_block(self, settings: Settings) -> int | None:

@@ -16,8 +16,8 @@ from .base import Driver
 if TYPE_CHECKING:
     from pardec.models.images.contracts import ImageModel, Imaging
 
-    from ..engine import Engine
-    from ..serving.queue import QueuedRow
+    from ..serving.rows import QueuedRow
+    from ..serving.running import Decoding
 
 NO_CLASS = -1  # the label of an unconditional image
 
@@ -51,7 +51,7 @@ class ImageDriver(Driver):
         each = labels(name, self.network.imaging.classes, prompt, settings, least=NO_CLASS)
         return tuple(repeat_each(each, settings.num_images))
 
-    def batch(self, model: Engine, rows: Sequence[QueuedRow]) -> WholeBatch:
+    def batch(self, model: Decoding, rows: Sequence[QueuedRow]) -> WholeBatch:
         first, *others = (row.request for row in rows)
         waits = f"images {self.of_tokens} are generated a whole batch at a time"
         return WholeBatch(model, rows, first.join(others), waits)

@@ -16,6 +16,7 @@ from pardec.samplers.request import Request
 from pardec.samplers.rng import Keyed
 
 from ..requests import allowed
+from ..requests.call import Call
 from ..requests.generation_config import rules_of
 from ..requests.image_layout import intersect
 from ..requests.images import ImageInputs, image_inputs, imaging_for, size_of
@@ -25,15 +26,14 @@ from ..requests.settings import ARGUMENTS, Settings, repeat_each
 from ..requests.stop_strings import StopStrings
 from ..requests.stop_strings import read as read_stops
 from ..requests.structured.request import structure
-from ..serving.running import TokenBatch
-from .base import Call, Driver, seeds_of
+from ..serving.running import Loops, TokenBatch
+from .base import Driver, seeds_of
 
 if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
 
-    from ..engine import Engine
-    from ..serving.queue import QueuedRow
-    from ..serving.running import Loop, Progress, RunningBatch
+    from ..serving.rows import QueuedRow
+    from ..serving.running import Decoding, RunningBatch
 
 _PER_ROW = ("canvases", "prompts", "conditions", "samples", "stops", "constrained_spans", "grammars")
 
@@ -126,12 +126,11 @@ class TextCall(Call):
         return [each.text if each.label is None else each.label for each in conditions] if conditions else None
 
 
-class TextDriver(Driver):
+class TextDriver(Driver, Loops):
     """A family of language models."""
 
     network: LanguageModel
     is_masked: ClassVar[bool]  # filled in any order, not from left to right
-    feeds_prompts: ClassVar[bool]  # whether rows that join a batch are fed their prompts in a forward of their own
 
     @property
     def language_model(self) -> LanguageModel:
@@ -150,18 +149,6 @@ class TextDriver(Driver):
     @abstractmethod
     def own_fields(self, sampler: Any, settings: Settings, rows: list[Row]) -> dict[str, Any]:
         """Fields of the request that each family sets in its own way."""
-
-    @abstractmethod
-    def start(self, sampler: Any, request: Request, running: Any) -> Loop:
-        """The loop of a batch, made to join the `running` one unless that is None."""
-
-    @abstractmethod
-    def step(self, loop: Any) -> int:
-        """One forward of a loop; how many positions it fed that belong to no row."""
-
-    @abstractmethod
-    def progress(self, loop: Any, at: int) -> Progress:
-        """How far the row at an index of a loop is."""
 
     # --- what they share ---
 
@@ -221,7 +208,7 @@ class TextDriver(Driver):
         form = None if structured is None else settings.response_format
         return TextCall(sampler, request, seeds, settings.callback, model.weights_version, imaging, form)
 
-    def batch(self, model: Engine, rows: Sequence[QueuedRow]) -> RunningBatch:
+    def batch(self, model: Decoding, rows: Sequence[QueuedRow]) -> RunningBatch:
         return TokenBatch(model, self, rows)
 
 

@@ -18,9 +18,10 @@ from pardec.samplers.spec import Part, Spec
 
 from ..requests import draft_models
 from ..requests.argument import Takes
+from ..requests.call import Call
 from ..requests.images import captions, size_of
 from ..requests.settings import Settings, repeat_each
-from .base import Call, seeds_of
+from .base import seeds_of
 from .images import ImageDriver
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from pardec.samplers.spec import Policy, Spec
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from ..api import Model, load
-from ..drivers import Call
-from ..requests.images import check_drawable, enlarged, size_and_scale, with_defaults
+from ..requests.call import Call
+from ..requests.images import enlarged, size_and_scale, with_defaults
 from ..result import Result
 from ..views.unfinished import Codes, decodable, to_grid, unfinished
 
@@ -194,7 +194,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
             raise SpecError(f"output_type {output_type!r} is unknown", hint=f"it is one of {', '.join(_TYPES)}")
         if output_type != "latent":
             hint = 'load it with decoder=FILE, its {decoder}, or set output_type="latent"'
-            check_drawable(self.model, hint=hint)
+            self.model.driver.check_drawable(hint=hint)
         if prompt_attention_mask is not None:
             prompt_embeds = _unpadded(prompt_embeds, prompt_attention_mask)
         if num_inference_steps is not None:

@@ -10,7 +10,7 @@ import torch
 from PIL.Image import Image, Resampling, fromarray
 from torch import Tensor
 
-from pardec.models.errors import ModelError, SpecError
+from pardec.models.errors import SpecError
 from pardec.models.images.contracts import Condition
 from pardec.models.images.vq import to_images
 from pardec.samplers.presets import preset
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pardec.models.images.conditioned import Prefix
     from pardec.models.images.contracts import CodeImaging, ImageModel, Imaging
     from pardec.models.model import LanguageModel
-
-    from ..engine import Engine
 
 _I = TypeVar("_I", bound="Imaging")
 _SHAPING = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
@@ -123,15 +121,6 @@ def with_defaults(imaging: Imaging, arguments: Mapping[str, Any]) -> dict[str, A
     if isinstance(sampler, str) and sampler.startswith("preset:"):
         defaults = {name: value for name, value in defaults.items() if name not in preset(sampler).arguments}
     return {**defaults, **arguments}
-
-
-def check_drawable(model: Engine, *, hint: str) -> None:
-    """Raises ModelError without a decoder to images; {decoder} in `hint` is replaced by the name of what is missing."""
-    assert model.imaging is not None, "an image model"
-    if not model.imaging.can_decode:
-        decoder, tokens = model.driver.image_decoder, model.driver.image_tokens
-        message = f"{model.name} has no {decoder}, so its {tokens} cannot be decoded to images"
-        raise ModelError(message, hint.replace("{decoder}", decoder))
 
 
 def image_inputs(model: LanguageModel, imaging: CodeImaging, prompt: Any, settings: Settings) -> ImageInputs:

@@ -13,7 +13,7 @@ from .prompt_settings import of
 
 if TYPE_CHECKING:
     from ..api import Model
-    from ..drivers import Call
+    from ..requests.call import Call
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from .worker import Worker
 
 if TYPE_CHECKING:
     from ..api import Model
-    from ..serving.queue import QueuedRow
+    from ..serving.rows import QueuedRow
 
 B = TypeVar("B", bound=Body)
 

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from pardec.models.errors import SpecError
 
 from ..result import Result
-from ..serving.queue import QueuedRow
+from ..serving.rows import QueuedRow
 from ..serving.scheduler import Job
 from .errors import RequestError, as_request_error, in_utf8
 from .fields import refusal

@@ -18,7 +18,8 @@ from ..requests.images import size_and_scale, with_defaults
 from ..requests.prompts import encode_plain
 from ..requests.settings import MAX_NEW_TOKENS, Settings
 from ..requests.structured.request import remember
-from ..serving.queue import QueuedRow, queued_rows
+from ..serving.queue import queued_rows
+from ..serving.rows import QueuedRow
 from .body_parser import ParsedBody, check_rows, rows_of
 from .errors import NO_SUCH_MODEL, RequestError
 from .fields import CONTEXT

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pardec.models.errors import PardecError, SpecError
 
 from ..result import Result
-from .queue import QueuedRow
+from .rows import QueuedRow
 from .running import Cost, Ended, RunningBatch
 
 if TYPE_CHECKING:

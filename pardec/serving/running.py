@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import numpy as np
 
@@ -16,15 +17,15 @@ from pardec.samplers.events import Event, Finished, RowFinished, Step
 
 from ..result import Result
 from ..result_data import one_row
-from .queue import QueuedRow, merge_requests
+from .rows import QueuedRow, merge_requests
 
 if TYPE_CHECKING:
     from pardec.samplers.logprobs import TokenLogprobs
     from pardec.samplers.masked.loop import MaskedLoop
+    from pardec.samplers.request import Request
     from pardec.samplers.speculative.loop import VerifyLoop
 
-    from ..drivers.text import TextDriver
-    from ..engine import Engine
+    from ..requests.call import Call
 
     Loop = MaskedLoop | VerifyLoop
 Ended = list[tuple[QueuedRow, Result]]  # finished rows, each with its result of one row
@@ -58,6 +59,32 @@ class Progress:
     logprobs: Callable[[int, int], TokenLogprobs] | None = None  # of positions from, and to before; None where off
 
 
+class Decoding(Protocol):
+    """What a batch needs of the model."""
+
+    def run(self, call: Call) -> Iterator[Event]: ...
+    def result(self, call: Call, end: Finished, seconds: float) -> Result: ...
+    def check_weights_unchanged(self, version: int) -> None: ...
+
+
+class Loops(Protocol):
+    """What a batch of tokens needs of the driver: its loop, and one forward of it."""
+
+    feeds_prompts: ClassVar[bool]  # whether rows that join are fed their prompts in a forward of their own
+
+    @abstractmethod
+    def start(self, sampler: Any, request: Request, running: Any) -> Loop:
+        """A loop, made to join the `running` one unless that is None."""
+
+    @abstractmethod
+    def step(self, loop: Any) -> int:
+        """One forward of a loop; how many positions it fed that belong to no row."""
+
+    @abstractmethod
+    def progress(self, loop: Any, at: int) -> Progress:
+        """How far the row at an index of a loop is."""
+
+
 class TokenBatch:
     """Rows of discrete tokens, which others can join. Close it in the end, so that its memory is freed at once.
 
@@ -70,7 +97,7 @@ class TokenBatch:
 
     gives_slots = True
 
-    def __init__(self, model: Engine, driver: TextDriver, rows: Sequence[QueuedRow]) -> None:
+    def __init__(self, model: Decoding, driver: Loops, rows: Sequence[QueuedRow]) -> None:
         self.model, self._driver, self.cost = model, driver, Cost(len(rows))
         self.waits: str | None = None
         self.intact = True
@@ -199,7 +226,7 @@ class WholeBatch:
     joinable = gives_slots = intact = False
     free = np.zeros(0, dtype=np.int64)
 
-    def __init__(self, model: Engine, rows: Sequence[QueuedRow], request: Any, waits: str) -> None:
+    def __init__(self, model: Decoding, rows: Sequence[QueuedRow], request: Any, waits: str) -> None:
         """`request` has all of these rows."""
         self.model, self.cost, self.rows = model, Cost(len(rows)), list(rows)
         self.waits: str | None = waits

@@ -19,7 +19,7 @@ from pardec.models.parallel.threads import using
 
 from ..memory import memory_errors
 from ..result import Result
-from .queue import QueuedRow
+from .rows import QueuedRow
 from .running import Ended, Progress, RunningBatch
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from pardec.samplers.events import Event, RowFinished, Started, Step
 from ..requests.stop_strings import is_byte
 
 if TYPE_CHECKING:
-    from ..drivers import Call
+    from ..requests.call import Call
 
 _BROKEN = "\ufffd"  # replaces bytes that do not form a character yet
 

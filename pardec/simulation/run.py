@@ -13,7 +13,7 @@ from pardec.models.model import LanguageModel
 from pardec.samplers.spec import Part, Spec, parse
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
-from ..drivers import Call
+from ..requests.call import Call
 from .exits import Exit, ExitRanks, exit_ranks
 from .machine import Machine
 from .measure import measured

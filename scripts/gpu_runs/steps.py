@@ -22,9 +22,9 @@ from gpu_runs.shapes import CAUSAL, MASKED, eager_and_captured
 from pardec.bench.clock import settle
 from pardec.bench.decode import prepare
 from pardec.bench.rivals import rivals
-from pardec.drivers import Call
 from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.kernels.matmul import matmul
+from pardec.requests.call import Call
 from pardec.samplers.events import Step
 
 _TIMES = 2

@@ -31,7 +31,7 @@ from pardec.samplers.masked.canvas import PROMPT, UNCOMMITTED
 from pardec.samplers.trace import Trace
 
 from ...api import Model
-from ...drivers import Call
+from ...requests.call import Call
 from ...result import Result
 from .arguments import sampling_settings
 from .chosen import display_sampler

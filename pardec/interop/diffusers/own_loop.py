@@ -15,8 +15,8 @@ from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.spec import Policy, Spec, parse
 
 from ...api import Model
-from ...drivers import Call
 from ...drivers.masked import BLOCK, with_own_cache
+from ...requests.call import Call
 from ...result import Result
 from .arguments import draw_seeds, sampling_settings
 from .callbacks import StepCallbacks

@@ -13,7 +13,7 @@ import pardec
 from pardec.api import Model
 from pardec.models.errors import ModelError
 from pardec.result import Result
-from pardec.serving.queue import QueuedRow
+from pardec.serving.rows import QueuedRow
 from pardec.serving.running import Progress, TokenBatch
 from pardec.serving.scheduler import Job, Scheduler
 

@@ -1,0 +1,78 @@
+"""One checked call of `generate`: what a driver prepares and decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from pardec.samplers.rng import Keyed
+
+if TYPE_CHECKING:
+    from pardec.samplers.events import Event
+
+    from .stop_strings import StopStrings
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of `generate`, checked: the request of a loop, and the seed of each row. Methods are those of images."""
+
+    sampler: Any
+    request: Any
+    seeds: tuple[int, ...]
+    callback: Callable[[Event], object] | None = None
+    weights_version: int = 0  # of the model when it was prepared
+    imaging: Any = None  # the `Imaging` of images, for the request's size; None for text
+
+    def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
+        """The tokens that a row generated, given its final ids, and how many of them count."""
+        return list(canvas), self.imaging.layout.tokens
+
+    def stops(self, row: int) -> StopStrings | None:
+        """The stop strings of a row; None where it has none."""
+        return None
+
+    def take(self, rows: Sequence[int]) -> Self:
+        """The same request with these rows only; each keeps its seed, so it gives the same tokens."""
+        call = replace(self, request=self.request.take(rows))
+        seeds = tuple(self.seeds[row] for row in rows)
+        return call.seeded(seeds) if isinstance(self.request.source, Keyed) else replace(call, seeds=seeds)
+
+    def seeded(self, seeds: Sequence[int]) -> Self:
+        """The same request with other seeds, one a row."""
+        return replace(self, seeds=tuple(seeds), request=replace(self.request, source=Keyed(tuple(seeds))))
+
+    def batch_key(self, request: Any) -> tuple[Any, ...]:
+        """Requests with equal keys and one sampler can share a batch."""
+        return tuple(self.settings.values())
+
+    @property
+    def lengths(self) -> list[int]:
+        """Per row, how many tokens its canvas has."""
+        return [self.imaging.layout.tokens] * len(self.seeds)
+
+    @property
+    def prompts(self) -> tuple[int, ...]:
+        """Per row, how many tokens precede the generated region."""
+        return (0,) * len(self.seeds)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """End tokens."""
+        return ()
+
+    @property
+    def constraints(self) -> list[str | None]:
+        """A short hash per row of its `allowed`; equal hashes, equal constraints."""
+        return [None] * len(self.seeds)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments as resolved, as JSON can hold them."""
+        raise NotImplementedError
+
+    @property
+    def shown(self) -> list[str | int | None] | None:
+        """Per row of images, its caption or class, None for features; None for text."""
+        return list(self.request.labels)
