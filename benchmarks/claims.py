@@ -1,10 +1,10 @@
 """Measures what seven papers promise, each at its own setting, with the embedded models.
 
-    python benchmarks/claims.py --run runs/claims [--only credit localleap ...] [--out benchmarks/claims.json]
+    python benchmarks/claims.py --run runs/claims [--only credit localleap ...] [--out benchmarks/claims.md]
 
 Each setting is one `pardec.compare(..., sweep=True)`, kept with its report in a folder of `--run`; the same command
-goes on with what is not finished. What is measured replaces its section of `benchmarks/claims.json`, from which
-`benchmarks/claims.md` is written; `docs/benchmarks/claims.md` quotes it and judges. `--write` only writes the page.
+goes on with what is not finished. What is measured replaces its section of `sections.json` in `--run`, from which the
+whole page is written; `docs/benchmarks/claims.md` quotes it and judges. `--write` only writes the page.
 """
 
 from __future__ import annotations
@@ -91,14 +91,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", nargs="+", default=list(SETTINGS), choices=SETTINGS)
     parser.add_argument("-n", type=int, help="problems of each setting (default: as listed in SETTINGS)")
-    parser.add_argument("--run", type=Path, help="folder that keeps the comparisons")
-    parser.add_argument("--out", type=Path, default=FOLDER / "claims.json", help="its page is written beside it")
+    parser.add_argument("--run", type=Path, required=True, help="folder that keeps the comparisons")
+    parser.add_argument("--out", type=Path, default=FOLDER / "claims.md", help="the page")
     parser.add_argument("--write", action="store_true", help="only write the page")
     options = parser.parse_args()
-    if options.run is None and not options.write:
-        parser.error("name a folder for the comparisons with --run")
     torch.set_num_threads(1)
-    document: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {"sections": {}}
+    kept = options.run / "sections.json"
+    if options.write and not kept.exists():
+        parser.error(f"{options.run} has no sections.json: measure first, without --write")
+    document: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {"sections": {}}
     for name in options.only if not options.write else ():
         model, task, samplers, arguments = SETTINGS[name]
         limit = {"limit": options.n} if options.n else {}
@@ -106,8 +107,8 @@ def main() -> None:
         sections = {**document["sections"], name: section}
         document = {"command": "python " + shlex.join(sys.argv), "torch": torch.__version__}
         document |= {"processor": processor(), "sections": sections}
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
-    options.out.with_suffix(".md").write_text(page(document))
+        kept.write_text(json.dumps(document, indent=1) + "\n")
+    options.out.write_text(page(document))
 
 
 if __name__ == "__main__":

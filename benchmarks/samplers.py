@@ -1,12 +1,13 @@
 """Sweeps samplers and caches of masked models over their quality parameters, on held-out problems of embedded models.
 
     python benchmarks/samplers.py --run runs/samplers [--models tiny-dream ...] [--tasks chains grids ...]
-    python benchmarks/samplers.py --set hooks --run runs/hooks --out benchmarks/hooks.json
+    python benchmarks/samplers.py --set hooks --run runs/hooks --out benchmarks/hooks.md
 
 Each model and task is one `pardec.compare(..., sweep=True)`, kept with its report in a folder of `--run`; the same
 command goes on with what is not finished. Every sampler stops at the end token and decodes in blocks of 32. What is
-measured replaces its section of `benchmarks/samplers.json`, from which `benchmarks/samplers.md` is written. The set
-`hooks` has the methods of the stages block, branch, query and attention, and others of their year.
+measured replaces its section of `sections.json` in `--run`, from which the whole page `--out` is written. Of the page
+`samplers.md` the first section is also `samplers.json`, from which `scripts/generate.py` makes the README's figure.
+The set `hooks` has the methods of the stages block, branch, query and attention, and others of their year.
 `--write` only writes the page.
 """
 
@@ -111,14 +112,15 @@ def main() -> None:
     parser.add_argument("-n", type=int, help="problems of each task (default: as listed here)")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--batch-size", type=int, default=50)
-    parser.add_argument("--run", type=Path, help="folder that keeps the comparisons")
-    parser.add_argument("--out", type=Path, default=FOLDER / "samplers.json", help="its page is written beside it")
+    parser.add_argument("--run", type=Path, required=True, help="folder that keeps the comparisons")
+    parser.add_argument("--out", type=Path, default=FOLDER / "samplers.md", help="the page")
     parser.add_argument("--write", action="store_true", help="only write the page")
     options = parser.parse_args()
-    if options.run is None and not options.write:
-        parser.error("name a folder for the comparisons with --run")
     torch.set_num_threads(1)
-    document: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {"sections": []}
+    kept = options.run / "sections.json"
+    if options.write and not kept.exists():
+        parser.error(f"{options.run} has no sections.json: measure first, without --write")
+    document: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {"sections": []}
     tasks = SETS[options.set]
     if unknown := set(options.tasks or ()) - set(tasks):
         parser.error(f"the set {options.set} has no task {', '.join(sorted(unknown))}, but {', '.join(tasks)}")
@@ -142,8 +144,11 @@ def main() -> None:
             sections = {(one["model"], one["task"]): one for one in [*document["sections"], *measured]}
             document = {"command": "python " + shlex.join(sys.argv), "torch": torch.__version__}
             document |= {"processor": processor(), "sections": list(sections.values())}
-            options.out.write_text(json.dumps(document, indent=1) + "\n")
-    options.out.with_suffix(".md").write_text(page(document))
+            kept.write_text(json.dumps(document, indent=1) + "\n")
+    options.out.write_text(page(document))
+    if options.out.resolve() == FOLDER / "samplers.md":
+        shown = {**document, "sections": document["sections"][:1]}
+        (FOLDER / "samplers.json").write_text(json.dumps(shown, indent=1) + "\n")
 
 
 if __name__ == "__main__":
