@@ -13,10 +13,10 @@ from torch import Tensor
 from ..errors import ModelError
 from ..files.configs import reading
 from ..files.sources import read_json
+from . import autoencoder_names as names
 from .kl import KL, SCALE
-from .kl_names import from_published, ignored, published, to_published
 from .kl_shape import KLShape
-from .weight_files import arguments_file, check_names, find_file, read_tensors, write_tensors
+from .weight_files import arguments_file, find_file, read_tensors, write_tensors
 
 PATTERNS = ("kl*.safetensors", "kl*.ckpt", "kl*.pt", "kl*.pth")
 _WHAT = "KL autoencoder"
@@ -39,7 +39,7 @@ def load_kl(
         ModelError: the file is damaged or holds something else, in one line.
     """
     file = find_kl(os.fspath(source))
-    tensors = {name: value for name, value in read_tensors(file).items() if not ignored(name)}
+    tensors = {name: value for name, value in read_tensors(file).items() if not names.UNUSED.match(name)}
     try:
         with reading(str(file)):
             shape = KLShape.of(tensors)
@@ -49,13 +49,8 @@ def load_kl(
         raise ModelError(f"{file}: {error}", error.hint) from error
     if not shape.encoder:
         tensors = {name: value for name, value in tensors.items() if not name.startswith("quant_conv.")}
-    check_names(file, tensors, {name: tuple(value.shape) for name, value in published_tensors(model).items()})
-    ours = {}
-    for name in model.network.state_dict():
-        theirs = published(name, len(shape.widths))
-        ours[name] = from_published(theirs, tensors[theirs]).to(device, dtype)
-    model.network.load_state_dict(ours, assign=True)
-    return model.eval().requires_grad_(False)
+    names.fill(model.network, file, tensors, names.latent_diffusion(len(shape.widths)), device, dtype)
+    return model.eval()
 
 
 def save_kl(model: KL, file: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
@@ -70,9 +65,7 @@ def save_kl(model: KL, file: str | os.PathLike[str], *, dtype: torch.dtype | Non
 
 def published_tensors(model: KL) -> dict[str, Tensor]:
     """The tensors under their published names and in their published forms."""
-    levels = len(model.shape.widths)
-    named = ((published(name, levels), value) for name, value in model.network.state_dict().items())
-    return {name: to_published(name, value) for name, value in named}
+    return names.published_tensors(model.network, names.latent_diffusion(len(model.shape.widths)))
 
 
 def find_kl(source: str) -> Path:

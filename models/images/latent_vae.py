@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ..errors import ModelError, one_line
 from ..files.sources import read_json
-from .kl_names import from_published, ignored, published
-from .weight_files import check_names, read_tensors
+from .autoencoder_names import UNUSED, fill, latent_diffusion
+from .weight_files import read_tensors
 
 FILES = ("diffusion_pytorch_model.safetensors", "checkpoint.pt", "checkpoint.safetensors")
 _ENCODER = ("encoder.", "quant_conv.")
@@ -63,21 +63,14 @@ class LatentVAE:
             except Exception as error:  # whatever a config of impossible sizes leads to
                 raise ModelError(f"{self.folder}: config.json describes no autoencoder: {one_line(error)}") from error
             network.encoder = network.quant_conv = None
-            expected = network.state_dict()
-            levels = len(self._arguments["block_out_channels"])
-            names = {name: published(name, levels) if self._plain else name for name in expected}
             tensors = {
                 name: value
                 for name, value in read_tensors(self.file).items()
-                if not name.startswith(_ENCODER) and not (self._plain and ignored(name))
+                if not name.startswith(_ENCODER) and not (self._plain and UNUSED.match(name))
             }
-            shapes = {theirs: tuple(expected[ours].shape) for ours, theirs in names.items()}
-            if self._plain:  # attention is by convolutions of one pixel there
-                tensors = {name: from_published(name, value) for name, value in tensors.items()}
-            check_names(self.file, tensors, shapes)
-            loaded = {ours: tensors[theirs].to(self.device, torch.float32) for ours, theirs in names.items()}
-            network.load_state_dict(loaded, assign=True)
-            self._network = network.eval().requires_grad_(False)
+            names = latent_diffusion(len(self._arguments["block_out_channels"])) if self._plain else str
+            fill(network, self.file, tensors, names, self.device)
+            self._network = network
         module: nn.Module = self._network
         return module
 

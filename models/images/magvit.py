@@ -1,10 +1,11 @@
-"""The decoder of MAGVIT-v2's image tokenizer, with the names of its published weights.
+"""The decoder of MAGVIT-v2's image tokenizer, from the file of its authors.
 
 Language Model Beats Diffusion: Tokenizer is Key to Visual Generation, https://arxiv.org/abs/2310.05737
 
     code c of n bits: the vector of its bits as -1 and 1, the highest first;  pixels = decoder(vector)
 
-The decoder is a convolutional one of residual blocks: 16 pixels a code along a side in the published shape.
+The decoder is diffusers', with another number of residual blocks at each level: 16 pixels a code along a side in the
+published shape. Its tensors are named as those of latent diffusion's autoencoders are.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
 from ..errors import ModelError
 from ..files.weights import count_parts
-from .weight_files import check_names, find_file, read_tensors
+from .autoencoder_names import Names, fill, latent_diffusion
+from .level_shape import GROUPS
+from .weight_files import find_file, read_tensors
 
 PATTERNS = ("magvit*.safetensors", "magvit*.pt", "magvit*.bin", "model.safetensors", "pytorch_model.bin")
-_GROUPS, _EPS = 32, 1e-6
 
 
 @dataclass(frozen=True)
@@ -46,88 +48,27 @@ class MAGVITShape:
         return MAGVITShape(tensors["decoder.conv_in.weight"].shape[1], tuple(widths), tuple(blocks))
 
 
-class _Block(nn.Module):
-    """norm, swish, convolution, twice, beside what it was given."""
-
-    def __init__(self, width: int, to: int) -> None:
-        super().__init__()
-        self.norm1, self.conv1 = nn.GroupNorm(_GROUPS, width, _EPS), nn.Conv2d(width, to, 3, padding=1)
-        self.norm2, self.conv2 = nn.GroupNorm(_GROUPS, to, _EPS), nn.Conv2d(to, to, 3, padding=1)
-        self.nin_shortcut = nn.Conv2d(width, to, 1) if width != to else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        h: Tensor = self.conv1(F.silu(self.norm1(x)))
-        h = self.conv2(F.silu(self.norm2(h)))
-        shortcut: Tensor = self.nin_shortcut(x)
-        return shortcut + h
-
-
-class _Attention(nn.Module):
-    """Attention of one head over all positions."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.GroupNorm(_GROUPS, width, _EPS)
-        self.q, self.k, self.v, self.proj_out = (nn.Conv2d(width, width, 1) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.norm(x)
-        q, k, v = (rearrange(part(h), "b c h w -> b 1 (h w) c") for part in (self.q, self.k, self.v))
-        mixed = F.scaled_dot_product_attention(q, k, v)
-        out: Tensor = self.proj_out(rearrange(mixed, "b 1 (h w) c -> b c h w", h=x.shape[2]))
-        return x + out
-
-
-class _Upsample(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(width, width, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        larger: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
-        return larger
-
-
-class _Decoder(nn.Module):
-    def __init__(self, shape: MAGVITShape) -> None:
-        super().__init__()
-        width = shape.widths[-1]
-        self.post_quant_conv = nn.Conv2d(shape.bits, shape.bits, 1)
-        self.conv_in = nn.Conv2d(shape.bits, width, 3, padding=1)
-        parts = {"block_1": _Block(width, width), "attn_1": _Attention(width), "block_2": _Block(width, width)}
-        self.mid = nn.ModuleDict(parts)
-        levels = []
-        for level in reversed(range(len(shape.widths))):
-            to = shape.widths[level]
-            blocks = [_Block(width if index == 0 else to, to) for index in range(shape.blocks[level])]
-            width = to
-            own: dict[str, nn.Module] = {"block": nn.ModuleList(blocks)}
-            levels.append(nn.ModuleDict(own | ({"upsample": _Upsample(to)} if level else {})))
-        self.up = nn.ModuleList(reversed(levels))
-        self.norm_out, self.conv_out = nn.GroupNorm(_GROUPS, width, _EPS), nn.Conv2d(width, 3, 3, padding=1)
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        h: Tensor = self.conv_in(self.post_quant_conv(vectors))
-        for part in self.mid.values():
-            h = part(h)
-        for level in reversed(self.up):
-            assert isinstance(level, nn.ModuleDict)
-            for part in (*level["block"], *([level["upsample"]] if "upsample" in level else [])):  # type: ignore[misc]
-                h = part(h)
-        pixels: Tensor = self.conv_out(F.silu(self.norm_out(h)))
-        return pixels
-
-
 class MAGVIT(nn.Module):
     """The decoder half of a tokenizer. Pixels lie around [-1, 1]."""
 
     def __init__(self, shape: MAGVITShape) -> None:
         """Raises ModelError for widths that the groups of the norms do not divide."""
         super().__init__()
-        if not all(width and width % _GROUPS == 0 for width in shape.widths) or not all(shape.blocks):
+        from diffusers.models.autoencoders.vae import Decoder  # slow to import
+
+        if not all(width and width % GROUPS == 0 for width in shape.widths) or not all(shape.blocks):
             raise ModelError(f"a MAGVIT-v2 decoder of widths {list(shape.widths)} and blocks {list(shape.blocks)}")
         self.shape = shape
-        self.decoder = _Decoder(shape)
+        self.post_quant_conv = nn.Conv2d(shape.bits, shape.bits, 1)
+        self.decoder: Any = Decoder(
+            in_channels=shape.bits,
+            up_block_types=("UpDecoderBlock2D",) * len(shape.widths),
+            block_out_channels=shape.widths,
+            layers_per_block=max(shape.blocks) - 1,  # a decoder has one more
+            norm_num_groups=GROUPS,
+        )
+        for level, blocks in zip(self.decoder.up_blocks, reversed(shape.blocks), strict=True):
+            level.resnets = level.resnets[:blocks]
 
     @property
     def codebook_size(self) -> int:
@@ -150,8 +91,9 @@ class MAGVIT(nn.Module):
 
     def decode(self, codes: Tensor) -> Tensor:
         """Codes [B, h, w] to float32 pixels [B, 3, H, W]; raises as `vectors` does."""
-        weight = self.decoder.conv_in.weight
-        pixels: Tensor = self.decoder(self.vectors(codes.to(weight.device)).to(weight.dtype))
+        weight = self.post_quant_conv.weight
+        vectors = self.vectors(codes.to(weight.device)).to(weight.dtype)
+        pixels: Tensor = self.decoder(self.post_quant_conv(vectors))
         return pixels.float()
 
 
@@ -172,6 +114,11 @@ def load_magvit(file: Path, *, device: torch.device | str = "cpu") -> MAGVIT:
             model = MAGVIT(shape)
     except ModelError as error:
         raise ModelError(f"{file}: {error}", error.hint) from error
-    check_names(file, tensors, {name: tuple(value.shape) for name, value in model.state_dict().items()})
-    model.load_state_dict({name: value.to(device, torch.float32) for name, value in tensors.items()}, assign=True)
-    return model.eval().requires_grad_(False)
+    fill(model, file, tensors, published(shape), device)
+    return model
+
+
+def published(shape: MAGVITShape) -> Names:
+    """The published names of a decoder's tensors."""
+    names = latent_diffusion(len(shape.widths))
+    return lambda name: names(f"decoder.{name}" if name.startswith("post_quant_conv.") else name)

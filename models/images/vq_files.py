@@ -13,12 +13,13 @@ from torch import Tensor
 from ..errors import ModelError
 from ..files.configs import reading
 from ..files.sources import read_json
+from . import autoencoder_names as names
 from .vq import VQ
-from .vq_names import IGNORED, from_published, published, to_published
 from .vq_shape import VQShape
-from .weight_files import arguments_file, check_names, find_file, read_tensors, write_tensors
+from .weight_files import arguments_file, find_file, read_tensors, write_tensors
 
 PATTERNS = ("vq*.safetensors", "vq*.pt")
+_IGNORED = ("quantize.codebook_used",)  # a statistic of training
 
 
 def load_vq(source: str | os.PathLike[str], *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> VQ:
@@ -34,7 +35,7 @@ def load_vq(source: str | os.PathLike[str], *, device: str = "cpu", dtype: torch
     8
     """
     file = find_vq(os.fspath(source))
-    tensors = {name: value for name, value in read_tensors(file).items() if name not in IGNORED}
+    tensors = {name: value for name, value in read_tensors(file).items() if name not in _IGNORED}
     try:
         with reading(str(file)):
             shape = VQShape.of(tensors, read_json(arguments_file(file)))
@@ -42,10 +43,8 @@ def load_vq(source: str | os.PathLike[str], *, device: str = "cpu", dtype: torch
         raise ModelError(f"{file}: {error}", error.hint) from error
     with torch.device("meta"):
         model = VQ(shape)
-    check_names(file, tensors, {name: tuple(value.shape) for name, value in published_tensors(model).items()})
-    ours = {name: from_published(published(name), tensors[published(name)]) for name in model.state_dict()}
-    model.load_state_dict({name: value.to(device, dtype) for name, value in ours.items()}, assign=True)
-    return model.eval().requires_grad_(False)
+    names.fill(model, file, tensors, names.llamagen, device, dtype)
+    return model
 
 
 def save_vq(model: VQ, file: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
@@ -59,8 +58,7 @@ def save_vq(model: VQ, file: str | os.PathLike[str], *, dtype: torch.dtype | Non
 
 def published_tensors(model: VQ) -> dict[str, Tensor]:
     """The tensors under their published names and in their published forms."""
-    named = ((published(name), value) for name, value in model.state_dict().items())
-    return {name: to_published(name, value) for name, value in named}
+    return names.published_tensors(model, names.llamagen)
 
 
 def find_vq(source: str) -> Path:

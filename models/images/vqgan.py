@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from ..errors import ModelError
 from ..files.weights import count_parts
-from .kl_names import from_published, published
+from . import autoencoder_names as names
 from .level_shape import GROUPS, LevelShape, multiples
-from .weight_files import check_names, find_file, read_tensors
+from .weight_files import find_file, read_tensors
 
 PATTERNS = ("vqgan*.ckpt", "vqgan*.safetensors", "vqgan*.pt", "vqgan*.pth")
 _WHAT = "VQGAN"
@@ -106,18 +106,11 @@ def load_vqgan(source: str | os.PathLike[str], *, device: torch.device | str = "
             model = VQGAN(shape)
     except ModelError as error:
         raise ModelError(f"{file}: {error}", error.hint) from error
-    names = {name: _published(name, len(shape.widths)) for name in model.state_dict()}
-    used = {name: from_published(name, value) for name, value in tensors.items() if _USED.match(name)}
-    check_names(file, used, {names[name]: tuple(value.shape) for name, value in model.state_dict().items()})
-    state = {name: used[theirs].to(device, torch.float32) for name, theirs in names.items()}
-    model.load_state_dict(state, assign=True)
-    return model.eval().requires_grad_(False)
+    used = {name: value for name, value in tensors.items() if _USED.match(name)}
+    names.fill(model, file, used, names.latent_diffusion(len(shape.widths)), device)
+    return model
 
 
 def find_vqgan(source: str) -> Path:
     """The file of a folder that holds one, or the file itself. Raises ModelError."""
     return find_file(source, "vqgan", _WHAT, PATTERNS)
-
-
-def _published(name: str, levels: int) -> str:
-    return "quantize.embedding.weight" if name == "codebook.weight" else published(name, levels)

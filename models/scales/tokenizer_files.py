@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import ModelError
 from ..files.configs import reading
 from ..files.sources import read_json
-from ..images import kl_names
+from ..images.autoencoder_names import from_published, latent_diffusion, to_published
 from ..images.weight_files import arguments_file, check_names, find_file, read_tensors, write_tensors
 from .contracts import Scales
 from .shape import TokenizerShape
@@ -22,8 +22,6 @@ from .tokenizer import MultiScaleVQ
 
 PATTERNS = ("vae*.safetensors", "vae*.pth", "vae*.pt")
 _IGNORED = ("quantize.ema_vocab_hit_SV",)  # a counter of training
-_PARTS = {"to_q": 0, "to_k": 1, "to_v": 2}  # of one published convolution, qkv
-_PROJECTION = re.compile(r"\.(?:qkv|proj_out)\.weight$")  # a 1x1 convolution there, a matrix here
 
 
 def published(name: str, levels: int, convolutions: int) -> tuple[str, int | None]:
@@ -32,16 +30,12 @@ def published(name: str, levels: int, convolutions: int) -> tuple[str, int | Non
     >>> published("decoder.up_blocks.0.attentions.1.to_k.weight", 2, 4)
     ('decoder.up.1.attn.1.qkv.weight', 1)
     """
-    if name == "codebook.weight":
-        return "quantize.embedding.weight", None
     if hit := re.match(r"convolutions\.(\d+)\.(.*)", name):
         key = "qresi" if convolutions == 1 else f"qresi_ls.{hit[1]}"
         return f"quantize.quant_resi.{key}.{hit[2]}", None
-    name = re.sub(r"\bup_blocks\.(\d+)\.attentions\.", lambda hit: f"up.{levels - 1 - int(hit[1])}.attn.", name)
-    if hit := re.search(r"\.(to_[qkv])\.", name):
-        head, _, rest = name.partition(hit[0])
-        return f"{kl_names.published(head, levels)}.qkv.{rest}", _PARTS[hit[1]]
-    return kl_names.published(name, levels), None
+    theirs = latent_diffusion(levels)(name)
+    whole = re.sub(r"\.[qkv]\.(weight|bias)$", r".qkv.\1", theirs)
+    return whole, None if whole == theirs else "qkv".index(theirs.split(".")[-2])
 
 
 def load_tokenizer(
@@ -81,8 +75,7 @@ def load_tokenizer(
     for name in model.state_dict():
         theirs, part = _of(name, model)
         value = tensors[theirs] if part is None else tensors[theirs].chunk(3)[part]
-        value = value[:, :, 0, 0] if _PROJECTION.search(theirs) and value.ndim == 4 else value
-        ours[name] = value.to(device, dtype).contiguous()
+        ours[name] = from_published(theirs, value).to(device, dtype).contiguous()
     model.load_state_dict(ours, assign=True)
     return model.eval().requires_grad_(False)
 
@@ -107,10 +100,7 @@ def published_tensors(model: MultiScaleVQ) -> dict[str, Tensor]:
         name: each[None] if None in each else torch.cat([each[part] for part in range(3)])
         for name, each in parts.items()
     }
-    return {
-        name: value[:, :, None, None] if _PROJECTION.search(name) and value.ndim == 2 else value
-        for name, value in whole.items()
-    }
+    return {name: to_published(name, value) for name, value in whole.items()}
 
 
 def find_tokenizer(source: str) -> Path:

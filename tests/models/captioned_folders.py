@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pardec.models.families import FAMILIES
 from pardec.models.files.catalog import TOKENIZER
-from pardec.models.images.magvit import MAGVIT, MAGVITShape
+from pardec.models.images.autoencoder_names import published_tensors
+from pardec.models.images.magvit import MAGVIT, MAGVITShape, published
 from pardec.models.loading import assemble
 
 SIDE, CODES, FIRST = 3, 16, 126356
@@ -88,9 +89,10 @@ def vq() -> Any:
         )
 
 
-def magvit_tensors() -> dict[str, Tensor]:
+def magvit_tensors(widths: tuple[int, ...] = (32, 64), blocks: tuple[int, ...] = (2, 1)) -> dict[str, Tensor]:
     """The published tensors of a whole MAGVIT-v2 tokenizer: what decodes, and some of what does not."""
     with torch.random.fork_rng():
         torch.manual_seed(4)
-        own = MAGVIT(MAGVITShape(4, (32, 64), (2, 1))).state_dict()
+        shape = MAGVITShape(4, widths, blocks)
+        own = published_tensors(MAGVIT(shape), published(shape))
     return {**own, "encoder.conv_in.weight": torch.zeros(32, 3, 3, 3), "quantize.power_vals": torch.zeros(4)}

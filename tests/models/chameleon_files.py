@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration, PreTrainedTokenizerFast
 
+from pardec.models.images.autoencoder_names import latent_diffusion, published_tensors
 from pardec.models.images.chameleon_words import BOS, GRID, IMAGE_END, IMAGE_START, MESSAGE_END, ROW_END
-from pardec.models.images.vqgan import VQGAN, VQGANShape, _published
+from pardec.models.images.vqgan import VQGAN, VQGANShape
 
 CODES = 6
 WORDS = ("a", "red", "cat", "the", "dog", "under", "tree", "it", "<unk>")
@@ -105,10 +106,7 @@ def vqgan(seed: int = 0) -> VQGAN:
 
 def write_vqgan(file: Path, **changes: torch.Tensor) -> None:
     """A file as the authors publish it: with an encoder and a loss, and convolutions where there are matrices here."""
-    state = {}
-    for name, value in vqgan().state_dict().items():
-        theirs = _published(name, len(SHAPE.widths))
-        state[theirs] = value[:, :, None, None] if value.ndim == 2 and ".attn_1." in theirs else value
+    state = published_tensors(vqgan(), latent_diffusion(len(SHAPE.widths)))
     state |= {"encoder.conv_in.weight": torch.zeros(3), "loss.logvar": torch.zeros(1), **changes}
     torch.save({"state_dict": state}, file)
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from pardec.models.continuous.diffusion_head import MARHead
-from pardec.models.images.kl_names import published, to_published
+from pardec.models.images.autoencoder_names import latent_diffusion, published_tensors
 
 SPECIAL = ("<|image_area|>", "<|begin_of_image|>", "<|end_of_image|>", "<|image_placeholder|>")
 VOCABULARY = 256 + len(SPECIAL)
@@ -119,8 +119,8 @@ def write_vae(folder: Path, *, plain: bool = True) -> Any:
         return model
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(VAE))
-    named = ((published(name, 2), value) for name, value in model.state_dict().items())
-    torch.save({name: to_published(name, value).clone() for name, value in named}, folder / "checkpoint.pt")
+    tensors = published_tensors(model, latent_diffusion(2))
+    torch.save({name: value.clone() for name, value in tensors.items()}, folder / "checkpoint.pt")
     return model
 
 

@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pardec.models.errors import ModelError
-from pardec.models.images.vqgan import VQGAN, VQGANShape, _published, load_vqgan
+from pardec.models.images.autoencoder_names import latent_diffusion, published_tensors
+from pardec.models.images.vqgan import VQGAN, VQGANShape, load_vqgan
 from tests.reference import naive_kl
 
 SHAPES = [
@@ -22,12 +23,8 @@ SHAPES = [
 def published(shape: VQGANShape) -> dict[str, Tensor]:
     """Random tensors under the authors' names, attention with convolutions of one place."""
     torch.manual_seed(0)
-    tensors = {}
-    for name, value in VQGAN(shape).state_dict().items():
-        theirs = _published(name, len(shape.widths))
-        value = value + 0.05 * torch.randn_like(value)  # norms and biases too
-        tensors[theirs] = value[:, :, None, None] if ".attn_1." in theirs and value.ndim == 2 else value
-    return tensors
+    tensors = published_tensors(VQGAN(shape), latent_diffusion(len(shape.widths)))
+    return {name: value + 0.05 * torch.randn_like(value) for name, value in tensors.items()}  # norms and biases too
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(shape.ch_mult))
