@@ -9,9 +9,9 @@ LoRA, https://arxiv.org/abs/2106.09685; rsLoRA, https://arxiv.org/abs/2312.03732
 in float32, whatever the dtype of either. Tensors that the adapter holds whole (modules_to_save, biases) take the place
 of the checkpoint's. A merged model is a checkpoint like any other: nothing above the reading of files knows of it.
 
-The merge is not PEFT's (0.21.2), though its tensors are bit-equal in every case that both can do. PEFT merges modules of
-transformers, and most families here are none; loading needs no PEFT. It also merges, with a warning or without, what is
-refused here: a file that lacks layers or halves of pairs, and an update of an embedding whose tensor is the head's too.
+The merge is not PEFT's (0.21.2), though the tensors are bit-equal in every case that both can do. PEFT merges modules
+of transformers, and LLaDA, LlamaGen and MAR are none; loading needs no PEFT. It also merges, with a warning or without,
+what is refused here: a file that lacks layers or halves of pairs, an update of an embedding that is the head as well.
 """
 
 from __future__ import annotations
