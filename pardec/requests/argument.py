@@ -33,71 +33,40 @@ class Takes(Flag):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The option of the command line for an argument.
+    """The option of the command line for an argument."""
 
-    Attributes:
-        help: its line in --help.
-        flags: where they are other than --name.
-        images: whether `pardec image` has it, or its line in --help there, if that is another.
-        alone: commands that have it name it; other options are in every command that decodes text, and convert nothing.
-        more: further arguments of `typer.Option`.
-    """
-
-    help: str
-    flags: tuple[str, ...] = ()
-    images: bool | str = False
-    alone: bool = False
-    more: Mapping[str, Any] = field(default_factory=dict)
+    help: str  # its line in --help
+    flags: tuple[str, ...] = ()  # where they are other than --name
+    images: bool | str = False  # whether `pardec image` has it, or its line in --help there
+    alone: bool = False  # commands that have it name it; others are in all that decode text, and convert nothing
+    more: Mapping[str, Any] = field(default_factory=dict)  # arguments of `typer.Option`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """An argument of `generate`.
-
-    Attributes:
-        doc: its meaning, as the docstring says it.
-        check: refuses values of other types and out of range, with `example` as the hint: (name, value, example).
-        example: a value with its effect.
-        takes: the kinds of models that take it.
-        instead: the hint for models of a kind that does not.
-        order: why a model that decodes in any order does not take it.
-        off: values that ask for nothing.
-        in_request: whether the loop's request has it, under the same name.
-        filters: where it leaves tokens out of the distribution, and so has no effect at temperature 0: the values with
-            which it leaves out none.
-        fills: whether it decides about the same positions as `response_format`, and so does not go with it.
-        per_prompt: whether a prompt of `serve_batch` and a line of a prompts file may have its own.
-        compared: whether `compare` takes it.
-        option: of the command line.
-        json: its field in requests to the server, where it is a number or has another name there.
-        lm_eval: whether it is one of lm-eval's model arguments and generation arguments.
-        aliases: names in other libraries for the same value.
-        related: names in other libraries that are answered with `hint`.
-        hint: what to write in place of these names; by default the example.
-        off_elsewhere: values that ask for nothing in other libraries.
-    """
+    """An argument of `generate`."""
 
     name: str = ""
     default: Any = None
-    doc: str
-    check: Callable[[str, Any, str], None] | None = None
-    example: str = ""
-    takes: Takes = Takes.ALL
-    instead: Mapping[Takes, str] = field(default_factory=dict)
-    order: str = ""
-    off: tuple[Any, ...] = (None,)
-    in_request: bool = False
-    filters: tuple[Any, ...] = ()
-    fills: bool = False
-    per_prompt: bool = False
-    compared: bool = False
+    doc: str  # its meaning, for docstrings
+    check: Callable[[str, Any, str], None] | None = None  # of (name, value, example): raises SpecError
+    example: str = ""  # a value with its effect: the hint of errors
+    takes: Takes = Takes.ALL  # the models that take it
+    order: str = ""  # why a model that decodes in any order does not
+    instead: Mapping[Takes, str] = field(default_factory=dict)  # hints for models that do not
+    off: tuple[Any, ...] = (None,)  # values that ask for nothing
+    off_elsewhere: tuple[Any, ...] = ()  # and those that do in other libraries
+    in_request: bool = False  # a loop's request has it, under the same name
+    filters: tuple[Any, ...] = ()  # of a filter, without an effect at temperature 0: values that leave out no token
+    fills: bool = False  # decides about the same positions as `response_format`, so the two do not go together
+    per_prompt: bool = False  # a prompt of `serve_batch` and a line of a prompts file may have its own
+    compared: bool = False  # `compare` takes it
     option: Option | None = None
-    json: str = ""
-    lm_eval: bool = False
-    aliases: tuple[str, ...] = ()
-    related: tuple[str, ...] = ()
+    json: str = ""  # its field in requests to the server, where that is not its name
+    lm_eval: bool = False  # one of lm-eval's model arguments and generation arguments
+    aliases: tuple[str, ...] = ()  # names in other libraries for the same value
+    related: tuple[str, ...] = ()  # and names that are answered with `hint`, or the example
     hint: str = ""
-    off_elsewhere: tuple[Any, ...] = ()
 
     @property
     def number(self) -> type[int] | type[float] | None:
@@ -144,9 +113,7 @@ class Argument:
 
 def argument(default: Any = None, **values: Any) -> Any:
     """A field of a dataclass that declares an argument: the default, and what `Argument` has."""
-    from dataclasses import field as of_dataclass
-
-    return of_dataclass(default=default, metadata={"argument": Argument(default=default, **values)})
+    return field(default=default, metadata={"argument": Argument(default=default, **values)})
 
 
 # --- ranges ---

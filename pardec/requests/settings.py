@@ -120,59 +120,41 @@ def _check_callback(name: str, value: Any, example: str) -> None:
 class Settings:
     """One checked set of arguments."""
 
+    # fmt: off
     input_ids: Any = argument(
         doc="in place of a prompt, LongTensor [B, P] or a list of 1-D tensors or lists of unequal length.",
-        check=check_count,
-        takes=Takes.TEXT,
-        json="prompt",
+        check=check_count, takes=Takes.TEXT, json="prompt",
         related=(
-            *("attention_mask", "position_ids", "token_type_ids", "prompt_token_ids"),
-            *("prompt_ids", "ids", "inputs_embeds"),
+            "attention_mask", "position_ids", "token_type_ids", "prompt_token_ids", "prompt_ids", "ids",
+            "inputs_embeds",
         ),
         hint="token ids go to input_ids=, rows of unequal length in a list; they need no padding and no mask",
     )
     sampler: AnySampler | None = argument(
         doc='a spec such as "threshold:tau=0.9@dual", a "preset:name", or None for the default.',
-        option=Option("A spec or preset:NAME; see pardec list.", ("--sampler", "-s")),
-        lm_eval=True,
+        option=Option("A spec or preset:NAME; see pardec list.", ("--sampler", "-s")), lm_eval=True,
     )
     max_new_tokens: int = argument(
-        MAX_NEW_TOKENS,
-        doc="positions to fill after the prompt.",
-        check=Whole(1, 2**24),
-        example="max_new_tokens=64 asks for 64 tokens after the prompt",
-        per_prompt=True,
-        compared=True,
-        option=Option("Tokens to generate, by default 64.", ("--max-new-tokens", "-n")),
-        json="max_tokens",
+        MAX_NEW_TOKENS, doc="positions to fill after the prompt.", check=Whole(1, 2**24),
+        example="max_new_tokens=64 asks for 64 tokens after the prompt", per_prompt=True, compared=True,
+        option=Option("Tokens to generate, by default 64.", ("--max-new-tokens", "-n")), json="max_tokens",
         lm_eval=True,
         related=(
-            *("max_length", "max_tokens", "max_gen_toks", "max_gen_len", "max_completion_tokens", "max_output_tokens"),
-            *("gen_length", "gen_len", "length", "num_tokens", "n_predict"),
+            "max_length", "max_tokens", "max_gen_toks", "max_gen_len", "max_completion_tokens", "max_output_tokens",
+            "gen_length", "gen_len", "length", "num_tokens", "n_predict",
         ),
     )
     min_new_tokens: int | None = argument(
-        doc="positions after the prompt at which no end token is committed.",
-        check=Whole(0),
+        doc="positions after the prompt at which no end token is committed.", check=Whole(0),
         example="min_new_tokens=8 has no end token among the first 8; leave it out to let a row end anywhere",
-        takes=Takes.TEXT,
-        off=(None, 0),
-        in_request=True,
-        fills=True,
-        option=Option("Tokens before an end token is allowed."),
-        json="min_tokens",
-        lm_eval=True,
-        aliases=("min_gen_toks", "min_tokens"),
-        related=("min_length",),
+        takes=Takes.TEXT, off=(None, 0), in_request=True, fills=True,
+        option=Option("Tokens before an end token is allowed."), json="min_tokens", lm_eval=True,
+        aliases=("min_gen_toks", "min_tokens"), related=("min_length",),
     )
     block_length: int | None = argument(
-        doc="None takes min(32, max_new_tokens); block-causal models have their own.",
-        check=Whole(1),
-        example="block_length=32, or leave it out for min(32, max_new_tokens)",
-        takes=Takes.MASKED,
-        compared=True,
-        option=Option("Tokens in a block, by default at most 32."),
-        lm_eval=True,
+        doc="None takes min(32, max_new_tokens); block-causal models have their own.", check=Whole(1),
+        example="block_length=32, or leave it out for min(32, max_new_tokens)", takes=Takes.MASKED, compared=True,
+        option=Option("Tokens in a block, by default at most 32."), lm_eval=True,
         related=("block_size", "num_blocks", "gen_blocks"),
         hint="block_length=32 is the length of a block, not their number",
     )
@@ -181,50 +163,34 @@ class Settings:
         doc="0 takes the likeliest token; above 0 tokens are sampled. For continuous tokens it scales the noise of "
         "each step of the head, and is 1 by default, as it is for token maps.",
         check=Number(("at least 0", lambda x: x >= 0), (RANGE, divides)),
-        example="temperature=0 takes the likeliest token, 1 samples from the model's own distribution",
-        in_request=True,
+        example="temperature=0 takes the likeliest token, 1 samples from the model's own distribution", in_request=True,
         compared=True,
         option=Option(
             "0, the default, takes the most likely token.",
             images="0 takes the most likely; by default the model's own.",
         ),
-        lm_eval=True,
-        related=("do_sample", "temp", "sampling", "greedy"),
+        lm_eval=True, related=("do_sample", "temp", "sampling", "greedy"),
         hint="temperature=0, the default, takes the likeliest token, and anything above samples one",
     )
     top_k: int | None = argument(
-        doc="sample from the top_k likeliest tokens.",
-        check=Whole(1),
-        example="top_k=50 keeps the 50 likeliest tokens; leave it out to keep all",
-        takes=~Takes.VECTORS,
-        in_request=True,
-        filters=(None,),
-        compared=True,
-        option=Option("Sample from the k most likely tokens.", images=True),
-        lm_eval=True,
-        off_elsewhere=(0, -1),
+        doc="sample from the top_k likeliest tokens.", check=Whole(1),
+        example="top_k=50 keeps the 50 likeliest tokens; leave it out to keep all", takes=~Takes.VECTORS,
+        in_request=True, filters=(None,), compared=True,
+        option=Option("Sample from the k most likely tokens.", images=True), lm_eval=True, off_elsewhere=(0, -1),
     )
     top_p: float | None = argument(
         doc="sample from the likeliest tokens that hold this share of the probability.",
         check=Number(("above 0 and at most 1", lambda x: 0 < x <= 1)),
         example="top_p=0.9 keeps the likeliest tokens that hold 90% of the probability; leave it out to keep all",
-        takes=~Takes.VECTORS,
-        in_request=True,
-        filters=(None, 1),
-        compared=True,
-        option=Option("Sample from the most likely tokens of total probability p.", images=True),
-        lm_eval=True,
+        takes=~Takes.VECTORS, in_request=True, filters=(None, 1), compared=True,
+        option=Option("Sample from the most likely tokens of total probability p.", images=True), lm_eval=True,
     )
     min_p: float | None = argument(
         doc="leave out tokens that are less likely than min_p times the likeliest.",
         check=Number(("at least 0 and at most 1", lambda x: 0 <= x <= 1)),
         example="min_p=0.05 leaves out what is less than 0.05 times as likely as the likeliest; 0 keeps all",
-        takes=Takes.TEXT | Takes.CODES,
-        off=(None, 0),
-        in_request=True,
-        filters=(None, 0),
-        option=Option("Exclude tokens below p times the highest probability."),
-        lm_eval=True,
+        takes=Takes.TEXT | Takes.CODES, off=(None, 0), in_request=True, filters=(None, 0),
+        option=Option("Exclude tokens below p times the highest probability."), lm_eval=True,
         related=("typical_p", "top_a", "epsilon_cutoff", "eta_cutoff", "top_h"),
         hint="top_k=, top_p= and min_p= leave unlikely tokens out",
     )
@@ -233,77 +199,56 @@ class Settings:
         "for a masked model those are the prompt's and all committed ones, at any position, end tokens excepted.",
         check=Number((f"from {LEAST:g} to {MAX_SCALE:g}", lambda x: LEAST <= x <= MAX_SCALE)),
         example="repetition_penalty=1.1 makes tokens that the row holds already less likely; 1 is off",
-        takes=Takes.TEXT,
-        off=(None, 1),
-        in_request=True,
-        option=Option("Above 1, repeated tokens are less likely."),
+        takes=Takes.TEXT, off=(None, 1), in_request=True, option=Option("Above 1, repeated tokens are less likely."),
         lm_eval=True,
     )
     cfg: float | None = argument(
-        doc="guidance, l_u + cfg * (l_c - l_u); None is off. For continuous tokens it guides the noise. For token maps "
-        "it is VAR's number: l_c + t * (l_c - l_u), t from 0 at the first map to cfg at the last; 0 is off.",
+        doc="guidance, l_u + cfg * (l_c - l_u); None is off. For continuous tokens it guides the noise. For token "
+        "maps it is VAR's number: l_c + t * (l_c - l_u), t from 0 at the first map to cfg at the last; 0 is off.",
         check=Number(("at least 0", lambda x: x >= 0), (f"at most {MAX_SCALE:g}", lambda x: x <= MAX_SCALE)),
         example="cfg=1 is the model without guidance, larger is stronger; leave it out to turn guidance off",
-        takes=~Takes.AR,
-        in_request=True,
-        compared=True,
+        takes=~Takes.AR, in_request=True, compared=True,
         option=Option(
             "Classifier-free guidance; 1 is none.",
             images="Classifier-free guidance, 1 is none; by default the model's own.",
         ),
-        lm_eval=True,
-        related=("cfg_scale", "guidance_scale", "guidance", "w", "classifier_free_guidance"),
+        lm_eval=True, related=("cfg_scale", "guidance_scale", "guidance", "w", "classifier_free_guidance"),
         hint="cfg=1.5 turns guidance on, 1 is without it; LLaDA's cfg_scale is cfg - 1",
     )
     cfg_interval: int | None = argument(
-        doc="for images, guide the first cfg_interval + 2 tokens only.",
-        check=Whole(0),
+        doc="for images, guide the first cfg_interval + 2 tokens only.", check=Whole(0),
         example="cfg_interval=100 guides the first 102 tokens of an image; leave it out to guide all",
-        takes=Takes.AR_IMAGES,
-        order="cfg_interval counts tokens from the first on",
-        in_request=True,
-        compared=True,
+        takes=Takes.AR_IMAGES, order="cfg_interval counts tokens from the first on", in_request=True, compared=True,
         option=Option("Guide the first N + 2 tokens only.", images=True, more={"metavar": "N"}),
     )
     seed: int | Sequence[int] = argument(
-        0,
-        doc="one number (row i gets the seed derived from it and i), or a list with one a row.",
-        check=_check_seed,
-        example="seed=0, or seed=[0, 1] with one seed a row",
-        per_prompt=True,
+        0, doc="one number (row i gets the seed derived from it and i), or a list with one a row.", check=_check_seed,
+        example="seed=0, or seed=[0, 1] with one seed a row", per_prompt=True,
         option=Option("Random seed; prompt i uses a seed derived from it and i.", alone=True),
-        related=("random_seed", "generator", "manual_seed", "seeds"),
-        hint="seed=0, or seed=[0, 1] with one a row",
+        related=("random_seed", "generator", "manual_seed", "seeds"), hint="seed=0, or seed=[0, 1] with one a row",
     )
     template: Any = argument(
         doc="text with mask tokens, or ids with None, that follows the prompt in place of max_new_tokens masks; one, "
         "or one a row.",
-        check=check_count,
-        takes=Takes.TEXT,
-        fills=True,
-        per_prompt=True,
+        check=check_count, takes=Takes.TEXT, fills=True, per_prompt=True,
     )
     allowed: Any = argument(
-        doc="which tokens each position may take: a function (row, index) -> ids, texts of one token, or None for any; "
-        "a list of such choices, one a position; a dict {index: choices}; or a list with one of these a row. Index 0 "
-        "is the first position after the prompt. It holds in any order, and for every stage.",
-        takes=Takes.TEXT | Takes.CODES,
-        fills=True,
-        per_prompt=True,
+        doc="which tokens each position may take: a function (row, index) -> ids, texts of one token, or None for "
+        "any; a list of such choices, one a position; a dict {index: choices}; or a list with one of these a row. "
+        "Index 0 is the first position after the prompt. It holds in any order, and for every stage.",
+        takes=Takes.TEXT | Takes.CODES, fills=True, per_prompt=True,
         option=Option("JSON file: the tokens allowed at each position.", ("--allowed",), alone=True),
         related=("prefix_allowed_tokens_fn", "constraints", "force_words_ids", "grammar"),
         hint="allowed= says which tokens each position may take",
     )
     logits_processor: Any = argument(
         doc="transformers' logits processors, run on the history of each token; AR models only.",
-        check=_check_processors,
-        example="logits_processor=[RepetitionPenaltyLogitsProcessor(1.1)], from transformers",
-        takes=Takes.AR,
-        order="logits_processor reads the tokens before a position",
+        check=_check_processors, example="logits_processor=[RepetitionPenaltyLogitsProcessor(1.1)], from transformers",
+        takes=Takes.AR, order="logits_processor reads the tokens before a position",
         instead={Takes.MASKED: "leave it out; allowed= says which tokens each position may take"},
         related=(
-            *("no_repeat_ngram_size", "presence_penalty", "frequency_penalty", "length_penalty", "bad_words_ids"),
-            *("logits_processors", "logit_bias", "sequence_bias", "suppress_tokens", "encoder_repetition_penalty"),
+            "no_repeat_ngram_size", "presence_penalty", "frequency_penalty", "length_penalty", "bad_words_ids",
+            "logits_processors", "logit_bias", "sequence_bias", "suppress_tokens", "encoder_repetition_penalty",
         ),
         hint="logits_processor=[...] takes transformers' processors on autoregressive models; repetition_penalty= "
         "works on all",
@@ -313,91 +258,66 @@ class Settings:
         '{"type": "json_object"}: every answer is complete JSON of it, within max_new_tokens, and `Result.parsed` has '
         "its values. Masked models fill a template of the schema. Autoregressive ones need llguidance (extra "
         "`structured`).",
-        check=lambda name, value, example: form_of(value),
-        takes=Takes.TEXT,
-        per_prompt=True,
+        check=lambda name, value, example: form_of(value), takes=Takes.TEXT, per_prompt=True,
         option=Option("JSON file: a schema that every answer keeps to.", ("--response-format",), alone=True),
         related=("json_schema", "guided_json", "json_mode", "output_schema", "response_schema", "structured_outputs"),
         hint="response_format={...} takes a JSON schema that every answer keeps to",
     )
     stop: Any = argument(
-        doc="a text, or texts, that end a row: its text is cut before the one that is complete first, its tokens after "
-        "the one that completes it. The prompt is not searched.",
-        check=lambda name, value, example: read_stops(value),
-        takes=Takes.TEXT,
-        fills=True,
-        per_prompt=True,
+        doc="a text, or texts, that end a row: its text is cut before the one that is complete first, its tokens "
+        "after the one that completes it. The prompt is not searched.",
+        check=lambda name, value, example: read_stops(value), takes=Takes.TEXT, fills=True, per_prompt=True,
         option=Option(r"Stop before this text, \n is a line break; may be repeated.", ("--stop",), alone=True),
         related=("stop_strings", "stop_words", "stop_sequences", "stop_sequence", "stop_texts", "until"),
         hint='stop=["\\n\\n"] ends a row before a text',
     )
     stop_ids: Any = argument(
-        doc="end tokens; None takes the model's (none with a template), [] never stops.",
-        check=check_count,
-        takes=Takes.TEXT,
-        compared=True,
-        json="stop_token_ids",
+        doc="end tokens; None takes the model's (none with a template), [] never stops.", check=check_count,
+        takes=Takes.TEXT, compared=True, json="stop_token_ids",
         related=("eos_token_id", "eos_id", "stop_token_ids", "stop_tokens", "terminators", "stop_token_id"),
         hint="stop_ids=[2] ends a row at a token; the model's own end tokens are known",
     )
     block_align: str = argument(
-        "prompt",
-        doc='lay the block grid from the end of the "prompt", or "absolute" from position 0.',
+        "prompt", doc='lay the block grid from the end of the "prompt", or "absolute" from position 0.',
         check=_check_align,
-        example='"prompt" lays the block grid from the end of the prompt, "absolute" from position 0',
-        compared=True,
+        example='"prompt" lays the block grid from the end of the prompt, "absolute" from position 0', compared=True,
         lm_eval=True,
     )
     label: Any = argument(
         doc="in place of a prompt, the class or classes for an image model; with continuous tokens and token maps, -1 "
         "is none.",
-        check=check_count,
-        takes=Takes.IMAGES,
-        related=("class_labels", "class_label", "labels"),
+        check=check_count, takes=Takes.IMAGES, related=("class_labels", "class_label", "labels"),
         hint="label=207, or a list of classes",
     )
     num_images: int = argument(
-        1,
-        doc="images of each prompt or label, one row each.",
-        check=Whole(1, 2**16),
-        example="num_images=4 draws four images of each prompt",
-        takes=Takes.IMAGES,
-        instead={Takes.TEXT: "num_return_sequences= gives several answers"},
-        json="n",
+        1, doc="images of each prompt or label, one row each.", check=Whole(1, 2**16),
+        example="num_images=4 draws four images of each prompt", takes=Takes.IMAGES,
+        instead={Takes.TEXT: "num_return_sequences= gives several answers"}, json="n",
         related=("num_images_per_prompt", "images_per_prompt"),
     )
     size: Sequence[int] | None = argument(
-        doc="for images, (height, width) in pixels, of those that the model has; None is its own.",
-        check=_check_size,
-        example="size=(256, 256), or leave it out for the model's own",
-        takes=Takes.IMAGES,
+        doc="for images, (height, width) in pixels, of those that the model has; None is its own.", check=_check_size,
+        example="size=(256, 256), or leave it out for the model's own", takes=Takes.IMAGES,
         related=("height", "width", "image_size", "resolution"),
         hint="size=(256, 256) is the height and width of images in pixels",
     )
     num_return_sequences: int = argument(
-        1,
-        doc="for text, rows of each prompt, one after the other; they need a temperature.",
-        check=Whole(1, 2**16),
-        example="num_return_sequences=4 gives four answers to each prompt",
-        takes=Takes.TEXT,
+        1, doc="for text, rows of each prompt, one after the other; they need a temperature.", check=Whole(1, 2**16),
+        example="num_return_sequences=4 gives four answers to each prompt", takes=Takes.TEXT,
         instead={Takes.IMAGES: "num_images={value} draws so many of each"},
-        option=Option("Samples of each prompt; needs a temperature.", alone=True, more={"min": 1}),
-        json="n",
+        option=Option("Samples of each prompt; needs a temperature.", alone=True, more={"min": 1}), json="n",
         related=("n", "num_samples", "num_generations", "num_completions", "num_return"),
     )
     prompt_embeds: Any = argument(
-        doc="in place of a prompt, the text encoder's output for captions, [B, n, D] or a list.",
-        check=check_count,
+        doc="in place of a prompt, the text encoder's output for captions, [B, n, D] or a list.", check=check_count,
         takes=Takes.IMAGES,
     )
     negative_prompt: Any = argument(
-        doc="for captions with guidance, what guidance steers away from: one, or one a prompt.",
-        takes=Takes.IMAGES,
+        doc="for captions with guidance, what guidance steers away from: one, or one a prompt.", takes=Takes.IMAGES,
         option=Option("A caption that guidance moves away from.", images=True),
     )
     source: Any = argument(
-        doc="recorded uniforms in place of a seed.",
-        check=_check_source,
+        doc="recorded uniforms in place of a seed.", check=_check_source,
         example="pass an object like pardec.samplers.rng.Keyed, or leave source out",
     )
     logprobs: int | None = argument(
@@ -407,12 +327,11 @@ class Settings:
         example="logprobs=0 records each token's own, logprobs=5 also the five likeliest; leave it out for none",
         takes=Takes.TEXT | Takes.CODES,
         option=Option(
-            "In rows and --json: each token's log-probability, and those of the K likeliest.",
-            alone=True,
+            "In rows and --json: each token's log-probability, and those of the K likeliest.", alone=True,
             more={"metavar": "K", "min": 0},
         ),
         related=(
-            *("output_scores", "output_logits", "top_logprobs", "return_logprobs", "logprob_token_ids"),
+            "output_scores", "output_logits", "top_logprobs", "return_logprobs", "logprob_token_ids",
             "allowed_logprobs",
         ),
         hint="logprobs=5 records the log-probability of each token and of the five likeliest; logprob_ids= those of "
@@ -420,14 +339,12 @@ class Settings:
     )
     logprob_ids: Any = argument(
         doc="ids whose log-probabilities are recorded there too; given alone, it implies logprobs=0.",
-        check=check_count,
-        takes=Takes.TEXT | Takes.CODES,
+        check=check_count, takes=Takes.TEXT | Takes.CODES,
     )
     callback: Callable[[Event], object] | None = argument(
-        doc="called with every event.",
-        check=_check_callback,
-        example="pass a function that takes one event",
+        doc="called with every event.", check=_check_callback, example="pass a function that takes one event",
     )
+    # fmt: on
 
     def __post_init__(self) -> None:
         for each in ARGUMENTS.values():
