@@ -17,7 +17,7 @@ from pardec.samplers.cards import Family
 from ..requests.argument import check_whole, is_number
 from ..requests.chat_template import is_embedded
 from ..requests.preflight import check_answered, check_placing
-from ..requests.settings import ignored_filters
+from ..requests.settings import SHAPING, ignored_filters
 from ..tasks import Task
 from ..version import __version__
 from . import entries, sources, sweep, units
@@ -28,9 +28,6 @@ from .worker import Job
 
 if TYPE_CHECKING:
     from ..api import Model
-
-
-_SAMPLING = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
 
 
 @dataclass(frozen=True)
@@ -204,4 +201,4 @@ def family_of(model: str, loading: Loading) -> Family:
 
 
 def _sampling_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: defaults[name] for name in _SAMPLING if name in defaults}
+    return {name: defaults[name] for name in SHAPING if name in defaults}

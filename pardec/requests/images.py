@@ -17,7 +17,7 @@ from pardec.samplers.presets import preset
 
 from .argument import Takes
 from .prompts import Row, open_id
-from .settings import MAX_NEW_TOKENS, Settings, repeat_each
+from .settings import MAX_NEW_TOKENS, SHAPING, Settings, repeat_each
 
 if TYPE_CHECKING:
     from pardec.models.images.conditioned import Prefix
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
 
 _I = TypeVar("_I", bound="Imaging")
-_SHAPING = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def with_defaults(imaging: Imaging, arguments: Mapping[str, Any]) -> dict[str, A
     Where it has none either, the temperature is 1 and there is no guidance. A preset's arguments come before defaults.
     """
     defaults: dict[str, Any] = {"temperature": 1.0}
-    names = ("sampler", *_SHAPING)
+    names = ("sampler", *SHAPING)
     defaults |= {name: imaging.defaults[name] for name in names if imaging.defaults.get(name) is not None}
     if not defaults.get("top_k"):  # 0 stands for all tokens
         defaults.pop("top_k", None)

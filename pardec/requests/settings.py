@@ -415,6 +415,8 @@ OTHER_NAMES: Mapping[str, str] = {  # argument of another library -> what to wri
     **{name: each.hint or each.example for each in ARGUMENTS.values() for name in (*each.aliases, *each.related)},
     **WORDS,
 }
+# What image models shape the distribution by; checkpoints have defaults for them.
+SHAPING = tuple(each.name for each in ARGUMENTS.values() if each.number and each.option and each.option.images)
 FILLING = tuple(each.name for each in ARGUMENTS.values() if each.fills)  # refused with response_format
 
 
