@@ -88,6 +88,8 @@ class Argument:
         """Raises SpecError for a value other than the default where the model of this kind does not take it."""
         if kind in self.takes or value is self.default or (is_whole(value) and value == self.default):
             return
+        if isinstance(value, Sequence) and value in self.off:
+            return
         if kind in Takes.TEXT and not self.takes & Takes.TEXT:
             why = f"is for image models and {model} is a text model"
         elif kind in Takes.IMAGES and not self.takes & Takes.IMAGES:

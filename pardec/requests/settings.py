@@ -218,7 +218,7 @@ class Settings:
     cfg_interval: int | None = argument(
         doc="for images, guide the first cfg_interval + 2 tokens only.", check=Whole(0),
         example="cfg_interval=100 guides the first 102 tokens of an image; leave it out to guide all",
-        takes=Takes.AR_IMAGES, order="cfg_interval counts tokens from the first on", in_request=True, compared=True,
+        takes=Takes.AR_IMAGES, order="counts tokens from the first on", in_request=True, compared=True,
         option=Option("Guide the first N + 2 tokens only.", images=True, more={"metavar": "N"}),
     )
     seed: int | Sequence[int] = argument(
@@ -244,7 +244,7 @@ class Settings:
     logits_processor: Any = argument(
         doc="transformers' logits processors, run on the history of each token; AR models only.",
         check=_check_processors, example="logits_processor=[RepetitionPenaltyLogitsProcessor(1.1)], from transformers",
-        takes=Takes.AR, order="logits_processor reads the tokens before a position",
+        takes=Takes.AR, off=(None, "", [], ()), order="reads the tokens before a position",
         instead={Takes.MASKED: "leave it out; allowed= says which tokens each position may take"},
         related=(
             "no_repeat_ngram_size", "presence_penalty", "frequency_penalty", "length_penalty", "bad_words_ids",
