@@ -38,6 +38,25 @@ def replay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     return run
 
 
+@pytest.mark.parametrize("name", sorted(file.parent.name for file in GOLDEN.glob("*/cases.json")))
+def test_the_first_and_last_recorded_case_of_each_method_match(replay: Replay, tmp_path: Path, name: str) -> None:
+    """The others are slow ones; cases of a method follow its parameters from small to large."""
+    folder, ends = tmp_path / name, dict[str, dict[str, Any]]()
+    folder.mkdir()
+    for entry in (GOLDEN / name).iterdir():
+        (folder / entry.name).symlink_to(entry)
+    for case in json.loads((folder / "cases.json").read_text()):
+        ends.setdefault(case["method"], {})["last" if case["method"] in ends else "first"] = case
+    (folder / "cases.json").unlink()
+    (folder / "cases.json").write_text(json.dumps([case for held in ends.values() for case in held.values()]))
+    status, methods, errors = replay(folder)
+    assert status == 0, errors
+    for method, counts in methods.items():
+        assert counts["matched"] + counts["declared"] == counts["total"] == len(ends[method])
+        assert counts["declared"] <= DECLARED.get(method, 0)
+
+
+@pytest.mark.slow
 def test_every_recorded_case_of_the_built_methods_matches() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "replay_golden.py"), str(GOLDEN), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)

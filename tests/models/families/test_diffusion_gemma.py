@@ -157,14 +157,18 @@ def published_generate(
     return found
 
 
+def published_rule(steps: int, bound: float, confidence: float) -> str:
+    rule = f"gamma={bound},confidence={confidence},steps={steps}"
+    return f"selfcondition+anneal:high=0.8,low=0.4,steps={steps}+denoise:{rule}+renoise:{rule}@causal"
+
+
 @pytest.mark.parametrize(
     ("steps", "bound", "confidence"), [(6, 0.1, 0.005), (12, 3.0, 2.5), (9, 1.0, 100.0), (1, 0.1, 0.005)]
 )
 def test_generate_is_that_of_transformers(steps: int, bound: float, confidence: float, tmp_path: Path) -> None:
     reference, prompts = published(tmp_path, spread=0.05), [tokens(9).tolist(), tokens(4).tolist(), tokens(13).tolist()]
     model = pardec.load(tmp_path, device="cpu")
-    rule = f"gamma={bound},confidence={confidence},steps={steps}"
-    spec = f"selfcondition+anneal:high=0.8,low=0.4,steps={steps}+denoise:{rule}+renoise:{rule}@causal"
+    spec = published_rule(steps, bound, confidence)
     arguments = {"max_new_tokens": 2 * CANVAS, "block_length": CANVAS, "temperature": 1.0, "stop_ids": []}
     together = model.generate(input_ids=prompts, sampler=spec, seed=[5, 6, 7], **arguments)
     for row, prompt in enumerate(prompts):
@@ -195,7 +199,8 @@ def test_prompts_that_begin_alike_share_keys_and_values(tmp_path: Path) -> None:
     published(tmp_path, spread=0.05)
     model, base = pardec.load(tmp_path, device="cpu"), tokens(40).tolist()
     prompts = [base, [*base[:36], 1, 2, 3], base[:17], [5] * 20]
-    options: dict[str, Any] = {"max_new_tokens": 24, "stop_ids": [], "temperature": 0.8}
+    options: dict[str, Any] = {"max_new_tokens": 24, "stop_ids": [], "temperature": 0.8, "block_length": CANVAS}
+    options["sampler"] = published_rule(6, 1.0, 0.005)
     plain = model.generate(input_ids=prompts, **options)
     cache = model.cache_prefixes(4)
     results = [model.generate(input_ids=prompts, **options) for _ in range(2)]

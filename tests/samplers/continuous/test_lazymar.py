@@ -201,9 +201,13 @@ def walk(model: ContinuousModel, states: list[Tensor], scale: float | None, ever
     ("options", "cfg"),
     [
         (options, 2.5)
-        for options in (*EVERY, "head_every=7", EVERY[2] + ",head_every=3", "uncond_every=4,decoder_every=2")
+        for options in (*EVERY[:2], "head_every=7", EVERY[2] + ",head_every=3")
     ]
-    + [(EVERY[1], None), (EVERY[2] + ",head_every=3", None)],
+    + [(EVERY[2] + ",head_every=3", None)]
+    + [
+        pytest.param(options, cfg, marks=pytest.mark.slow)  # in parts what others do too
+        for options, cfg in ((EVERY[2], 2.5), ("uncond_every=4,decoder_every=2", 2.5), (EVERY[1], None))
+    ],
 )
 def test_each_option_is_its_plain_version(trained: ContinuousModel, options: str, cfg: float | None) -> None:
     spec = f"mar:steps=5,warmup=1,{options}"
