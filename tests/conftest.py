@@ -6,6 +6,7 @@ What they prepare is saved in a folder of the session, and not in the user's.
 from __future__ import annotations
 
 import gc
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -26,6 +27,7 @@ LONGEST_SLOW = 7200  # seconds, for one test that is marked slow and has no limi
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Without pytest-timeout, as on the machine of scripts/gpu_queue, its option in pyproject.toml has no effect."""
+    parser.addoption("--method", help="of files that are not a method's own, the cases that name it alone")
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "seconds that a test may take")
 
@@ -38,6 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Cases that `covers` leaves out are slow ones, and slow ones may take longer."""
+    if method := config.getoption("--method"):
+        items[:] = [item for item in items if _of_method(item, method)]
     grids = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         if item.get_closest_marker("covers") and not item.get_closest_marker("slow"):
@@ -55,6 +59,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
                 item.add_marker(pytest.mark.timeout(LONGEST_SLOW))
+
+
+def _of_method(item: pytest.Item, name: str) -> bool:
+    """Whether the test's file is the method's own, or its parameters name the method."""
+    own = re.fullmatch(rf"test_{name}(_.*)?\.py", item.path.name)
+    return own is not None or re.search(rf"(?<!\w){name}(?!\w)", item.nodeid.partition("[")[2]) is not None
 
 
 def _value(value: Any, numbers: defaultdict[int, int]) -> Any:

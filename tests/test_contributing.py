@@ -84,9 +84,14 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; sys.path.insert(0, {str(tree)!r}); from pardec.cli import main; main(sys.argv[1:])"
-    return subprocess.run([sys.executable, "-c", code, *arguments], cwd=tree, capture_output=True, text=True)
+def run(tree: Path, *commands: tuple[str, ...]) -> tuple[list[int], str, str]:
+    """One command after the other in a fresh process: how each ends, and all that is told."""
+    code = f"import sys; sys.path.insert(0, {str(tree)!r}); from pardec.cli import run; "
+    code += f"ends = [run(list(command)) for command in {commands!r}]; print(); print(ends)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told, ends = f"\n{done.stdout.strip()}".rsplit("\n", 1)
+    return json.loads(ends), told.strip(), done.stderr
 
 
 def test_the_argument_of_the_page_is_known_everywhere(tree: Path) -> None:
@@ -133,20 +138,20 @@ for one, arguments, says in (
 
 def test_broken_files_are_named_and_end_no_command(tree: Path) -> None:
     prompt = ("-p", "Tom has 8 cups. He loses 3. How many cups does Tom have now?", "--device", "cpu", "--json")
-    done = run(tree, "generate", "tiny-dream", *prompt)
-    assert done.returncode == 0, done.stderr
-    assert "answer 5" in json.loads(done.stdout)["rows"][0]["text"]
+    ends, told, errors = run(tree, ("generate", "tiny-dream", *prompt), ("list", "samplers"), ("list", "models"))
+    assert ends == [0, 0, 0], errors
+    assert "answer 5" in json.JSONDecoder().raw_decode(told)[0]["rows"][0]["text"]
     for name in ("broken_family.py", "broken_syntax.py", "broken_stage.py"):
-        assert sum(name in line for line in done.stderr.splitlines()) == 1, done.stderr
-    assert "NameError" in done.stderr
-    assert "unknown stage 'selct'" in done.stderr
-    assert run(tree, "list", "samplers").returncode == 0
-    assert run(tree, "list", "models").returncode == 0
+        assert sum(name in line for line in errors.splitlines()) == 1, errors
+    assert "NameError" in errors
+    assert "unknown stage 'selct'" in errors
 
 
 def test_a_broken_sampler_is_named_where_it_is_asked_for(tree: Path) -> None:
-    done = run(tree, "generate", "tiny-dream", "-p", "a", "-s", "broken_import", "--device", "cpu")
-    assert (done.returncode, "'broken_import' cannot be imported: ImportError" in done.stderr) == (2, True), done.stderr
-    done = run(tree, "generate", "tiny-dream", "-p", "a", "-s", "broken_syntax", "--device", "cpu")
-    assert (done.returncode, "unknown sampler 'broken_syntax'" in done.stderr) == (2, True)
-    assert "broken_syntax.py cannot be read" in done.stderr
+    samplers = ("broken_import", "broken_syntax")
+    asked = [("generate", "tiny-dream", "-p", "a", "-s", name, "--device", "cpu") for name in samplers]
+    ends, _, errors = run(tree, *asked)
+    assert ends == [2, 2]
+    for said in ("'broken_import' cannot be imported: ImportError", "unknown sampler 'broken_syntax'"):
+        assert said in errors
+    assert "broken_syntax.py cannot be read" in errors

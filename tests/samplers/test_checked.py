@@ -41,7 +41,7 @@ def test_the_joint_law_is_claimed_by_those_that_are_drawn_and_counted() -> None:
     assert {name for name, family in claimed("joint") if family == "ar"} == drawn
 
 
-@pytest.mark.parametrize("name", claimed("reference"))
+@pytest.mark.parametrize("name", claimed("reference"), ids="-".join)
 def test_the_plain_version_that_a_card_names_is_called_by_a_test_of_the_method(name: tuple[str, str]) -> None:
     card = CARDS[name]
     assert card.references, 'checked="reference:module.function" names the plain version, of tests/module.py'

@@ -199,10 +199,7 @@ def walk(model: ContinuousModel, states: list[Tensor], scale: float | None, ever
 
 @pytest.mark.parametrize(
     ("options", "cfg"),
-    [
-        (options, 2.5)
-        for options in (*EVERY[:2], "head_every=7", EVERY[2] + ",head_every=3")
-    ]
+    [(options, 2.5) for options in (*EVERY[:2], "head_every=7", EVERY[2] + ",head_every=3")]
     + [(EVERY[2] + ",head_every=3", None)]
     + [
         pytest.param(options, cfg, marks=pytest.mark.slow)  # in parts what others do too

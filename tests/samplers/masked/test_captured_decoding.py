@@ -83,7 +83,8 @@ def test_autoregressive_models_decode_the_same(spec: str, temperature: float) ->
     plain = ar_toys.toy_ar(vocab=11)
     other = captured(plain)
     given = ar_toys.prompts([5, 9], vocab=11)
-    one, two = (ar_toys.run(each, spec, given, [12, 40], temperature=temperature) for each in (plain, other))
+    new = [12, 40] if spec == "recycling" else [8, 20]  # few of its trees have a shape that comes again
+    one, two = (ar_toys.run(each, spec, given, new, temperature=temperature) for each in (plain, other))
     equal(one, two)
     assert (one.trace.drafted, one.trace.accepted) == (two.trace.drafted, two.trace.accepted)
     assert counts(other)["replayed"] >= 2
@@ -115,7 +116,7 @@ def test_rows_that_join_decode_the_same() -> None:
 
 
 def test_shapes_do_not_grow_with_the_text() -> None:
-    for new in (10, 60):
+    for new in (10, 30):
         other = captured(ar_toys.toy_ar(vocab=11))
         ar_toys.run(other, "sequential", ar_toys.prompts([5], vocab=11), new)
         assert counts(other)["recorded"] == 1
@@ -124,5 +125,5 @@ def test_shapes_do_not_grow_with_the_text() -> None:
 def test_a_batch_whose_rows_leave_one_by_one_takes_few_recordings() -> None:
     other = captured(replace(ar_toys.toy_ar(vocab=11)))
     given = ar_toys.prompts([5] * 8, vocab=11)
-    ar_toys.run(other, "sequential", given, [10, 20, 30, 40, 50, 60, 70, 80])
+    ar_toys.run(other, "sequential", given, [5, 10, 15, 20, 25, 30, 35, 40])
     assert counts(other)["recorded"] == 4  # of 8, 4, 2 and 1 rows

@@ -1,0 +1,43 @@
+"""`scripts/test --quick NAME` checks a method's files, its own tests, and its cases of the tests over all methods."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.conftest import _of_method
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import quick_tests  # noqa: E402
+
+
+def test_quick_runs_lint_own_tests_and_contract_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> SimpleNamespace:
+        commands.append(command[2:])
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(quick_tests.subprocess, "run", run)
+    assert quick_tests.main("localleap", "-x") == 0
+    check, form, tests = commands
+    own = ["samplers/masked/select/localleap.py", "tests/samplers/masked/test_localleap.py"]
+    assert (check, form) == (["ruff", "check", *own], ["ruff", "format", "--check", *own])
+    assert tests[:2] == ["pytest", own[1]]
+    assert tests[-3:] == ["--method", "localleap", "-x"]
+    shared = tests[2:-3]
+    assert {"tests/samplers/masked/test_contract.py", "tests/samplers/test_registry.py"} <= set(shared)
+    assert not any("speculative" in file for file in shared)
+    assert [quick_tests.main(name) for name in ("nosuch", "../x")] == [2, 2]
+    ids = {"test_a[localleap+fixed@dual-0.0]": True, "test_a[masked/localleap]": True, "test_a[localleap_2]": False}
+    for node, wanted in ids.items():
+        item: Any = SimpleNamespace(path=ROOT / "tests/samplers/masked/test_contract.py", nodeid=node)
+        assert _of_method(item, "localleap") is wanted
+    item.path = ROOT / own[1]
+    assert _of_method(item, "localleap")
