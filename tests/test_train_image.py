@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from pardec.models.images.vq import VQ, to_pixels  # noqa: E402
 from pardec.models.images.vq_files import load_vq  # noqa: E402
 from pardec.models.images.vq_shape import VQShape  # noqa: E402
 from pardec.models.plan import Plan, Visible  # noqa: E402
+from tests.resumed import check_a_resumed_run  # noqa: E402
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("without_autocast")
@@ -234,18 +236,7 @@ def test_a_drawer_is_exported_as_it_was_trained_and_teaches_another(tmp_path: Pa
 
 @pytest.mark.usefixtures("few_pictures")
 def test_a_drawer_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    whole = drawer(tmp_path, 4, "whole")
-    for _ in range(4):
-        whole.advance()
-    part = drawer(tmp_path, 4, "part")
-    for _ in range(2):
-        part.advance()
-    part.save()
-    resumed = drawer(tmp_path, 4, "part")
-    for _ in range(2):
-        resumed.advance()
-    for name, value in whole.average.items():
-        torch.testing.assert_close(resumed.average[name], value, rtol=0, atol=0)
+    check_a_resumed_run(partial(drawer, tmp_path))
 
 
 @pytest.mark.usefixtures("few_pictures")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from pardec.models.continuous.schedule import denoising  # noqa: E402
 from pardec.models.images.kl import KL, Latents  # noqa: E402
 from pardec.models.images.kl_files import load_kl, save_kl  # noqa: E402
 from pardec.models.images.kl_shape import KLShape  # noqa: E402
+from tests.resumed import check_a_resumed_run  # noqa: E402
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("without_autocast")
@@ -69,19 +71,7 @@ def test_an_autoencoder_is_exported_as_it_was_trained(tmp_path: Path) -> None:
 
 
 def test_an_autoencoder_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    whole = autoencoder(tmp_path, 4, "whole")
-    for _ in range(4):
-        whole.advance()
-    part = autoencoder(tmp_path, 4, "part")
-    for _ in range(2):
-        part.advance()
-    part.save()
-    resumed = autoencoder(tmp_path, 4, "part")
-    assert resumed.step == 2
-    for _ in range(2):
-        resumed.advance()
-    for name, value in whole.average.items():
-        torch.testing.assert_close(resumed.average[name], value, rtol=0, atol=0)
+    check_a_resumed_run(partial(autoencoder, tmp_path))
 
 
 def test_an_autoencoder_learns_two_pictures_by_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,18 +161,7 @@ def test_a_model_is_exported_under_the_published_names_and_teaches_another(folde
 
 
 def test_a_model_goes_on_where_it_was_stopped(folder: Path) -> None:
-    whole = trainer(folder, 4, "whole")
-    for _ in range(4):
-        whole.advance()
-    part = trainer(folder, 4, "part")
-    for _ in range(2):
-        part.advance()
-    part.save()
-    resumed = trainer(folder, 4, "part")
-    for _ in range(2):
-        resumed.advance()
-    for name, value in whole.average.items():
-        torch.testing.assert_close(resumed.average[name], value, rtol=0, atol=0)
+    check_a_resumed_run(partial(trainer, folder))
 
 
 def test_latents_are_those_of_pictures_of_their_classes(folder: Path) -> None:

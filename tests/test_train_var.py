@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from pardec.models.images.kl_shape import KLShape  # noqa: E402
 from pardec.models.scales.contracts import Scales  # noqa: E402
 from pardec.models.scales.shape import TokenizerShape  # noqa: E402
 from pardec.models.scales.tokenizer_files import load_tokenizer  # noqa: E402
+from tests.resumed import check_a_resumed_run  # noqa: E402
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("without_autocast")
@@ -119,19 +121,7 @@ def test_what_ships_decodes_the_same_without_the_encoder(folder: Path) -> None:
 
 
 def test_a_tokenizer_goes_on_where_it_was_stopped(folder: Path) -> None:
-    whole = tokenizer(folder, 4, "whole")
-    for _ in range(4):
-        whole.advance()
-    part = tokenizer(folder, 4, "part")
-    for _ in range(2):
-        part.advance()
-    part.save()
-    resumed = tokenizer(folder, 4, "part")
-    assert resumed.step == 2
-    for _ in range(2):
-        resumed.advance()
-    for name, value in whole.average.items():
-        torch.testing.assert_close(resumed.average[name], value, rtol=0, atol=0)
+    check_a_resumed_run(partial(tokenizer, folder))
 
 
 def test_codes_add_up_to_what_the_last_sum_is() -> None:
@@ -184,18 +174,7 @@ def test_a_model_is_exported_under_the_published_names_and_goes_on(folder: Path)
 
 
 def test_a_model_goes_on_where_it_was_stopped(folder: Path) -> None:
-    whole = trainer(folder, 4, "whole")
-    for _ in range(4):
-        whole.advance()
-    part = trainer(folder, 4, "part")
-    for _ in range(2):
-        part.advance()
-    part.save()
-    resumed = trainer(folder, 4, "part")
-    for _ in range(2):
-        resumed.advance()
-    for name, value in whole.average.items():
-        torch.testing.assert_close(resumed.average[name], value, rtol=0, atol=0)
+    check_a_resumed_run(partial(trainer, folder))
 
 
 def test_later_codes_are_those_of_what_replaced_ones_leave() -> None:

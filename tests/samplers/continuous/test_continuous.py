@@ -16,6 +16,7 @@ from pardec.samplers.events import Finished, RowFinished, Sampled, Started
 from pardec.samplers.ops.unmasking import unmasking
 from pardec.samplers.registry import resolve
 from pardec.samplers.rng import Keyed
+from tests.samplers.vector_toys import generate
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "mar" / "checkpoint"
 
@@ -23,15 +24,6 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "mar" / "checkpoint"
 @pytest.fixture(scope="module")
 def model() -> ContinuousModel:
     return load_continuous(GOLDEN, device="cpu")
-
-
-def generate(
-    model: ContinuousModel, spec: str, *, labels: tuple[int, ...] = (3,), seeds: tuple[int, ...] = (5,), **more: float
-) -> Finished:
-    request = ImageRequest(labels, Keyed(seeds), **more)
-    *_, end = decode(model, resolve(spec, "continuous"), request)
-    assert isinstance(end, Finished)
-    return end
 
 
 def test_groups_are_those_of_a_cosine() -> None:

@@ -133,7 +133,7 @@ def check(got: Finished, mask: int = MASK, *, may_stop: bool = False, revised: b
 
 
 @pytest.mark.parametrize(("spec", "temperature"), pairwise(product(SPECS, [0.0, 0.7]), axes, 1))
-def test_every_composition_keeps_the_contract(spec: str, temperature: float) -> None:
+def test_every_composition_keeps_the_contract_in_a_ragged_batch(spec: str, temperature: float) -> None:
     """It ends, leaves no mask, rewrites nothing unless it revises, and a row alone is the row in a ragged batch."""
     model, given = toy(family_of(spec), sharp=1.2), prompts(LENGTHS)
     distribution = {**LAWS[drawn(spec, 3)], "temperature": temperature, "stop_ids": (EOS,)}

@@ -73,7 +73,7 @@ def test_without_a_revise_stage_a_token_keeps_the_probability_that_it_was_commit
     assert got.tokens[0].tolist() == tokens
 
 
-def test_a_row_alone_is_the_row_in_a_batch() -> None:
+def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
     for family, cache, distribution in (
         ("llada", "none", {"temperature": 0.8}),
         ("dream", "dual", {}),

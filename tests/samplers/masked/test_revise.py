@@ -97,7 +97,7 @@ REVISING = ("wino:draft=0.4,verify=0.7", "remdm:at=0.5+threshold:tau=0.4", "edit
 @pytest.mark.parametrize("cache", CACHED)
 @pytest.mark.parametrize("spec", REVISING)
 @pytest.mark.covers(1)
-def test_a_row_alone_is_the_row_in_a_batch(spec: str, cache: str) -> None:
+def test_a_row_alone_is_the_row_in_a_ragged_batch(spec: str, cache: str) -> None:
     """Two families of four each, of both ways to see; every stage and every cache meets all four."""
     distributions: list[tuple[str, dict[str, Any]]] = [
         ("llada", {}),

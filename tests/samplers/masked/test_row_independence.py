@@ -65,7 +65,7 @@ def logprobs(done: Finished, row: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("spec", "family"), pairwise(CASES, axes, 1))
-def test_a_row_is_the_same_alone_in_a_batch_and_served(spec: str, family: str) -> None:
+def test_a_row_is_the_same_alone_in_a_ragged_batch_and_served(spec: str, family: str) -> None:
     network, given = toy(family, sharp=1.2), prompts(LENGTHS)
     way = WAYS[sum(map(ord, spec)) % 3]
     engine, arguments = model(family), {"sampler": spec, "stop_ids": [], **way}

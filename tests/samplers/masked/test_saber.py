@@ -75,7 +75,7 @@ def test_it_is_resolved_with_its_select_and_refuses_what_cannot_be() -> None:
             resolve(spec)
 
 
-def test_a_row_alone_is_the_row_in_a_batch_with_rows_of_other_lengths() -> None:
+def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
     model, given = toy("dream", sharp=1.2), prompts(LENGTHS)
     whole = fill(model, "saber", given, NEW, block_length=8, temperature=0.8)
     for row, (prompt, new) in enumerate(zip(given, NEW, strict=True)):

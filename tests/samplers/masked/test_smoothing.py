@@ -56,7 +56,7 @@ def test_it_follows_its_formula(family: str) -> None:
 
 
 @pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
-def test_a_row_alone_is_the_row_in_a_batch(cache: str) -> None:
+def test_a_row_alone_is_the_row_in_a_ragged_batch(cache: str) -> None:
     for family, distribution in (
         ("llada", {"cfg": 1.5}),
         ("dream", {"temperature": 0.7}),

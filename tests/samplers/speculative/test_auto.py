@@ -60,7 +60,7 @@ class Watched:
 
 @pytest.mark.parametrize(("shape", "length"), list(product(SHAPES, LENGTHS)))
 @pytest.mark.covers(1)
-def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str, length: str) -> None:
+def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str) -> None:
     keeps_greedy(f"{SPEC}+{shape}{length}")
 
 
@@ -75,7 +75,7 @@ def test_both_draft_side_by_side_and_every_law_is_that_of_a_whole_forward(shape:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_row_alone_draws_what_it_draws_in_a_batch(shape: str) -> None:
+def test_a_row_alone_draws_what_it_draws_in_a_ragged_batch(shape: str) -> None:
     spec = f"{SPEC}+{shape}+calibrated"
     together = run(target(), spec, RAGGED, NEW, temperature=1.0, seeds=[5, 6, 7, 8])
     for row, prompt in enumerate(RAGGED):

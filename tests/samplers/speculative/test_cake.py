@@ -150,7 +150,7 @@ def test_a_prompt_keeps_what_the_plain_version_keeps_and_nothing_comes_back() ->
 
 
 @pytest.mark.parametrize("spec", [FEW, f"{FEW[:-1]}3"])
-def test_a_row_alone_is_the_row_in_a_batch_and_drafts_change_no_promise(spec: str) -> None:
+def test_a_row_alone_is_the_row_in_a_ragged_batch_and_drafts_change_no_promise(spec: str) -> None:
     model, given = toy_ar(3, 8, 1.5, layers=3), prompts(LENGTHS, vocab=8)
     done = run(model, f"sequential@{spec}", given, NEW)
     assert rows(done) != rows(run(model, "sequential", given, NEW))

@@ -130,7 +130,7 @@ def test_an_id_is_the_likeliest_behind_all_before_it_without_a_cache() -> None:
 
 
 @pytest.mark.parametrize("more", [f"{name}{length}" for name in ("text", "direct") for length in LENGTHS[:4]])
-def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(more: str) -> None:
+def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(more: str) -> None:
     spec = f"model:name=letters,k=3,map={more}"
     done = run(target(), spec, PROMPTS, NEW)
     assert rows(done) == [plain_greedy(target(), prompt, new) for prompt, new in zip(PROMPTS, NEW, strict=True)]

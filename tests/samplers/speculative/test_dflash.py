@@ -57,9 +57,7 @@ def spec(folder: Path, k: int = 4, more: str = "") -> str:
 
 @pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
 @pytest.mark.covers(1)
-def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(
-    shape: str, length: str, folders: dict[str, Path]
-) -> None:
+def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str, folders: dict[str, Path]) -> None:
     for name in ("dflash", "second", "rnn"):
         wanted = spec(folders[name], 4, f"+{shape}{length}")
         assert rows(run(target(), wanted, RAGGED, NEW)) == greedy(), wanted
@@ -154,7 +152,7 @@ def test_rows_that_draft_nothing_for_a_while_catch_up(folders: dict[str, Path]) 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["dflash", "rnn"])
 @pytest.mark.covers(1)
-def test_a_row_alone_draws_what_it_draws_in_a_batch(name: str, shape: str, folders: dict[str, Path]) -> None:
+def test_a_row_alone_draws_what_it_draws_in_a_ragged_batch(name: str, shape: str, folders: dict[str, Path]) -> None:
     wanted = spec(folders[name], 4, f"+{shape}+calibrated")
     together = rows(run(target(), wanted, RAGGED, NEW, temperature=1.0, seeds=[5, 6, 7, 8]))
     for row, prompt in enumerate(RAGGED):

@@ -60,7 +60,7 @@ def folder(at: Path, name: str, layers: int = 4, **more: Any) -> tuple[dict[str,
 
 @pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
 @pytest.mark.covers(1)
-def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str, length: str) -> None:
+def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str) -> None:
     spec = f"eagle:name=toy,k=4+{shape}{length}"
     done = run(target(), spec, RAGGED, NEW)
     assert rows(done) == greedy()
@@ -129,7 +129,7 @@ def test_states_are_those_of_one_pass_over_the_whole_row(name: str, shape: str, 
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_row_alone_draws_what_it_draws_in_a_batch(shape: str) -> None:
+def test_a_row_alone_draws_what_it_draws_in_a_ragged_batch(shape: str) -> None:
     spec = f"eagle:name=toy,k=4+{shape}+calibrated"
     together = rows(run(target(), spec, RAGGED, NEW, temperature=1.0, seeds=[5, 6, 7, 8]))
     for row, prompt in enumerate(RAGGED):

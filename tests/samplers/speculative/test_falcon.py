@@ -35,7 +35,7 @@ SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:b
 
 @pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
 @pytest.mark.covers(1)
-def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str, length: str, tmp_path: Path) -> None:
+def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str, tmp_path: Path) -> None:
     spec = f"falcon:name={falcon(tmp_path / 'f', target(), 2 + len(length) % 2)},k=5+{shape}{length}"
     done = run(target(), spec, RAGGED, NEW)
     assert rows(done) == greedy()
@@ -117,7 +117,7 @@ def test_a_block_is_one_pass(block: int, passes: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_row_alone_draws_what_it_draws_in_a_batch(shape: str, tmp_path: Path) -> None:
+def test_a_row_alone_draws_what_it_draws_in_a_ragged_batch(shape: str, tmp_path: Path) -> None:
     spec = f"falcon:name={falcon(tmp_path / 'f', target())},k=4+{shape}+calibrated"
     together = rows(run(target(), spec, RAGGED, NEW, temperature=1.0, seeds=[5, 6, 7, 8]))
     for row, prompt in enumerate(RAGGED):

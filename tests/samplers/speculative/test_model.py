@@ -46,7 +46,7 @@ def toy() -> Iterator[None]:
 
 @pytest.mark.parametrize(("shape", "length"), list(product(SHAPES, LENGTHS)))
 @pytest.mark.covers(1)
-def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str, length: str) -> None:
+def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str) -> None:
     keeps_greedy(f"model:name=near,k=4+{shape}{length}")
 
 
@@ -92,7 +92,7 @@ def test_rows_that_draft_nothing_for_a_while_catch_up() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_row_alone_draws_what_it_draws_in_a_batch(shape: str) -> None:
+def test_a_row_alone_draws_what_it_draws_in_a_ragged_batch(shape: str) -> None:
     spec = f"model:name=near,k=4+{shape}+calibrated"
     together = rows(run(target(), spec, RAGGED, NEW, temperature=1.0, seeds=[5, 6, 7, 8]))
     for row, prompt in enumerate(RAGGED):

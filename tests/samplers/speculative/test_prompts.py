@@ -41,7 +41,7 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
 @pytest.mark.covers(1)
-def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str, length: str, tmp_path: Path) -> None:
+def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str, tmp_path: Path) -> None:
     for carry in CARRIES:
         spec = f"prompts:name={prompts(tmp_path / 'p', target())},k=3{carry}+{shape}{length}"
         done = run(target(), spec, RAGGED, NEW)

@@ -78,7 +78,7 @@ def test_at_temperature_0_it_is_plain_greedy_and_with_1_it_is_what_it_is_without
     assert (rows(one), one.nfe) == (rows(other), other.nfe)
 
 
-def test_a_row_alone_is_the_row_in_a_batch() -> None:
+def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
     model, given = toy_ar(4, 6, 1.5), prompts((3, 6, 1), vocab=6, seed=1)
     whole = run(model, "sjd:window=5,reuse=0.3", given, 12, temperature=1.0, seeds=[7, 8, 9])
     for row in range(3):

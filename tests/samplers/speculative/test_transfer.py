@@ -33,7 +33,7 @@ LAYERS = ((0, 1, 2), (1, 2), (2,))
 
 @pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
 @pytest.mark.covers(1)
-def test_greedy_decoding_is_kept_in_a_batch_of_unequal_rows_and_alone(shape: str, length: str, tmp_path: Path) -> None:
+def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str, tmp_path: Path) -> None:
     for carry, layers in (("", LAYERS[0]), (",carry=0-2-1", LAYERS[1])):
         spec = f"transfer:name={transfer(tmp_path / str(len(layers)), target(), layers)},k=3{carry}+{shape}{length}"
         done = run(target(), spec, RAGGED, NEW)
