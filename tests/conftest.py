@@ -62,9 +62,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _of_method(item: pytest.Item, name: str) -> bool:
-    """Whether the test's file is the method's own, or its parameters name the method."""
+    """Whether the test's file is the method's own, or its name or its parameters name the method."""
     own = re.fullmatch(rf"test_{name}(_.*)?\.py", item.path.name)
-    return own is not None or re.search(rf"(?<!\w){name}(?!\w)", item.nodeid.partition("[")[2]) is not None
+    named = re.search(rf"(?<![a-z0-9]){name}(?![a-z0-9])", item.nodeid.partition("::")[2])
+    return own is not None or named is not None
 
 
 def _value(value: Any, numbers: defaultdict[int, int]) -> Any:

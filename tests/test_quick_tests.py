@@ -27,7 +27,7 @@ def test_quick_runs_lint_own_tests_and_contract_cases(monkeypatch: pytest.Monkey
     monkeypatch.setattr(quick_tests.subprocess, "run", run)
     assert quick_tests.main("localleap", "-x") == 0
     check, form, tests = commands
-    own = ["samplers/masked/select/localleap.py", "tests/samplers/masked/test_localleap.py"]
+    own = ["samplers/masked/widen/localleap.py", "tests/samplers/masked/test_localleap.py"]
     assert (check, form) == (["ruff", "check", *own], ["ruff", "format", "--check", *own])
     assert tests[:2] == ["pytest", own[1]]
     assert tests[-3:] == ["--method", "localleap", "-x"]
@@ -35,7 +35,9 @@ def test_quick_runs_lint_own_tests_and_contract_cases(monkeypatch: pytest.Monkey
     assert {"tests/samplers/masked/test_contract.py", "tests/samplers/test_registry.py"} <= set(shared)
     assert not any("speculative" in file for file in shared)
     assert [quick_tests.main(name) for name in ("nosuch", "../x")] == [2, 2]
-    ids = {"test_a[localleap+fixed@dual-0.0]": True, "test_a[masked/localleap]": True, "test_a[localleap_2]": False}
+    assert quick_tests.main("dsb") == 0
+    assert "tests/samplers/masked/test_blocks.py" in commands[-1]
+    ids = {"::test_a[localleap+fixed@dual-0.0]": True, "::test_a[masked/localleap]": True, "::test_a[leap]": False}
     for node, wanted in ids.items():
         item: Any = SimpleNamespace(path=ROOT / "tests/samplers/masked/test_contract.py", nodeid=node)
         assert _of_method(item, "localleap") is wanted

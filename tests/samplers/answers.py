@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pardec
 
 
+@cache
+def loaded(name: str) -> pardec.Model:
+    return pardec.load(name, device="cpu", dtype="float32")
+
+
 def answered(name: str, task: str, sampler: str, count: int, **arguments: Any) -> tuple[float, pardec.Result]:
     """How many of `count` problems are right, and the result."""
-    model, chosen = pardec.load(name, device="cpu", dtype="float32"), pardec.task(task)
+    model, chosen = loaded(name), pardec.task(task)
     problems = chosen.problems(split="heldout", n=count, seed=7)
     result = model.generate([problem.prompt for problem in problems], sampler=sampler, max_new_tokens=32, **arguments)
     scores = (chosen.score(problem, text) for problem, text in zip(problems, result.text or [], strict=True))

@@ -175,7 +175,7 @@ def test_a_model_without_a_filter_says_so() -> None:
 
 def test_the_default_filter_answers_held_out_problems_in_few_forwards() -> None:
     model, task = pardec.load("tiny-dream", device="cpu", dtype="float32"), pardec.task("lists")
-    problems = task.problems(n=20)
+    problems = task.problems(n=10)
     right = []
     for sampler in ("sequential+eos", "learned+eos"):
         result = model.generate([p.prompt for p in problems], sampler=sampler, max_new_tokens=32)

@@ -150,8 +150,8 @@ def test_frequent_tokens_which_confidence_commits_early_come_late() -> None:
     for task in ("arithmetic", "lists", "records"):
         mean = {}
         for spec in ("fixed", "pc:decay=0"):
-            right, result = answered("tiny-dream", task, spec, 6)
-            assert right >= 5
+            right, result = answered("tiny-dream", task, spec, 3)
+            assert right >= 2
             each = zip(result.trace.commit_step, result.sequences.numpy(), strict=True)
             pairs = [(when[when >= 0], frequency[tokens[when >= 0]]) for when, tokens in each]
             mean[spec] = np.mean([np.corrcoef(*pair)[0, 1] for pair in pairs])
