@@ -328,6 +328,7 @@ CALLS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("call", CALLS, ids=str)
 @pytest.mark.parametrize(("prompt", "new"), [(4, 12), (6, 10), (5, 7)])
+@pytest.mark.covers(1)
 def test_the_same_call_gives_what_llada2_pipeline_gives(call: dict[str, Any], prompt: int, new: int) -> None:
     model = toys.toy("sdar", sharp=1.0, seed=prompt)
     ids = torch.tensor(toys.prompts([prompt] * 2, seed=new))
