@@ -20,7 +20,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.samplers.joints import WORLDS, Reading, leading, measure, specs  # noqa: E402
+from tests.samplers.joint_distributions import WORLDS, Reading, leading, measure, specs  # noqa: E402
 
 LIMIT = 4.0  # standard deviations
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from train_judge import Answer, Label, auc, fit, mine, states_of, threshold  # noqa: E402
 
 from tests.samplers.ar_toys import rows, run  # noqa: E402
-from tests.samplers.spellings import counting, guess, right  # noqa: E402
+from tests.samplers.two_spellings_model import counting, guess, right  # noqa: E402
 
 __all__ = ["auc", "fit", "states_of"]
 LENGTH = 8  # of an answer

@@ -17,7 +17,7 @@ from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.simulation import Machine, simulate
 from tests.samplers.ar_toys import rows, run
-from tests.samplers.voices import NEW, RAGGED, greedy, named, near, target
+from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, named, near, target
 
 CPU = torch.device("cpu")
 

@@ -12,8 +12,8 @@ from pardec.cli import run
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.cards import CHECKS, register
-from tests.samplers.references import Page, fault, pages
-from tests.samplers.replayed import replayed
+from tests.samplers.recorded_methods import replayed
+from tests.samplers.reference_checks import Page, fault, pages
 from tests.samplers.speculative import test_exact_joint
 
 CARDS = {(card.name, card.family): card for card in registry.cards() if card.make.__module__.startswith("pardec.")}

@@ -14,7 +14,7 @@ from torch import Tensor
 from pardec.models.model import LanguageModel
 from pardec.training.losses import loss, overlap
 from tests.samplers.ar_toys import logits, prompts, rows, run, toy_ar
-from tests.samplers.voices import named
+from tests.samplers.fake_draft_model import named
 
 VOCAB, NEW = 8, 24
 

@@ -7,7 +7,7 @@ import pytest
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.reference import naive_selects as naive
-from tests.samplers.answers import answered
+from tests.samplers.heldout_answers import answered
 from tests.samplers.masked.test_selects import LAWS, MASK, TOKENS
 from tests.samplers.parity import FAMILIES, agree, agree_recorded
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy

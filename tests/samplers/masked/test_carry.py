@@ -14,7 +14,7 @@ from pardec.samplers.registry import build_method, resolve
 from pardec.samplers.spec import parse
 from tests.grids import chequered
 from tests.reference import naive_schedules as naive
-from tests.samplers.schedules import EIGHT, agree, steps_of
+from tests.samplers.schedule_checks import EIGHT, agree, steps_of
 from tests.samplers.toys import FAMILIES, request, run, table, toy
 
 

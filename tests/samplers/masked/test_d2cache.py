@@ -19,7 +19,7 @@ from pardec.samplers.ops.certainty import certainty_density
 from pardec.samplers.ops.position_sets import between, nucleus
 from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
-from tests.samplers.answers import answered
+from tests.samplers.heldout_answers import answered
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"

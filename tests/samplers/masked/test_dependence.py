@@ -22,7 +22,7 @@ from pardec.samplers.masked.build import fit
 from pardec.samplers.ops.independent import independent_set
 from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
-from tests.samplers.answers import answered
+from tests.samplers.heldout_answers import answered
 from tests.samplers.toys import fill, prompts, request, run, table, toy
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"

@@ -9,7 +9,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.masked.widen.localleap import LocalLeap
 from tests.reference import naive_selects as naive
-from tests.samplers.answers import answered
+from tests.samplers.heldout_answers import answered
 from tests.samplers.masked.test_selects import LAWS, MASK, TOKENS, proposal
 from tests.samplers.parity import FAMILIES, agree
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy

@@ -9,7 +9,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.grids import chequered
 from tests.reference import naive_schedules as naive
-from tests.samplers.schedules import EIGHT, agree, steps_of
+from tests.samplers.schedule_checks import EIGHT, agree, steps_of
 from tests.samplers.toys import FAMILIES, request, run, table, toy
 
 

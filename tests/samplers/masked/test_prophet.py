@@ -12,7 +12,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.grids import chequered
 from tests.reference.naive_prophet import Told, prophet
-from tests.samplers.answers import answered
+from tests.samplers.heldout_answers import answered
 from tests.samplers.toys import BLOCK, MASK, fill, prompts, request, run, same, table, toy
 
 LENGTHS, NEW = (3, 6, 1), (10, 12, 7)

@@ -8,7 +8,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
 from tests.samplers import toys
-from tests.samplers.answers import answered
+from tests.samplers.heldout_answers import answered
 from tests.samplers.masked.test_revise import LENGTHS, NEW, agree
 from tests.samplers.masked.test_selects import LAWS, MASK
 from tests.samplers.parity import recorded

@@ -24,7 +24,7 @@ from pardec.samplers.ops.distribution import filter_logits
 from pardec.samplers.ops.penalties import penalize, token_counts, without_ends
 from tests.samplers import toys
 from tests.samplers.ar_toys import counted, floor, g_test, logits, rows, run, spread, toy_ar, variation
-from tests.samplers.joints import SMALL, drafting
+from tests.samplers.joint_distributions import SMALL, drafting
 
 MODEL = toy_ar(3, 5)
 PROMPTS = ((1, 3), (0, 2, 4, 0, 1))

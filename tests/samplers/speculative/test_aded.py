@@ -15,7 +15,7 @@ from pardec.samplers.speculative.draft import aded
 from pardec.samplers.speculative.draft.aded import Trigrams, last_pair, roll_out
 from tests.reference import naive_aded
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, toy_ar
-from tests.samplers.drafting import RAGGED, cyclic
+from tests.samplers.drafter_checks import RAGGED, cyclic
 
 
 def test_roll_outs_visit_the_nodes_of_a_plain_version() -> None:

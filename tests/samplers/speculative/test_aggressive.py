@@ -14,7 +14,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.speculative.draft.aggressive import Aggressive, Alignment
 from tests.reference import naive_lookup
 from tests.samplers.ar_toys import rows, run, toy_ar
-from tests.samplers.drafting import cyclic, gained, greedy_holds
+from tests.samplers.drafter_checks import cyclic, gained, greedy_holds
 
 SOURCE = [11, 12, 13, 14, 15, 16, 12, 13, 17]
 

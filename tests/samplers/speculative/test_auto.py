@@ -21,8 +21,19 @@ from pardec.samplers.speculative.draft.model import Model
 from pardec.samplers.speculative.length.heuristic import Heuristic
 from tests.models.draft_modules.dflash_writer import write
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
-from tests.samplers.drafting import cyclic
-from tests.samplers.voices import LENGTHS, NEW, RAGGED, distribution, greedy, heard, keeps_greedy, named, near, target
+from tests.samplers.drafter_checks import cyclic
+from tests.samplers.fake_draft_model import (
+    LENGTHS,
+    NEW,
+    RAGGED,
+    distribution,
+    greedy,
+    heard,
+    keeps_greedy,
+    named,
+    near,
+    target,
+)
 
 SHAPES = ("chain", "template:widths=3-2", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 SPEC = 'auto:model="model:name=near,k=4",copy="lookup:k=6"'

@@ -10,7 +10,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.shape.beam import Beam
 from tests.samplers.ar_toys import counted, g_test, joint, run
-from tests.samplers.voices import Told, grown, named, near, nodes, target, written
+from tests.samplers.fake_draft_model import Told, grown, named, near, nodes, target, written
 
 
 def naive(draft_model: Told, row: int, beams: int, count: int, deep: int) -> set[tuple[int, ...]]:

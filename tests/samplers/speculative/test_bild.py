@@ -12,8 +12,8 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.accept.bild import BigLittle
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
-from tests.samplers.joints import drafting
-from tests.samplers.verdicts import Given, distributions, tree
+from tests.samplers.handmade_drafts import Given, distributions, tree
+from tests.samplers.joint_distributions import drafting
 
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(1, 4, 3)
 

@@ -16,7 +16,7 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.cache.cake import Cake, Eviction, best, indicator, layer_budgets, preference
 from pardec.samplers.speculative.sparse_kv import Choice, CommittedSlots
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, toy_ar
-from tests.samplers.induction import induction
+from tests.samplers.copying_model import induction
 
 LENGTHS, NEW = (30, 12, 41, 7), (12, 15, 6, 18)
 FEW = "cake:budget=10,window=4,refresh=1"

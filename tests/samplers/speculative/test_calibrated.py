@@ -13,7 +13,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.length.calibrated import Calibrated
 from pardec.samplers.speculative.length.unsure import Unsure
-from tests.samplers.voices import best_fixed, context, outcome, speed, switching, written
+from tests.samplers.fake_draft_model import best_fixed, context, outcome, speed, switching, written
 
 
 def test_it_stops_when_a_rejection_is_likely_enough() -> None:

@@ -12,7 +12,7 @@ from pardec.samplers.speculative.length.fallback import Fallback
 from pardec.samplers.speculative.length.unsure import Unsure
 from pardec.samplers.speculative.shape.chain import Chain
 from tests.samplers.ar_toys import counted, g_test, joint, run
-from tests.samplers.voices import Told, context, grown, named, near, nodes, target, uniforms, written
+from tests.samplers.fake_draft_model import Told, context, grown, named, near, nodes, target, uniforms, written
 
 
 def naive(draft_model: Told, row: int, deep: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.speculative.cache import channels
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, toy_ar
-from tests.samplers.induction import CODE, induction
+from tests.samplers.copying_model import CODE, induction
 
 LENGTHS, NEW = (30, 12, 41, 7), (12, 15, 6, 18)
 FEW = "channels:heavy=4,window=8,sink=1,calibration=5"

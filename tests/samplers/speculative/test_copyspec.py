@@ -12,7 +12,7 @@ from pardec.samplers.speculative.draft.copyspec import Copy, CopySpec
 from pardec.samplers.speculative.draft.text_history import repeated
 from tests.reference import naive_lookup
 from tests.samplers.ar_toys import is_greedy, rows, run
-from tests.samplers.drafting import cyclic, forwards_a_token, gained, greedy_holds
+from tests.samplers.drafter_checks import cyclic, forwards_a_token, gained, greedy_holds
 
 
 def test_drafts_are_those_of_a_search_of_the_whole_text() -> None:

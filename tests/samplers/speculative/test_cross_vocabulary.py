@@ -18,7 +18,7 @@ from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.speculative.draft.cross_vocabulary import CrossVocabularyState, Reading, TokenMap
 from tests.samplers.ar_toys import counted, g_test, joint, logits, plain_greedy, rows, run, toy_ar
-from tests.samplers.voices import LENGTHS, named
+from tests.samplers.fake_draft_model import LENGTHS, named
 
 WORDS = ("a", "b", "ab", "ba", "bab")  # the target's tokens
 LETTERS = ("b", "<end>", "a")  # the drafter's

@@ -20,7 +20,17 @@ from pardec.samplers.events import Finished
 from pardec.samplers.speculative.draft.exit_states import Choice, ExitStates, tokens_per_layer
 from tests.grids import thinned
 from tests.samplers.ar_toys import rows, run, toy_ar
-from tests.samplers.voices import NEW, RAGGED, apart, distribution, greedy, keeps_greedy, outcome, path, target
+from tests.samplers.fake_draft_model import (
+    NEW,
+    RAGGED,
+    apart,
+    distribution,
+    greedy,
+    keeps_greedy,
+    outcome,
+    path,
+    target,
+)
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 

@@ -27,8 +27,8 @@ from tests.models.draft_modules.dflash_writer import MASK, write
 from tests.reference.naive_dflash import NaiveDFlash
 from tests.samplers import module_files
 from tests.samplers.ar_toys import rows, run
-from tests.samplers.joints import WORLDS, measure
-from tests.samplers.voices import LENGTHS, NEW, RAGGED, Pausing, apart, greedy, path, target
+from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, Pausing, apart, greedy, path, target
+from tests.samplers.joint_distributions import WORLDS, measure
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 KINDS: dict[str, dict[str, Any]] = {

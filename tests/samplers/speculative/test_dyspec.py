@@ -13,7 +13,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.shape.dyspec import DySpec
 from tests.samplers.ar_toys import counted, g_test, joint, run
-from tests.samplers.voices import Told, grown, named, near, nodes, target, written
+from tests.samplers.fake_draft_model import Told, grown, named, near, nodes, target, written
 
 
 def distribution(draft_model: Told, row: int, tokens: tuple[int, ...]) -> np.ndarray:

@@ -27,8 +27,8 @@ from tests.models.draft_modules.test_eagle import doubles, same_rope
 from tests.reference import naive_eagle
 from tests.reference.eagle_folders import write
 from tests.samplers.ar_toys import counted, g_test, joint, rows, run, toy_ar
+from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, Pausing, greedy, path, target
 from tests.samplers.module_files import random_module
-from tests.samplers.voices import LENGTHS, NEW, RAGGED, Pausing, greedy, path, target
 
 LOAD = draft_models.draft_module
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")

@@ -15,7 +15,7 @@ from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from tests.grids import chequered
 from tests.samplers.ar_toys import counted, g_test, joint, rows, run
-from tests.samplers.voices import LENGTHS, NEW, RAGGED, Pausing, distribution, greedy, heard, target
+from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, Pausing, distribution, greedy, heard, target
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 

@@ -12,7 +12,7 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.accept.enrich import Enrich, _Enrichment
 from pardec.samplers.speculative.ops.verification import Trial
 from tests.samplers.ar_toys import rows, run
-from tests.samplers.voices import NEW, RAGGED, greedy, named, near, target
+from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, named, near, target
 
 
 def naive(z: Tensor, q: Tensor, eta: float, alpha: float) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,17 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from tests.grids import one_in, thinned
 from tests.samplers.ar_toys import floor, g_test, logits, run, speculation, variation
-from tests.samplers.joints import VARIANTS, WORLDS, Reading, acceptances, drafting, leading, measure, small, specs
+from tests.samplers.joint_distributions import (
+    VARIANTS,
+    WORLDS,
+    Reading,
+    acceptances,
+    drafting,
+    leading,
+    measure,
+    small,
+    specs,
+)
 
 # Of `model`, with `speculative`: as many show the rule of test_verify_mutations that is the hardest to see broken, and
 # the rule is the acceptance's. What a drafter can break shows in 4,000 draws.

@@ -27,8 +27,8 @@ from tests.grids import chequered
 from tests.models.draft_modules.test_eagle import doubles, same_rope
 from tests.reference import eagle_folders, naive_falcon
 from tests.samplers.ar_toys import rows, run, toy_ar
+from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, Pausing, apart, greedy, path, target
 from tests.samplers.module_files import falcon
-from tests.samplers.voices import LENGTHS, NEW, RAGGED, Pausing, apart, greedy, path, target
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 

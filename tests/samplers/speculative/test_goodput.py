@@ -14,8 +14,7 @@ from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import SpecError
 from pardec.samplers.speculative.length.goodput import Costs, Goodput, lengths, prefixes
 from tests.samplers.ar_toys import rows, run
-from tests.samplers.joints import WORLDS, measure
-from tests.samplers.voices import (
+from tests.samplers.fake_draft_model import (
     NEW,
     RAGGED,
     best_fixed,
@@ -29,6 +28,7 @@ from tests.samplers.voices import (
     target,
     written,
 )
+from tests.samplers.joint_distributions import WORLDS, measure
 
 
 def rate(uniform: np.ndarray, k: np.ndarray, costs: Costs, context: float) -> float:

@@ -9,8 +9,8 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.accept.greedy import Greedy
 from pardec.samplers.speculative.accept.match import Match
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, toy_ar
-from tests.samplers.joints import drafting, named
-from tests.samplers.verdicts import Given, distributions, tree
+from tests.samplers.handmade_drafts import Given, distributions, tree
+from tests.samplers.joint_distributions import drafting, named
 
 # Behind nodes 0..4 the likeliest tokens are 1, 2, 0, 2, 1.
 PICKS = torch.tensor([[1, 2, 0, 2, 1]])

@@ -18,9 +18,9 @@ from pardec.samplers.speculative.contracts import Draft, TargetDistributions
 from tests.reference import naive_relaxed as naive
 from tests.reference.naive_acceptance import Node
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
-from tests.samplers.joints import drafting
+from tests.samplers.handmade_drafts import Given, InOrder, distributions, pairs, tree
+from tests.samplers.joint_distributions import drafting
 from tests.samplers.speculative.test_rrs import random_tree
-from tests.samplers.verdicts import Given, InOrder, distributions, pairs, tree
 
 Mode = Literal["vectorised", "reference"]
 MODES: tuple[Mode, ...] = get_args(Mode)

@@ -32,11 +32,11 @@ from pardec.samplers.speculative.draft.hydra import HydraState
 from tests.grids import chequered
 from tests.reference import head_folders, naive_heads
 from tests.samplers import ar_toys
-from tests.samplers.answers import answered
 from tests.samplers.ar_toys import plain_greedy, rows, toy_ar
-from tests.samplers.joints import WORLDS, measure, small
+from tests.samplers.fake_draft_model import path
+from tests.samplers.heldout_answers import answered
+from tests.samplers.joint_distributions import WORLDS, measure, small
 from tests.samplers.module_files import random_module
-from tests.samplers.voices import path
 
 SHAPES = {
     "chain": "chain",

@@ -7,7 +7,7 @@ import pytest
 
 from pardec.models.errors import SpecError
 from pardec.samplers.speculative.length.heuristic import Heuristic
-from tests.samplers.voices import best_fixed, context, outcome, speed, switching, written
+from tests.samplers.fake_draft_model import best_fixed, context, outcome, speed, switching, written
 
 
 def test_each_row_follows_its_own_drafts() -> None:

@@ -20,7 +20,7 @@ from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 from tests.grids import one_in, thinned
-from tests.samplers.drafting import SETTINGS
+from tests.samplers.drafter_checks import SETTINGS
 from tests.samplers.module_files import random_modules
 from tests.samplers.picture_toys import codes, draw, features, logits, toy_pictures
 

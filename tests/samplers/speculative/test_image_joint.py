@@ -26,7 +26,7 @@ from pardec.samplers.speculative.contracts import (
 from pardec.samplers.speculative.draft.jacobi_window import slice_from
 from pardec.samplers.speculative.draft.sjd import Sjd, WindowState
 from tests.samplers.ar_toys import floor, g_test, speculation, spread, variation
-from tests.samplers.joints import Reading, worst
+from tests.samplers.joint_distributions import Reading, worst
 from tests.samplers.picture_toys import codes, draw, features, joint, toy_pictures
 
 MODES, INITS = ("coupled", "independent", "gumbel"), ("random", "left", "up", "repeat")

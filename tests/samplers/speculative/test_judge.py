@@ -27,11 +27,11 @@ from pardec.samplers.speculative.contracts import Draft, TargetDistributions, Un
 from pardec.samplers.speculative.forward import VerifyForward
 from tests.reference.naive_acceptance import Node, children, normal
 from tests.samplers.ar_toys import prompts, request, rows, run, speculation, toy_ar
+from tests.samplers.fake_draft_model import apart, path
+from tests.samplers.handmade_drafts import Given, distributions
 from tests.samplers.module_files import random_judge, random_modules
 from tests.samplers.speculative.test_rrs import random_tree
-from tests.samplers.spellings import Careless, counting, guess, right
-from tests.samplers.verdicts import Given, distributions
-from tests.samplers.voices import apart, path
+from tests.samplers.two_spellings_model import Careless, counting, guess, right
 from tests.test_train_judge import auc, fit, states_of
 
 GIVEN = [[row % 4, (row + 1) % 4] for row in range(8)]

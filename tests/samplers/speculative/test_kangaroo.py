@@ -27,8 +27,8 @@ from pardec.samplers.speculative.loop import VerifyLoop
 from tests.grids import thinned
 from tests.reference import naive_kangaroo
 from tests.samplers.ar_toys import request, rows, run
+from tests.samplers.fake_draft_model import NEW, RAGGED, apart, greedy, keeps_greedy, path, target
 from tests.samplers.module_files import random_module, random_modules
-from tests.samplers.voices import NEW, RAGGED, apart, greedy, keeps_greedy, path, target
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 

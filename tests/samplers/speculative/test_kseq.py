@@ -16,9 +16,9 @@ from pardec.samplers.speculative.accept.kseq import KSeq
 from pardec.samplers.speculative.accept.rrs import RecursiveRejection
 from tests.reference import naive_acceptance as naive
 from tests.samplers.ar_toys import counted, g_test, joint, run, toy_ar
-from tests.samplers.joints import drafting
+from tests.samplers.handmade_drafts import Given, distributions, emitted, pairs, tree
+from tests.samplers.joint_distributions import drafting
 from tests.samplers.speculative.test_rrs import random_tree
-from tests.samplers.verdicts import Given, distributions, emitted, pairs, tree
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])

@@ -22,9 +22,9 @@ from pardec.samplers.speculative.ops import transport
 from pardec.samplers.speculative.ops.transport import move_probability
 from tests.reference import naive_relaxed as naive
 from tests.samplers.ar_toys import counted, joint, rows, run, toy_ar, variation
-from tests.samplers.joints import drafting
+from tests.samplers.handmade_drafts import Given, distributions, emitted, pairs, tree
+from tests.samplers.joint_distributions import drafting
 from tests.samplers.speculative.test_rrs import random_tree
-from tests.samplers.verdicts import Given, distributions, emitted, pairs, tree
 
 BOUNDS = [(0.02, None), (0.1, None), (0.4, None), (1.0, None), (0.2, 1.5), (0.1, 3.0)]  # delta and ratio
 

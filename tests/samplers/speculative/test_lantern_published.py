@@ -15,9 +15,9 @@ from pardec.samplers.speculative.contracts import Draft
 from tests.reference import naive_relaxed as naive
 from tests.reference.naive_acceptance import Node
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
+from tests.samplers.handmade_drafts import Given, InOrder, distributions, tree
 from tests.samplers.speculative.test_lantern import features
 from tests.samplers.speculative.test_rrs import random_tree
-from tests.samplers.verdicts import Given, InOrder, distributions, tree
 
 Mode = Literal["principled", "reference"]
 

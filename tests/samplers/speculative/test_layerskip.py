@@ -30,7 +30,7 @@ from pardec.samplers.speculative.draft.layerskip import (
     uniform,
 )
 from tests.samplers.ar_toys import counted, g_test, joint, rows, run, toy_ar
-from tests.samplers.voices import LENGTHS, NEW, RAGGED, distribution, greedy, heard, target
+from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, distribution, greedy, heard, target
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 

@@ -12,9 +12,9 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.accept.lenience import Lenience, mix_drafted
 from pardec.samplers.speculative.ops.verification import judge
 from tests.samplers.ar_toys import counted, joint, plain_greedy, rows, run, toy_ar
-from tests.samplers.joints import drafting
+from tests.samplers.handmade_drafts import Given, distributions, emitted, pairs, tree
+from tests.samplers.joint_distributions import drafting
 from tests.samplers.speculative.test_rrs import random_tree
-from tests.samplers.verdicts import Given, distributions, emitted, pairs, tree
 
 
 @pytest.mark.parametrize("mix", [0.05, 0.3, 1.0])

@@ -34,9 +34,9 @@ from tests.grids import chequered
 from tests.models import adapters
 from tests.models.families.test_nemotron import MASK, logits, published
 from tests.samplers.ar_toys import plain_greedy, request, rows, run, toy_ar
-from tests.samplers.joints import WORLDS, measure
-from tests.samplers.voices import LENGTHS, NEW, RAGGED, Pausing, apart, greedy, path, target
-from tests.samplers.voices import committed_slots_suffice as committed_slots
+from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, Pausing, apart, greedy, path, target
+from tests.samplers.fake_draft_model import committed_slots_suffice as committed_slots
+from tests.samplers.joint_distributions import WORLDS, measure
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 

@@ -26,7 +26,7 @@ from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft.longspec import LongSpecState
 from tests.samplers import module_files
 from tests.samplers.ar_toys import rows, run
-from tests.samplers.voices import NEW, RAGGED, greedy, path, target
+from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, path, target
 
 
 def rotated(x: Tensor, positions: Tensor, frequencies: tuple[float, ...]) -> Tensor:

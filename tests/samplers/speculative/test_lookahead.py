@@ -17,8 +17,8 @@ from pardec.samplers.speculative.loop import VerifyLoop
 from pardec.samplers.speculative.uniforms import RoundUniforms as Round
 from tests.reference import naive_jacobi
 from tests.samplers.ar_toys import logits, plain_greedy, prompts, request, rows, run, speculation, toy_ar
-from tests.samplers.drafting import forwards_a_token
-from tests.samplers.joints import WORLDS, measure, worst
+from tests.samplers.drafter_checks import forwards_a_token
+from tests.samplers.joint_distributions import WORLDS, measure, worst
 
 GIVEN = prompts((3, 6, 1, 9, 4, 12, 2, 7), vocab=6, seed=1)
 NEW = (24, 9, 18, 1, 24, 2, 17, 11)

@@ -15,7 +15,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.speculative.draft.lookup import Lookup
 from tests.reference import naive_lookup
 from tests.samplers.ar_toys import rows, run
-from tests.samplers.drafting import cyclic, gained, greedy_holds
+from tests.samplers.drafter_checks import cyclic, gained, greedy_holds
 
 PREFER: tuple[Literal["first", "last", "longest"], ...] = ("first", "last", "longest")
 

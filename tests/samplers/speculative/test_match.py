@@ -11,7 +11,7 @@ from pardec.samplers.rng import Keyed
 from pardec.samplers.speculative.accept.match import Match
 from pardec.samplers.speculative.uniforms import RoundUniforms as Uniforms
 from tests.samplers.ar_toys import logits, rows, run, toy_ar
-from tests.samplers.verdicts import Given, distributions, tree
+from tests.samplers.handmade_drafts import Given, distributions, tree
 
 
 def test_a_draft_stands_where_the_draw_holds_it() -> None:

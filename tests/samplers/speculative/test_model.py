@@ -20,7 +20,7 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.draft_model import DraftModelState
 from tests.samplers import toys
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
-from tests.samplers.voices import (
+from tests.samplers.fake_draft_model import (
     LENGTHS,
     NEW,
     RAGGED,

@@ -14,7 +14,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers.speculative.logits.momentum import Momentum
 from tests.samplers.ar_toys import logits, plain_greedy, request, rows, run, toy_ar
-from tests.samplers.drafting import RAGGED, cyclic
+from tests.samplers.drafter_checks import RAGGED, cyclic
 
 DRAFTERS = ["sequential", "lookup:k=4", "recycling:k=3,tree=3-4-2", "lookahead", "jacobi"]
 

@@ -15,7 +15,7 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.draft_model import DraftModelState
 from pardec.simulation import Machine, simulate
 from tests.samplers.ar_toys import rows, run, toy_ar
-from tests.samplers.voices import NEW, RAGGED, greedy, named, target
+from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, named, target
 
 
 @pytest.mark.parametrize("shape", ["chain", "beam:beams=3,nodes=8"])

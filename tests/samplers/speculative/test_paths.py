@@ -19,7 +19,7 @@ from pardec.samplers.speculative.shape.prompt_trees import accepted, best_paths,
 from pardec.samplers.speculative.shape.siblings import likeliest
 from pardec.samplers.speculative.shape.template import Template
 from tests.samplers.ar_toys import run
-from tests.samplers.voices import Told, grown, keeps_greedy, named, near, nodes, target, written
+from tests.samplers.fake_draft_model import Told, grown, keeps_greedy, named, near, nodes, target, written
 
 TREE = "0-1-2-0.0-0.1-1.0-0.0.0-1.0.0-1.0.1"
 RANKS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1)]

@@ -13,7 +13,7 @@ from pardec.samplers import registry
 from pardec.simulation import Machine, simulate
 from tests.reference.naive_pearl import pearl
 from tests.samplers.ar_toys import logits, plain_greedy, rows, run
-from tests.samplers.voices import RAGGED, named, near, target
+from tests.samplers.fake_draft_model import RAGGED, named, near, target
 
 NEW = 28
 

@@ -23,7 +23,7 @@ from pardec.samplers.speculative.shape.prompt_trees import (
     prompt_tree,
     steady,
 )
-from tests.samplers.answers import answered
+from tests.samplers.heldout_answers import answered
 
 ROOT = Path(__file__).resolve().parents[3]
 RATES = [[0.6, 0.2], [0.5, 0.1]]

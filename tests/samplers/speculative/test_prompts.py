@@ -24,10 +24,10 @@ from pardec.samplers.speculative.probe_nodes import behind, extended
 from tests.grids import chequered
 from tests.reference.naive_queries import prompt_logits
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
-from tests.samplers.drafting import cyclic
+from tests.samplers.drafter_checks import cyclic
+from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, apart, committed_slots_suffice, greedy, path, target
+from tests.samplers.fake_draft_model import distribution as whole
 from tests.samplers.module_files import learned, prompts, random
-from tests.samplers.voices import LENGTHS, NEW, RAGGED, apart, committed_slots_suffice, greedy, path, target
-from tests.samplers.voices import distribution as whole
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 CARRIES = ("", ",carry=3-1-2", ",carry=0-2-0-1", ",carry=3-2.0.1-1.3")

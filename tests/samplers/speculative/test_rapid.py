@@ -14,9 +14,9 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.draft import rapid
 from pardec.samplers.speculative.draft.rapid import Rapid, bm25
 from tests.samplers.ar_toys import plain_greedy, rows, run
-from tests.samplers.induction import induction
-from tests.samplers.voices import NEW, RAGGED, distribution, greedy, heard, near, target
-from tests.samplers.voices import named as drafting
+from tests.samplers.copying_model import induction
+from tests.samplers.fake_draft_model import NEW, RAGGED, distribution, greedy, heard, near, target
+from tests.samplers.fake_draft_model import named as drafting
 
 SHORT = "rapid:name=near,k=3,chunk=2,chunks=1,query=2,begin=1"
 

@@ -29,7 +29,7 @@ from pardec.samplers.speculative.sparse_kv import CommittedSlots
 from pardec.tasks import task
 from tests.reference.naive_window import naive
 from tests.samplers.ar_toys import g_test, logits, prompts, request, rows, run, toy_ar
-from tests.samplers.joints import SMALL, WORLDS, drafting, measure
+from tests.samplers.joint_distributions import SMALL, WORLDS, drafting, measure
 
 VOCAB = 8
 GIVEN, NEW = prompts((3, 6, 1, 9, 40), vocab=VOCAB), (20, 12, 30, 25, 20)

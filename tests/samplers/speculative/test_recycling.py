@@ -19,7 +19,7 @@ from pardec.samplers.speculative.loop import VerifyLoop
 from pardec.samplers.speculative.trees import Template, compact, ranked
 from tests.reference.naive_lookup import Recycled
 from tests.samplers.ar_toys import is_greedy, plain_greedy, prompts, request, rows, run, toy_ar
-from tests.samplers.drafting import RAGGED, cyclic, gained, greedy_holds
+from tests.samplers.drafter_checks import RAGGED, cyclic, gained, greedy_holds
 
 PUBLISHED = (8, 21, 25, 15, 8, 3)
 

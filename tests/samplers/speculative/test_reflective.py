@@ -20,7 +20,7 @@ from pardec.samplers.speculative.accept.reflective import Reflection, Reflective
 from pardec.samplers.speculative.contracts import Draft, TargetDistributions, Uniforms, Verdict
 from pardec.samplers.speculative.forward import VerifyForward
 from tests.samplers.ar_toys import logits, prompts, rows, run, toy_ar
-from tests.samplers.voices import apart, named
+from tests.samplers.fake_draft_model import apart, named
 
 VOCAB, K = 6, 4
 CHAIN = f"model:name=near,k={K}"

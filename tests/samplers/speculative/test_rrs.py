@@ -11,8 +11,8 @@ from pardec.samplers.speculative.accept.rrs import RecursiveRejection
 from pardec.samplers.speculative.accept.speculative import Speculative
 from tests.reference import naive_acceptance as naive
 from tests.samplers.ar_toys import counted, g_test, joint, run, toy_ar
-from tests.samplers.joints import drafting
-from tests.samplers.verdicts import Given, InOrder, distributions, emitted, pairs, tree
+from tests.samplers.handmade_drafts import Given, InOrder, distributions, emitted, pairs, tree
+from tests.samplers.joint_distributions import drafting
 
 CASES = [(k, replacement) for k in (1, 2, 3, 4) for replacement in (False, True)]
 

@@ -12,7 +12,7 @@ from pardec.samplers import registry
 from pardec.samplers.ops.distribution import filter_logits
 from pardec.samplers.rng import Keyed
 from tests.samplers.ar_toys import logits, plain_greedy, prompts, rows, run, toy_ar
-from tests.samplers.joints import WORLDS, measure, worst
+from tests.samplers.joint_distributions import WORLDS, measure, worst
 
 GIVEN = prompts((3, 6, 1, 9, 4), vocab=6, seed=1)
 NEW = (16, 9, 12, 1, 14)

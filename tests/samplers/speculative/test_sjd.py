@@ -22,7 +22,7 @@ from pardec.samplers.speculative.draft.sjd import Sjd, WindowState, coupled_samp
 from pardec.samplers.speculative.sequences import Sequences
 from pardec.samplers.speculative.uniforms import RoundUniforms as Round
 from tests.samplers.ar_toys import counted, g_test, joint, plain_greedy, prompts, rows, run, speculation, toy_ar
-from tests.samplers.joints import WORLDS, World, measure, worst
+from tests.samplers.joint_distributions import WORLDS, World, measure, worst
 
 MODES = ("coupled", "independent", "gumbel")
 LONG = WORLDS["3 tokens, length 6"]  # where places are refreshed again and again

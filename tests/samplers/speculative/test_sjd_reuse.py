@@ -12,7 +12,7 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.draft import sjd
 from pardec.samplers.speculative.draft.sjd import Sjd, reuse
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, speculation, toy_ar
-from tests.samplers.joints import WORLDS, World, measure, worst
+from tests.samplers.joint_distributions import WORLDS, World, measure, worst
 from tests.samplers.speculative.test_sjd import LONG, scripted
 
 

@@ -18,7 +18,7 @@ from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft.sorted import NestedState
 from tests.grids import thinned
 from tests.samplers.ar_toys import rows, run, toy_ar
-from tests.samplers.voices import (
+from tests.samplers.fake_draft_model import (
     LENGTHS,
     NEW,
     RAGGED,

@@ -11,8 +11,8 @@ from pardec.samplers.speculative.accept.speculative import Speculative
 from pardec.samplers.speculative.ops import verification
 from pardec.samplers.speculative.uniforms import RoundUniforms as Uniforms
 from tests.reference import naive_acceptance as naive
+from tests.samplers.handmade_drafts import Given, InOrder, distributions, emitted, pairs, tree
 from tests.samplers.speculative.test_rrs import random_tree
-from tests.samplers.verdicts import Given, InOrder, distributions, emitted, pairs, tree
 
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(1, 4, 3)
 

@@ -14,7 +14,7 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.shape.siblings import conditional_distributions
 from pardec.samplers.speculative.shape.template import Template
 from tests.samplers.ar_toys import counted, g_test, joint, run
-from tests.samplers.voices import Told, grown, named, near, nodes, target, written
+from tests.samplers.fake_draft_model import Told, grown, named, near, nodes, target, written
 
 
 def test_at_temperature_0_children_are_the_likeliest_tokens_in_order() -> None:

@@ -13,8 +13,8 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.accept.topk import TopK
 from tests.reference.naive_acceptance import Node, children
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
+from tests.samplers.handmade_drafts import Given, distributions, tree
 from tests.samplers.speculative.test_rrs import random_tree
-from tests.samplers.verdicts import Given, distributions, tree
 
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(1, 4, 3)
 

@@ -13,8 +13,8 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.accept.typical import Typical
 from tests.reference import naive_acceptance as naive
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
+from tests.samplers.handmade_drafts import Given, distributions, tree
 from tests.samplers.speculative.test_rrs import random_tree
-from tests.samplers.verdicts import Given, distributions, tree
 
 
 def test_the_bar_by_hand() -> None:

@@ -12,7 +12,7 @@ from pardec.samplers.speculative.shape.beam import Beam
 from pardec.samplers.speculative.shape.chain import Chain
 from pardec.samplers.speculative.shape.dyspec import DySpec
 from pardec.samplers.speculative.shape.template import Template
-from tests.samplers.voices import Told, best_fixed, context, grown, nodes, speed, written
+from tests.samplers.fake_draft_model import Told, best_fixed, context, grown, nodes, speed, written
 
 
 def test_it_stops_below_tau_only() -> None:

@@ -26,7 +26,7 @@ from pardec.samplers.speculative.loop import VerifyLoop, decode
 from tests.grids import one_in, pairwise, thinned
 from tests.models.toys import SMALL
 from tests.samplers.ar_toys import logits, prompts, request, rows, run, toy_ar
-from tests.samplers.drafting import SETTINGS
+from tests.samplers.drafter_checks import SETTINGS
 from tests.samplers.module_files import random_modules
 
 VOCAB = 8  # few tokens, so that copies and guesses are often right

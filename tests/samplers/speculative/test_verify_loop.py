@@ -44,7 +44,7 @@ from tests.samplers.ar_toys import (
     speculation,
     toy_ar,
 )
-from tests.samplers.joints import drafting
+from tests.samplers.joint_distributions import drafting
 from tests.samplers.loop_drafters import (
     LENGTHS,
     VOCAB,

@@ -17,7 +17,7 @@ from pardec.samplers.speculative.ops import verification
 from pardec.samplers.speculative.shape import template
 from pardec.samplers.speculative.uniforms import RoundUniforms
 from tests.samplers.ar_toys import speculation
-from tests.samplers.joints import WORLDS, drafting, measure, worst
+from tests.samplers.joint_distributions import WORLDS, drafting, measure, worst
 
 DRAWS = 4_000
 WORLD = WORLDS["5 tokens, length 4"]

@@ -21,8 +21,8 @@ from pardec.samplers.request import Allowed
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.forward import VerifyForward
 from tests.samplers.ar_toys import rows, run
-from tests.samplers.joints import WORLDS, measure
-from tests.samplers.voices import NEW, RAGGED, greedy, named, near, target
+from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, named, near, target
+from tests.samplers.joint_distributions import WORLDS, measure
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 

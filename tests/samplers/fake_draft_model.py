@@ -1,4 +1,4 @@
-"""What the tests of drafting models share: toys under a name, a voice of made-up laws, and an ear that checks laws."""
+"""Shared by tests of draft models: toys under a name, a fake one with given distributions, and a statistical checker."""
 
 from __future__ import annotations
 
