@@ -60,3 +60,13 @@ def cli(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]
         return code, out, err
 
     return call
+
+
+@pytest.fixture(scope="module")
+def instruct(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The random model, with a template that says more than the text."""
+    copy = shutil.copytree(folder, tmp_path_factory.mktemp("models") / "instruct")
+    settings = json.loads((copy / "tokenizer_config.json").read_text())
+    template = "{% for message in messages %}Ann asks: {{ message['content'] }}{% endfor %}"
+    (copy / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
+    return copy

@@ -1,4 +1,4 @@
-"""Shared by tests of draft models: toys under a name, a fake one with given distributions, and a statistical checker."""
+"""Shared by tests of draft models: toys under a name, a fake one with given distributions, a statistical checker."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,16 +14,6 @@ Cli = Callable[..., tuple[int, str, str]]
 TEXT = "Tom has 3 cups."
 SHORT = ("-n", "6", "--device", "cpu")
 SAID = "the prompt is in the chat template of instruct, as a user message; --raw passes plain text"
-
-
-@pytest.fixture(scope="module")
-def instruct(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The random model, with a template that says more than the text."""
-    copy = shutil.copytree(folder, tmp_path_factory.mktemp("models") / "instruct")
-    settings = json.loads((copy / "tokenizer_config.json").read_text())
-    template = "{% for message in messages %}Ann asks: {{ message['content'] }}{% endfor %}"
-    (copy / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
-    return copy
 
 
 @pytest.fixture(scope="module")

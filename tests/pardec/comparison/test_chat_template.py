@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,6 @@ from pardec.comparison import tuning
 Cli = Callable[..., tuple[int, str, str]]
 TEXT = "Tom has 3 cups."
 SHORT: dict[str, Any] = {"max_new_tokens": 6, "references": False, "progress": False}
-
-
-@pytest.fixture(scope="module")
-def instruct(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    copy = shutil.copytree(folder, tmp_path_factory.mktemp("models") / "instruct")
-    settings = json.loads((copy / "tokenizer_config.json").read_text())
-    template = "{% for message in messages %}Ann asks: {{ message['content'] }}{% endfor %}"
-    (copy / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
-    return copy
 
 
 @pytest.fixture(scope="module")
