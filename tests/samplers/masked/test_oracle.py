@@ -32,6 +32,7 @@ def test_it_needs_no_more_forwards_than_what_it_is_measured_by() -> None:
         model, given = toy("llada", seed=seed, sharp=1.2), prompts(LENGTHS, seed=seed)
         floor, whole = (fill(model, spec, given, NEW).nfe for spec in ("oracle", "sequential"))
         assert all(n <= m for n, m in zip(floor, whole, strict=True))
+        assert sum(floor) > sum(-(-new // BLOCK) for new in NEW), "what does not agree is not committed"
 
 
 def test_what_agrees_is_committed_and_nothing_else() -> None:
