@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from .caches.kv_cache import KVCache
+from .caches.readers import Reader
 from .caches.reuse_cache import ReuseCache
 from .decoder_config import AttentionConfig
 from .decoder_config import DecoderConfig as DecoderConfig
 from .errors import CacheError, ModelError
 from .hidden import Hidden
+from .kernels import matmul
+from .kernels.attention import AttentionPattern, attention_pattern
 from .kernels.attention_parts import pattern_parts
-from .kernels.attention_pattern import attention_pattern
 from .kernels.matmul import Linear
 from .kernels.ops import choose_ops
 from .layers.attention_record import AttentionRecord
 from .layers.diffusion_gemma_layer import Conditioning, DiffusionGemmaLayer, canvas_of
 from .layers.head_norm_layer import HeadNormLayer, PostNormLayer
 from .layers.layer import DecoderLayer, LayerPass
-from .layers.layer_groups import group_of
+from .layers.layer_groups import LayerGroups
+from .layers.layer_hooks import Kept, LayerHooks
 from .layers.rope import GridRope, Rope
 from .layers.sparse_layer import SparseLayer
 from .plan import Plan, plan_on
 
+_KNOWN = 8  # plans whose patterns and rotations are kept
 _NARROW = 0.8  # share of the queries wanted, above which the last layer runs on all of them
 
 
@@ -57,6 +65,8 @@ class Decoder(nn.Module):
         }
         self.placement: tuple[torch.device, ...] | None = None  # device of each layer where accelerate has spread them
         self._entry: torch.device | None = None
+        self._has_hooks = config.canvas or config.query_growth is not None
+        self._known: dict[Hashable, tuple[AttentionPattern, Tensor, Tensor]] = {}  # what `_pass` made for positions
         self.weights_version = 0  # rises when the weights are replaced in place
 
     @property
@@ -109,78 +119,42 @@ class Decoder(nn.Module):
 
         `plan.layers` runs a part of the stack: one that starts above 0 takes `plan.soft` as its incoming states.
         """
-        chosen = range(self.config.layers)[plan.layers] if plan.layers is not None else range(self.config.layers)
+        count = self.config.layers
+        chosen = range(count) if plan.layers is None else range(count)[plan.layers]
         h = self._enter(plan, chosen).flatten(0, 1)  # [B * Q, E]: one matmul costs less than one for each row
         taps: dict[int, Tensor] = {-1: h.view(*plan.tokens.shape, -1)} if -1 in plan.hidden else {}
-        passes: dict[tuple[torch.device, AttentionConfig | None], LayerPass] = {}
-        reuse = cache if isinstance(cache, ReuseCache) else None
-        narrowed = plan.narrow and reuse is None and self._narrows(plan)
-        queries: list[Tensor] = []
-        attention: dict[int, Tensor] = {}
-        entry: Tensor | None = None  # the input of a group of layers that run in parallel
-        for index, layer in enumerate(self.layers):
-            if index not in chosen:
-                continue
-            device = h.device if self.placement is None else self.placement[index]
-            own = self.config.each[index] if self.config.each else None
-            step = passes.get((device, own))
-            if step is None:
-                on_device = plan_on(plan, device)
-                step = passes[device, own] = self._pass(on_device, cache, device, h.dtype, own)
-                step.queries = queries
-                if plan.attention:
-                    step.record = self._record(on_device, cache, own, attention)
-            picked = step.plan.want.clamp(min=0) if narrowed and index == self.config.layers - 1 else None
-            if (
-                plan.parallel > 1
-                and (mates := group_of(index, self.config.layers, plan.parallel)).stop > mates.start + 1
-            ):
-                entry = h if index == mates.start else entry
-                assert entry is not None, "a group begins with its first layer"
-                assert isinstance(layer, DecoderLayer)
-                h = h + layer.changes(entry, step, index)
+        kept = Kept() if plan.queries or plan.attention else None
+        if self.placement is None and not self.config.each:
+            steps = dict.fromkeys(chosen, self._pass(plan, cache, h.device, h.dtype, None, kept))
+        else:
+            steps = self._passes(plan, cache, h, chosen, kept)
+        through = None  # what runs the layers otherwise than one after the other
+        if isinstance(cache, ReuseCache):
+            through = cache.through
+        elif plan.parallel > 1:
+            through = LayerGroups(count, plan.parallel).through
+        narrowed = plan.narrow and through is None and self._narrows(plan)
+
+        layers: list[DecoderLayer] = list(self.layers)  # type: ignore[arg-type]
+        for index in chosen:
+            layer, step = layers[index], steps[index]
+            if through is not None:
+                h = through(layer, h, step, index)
             else:
-                # Not layer(...): accelerate replaces forward itself, and a call costs more.
-                if reuse is None or index == 0:
-                    h = layer.forward(h, step, index, picked)
-                else:
-                    assert isinstance(layer, DecoderLayer)
-                    h = reuse.through(layer, h, step, index)
+                picked = step.plan.want.clamp(min=0) if narrowed and index == count - 1 else None
+                h = layer.forward(h, step, index, picked)  # not layer(...): accelerate replaces forward itself
             if index in plan.hidden:
                 taps[index] = h.view(*plan.tokens.shape, -1)
-        shape = plan.want.shape if narrowed else plan.tokens.shape
-        return Hidden(
-            plan,
-            h.view(*shape, -1),
-            self.project,
-            taps,
-            narrowed,
-            self.norm.forward,
-            None,
-            tuple(queries),
-            attention,
-        )
 
-    def _record(
-        self, plan: Plan, cache: KVCache | None, own: AttentionConfig | None, weights: dict[int, Tensor]
-    ) -> AttentionRecord:
-        if cache is not None and (cache.shared is not None or cache.reader(plan, self.rope, plan.tokens.device)):
-            raise CacheError(
-                "the attention of a forward is kept where its queries attend to whole rows, and this cache is read "
-                "in a way of its own",
-                "make a plain one: new_cache(batch, capacity)",
-            )
-        plan = plan if cache is None else cache.layout(plan)
-        extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
-        return AttentionRecord.of(plan, extent, self.config.window if own is None else own.window, weights)
+        states = h.view(*(plan.want if narrowed else plan.tokens).shape, -1)
+        hidden = Hidden(plan, states, self.project, taps, narrowed, self.norm.forward)
+        return hidden if kept is None else replace(hidden, queries=tuple(kept.queries), attention=kept.attention)
 
     def _narrows(self, plan: Plan) -> bool:
         """Whether the last layer can leave out the queries that are not wanted, and gains by it."""
-        whole = (
-            plan.layers is None and not plan.skip and plan.parallel == 1 and self.config.layers - 1 not in plan.hidden
-        )
+        whole = plan.layers is None and not plan.skip and self.config.layers - 1 not in plan.hidden
         every = self.config.canvas or (self.config.experts is not None and self.config.experts.pool > 0)
-        return whole and not every and plan.want.shape[1] <= _NARROW * plan.width
+        return whole and not every and plan.want.shape[1] <= _NARROW * plan.tokens.shape[1]
 
     def project(self, states: Tensor) -> Tensor:
         """Final norm and head: states [M, E] -> logits [M, V] in the model's dtype."""
@@ -204,13 +178,27 @@ class Decoder(nn.Module):
         h = self.embed.forward(plan.tokens if plan.soft is None else plan.tokens.clamp(min=0))
         if self.config.embedding_scale != 1:  # rounded as the embeddings are
             h = h * float(torch.tensor(self.config.embedding_scale, dtype=h.dtype, device="cpu"))
-        canvas = canvas_of(plan)
         if self.conditioning is not None:
+            canvas = canvas_of(plan)
             soft = None if plan.soft is None else plan.soft.to(h.dtype)
             return h if canvas is None else torch.where(canvas[..., None], self.conditioning(h, soft), h)
         if plan.soft is None:
             return h
         return h.masked_fill((plan.tokens < 0)[..., None], 0) + plan.soft.to(h.dtype)
+
+    def _passes(
+        self, plan: Plan, cache: KVCache | None, h: Tensor, chosen: range, kept: Kept | None
+    ) -> dict[int, LayerPass]:
+        """The pass of each of the `chosen` layers, where they are on several devices or their attention differs."""
+        passes: dict[tuple[torch.device, AttentionConfig | None], LayerPass] = {}
+        steps: dict[int, LayerPass] = {}
+        for index in chosen:
+            device = h.device if self.placement is None else self.placement[index]
+            own = self.config.each[index] if self.config.each else None
+            if (device, own) not in passes:
+                passes[device, own] = self._pass(plan, cache, device, h.dtype, own, kept)
+            steps[index] = passes[device, own]
+        return steps
 
     def _pass(
         self,
@@ -219,35 +207,83 @@ class Decoder(nn.Module):
         device: torch.device,
         dtype: torch.dtype,
         own: AttentionConfig | None,
+        kept: Kept | None,
     ) -> LayerPass:
-        rope = self.rope if own is None else self._own_ropes[own]
-        cos, sin = rope.rows(plan, limit=None if cache is None else cache.reach, device=device)
-        own_plan, plan = plan, plan if cache is None else cache.layout(plan)
-        extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
+        """What the layers on `device` share; `own` is the configuration of their attention, where layers differ."""
+        if plan.tokens.device != device:
+            plan = plan_on(plan, device)
         training = self.training and torch.is_grad_enabled()
-        plain = training or self.config.attention_cap is not None  # a cap is in the definition alone
-        window = self.config.window if own is None else own.window
-        if cache is None or cache.shared is None:
-            prefix = None
-            pattern = attention_pattern(plan, extent=extent, dtype=dtype, device=device, reference=plain, window=window)
-        else:
-            prefix, pattern = pattern_parts(
-                plan, cache.offset, extent=extent, dtype=dtype, device=device, reference=plain
+        ops = choose_ops(device, dtype, reference=training)
+        stored = plan if cache is None else cache.layout(plan)  # in the cache's own slots
+        extent = (plan.uniform or plan.tokens.shape[1]) if cache is None else cache.extent(stored)
+        rope = self.rope if own is None else self._own_ropes[own]
+
+        # Of plans whose positions the host knows, a step that asks for the same positions again finds these again.
+        key, known = None, None
+        in_parts = cache is not None and cache.shared is not None
+        if plan.span is not None and stored is plan and plan.origin is None and plan.rows is None and not in_parts:
+            visible = plan.visible.kind, plan.visible.block
+            key = (
+                visible,
+                plan.span,
+                plan.uniform,
+                extent,
+                plan.tokens.shape,
+                device,
+                dtype,
+                id(ops),
+                id(own),
+                training,
             )
-        return LayerPass(
-            own_plan,
-            choose_ops(device, dtype, reference=training),
-            pattern,
-            None if cache is None else cache.slots(plan, in_parts=True),
-            cos,
-            sin,
-            None
-            if self.config.query_growth is None
-            else _growth(own_plan.positions, *self.config.query_growth).to(dtype),
-            canvas.flatten()[:, None] if self.config.canvas and (canvas := canvas_of(plan)) is not None else None,
-            prefix,
-            None if cache is None else cache.reader(own_plan, rope, device),
-            _last(own_plan) if own_plan.queries else None,
+            known = self._known.get(key)
+        prefix = None
+        if known is not None:
+            pattern, cos, sin = known
+        else:
+            limit = None if cache is None or plan.span is not None else cache.reach
+            cos, sin = rope.rows(plan, limit=limit, device=device)
+            sees: dict[str, Any] = {"extent": extent, "dtype": dtype, "device": device}
+            sees["reference"] = training or self.config.attention_cap is not None  # a cap is in the definition alone
+            if not in_parts:
+                window = self.config.window if own is None else own.window
+                pattern = attention_pattern(stored, window=window, **sees)
+                if key is not None and pattern.is_constant:
+                    if len(self._known) >= _KNOWN:
+                        self._known.clear()
+                    self._known[key] = pattern, cos, sin
+            else:
+                assert cache is not None
+                prefix, pattern = pattern_parts(stored, cache.offset, **sees)
+
+        slots = None if cache is None else cache.slots(stored, in_parts=True)
+        reader = None if cache is None else cache.reader(plan, rope, device)
+        hooks = None
+        if self._has_hooks or plan.skip or prefix is not None or reader is not None or kept is not None:
+            hooks = self._hooks(plan, dtype, prefix, reader)
+            if kept is not None:
+                hooks.queries, hooks.last = kept.queries, _last(plan) if plan.queries else None
+            if kept is not None and plan.attention:
+                if in_parts or reader is not None:
+                    raise CacheError(
+                        "the attention of a forward is kept where its queries attend to whole rows, and this cache is "
+                        "read in a way of its own",
+                        "make a plain one: new_cache(batch, capacity)",
+                    )
+                window = self.config.window if own is None else own.window
+                hooks.record = AttentionRecord.of(stored, extent, window, kept.attention)
+        return LayerPass(plan, ops, pattern, slots, cos, sin, hooks, plain_matmuls=not matmul.onednn_is_faster())
+
+    def _hooks(
+        self, plan: Plan, dtype: torch.dtype, prefix: AttentionPattern | None, reader: Reader | None
+    ) -> LayerHooks:
+        config, canvas = self.config, canvas_of(plan) if self.config.canvas else None
+        growth = None if config.query_growth is None else _growth(plan.positions, *config.query_growth).to(dtype)
+        return LayerHooks(
+            skip=plan.skip,
+            growth=growth,
+            canvas=None if canvas is None else canvas.flatten()[:, None],
+            prefix=prefix,
+            reader=reader,
         )
 
 

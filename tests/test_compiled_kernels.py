@@ -27,8 +27,7 @@ from torch import Tensor
 
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.kernels import choice
-from pardec.models.kernels.attention import attend
-from pardec.models.kernels.attention_pattern import attention_pattern
+from pardec.models.kernels.attention import attend, attention_pattern
 from pardec.models.kernels.ops import triton_ops
 from pardec.models.plan import Plan, Visible
 from pardec.samplers.ops.confidence import confidence

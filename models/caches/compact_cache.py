@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import CapacityError
-from ..kernels.attention_pattern import AttentionPattern
+from ..kernels.attention import AttentionPattern
 from ..plan import Plan, Visible
 from .kv_cache import KVCache
 from .readers import Reader, attend_hidden

@@ -24,8 +24,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ..errors import ModelError
-from ..kernels.attention import additive_mask, visible_rows
-from ..kernels.attention_pattern import AttentionPattern
+from ..kernels.attention import AttentionPattern, additive_mask, visible_rows
 from ..model import LanguageModel
 from ..plan import Plan
 from .kv_cache import KVCache

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from ..kernels.attention import additive_mask, visible_rows
-from ..kernels.attention_pattern import AttentionPattern
+from ..kernels.attention import AttentionPattern, additive_mask, visible_rows
 
 
 class Reader(ABC):

@@ -76,7 +76,9 @@ class ReuseCache(KVCache):
         super().put(rows, other)
 
     def through(self, layer: DecoderLayer, h: Tensor, step: LayerPass, index: int) -> Tensor:
-        """States h [B * Q, E] through the layer at `index`, which is not the first, of queries that are stored."""
+        """States h [B * Q, E] through the layer at `index`, of queries that are stored; the first computes them all."""
+        if index == 0:
+            return layer.forward(h, step, index)
         plan, slots = step.plan, step.slots
         assert slots is not None, "a forward with a cache"
         flat = slots.flat.to(h.device)
@@ -186,6 +188,9 @@ def _narrowed(step: LayerPass, picked: Tensor, cache: KVCache) -> LayerPass:
         span=None,
         stored=None,
     )
+    hooks = step.hooks
+    if hooks is not None and hooks.growth is not None:
+        hooks = replace(hooks, growth=rows(hooks.growth))
     return replace(
         step,
         plan=plan,
@@ -193,5 +198,5 @@ def _narrowed(step: LayerPass, picked: Tensor, cache: KVCache) -> LayerPass:
         slots=cache.slots(plan),
         cos=rows(step.cos),
         sin=rows(step.sin),
-        growth=None if step.growth is None else rows(step.growth),
+        hooks=hooks,
     )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CacheError
-from ..kernels.attention_pattern import visible_slots
+from ..kernels.attention import visible_slots
 from ..plan import Plan, Visible
 from .kv_cache import KVCache, Slots
 from .readers import Reader

@@ -16,8 +16,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..kernels.attention import additive_mask, visible_rows
-from ..kernels.attention_pattern import AttentionPattern
+from ..kernels.attention import AttentionPattern, additive_mask, visible_rows
 from ..layers.rope import apply_rotary
 from .readers import Reader
 

@@ -27,8 +27,7 @@ from ..caches.kv_cache import KVCache
 from ..decoder_config import DecoderConfig
 from ..errors import listed
 from ..hidden import TargetStates
-from ..kernels.attention import attend
-from ..kernels.attention_pattern import attention_pattern
+from ..kernels.attention import attend, attention_pattern
 from ..kernels.matmul import matmul
 from ..kernels.ops import choose_ops
 from ..layers.layer import DecoderLayer, LayerPass
@@ -81,16 +80,19 @@ class BlockLayer(DecoderLayer):
             kv = torch.cat((ops.norm(k, self.k_norm, config.norm_eps), v), 2)
         ops.rotary_and_cache(kv, step.cos, step.sin, 0, slots, index)
 
-    def _attention(self, h: Tensor, step: LayerPass, index: int, picked: Tensor | None) -> Tensor:
+    def _attention(
+        self, h: Tensor, step: LayerPass, index: int, picked: Tensor | None, inputs: Tensor | None = None
+    ) -> Tensor:
         config, ops, shape = self.config, step.ops, step.plan.tokens.shape
-        inputs = ops.norm(h, self.attn_norm, config.norm_eps)
+        inputs = self.inputs(h, ops) if inputs is None else inputs
         kernel = None
         if self.attn_conv is not None:
             blocks = inputs.view(*shape, -1)
             before, kernel = self.attn_conv.kernels(blocks)
             inputs = self.attn_conv(blocks, before, 0).flatten(0, 1)
         parts = matmul(inputs, self.q_weight, self.q_bias), matmul(inputs, self.kv_weight, self.kv_bias)
-        qkv = self._normed_heads(torch.cat(parts, -1).view(*shape, -1, config.head_dim), ops)
+        qkv = torch.cat(parts, -1).view(*shape, -1, config.head_dim)
+        qkv = self._normed_heads(qkv, ops) if self.norms_heads else qkv
         q, k, v = ops.rotary_and_cache(qkv, step.cos, step.sin, config.heads, step.slots, index)
         pattern = step.pattern
         if picked is not None:

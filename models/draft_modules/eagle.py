@@ -33,7 +33,7 @@ from ..caches.kv_cache import KVCache
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
 from ..hidden import Hidden
-from ..kernels.attention_pattern import attention_pattern
+from ..kernels.attention import attention_pattern
 from ..kernels.cpu.int8 import Int8Weight
 from ..kernels.cpu.int8_layer import Int8Layer
 from ..kernels.matmul import matmul, matmul_into
@@ -62,7 +62,7 @@ class PairLayer(DecoderLayer):
 
     def pair(self, h: Tensor, inputs: Tensor, step: LayerPass, picked: Tensor | None) -> Tensor:
         """h [M, E], or its `picked` queries, plus attention among `inputs` [M, I], then the MLP."""
-        return self._mlp(self._attend(h, inputs, step, 0, picked), step)
+        return self._mlp(self._attention(h, step, 0, picked, inputs), step)
 
     @cached_property
     def in_c(self) -> Int8Layer | None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..caches.kv_cache import KVCache
-from ..kernels.attention_pattern import mask_of_the_last
+from ..kernels.attention import mask_of_the_last
 from ..kernels.cpu import layer as layer_c
 from ..kernels.cpu.int8_layer import MOST, Int8Layer
 from ..layers.rope import Rope

@@ -24,7 +24,7 @@ from ..errors import ModelError
 from ..families.llama_like import shape
 from ..files.weights import Published, count_parts
 from ..hidden import Hidden, TargetStates
-from ..kernels.attention_pattern import attention_pattern
+from ..kernels.attention import attention_pattern
 from ..kernels.ops import choose_ops
 from ..layers.layer import DecoderLayer, LayerPass
 from ..layers.rope import Rope

@@ -29,8 +29,7 @@ from ..decoder_config import DecoderConfig
 from ..errors import ModelError
 from ..files.weights import Published
 from ..hidden import Hidden
-from ..kernels.attention import attend
-from ..kernels.attention_pattern import AttentionPattern, attention_pattern
+from ..kernels.attention import AttentionPattern, attend, attention_pattern
 from ..kernels.choice import backend
 from ..kernels.matmul import add_matmul, matmul
 from ..kernels.ops import choose_ops

@@ -12,8 +12,7 @@ from transformers import AttentionInterface
 
 from ..caches.kv_cache import KVCache, Slots
 from ..errors import ModelError
-from ..kernels.attention import attend
-from ..kernels.attention_pattern import AttentionPattern, attention_pattern
+from ..kernels.attention import AttentionPattern, attend, attention_pattern
 from ..plan import Plan, plan_on
 
 ATTENTION = "pardec"  # the name that pardec's attention is registered under

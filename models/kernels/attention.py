@@ -1,4 +1,4 @@
-"""Attention of queries at arbitrary positions over slots of a cache.
+"""Attention of queries at arbitrary positions over slots of a cache, and what every query of a forward sees of them.
 
     attend(q, k, v, pattern)[b, i] = sum_s softmax_s(q[b, i] . k[r, s] / sqrt(D)) v[r, s]
 
@@ -10,13 +10,75 @@ that, and with an explicit mask elsewhere.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from .attention_pattern import AttentionPattern
+from ..plan import Plan, Visible
+from .choice import Backend, backend
 from .cpu.attention import attend_c, causal_c, faster
+
+if TYPE_CHECKING:
+    from torch.nn.attention.bias import CausalBias
+
+_LAST = 256  # slots at the end of a row, up to which the kernel in C takes a mask
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionPattern:
+    """What every query of a forward sees, worked out once for all layers."""
+
+    backend: Backend
+    extent: int  # slots read, from 0
+    rows: Tensor | None = None  # [B] cache row of each plan row
+    mask: Tensor | CausalBias | None = None  # [B, 1, Q, S] additive
+    causal: bool = False
+    ends: Tensor | None = None  # [B] int64: the kernel in C reads so many slots of a row; with it `last` is of these
+    last: Tensor | None = None  # [B, Q, M] float32, of a mask that hides some of the last M slots alone
+    dead: Tensor | None = None  # flat indices into [B * S] (CPU) or bool [B, S, 1, 1]: slots past their row's length
+    positions: Tensor | None = None  # the rest is for the Triton version, which reads the pattern itself
+    lengths: Tensor | None = None
+    visible: Visible | None = None
+    allowed: Tensor | None = None  # [B, Q, S] bool, patterns that are not a rule on positions or parents
+    nodes: Tensor | None = None  # [B, Q] int64, of tree drafts: the node that each query is
+
+    @property
+    def in_c(self) -> bool:
+        """Whether the kernel in C takes it as it is; a causal one is given to it in parts."""
+        return (self.backend == "c" and not self.causal) or self.last is not None or self.ends is not None
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it has no tensors, so that what a plan's numbers say is all that it depends on."""
+        tensors = self.rows, self.mask, self.ends, self.last, self.dead, self.positions
+        return all(tensor is None for tensor in tensors)
+
+    def narrowed(self, picked: Tensor) -> AttentionPattern:
+        """What the queries `picked` [B, M] see."""
+        if self.mask is None and self.positions is None and not self.causal:
+            return self
+        rows = torch.arange(len(picked), device=picked.device)[:, None]
+        mask, positions, allowed, nodes = self.mask, self.positions, self.allowed, self.nodes
+        last = None if self.last is None else self.last[rows, picked]
+        if self.causal or hasattr(mask, "seq_len_q"):  # queries stand at the end of what is read, in order
+            slot = torch.arange(self.extent, device=picked.device)
+            width = self.extent if self.causal else mask.seq_len_q  # type: ignore[union-attr]
+            mask = (slot <= (picked + self.extent - width)[..., None])[:, None]
+        elif mask is not None:
+            mask = mask[:, 0][rows, picked][:, None]
+        if positions is not None:
+            positions = positions[rows, picked]
+        if allowed is not None:
+            allowed = allowed[rows, picked]
+        if nodes is not None:
+            nodes = nodes[rows, picked]
+        backend: Backend = "reference" if self.causal else self.backend
+        own = replace(self, backend=backend, mask=mask, causal=False, last=last)
+        return replace(own, positions=positions, allowed=allowed, nodes=nodes)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: float | None = None) -> Tensor:
@@ -24,20 +86,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: floa
 
     With `cap`, a score s counts as cap * tanh(s / cap); the pattern's version is then the definition.
     """
-    if pattern.backend == "triton":
-        from .attention_triton import attend_triton
-
-        return attend_triton(q, k, v, pattern)
-    if cap is None and pattern.in_c and faster(q):
-        return attend_c(q, read_rows(k, pattern), read_rows(v, pattern), pattern.last, pattern.ends)
-    if cap is None and pattern.causal and pattern.backend == "c":
-        return causal_c(q, read_rows(k, pattern), read_rows(v, pattern))
-    k, v = visible_rows(k, pattern), visible_rows(v, pattern)
+    if cap is None and (pattern.backend != "reference" or pattern.last is not None or pattern.ends is not None):
+        out = _attend_by_kernel(q, k, v, pattern)
+        if out is not None:
+            return out
+    if pattern.rows is None and pattern.dead is None:
+        if k.shape[1] != pattern.extent:
+            k, v = k[:, : pattern.extent], v[:, : pattern.extent]
+    else:
+        k, v = visible_rows(k, pattern), visible_rows(v, pattern)
     if cap is not None:
         return _capped(q, k, v, pattern, cap)
     q = q.transpose(1, 2)
     batch, heads, queries, dim = q.shape
-    # Where all queries see the same, heads that share keys stand one behind the other: these are read once for all.
+    # Where all queries see the same, heads that share keys stand one after the other: these are read once for all.
     shared = pattern.mask is None and not pattern.causal
     out = F.scaled_dot_product_attention(
         q.reshape(batch, k.shape[2], -1, dim) if shared else q,
@@ -48,6 +110,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: floa
         enable_gqa=not shared and heads != k.shape[2],
     )
     return out.reshape(batch, heads, queries, dim).transpose(1, 2)  # a GPU may return other strides
+
+
+def _attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern) -> Tensor | None:
+    """The same by the pattern's kernel; None where the definition is faster with such queries."""
+    if pattern.backend == "triton":
+        from .attention_triton import attend_triton
+
+        return attend_triton(q, k, v, pattern)
+    if pattern.in_c:
+        if faster(q):
+            return attend_c(q, read_rows(k, pattern), read_rows(v, pattern), pattern.last, pattern.ends)
+    elif pattern.causal and pattern.backend == "c":
+        return causal_c(q, read_rows(k, pattern), read_rows(v, pattern))
+    return None
 
 
 def _capped(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: float) -> Tensor:
@@ -92,3 +168,182 @@ def visible_rows(stored: Tensor, pattern: AttentionPattern) -> Tensor:
     read = read.clone(memory_format=torch.contiguous_format) if pattern.rows is None else read
     read.flatten(0, 1).index_fill_(0, pattern.dead, 0)
     return read
+
+
+def attention_pattern(
+    plan: Plan,
+    *,
+    extent: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    reference: bool = False,
+    window: int | None = None,
+) -> AttentionPattern:
+    """What the queries of `plan` see among the first `extent` slots, and the version of `attend` that runs on it.
+
+    With `reference`, that is the definition. A `window` hides the slots of positions that far before a query's or more.
+    """
+    if window is not None and extent <= window:
+        window = None  # nothing lies that far back
+    whole = _sees_all(plan) and window is None
+    chosen: Backend = "reference"
+    if not reference:
+        chosen = backend(device, dtype if whole else None, suited=not whole and dtype != torch.float32)
+    if whole and chosen != "triton":
+        return AttentionPattern(chosen, extent, plan.rows)
+    span, uniform = plan.span, plan.uniform
+    straight = plan.visible.kind == "causal" and span is not None and uniform == span[1] and window is None
+    in_c = not reference and backend(device, dtype) == "c"
+    dense = mask_of_the_last(plan, extent) if in_c and window is None else None
+    if dense is not None:
+        last = torch.zeros(dense.shape, device=device).masked_fill_(~dense, float("-inf"))
+        mask = F.pad(last, (extent - last.shape[-1], 0)).to(dtype)[:, None]
+        return AttentionPattern(chosen, extent, mask=mask, last=last)
+    if straight and span is not None and chosen == "reference":
+        if span[0] == 0:
+            own: Backend = "c" if in_c else chosen
+            return AttentionPattern(own, extent, plan.rows, causal=True)
+        if device.type == "cuda":
+            from torch.nn.attention.bias import causal_lower_right  # loads the compiler, which takes seconds
+
+            return AttentionPattern(chosen, extent, plan.rows, mask=causal_lower_right(plan.width, extent))
+    if chosen == "triton":
+        tree = plan.visible.parents is not None
+        by_rule = tree or plan.visible.kind in ("bidirectional", "causal") or plan.visible.block is not None
+        visible = plan.visible
+        if window is not None:
+            by_rule, visible = False, Visible("mask")
+        index = torch.arange(plan.width, device=plan.positions.device)
+        return AttentionPattern(
+            chosen,
+            extent,
+            plan.rows,
+            positions=plan.positions,
+            lengths=plan.lengths,
+            visible=visible,
+            allowed=None if by_rule else visible_slots(plan, extent, window),
+            nodes=index.expand(plan.positions.shape) if tree and by_rule else None,
+        )
+    allowed = visible_slots(plan, extent, window)
+    # A query that sees nothing is padding: it may see anything, as long as its row stays finite.
+    allowed |= ~allowed.any(-1, keepdim=True)
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
+    pattern = AttentionPattern(chosen, extent, plan.rows, mask=mask[:, None], dead=_dead(plan, extent))
+    if plan.fixed or not in_c:
+        return pattern
+    return _of_row_ends(pattern, mask, plan.lengths)
+
+
+def _of_row_ends(pattern: AttentionPattern, mask: Tensor, lengths: Tensor) -> AttentionPattern:
+    """The pattern for the kernel in C, where no query misses more than some of the last slots of its row."""
+    order = torch.arange(mask.shape[-1])
+    hidden = (mask < 0).any(1) & (order < lengths[:, None])
+    count = int((lengths - torch.where(hidden, order, mask.shape[-1]).amin(1)).amax())
+    if count > min(_LAST, int(lengths.min())) or not bool((lengths > 0).all()):
+        return pattern
+    if count <= 0:
+        return replace(pattern, ends=lengths.contiguous())
+    index = (lengths - count)[:, None] + torch.arange(count)
+    last = mask.gather(2, index[:, None].expand(-1, mask.shape[1], -1)).float()
+    return replace(pattern, ends=lengths.contiguous(), last=last)
+
+
+def visible_slots(plan: Plan, extent: int, window: int | None = None) -> Tensor:
+    """Which of the first `extent` slots each query sees -> bool [B, Q, S]. The definition of every `Visible`."""
+    if window is not None:
+        return visible_slots(plan, extent) & _near(plan, extent, window)
+    visible, positions = plan.visible, plan.positions
+    slot = torch.arange(extent, device=positions.device)
+    valid = (slot < plan.lengths[:, None])[:, None]  # [B, 1, S]
+    if visible.kind == "bidirectional":
+        return valid.expand(-1, plan.width, -1).clone()
+    if visible.kind == "causal":
+        return valid & (slot <= positions[..., None])
+    if visible.kind == "segments" and visible.block is not None:
+        block = torch.div(positions, visible.block, rounding_mode="floor")  # of a padded query: -1, sees nothing
+        return valid & (slot // visible.block <= block[..., None])
+    if visible.ids is not None:
+        own = visible.ids.gather(1, plan.slots.clamp(min=0))
+        after = torch.iinfo(visible.ids.dtype).max  # slots that no id is given for are not seen
+        segments = F.pad(visible.ids, (0, extent - visible.ids.shape[1]), value=after)
+        return valid & (segments[:, None] <= own[..., None]) & (positions >= 0)[..., None]
+    if visible.parents is not None and visible.base is not None:
+        return valid & _tree(visible.parents, visible.base, extent) & (positions >= 0)[..., None]
+    dense = visible.from_first_slot().dense
+    assert dense is not None
+    return valid & F.pad(dense, (0, extent - dense.shape[-1]))  # a negative pad cuts
+
+
+def _near(plan: Plan, extent: int, window: int) -> Tensor:
+    """[B, Q, S] bool: the slots whose position is less than `window` before each query's."""
+    order = torch.arange(extent, device=plan.positions.device).repeat(plan.batch, 1)  # a slot's position is its number
+    if plan.visible.parents is not None:  # but for the nodes of a tree
+        inside = (plan.slots >= 0) & (plan.slots < extent)
+        order = F.pad(order, (0, 1))
+        order = order.scatter(1, torch.where(inside, plan.slots, extent), plan.positions)[:, :extent]
+    counted = plan.positions
+    if plan.visible.begin is not None:
+        counted = counted.minimum(plan.visible.begin[:, None])
+    return order[:, None] > counted[..., None] - window
+
+
+def _sees_all(plan: Plan) -> bool:
+    """Whether the host knows that every query sees every slot that is read."""
+    if plan.uniform is None:
+        return False
+    visible = plan.visible
+    if visible.kind == "bidirectional":
+        return True
+    if plan.span is None or plan.span[1] != plan.uniform:
+        return False
+    if visible.kind == "causal":
+        return plan.width == 1
+    return visible.block is not None and (plan.uniform - 1) // visible.block <= plan.span[0] // visible.block
+
+
+def mask_of_the_last(plan: Plan, extent: int) -> Tensor | None:
+    """[B, Q, M] bool: what is seen of the last M slots that are read, all queries seeing those before.
+
+    Of masks, trees and chains that are known to end with what is read and not to begin with it; else None.
+    """
+    visible, span = plan.visible, plan.slot_span
+    if plan.rows is not None or plan.uniform != extent:
+        return None
+    if visible.dense is not None:
+        count = visible.dense.shape[-1]
+        return visible.dense if visible.before and visible.before + count == extent and count <= _LAST else None
+    if span is None or span[0] == 0 or span[1] != extent:
+        return None
+    if visible.kind == "causal" and plan.span is not None:
+        return torch.ones(plan.width, plan.width, dtype=torch.bool).tril_().expand(plan.batch, -1, -1)
+    return None if visible.parents is None else _lineage(visible.parents).expand(plan.batch, -1, -1)
+
+
+def _dead(plan: Plan, extent: int) -> Tensor | None:
+    if plan.uniform is not None:
+        return None
+    past = torch.arange(extent, device=plan.lengths.device) >= plan.lengths[:, None]
+    if past.device.type != "cpu" or plan.fixed:
+        return rearrange(past, "b s -> b s 1 1")
+    where = past.flatten().nonzero().flatten()
+    return where if where.numel() else None
+
+
+def _tree(parents: Tensor, base: Tensor, extent: int) -> Tensor:
+    """Slots below `base` and those of ancestors, for nodes stored from `base` on -> bool [B, T, S]."""
+    nodes = parents.shape[-1]
+    rank = torch.arange(extent, device=base.device) - base[:, None]  # [B, S] node stored in each slot
+    inside = (rank >= 0) & (rank < nodes)
+    rows = _lineage(parents).expand(base.shape[0], nodes, nodes)
+    lineage = rows.gather(2, rank.clamp(0, nodes - 1)[:, None].expand(-1, nodes, -1))
+    return (rank < 0)[:, None] | (lineage & inside[:, None])
+
+
+def _lineage(parents: Tensor) -> Tensor:
+    """Which nodes each node of `parents` [T] or [B, T] descends from, and itself: bool [T, T] or [B, T, T]."""
+    nodes = parents.shape[-1]
+    index = torch.arange(nodes, device=parents.device)
+    reach = ((parents[..., None] == index) | (index[:, None] == index)).float()
+    for _ in range(max(1, (nodes - 1).bit_length())):  # squaring doubles the depth that is covered
+        reach = (reach @ reach).clamp_(max=1)
+    return reach.bool()

@@ -21,8 +21,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ..plan import Plan
-from .attention import additive_mask, read_rows, visible_rows
-from .attention_pattern import AttentionPattern, attention_pattern
+from .attention import AttentionPattern, additive_mask, attention_pattern, read_rows, visible_rows
 from .choice import backend
 from .cpu.attention import attend_c, faster
 

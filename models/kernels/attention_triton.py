@@ -17,7 +17,7 @@ nothing: a row alone adds up what it adds up in a batch.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
@@ -25,9 +25,6 @@ import triton.language as tl
 from torch import Tensor
 
 from .choice import interpreted
-
-if TYPE_CHECKING:
-    from .attention_pattern import AttentionPattern
 
 _BIDIRECTIONAL, _CAUSAL, _SEGMENTS, _MASK, _TREE = range(5)
 _SHORT = 64  # queries times heads of one key head, up to which slots are split
@@ -190,8 +187,10 @@ def _combine(
     tl.store(out_ptr + n * D + d, total.to(out_ptr.dtype.element_ty), mask=d < D)
 
 
-def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, *, split: int | None = None) -> Tensor:
-    """`attend` for a pattern that holds the plan's own rule: q [B, Q, H, D], k and v [R, >= S, K, D] -> [B, Q, H, D].
+def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: Any, *, split: int | None = None) -> Tensor:
+    """`attend` for an `AttentionPattern` that holds the plan's own rule: q [B, Q, H, D] -> [B, Q, H, D].
+
+    k and v are [R, >= S, K, D].
 
     A query that sees nothing (padding) gives zeros. The last dimension of q, k and v has to be contiguous, or is made
     so. `split` is how many slots are read by one program, every so many a part; None decides by the shapes, 0 never

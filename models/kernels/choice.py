@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,7 @@ import torch
 from ..errors import ModelError
 from .cpu import library
 from .cpu.layer import usable as runs_in_c
-from .variable import VARIABLE, forced
+from .variable import VARIABLE
 
 __all__ = ["VARIABLE", "Backend", "backend", "interpreted", "prepare", "runs_in_c"]
 
@@ -29,13 +29,12 @@ def backend(device: torch.device, dtype: torch.dtype | None = None, *, suited: b
     Raises ModelError when the forced version cannot run on `device`. On a CPU, Triton runs under its interpreter only
     (TRITON_INTERPRET=1, set before Python starts).
     """
-    name = forced()
+    name = os.environ.get(VARIABLE) or "auto"
     if name == "reference":
         return "reference"
     if name == "auto":
-        if suited and device.type == "cuda" and _has_triton():
-            return "triton"
-        return "c" if dtype is not None and runs_in_c(device, dtype) else "reference"
+        watched = torch.is_grad_enabled(), torch._C._len_torch_dispatch_stack()
+        return _fastest(device, dtype, suited, watched, _has_triton, library.kernel, library.supported)
     if name != "triton":
         raise ModelError(f"{VARIABLE}={name} is not a choice of kernels", "use reference, triton or auto")
     if not _has_triton():
@@ -46,6 +45,14 @@ def backend(device: torch.device, dtype: torch.dtype | None = None, *, suited: b
             f"unset {VARIABLE}, or set TRITON_INTERPRET=1 to interpret the kernels",
         )
     return "triton"
+
+
+@lru_cache
+def _fastest(device: torch.device, dtype: torch.dtype | None, suited: bool, watched: object, *asked: object) -> Backend:
+    """What nothing forces; found once for all of this, of which `asked` are functions that tests replace."""
+    if suited and device.type == "cuda" and _has_triton():
+        return "triton"
+    return "c" if dtype is not None and runs_in_c(device, dtype) else "reference"
 
 
 def prepare(device: torch.device, dtype: torch.dtype, *folders: Path) -> None:

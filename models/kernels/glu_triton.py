@@ -10,9 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..decoder_config import Activation
-from .glu import glu
-
 
 @triton.jit
 def _swiglu(gate_up_ptr, out_ptr, row_stride, width, BLOCK: tl.constexpr):
@@ -27,10 +24,8 @@ def _swiglu(gate_up_ptr, out_ptr, row_stride, width, BLOCK: tl.constexpr):
     tl.store(out_ptr + row * width + at, (gate * up).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def glu_triton(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
-    """`glu` of `gate_up` [..., 2 M], which is not overwritten; the definition for activations other than silu."""
-    if activation != "silu":
-        return glu(gate_up, activation)
+def swiglu_triton(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up [..., M] of `gate_up` [..., 2 M], which is not overwritten."""
     rows = gate_up.reshape(-1, gate_up.shape[-1])
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     count, width = rows.shape[0], rows.shape[1] // 2

@@ -1,26 +1,32 @@
-"""The operations of a decoder layer in one version: PyTorch's definitions, Triton's kernels or those in C.
+"""The operations of a decoder layer: their definitions in PyTorch, and the choice of the versions that a forward runs.
 
-A forward takes one `Ops` for each device it runs on. `attend` is not among them: which version of it runs depends on
-what the queries see, and the `AttentionPattern` of the forward says it.
+    norm(x)           x / sqrt(mean(x^2) + eps) * w, in float32 whatever x is
+    rotary_and_cache  (a, b) -> (a cos - b sin, b cos + a sin), a and b the halves of the first R dimensions of a head,
+                      in float32; keys and values are written where a cache keeps them
+    glu               activation(gate) * up, gate and up being the halves of one matmul's result
+
+A forward takes one `Ops` for each device it runs on, and its layers ask for no version again. `attend` is not among
+them: which version of it runs depends on what the queries see, and the `AttentionPattern` of the forward says it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..caches.kv_cache import Slots
 from ..decoder_config import Activation
+from ..layers.rope import apply_rotary
 from .choice import backend
-from .cpu.layer import norm_c
-from .glu import glu, glu_c
-from .norm import norm
-from .rotary import rotary_and_cache, rotary_and_cache_c
-from .variable import forced
+from .cpu import library
+from .cpu.layer import apply_rotary_c, norm_c, swiglu_c
+from .variable import VARIABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,79 @@ class Ops:
     glu: Callable[[Tensor, Activation], Tensor]
 
 
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., E] normalised and multiplied by `weight` [E], in x's dtype."""
+    if x.dtype != torch.float32 or not x.is_cpu or x.requires_grad:
+        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    # On a CPU the library's is a dozen small operations, where five do.
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    mean_square = torch.addcmul(_constant(eps), length, length, value=1 / x.shape[-1])
+    return (x * mean_square.rsqrt_()).mul_(weight)
+
+
+@cache
+def _constant(value: float) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(value, device="cpu")
+
+
+def rotary_and_cache(
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots | None, layer: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotated queries [B, Q, H, D], and the keys and values that they attend to, [rows, >= S, K, D] each.
+
+    Args:
+        qkv: [B, Q, H + 2 K, D], queries, keys and values of each head.
+        cos: [B or 1, Q, 1, R] float32; `sin` the same, with the sign of the half-split.
+        heads: H.
+        slots: where the cache keeps this forward's keys and values; None: they are not kept, and attend to themselves.
+        layer: index of the layer in the cache.
+    """
+    values = (heads + qkv.shape[2]) // 2  # of H + 2 K: H + K, where values begin
+    rotated = apply_rotary(qkv[:, :, :values], cos, sin)
+    q, k, v = rotated[:, :, :heads], rotated[:, :, heads:], qkv[:, :, values:]
+    if slots is None:
+        return q, k, v
+    if slots.views is None:
+        return q, *slots.write(layer, k, v)
+    to_k, to_v, from_k, from_v = slots.views[layer]
+    to_k.copy_(k)
+    to_v.copy_(v)
+    return q, from_k, from_v
+
+
+def rotary_and_cache_c(
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots | None, layer: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in C where keys and values go to slices of a cache of their dtype, or to none."""
+    if slots is None:
+        return *apply_rotary_c(qkv, cos, sin, heads, None), qkv[:, :, (heads + qkv.shape[2]) // 2 :]
+    if slots.views is None and slots.straight:
+        q, k = apply_rotary_c(qkv, cos, sin, heads, None)
+        return q, *slots.write(layer, k, qkv[:, :, (heads + qkv.shape[2]) // 2 :])
+    if slots.views is None:
+        return rotary_and_cache(qkv, cos, sin, heads, slots, layer)
+    to_k, to_v, from_k, from_v = slots.views[layer]
+    if to_k.dtype != qkv.dtype:
+        return rotary_and_cache(qkv, cos, sin, heads, slots, layer)
+    q, _ = apply_rotary_c(qkv, cos, sin, heads, (to_k, to_v))
+    return q, from_k, from_v
+
+
+def glu(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
+    """[..., M] of `gate_up` [..., 2 M], which may be overwritten where nothing is to be differentiated."""
+    gate, up = gate_up.chunk(2, -1)
+    if activation != "silu":
+        return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
+    # In place where nothing is to be differentiated: a fresh tensor of this size costs more than the arithmetic.
+    return F.silu(gate) * up if gate_up.requires_grad else F.silu(gate, inplace=True).mul_(up)
+
+
+def glu_c(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
+    """`glu` in C, for the activation that it has."""
+    return swiglu_c(gate_up) if activation == "silu" else glu(gate_up, activation)
+
+
 REFERENCE = Ops(norm, rotary_and_cache, glu)
 C = Ops(norm_c, rotary_and_cache_c, glu_c)
 
@@ -41,17 +120,35 @@ def choose_ops(device: torch.device, dtype: torch.dtype, *, reference: bool = Fa
 
     Asked at each forward, since gradients and the dispatch modes that follow operations come and go between two.
     """
-    chosen = "reference" if reference else backend(device, dtype)
+    kind = "reference" if reference else os.environ.get(VARIABLE)
+    watched = torch.is_grad_enabled(), torch._C._len_torch_dispatch_stack()
+    return _chosen(kind, device, dtype, watched, library.kernel, library.supported)
+
+
+@lru_cache
+def _chosen(kind: str | None, device: torch.device, dtype: torch.dtype, watched: object, *compiled: object) -> Ops:
+    """What all of this decides, so that a forward looks it up; `compiled` are functions that tests replace."""
+    chosen = "reference" if kind == "reference" else backend(device, dtype)
     if chosen == "reference":
         return REFERENCE
-    return C if chosen == "c" else triton_ops(all_of_them=forced() == "triton")
+    return C if chosen == "c" else triton_ops(all_of_them=kind == "triton")
 
 
 @cache
 def triton_ops(*, all_of_them: bool) -> Ops:
     """Triton's; its norm, which is no faster than PyTorch's, only with `all_of_them`."""
-    from .glu_triton import glu_triton
+    from .glu_triton import swiglu_triton
     from .norm_triton import norm_triton
-    from .rotary_triton import rotary_and_cache_triton
+    from .rotary_triton import rotate_into_triton
+
+    def rotary_and_cache_triton(
+        qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots | None, layer: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if slots is None or slots.stored:
+            return rotary_and_cache(qkv, cos, sin, heads, slots, layer)
+        return rotate_into_triton(qkv, cos, sin, heads, slots, layer)
+
+    def glu_triton(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
+        return swiglu_triton(gate_up) if activation == "silu" else glu(gate_up, activation)
 
     return Ops(norm_triton if all_of_them else norm, rotary_and_cache_triton, glu_triton)

@@ -11,7 +11,6 @@ import triton.language as tl
 from torch import Tensor
 
 from ..caches.kv_cache import Slots
-from .rotary import rotary_and_cache
 
 
 @triton.jit
@@ -59,12 +58,10 @@ def _rotary(
             tl.store(k_ptr + (slot * KV + head - HEADS) * D + d, out, mask=inside)
 
 
-def rotary_and_cache_triton(
-    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots | None, layer: int
+def rotate_into_triton(
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots, layer: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`rotary_and_cache`; the definition where there is no cache, and for a store."""
-    if slots is None or slots.stored:
-        return rotary_and_cache(qkv, cos, sin, heads, slots, layer)
+    """`rotary_and_cache` with a cache that is no store."""
     batch, queries, total, dim = qkv.shape
     k, v = slots.cache.k[layer], slots.cache.v[layer]
     qkv = qkv if qkv.stride(-1) == 1 else qkv.contiguous()

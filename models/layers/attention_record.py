@@ -14,8 +14,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from ..kernels.attention import read_rows
-from ..kernels.attention_pattern import AttentionPattern, visible_slots
+from ..kernels.attention import AttentionPattern, read_rows, visible_slots
 from ..plan import Plan
 
 _BYTES = 1 << 26  # of scores at a time

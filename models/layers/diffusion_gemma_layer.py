@@ -56,9 +56,10 @@ class DiffusionGemmaLayer(SparseLayer):
         stacks = self.experts_gate_up_weight, self.experts_down_weight
         sparse = mix(ops.norm(h, self.experts_norm, eps), chosen, weights, *stacks, config.activation, ops.glu)
         out = h + ops.norm(dense + ops.norm(sparse, self.experts_post_norm, eps), self.post_mlp_norm, eps)
-        if step.canvas is None:
+        canvas = None if step.hooks is None else step.hooks.canvas
+        if canvas is None:
             return out * self.text_scale
-        return out * torch.where(step.canvas, self.canvas_scale, self.text_scale)
+        return out * torch.where(canvas, self.canvas_scale, self.text_scale)
 
 
 class Conditioning(nn.Module):

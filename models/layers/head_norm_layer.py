@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..decoder_config import DecoderConfig
-from ..kernels.matmul import matmul
 from ..kernels.ops import Ops
-from .layer import DecoderLayer, LayerPass
+from .layer import DecoderLayer
 
 _EPS = 1e-5  # of the heads' norms, whatever the others have
 
@@ -22,6 +21,7 @@ class HeadNormLayer(DecoderLayer):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config)
+        self.norms_heads = True
         for name, heads in (("q_norm", config.heads), ("k_norm", config.kv_heads)):
             self.register_parameter(name, nn.Parameter(torch.ones(heads, config.head_dim)))
             self.register_parameter(f"{name}_bias", nn.Parameter(torch.zeros(heads, config.head_dim)))
@@ -40,17 +40,8 @@ class HeadNormLayer(DecoderLayer):
 
 
 class PostNormLayer(HeadNormLayer):
-    """The same with RMSNorms behind attention and MLP, and none before."""
+    """The same with RMSNorms after attention and MLP, and none before."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config)
         del self.attn_norm, self.mlp_norm
-
-    def inputs(self, h: Tensor, ops: Ops) -> Tensor:
-        return h
-
-    def _mlp(self, h: Tensor, step: LayerPass) -> Tensor:
-        assert self.post_mlp_norm is not None
-        config, ops = self.config, step.ops
-        inner = ops.glu(matmul(h, self.gate_up_weight, self.gate_up_bias), config.activation)
-        return h + ops.norm(matmul(inner, self.down_weight, self.down_bias), self.post_mlp_norm, config.norm_eps)

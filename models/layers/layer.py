@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..caches.kv_cache import Slots
-from ..caches.readers import Reader
 from ..decoder_config import DecoderConfig
-from ..kernels.attention import attend
-from ..kernels.attention_parts import attend_parts
-from ..kernels.attention_pattern import AttentionPattern
+from ..kernels.attention import AttentionPattern, attend
 from ..kernels.matmul import add_matmul, matmul
 from ..kernels.ops import Ops
 from ..plan import Plan
-from .attention_record import AttentionRecord
+from .layer_hooks import LayerHooks, flat_rows
 
 
 @dataclass(slots=True)
@@ -30,13 +29,8 @@ class LayerPass:
     slots: Slots | None  # where keys and values go in the cache, if there is one
     cos: Tensor
     sin: Tensor
-    growth: Tensor | None = None  # [B, Q, 1, 1], of queries by their positions
-    canvas: Tensor | None = None  # [B * Q, 1] bool: the queries of a canvas that is being denoised
-    prefix: AttentionPattern | None = None  # of the cache's shared part; `pattern` is of the rows' own slots then
-    reader: Reader | None = None  # of a cache that has its own way of being attended to
-    last: Tensor | None = None  # [B, n] the queries that are kept
-    queries: list[Tensor] | None = None  # where, layer by layer
-    record: AttentionRecord | None = None  # where the attention of chosen layers is kept
+    hooks: LayerHooks | None = None  # what a plain forward has none of
+    plain_matmuls: bool = False  # PyTorch multiplies by a plain weight as fast as `matmul`, which is not asked then
 
 
 class DecoderLayer(nn.Module):
@@ -66,6 +60,7 @@ class DecoderLayer(nn.Module):
         self.register_parameter("k_norm", _bias(dim, config.qk_norm))
         self.register_parameter("post_attn_norm", _bias(width, config.post_norms))
         self.register_parameter("post_mlp_norm", _bias(width, config.post_norms))
+        self.norms_heads = config.qk_norm  # queries and keys, head by head
         self._make_mlp(config)
 
     def _make_mlp(self, config: DecoderConfig) -> None:
@@ -77,87 +72,94 @@ class DecoderLayer(nn.Module):
 
     def forward(self, h: Tensor, step: LayerPass, index: int, picked: Tensor | None = None) -> Tensor:
         """States h [B * Q, E] through the layer at `index`; with `picked` [B, M], only those queries come out."""
-        skip = step.plan.skip
-        if not skip or (index, "attn") not in skip:
-            h = self._attention(h, step, index, picked)
-        if not skip or (index, "mlp") not in skip:
-            h = self._mlp(h, step)
-        return h
+        if step.hooks is not None and step.hooks.skip:
+            if (index, "attn") not in step.hooks.skip:
+                h = self._attention(h, step, index, picked)
+            return h if (index, "mlp") in step.hooks.skip else self._mlp(h, step)
+        return self._mlp(self._attention(h, step, index, picked), step)
 
     def changes(self, h: Tensor, step: LayerPass, index: int) -> Tensor:
         """[B * Q, E] what attention and MLP add to states h [B * Q, E], if both read h itself."""
         return (self._attention(h, step, index, None) - h) + (self._mlp(h, step) - h)
 
     def inputs(self, h: Tensor, ops: Ops) -> Tensor:
-        """What attention reads of states h [B * Q, E]."""
-        return ops.norm(h, self.attn_norm, self.config.norm_eps)
+        """What attention reads of states h [B * Q, E]: their norm, where the layer has one."""
+        weight = self._parameters.get("attn_norm")
+        return h if weight is None else ops.norm(h, weight, self.config.norm_eps)
 
-    def _attention(self, h: Tensor, step: LayerPass, index: int, picked: Tensor | None) -> Tensor:
-        return self._attend(h, self.inputs(h, step.ops), step, index, picked)
-
-    def _attend(self, h: Tensor, inputs: Tensor, step: LayerPass, index: int, picked: Tensor | None) -> Tensor:
-        """h [B * Q, E], or its `picked` queries, plus attention among `inputs` [B * Q, I], which the norm gives."""
+    def _attention(
+        self, h: Tensor, step: LayerPass, index: int, picked: Tensor | None, inputs: Tensor | None = None
+    ) -> Tensor:
+        """h [B * Q, E], or its `picked` queries, plus attention among `inputs` [B * Q, I]; None: among h, normed."""
         config, ops = self.config, step.ops
-        heads, dim = config.heads, config.head_dim
-        qkv = matmul(inputs, self.qkv_weight, self.qkv_bias)
-        qkv = self._normed_heads(qkv.view(*step.plan.tokens.shape, -1, dim), ops)
+        weights: dict[str, Any] = self._parameters
+        heads, dim, eps = config.heads, config.head_dim, config.norm_eps
+        if inputs is None:
+            norm = weights.get("attn_norm")
+            inputs = h if norm is None else ops.norm(h, norm, eps)
+
+        weight, bias = weights["qkv_weight"], weights["qkv_bias"]
+        plain = step.plain_matmuls and type(weight) is nn.Parameter
+        qkv = F.linear(inputs, weight, bias) if plain else matmul(inputs, weight, bias)
+        qkv = qkv.view(*step.plan.tokens.shape, -1, dim)
+        if self.norms_heads:
+            qkv = self._normed_heads(qkv, ops)
         if config.clip_qkv is not None:
             qkv = qkv.clamp(-config.clip_qkv, config.clip_qkv)
         q, k, v = ops.rotary_and_cache(qkv, step.cos, step.sin, heads, step.slots, index)
         if config.query_scale != 1:
             q = q * config.query_scale
-        if step.growth is not None:
-            q = q * step.growth
-        pattern, prefix = step.pattern, step.prefix
-        if step.last is not None and step.queries is not None:
-            step.queries.append(q.flatten(0, 1)[_flat_rows(step.last, q.shape[1])].view(*step.last.shape, heads, dim))
-        if step.record is not None:
-            step.record.add(index, q, k, pattern, config.attention_cap)
+
+        hooks, pattern = step.hooks, step.pattern
+        if hooks is not None:
+            q = hooks.on_queries(index, q, k, pattern, config.attention_cap)
         if picked is not None:
-            rows = _flat_rows(picked, q.shape[1])
+            rows = flat_rows(picked, q.shape[1])
             h = h.index_select(0, rows)
             q = q.flatten(0, 1).index_select(0, rows).view(*picked.shape, heads, dim)
             pattern = pattern.narrowed(picked)
-            prefix = None if prefix is None else prefix.narrowed(picked)
-        if step.reader is not None:
-            reader = step.reader if picked is None else step.reader.narrowed(picked)
-            out = reader.attend(index, q, k, v, pattern, config.attention_cap)
-        elif prefix is None:
+        if hooks is None:
             out = attend(q, k, v, pattern, config.attention_cap)
         else:
-            assert step.slots is not None, "a cache has the shared part"
-            shared = step.slots.shared(index)
-            out = attend_parts(q, (*shared, prefix), (k, v, pattern), config.attention_cap)
+            out = hooks.attend(index, q, k, v, pattern, config.attention_cap, step.slots, picked)
         out = out.reshape(-1, heads * dim)
-        if self.post_attn_norm is None:
-            return _add_linear(h, out, self.out_weight, self.out_bias, self.group)
-        out = _linear(out, self.out_weight, self.out_bias, self.group)
-        return h + ops.norm(out, self.post_attn_norm, config.norm_eps)
+
+        weight, bias, norm = weights["out_weight"], weights["out_bias"], weights["post_attn_norm"]
+        if norm is not None:
+            return h + ops.norm(_linear(out, weight, bias, self.group), norm, eps)
+        if step.plain_matmuls and self.group is None and type(weight) is nn.Parameter:
+            h = torch.addmm(h, out, weight.t())
+            return h if bias is None else h + bias
+        return _add_linear(h, out, weight, bias, self.group)
 
     def _normed_heads(self, qkv: Tensor, ops: Ops) -> Tensor:
-        """Queries, keys and values [B, Q, H + 2 K, D], queries and keys normalised where the model does so."""
+        """Queries, keys and values [B, Q, H + 2 K, D], queries and keys normalised, of a layer that `norms_heads`."""
         config = self.config
-        if not config.qk_norm or self.q_norm is None or self.k_norm is None:
-            return qkv
+        assert self.q_norm is not None
+        assert self.k_norm is not None
         q, k, v = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads], 2)
         q, k = ops.norm(q, self.q_norm, config.norm_eps), ops.norm(k, self.k_norm, config.norm_eps)
         return torch.cat((q, k, v), 2)
 
     def _mlp(self, h: Tensor, step: LayerPass) -> Tensor:
+        """h [N, E] plus the MLP of its norm, where the layer has one."""
         config, ops = self.config, step.ops
-        normed = ops.norm(h, self.mlp_norm, config.norm_eps)
-        inner = ops.glu(matmul(normed, self.gate_up_weight, self.gate_up_bias), config.activation)
-        if self.post_mlp_norm is None:
-            return _add_linear(h, inner, self.down_weight, self.down_bias, self.group)
-        out = _linear(inner, self.down_weight, self.down_bias, self.group)
-        return h + ops.norm(out, self.post_mlp_norm, config.norm_eps)
+        weights: dict[str, Any] = self._parameters
+        norm = weights.get("mlp_norm")
+        inputs = h if norm is None else ops.norm(h, norm, config.norm_eps)
 
+        weight, bias = weights["gate_up_weight"], weights["gate_up_bias"]
+        plain = step.plain_matmuls and type(weight) is nn.Parameter
+        gate_up = F.linear(inputs, weight, bias) if plain else matmul(inputs, weight, bias)
+        inner = ops.glu(gate_up, config.activation)
 
-def _flat_rows(picked: Tensor, width: int) -> Tensor:
-    """Indices [B * M] into [B * Q] of the queries `picked` [B, M] of each row."""
-    if len(picked) > 1:
-        picked = picked + torch.arange(0, len(picked) * width, width, device=picked.device)[:, None]
-    return picked.flatten()
+        weight, bias, norm = weights["down_weight"], weights["down_bias"], weights["post_mlp_norm"]
+        if norm is not None:
+            return h + ops.norm(_linear(inner, weight, bias, self.group), norm, config.norm_eps)
+        if step.plain_matmuls and self.group is None and type(weight) is nn.Parameter:
+            h = torch.addmm(h, inner, weight.t())
+            return h if bias is None else h + bias
+        return _add_linear(h, inner, weight, bias, self.group)
 
 
 def _add_linear(

@@ -12,6 +12,13 @@ The rule has not been compared with the authors' code.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .layer import DecoderLayer, LayerPass
+
 SERIAL = 1  # layers at the beginning that run one after the other
 
 
@@ -35,3 +42,21 @@ def stages(layers: int, size: int) -> int:
     """
     alone = min(layers, SERIAL)
     return alone + -(-(layers - alone) // size)
+
+
+class LayerGroups:
+    """Runs the layers of one forward in groups of `size`."""
+
+    def __init__(self, layers: int, size: int) -> None:
+        self.layers, self.size = layers, size
+        self.entry: Tensor | None = None  # the states that the present group reads
+
+    def through(self, layer: DecoderLayer, h: Tensor, step: LayerPass, index: int) -> Tensor:
+        """States h [B * Q, E] after the layer at `index`, with what it changes of those that its group reads."""
+        group = group_of(index, self.layers, self.size)
+        if len(group) == 1:
+            return layer.forward(h, step, index)
+        if index == group.start:
+            self.entry = h
+        assert self.entry is not None, "a group begins with its first layer"
+        return h + layer.changes(self.entry, step, index)

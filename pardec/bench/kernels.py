@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pardec.models.caches.kv_cache import KVCache
-from pardec.models.kernels.attention import attend
-from pardec.models.kernels.attention_pattern import AttentionPattern, attention_pattern
+from pardec.models.kernels.attention import AttentionPattern, attend, attention_pattern
 from pardec.models.kernels.choice import Backend, runs_in_c
 from pardec.models.kernels.cpu import library, panels
 from pardec.models.kernels.cpu.panels import Panels

@@ -14,7 +14,7 @@ from pardec.models.caches.kv_cache import KVCache
 from pardec.models.caches.readers import Reader, attend_hidden
 from pardec.models.decoder import Decoder, DecoderConfig
 from pardec.models.errors import CapacityError
-from pardec.models.kernels.attention_pattern import AttentionPattern, visible_slots
+from pardec.models.kernels.attention import AttentionPattern, visible_slots
 from pardec.models.plan import Plan, Visible
 
 LAYERS, HEADS, TEXT = 3, 2, 14

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from pardec.models import finite
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.kernels.attention_pattern import visible_slots
+from pardec.models.kernels.attention import visible_slots
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.samplers.events import Finished

@@ -78,7 +78,7 @@ def rotation_in_float64() -> Iterator[None]:
         half = x.shape[-1] // 2
         return x * cos + torch.cat((x[..., half:], x[..., :half]), -1) * sin
 
-    with patch("pardec.models.kernels.rotary.apply_rotary", rotated):
+    with patch("pardec.models.kernels.ops.apply_rotary", rotated):
         yield
 
 

@@ -75,7 +75,7 @@ def doubles() -> Iterator[None]:
     def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
 
-    with patch.object(Rope, "_angles", angles), patch("pardec.models.kernels.rotary.apply_rotary", rotate):
+    with patch.object(Rope, "_angles", angles), patch("pardec.models.kernels.ops.apply_rotary", rotate):
         yield
 
 

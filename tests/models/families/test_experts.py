@@ -18,7 +18,7 @@ from pardec.models.errors import ModelError
 from pardec.models.families import match
 from pardec.models.kernels import experts as kernels
 from pardec.models.kernels.experts import mix, route
-from pardec.models.kernels.glu import glu
+from pardec.models.kernels.ops import glu
 from pardec.models.layers.sparse_layer import SparseLayer
 from pardec.models.load import load
 from pardec.models.plan import Plan

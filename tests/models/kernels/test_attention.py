@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from pardec.models.kernels.attention import attend
-from pardec.models.kernels.attention_pattern import attention_pattern, visible_slots
+from pardec.models.kernels.attention import attend, attention_pattern, visible_slots
 from pardec.models.plan import Plan, Visible
 from tests.models.toys import ask, ids
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import ModelError
+from pardec.models.kernels.attention import AttentionPattern, visible_slots
 from pardec.models.kernels.attention_parts import attend_part, attend_parts, merge_parts, pattern_parts
-from pardec.models.kernels.attention_pattern import AttentionPattern, visible_slots
 from pardec.models.plan import Plan, Visible
 from tests.models.toys import ask, ids
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pardec.models.kernels.attention import attend
-from pardec.models.kernels.attention_pattern import attention_pattern, visible_slots
+from pardec.models.kernels.attention import attend, attention_pattern, visible_slots
 from pardec.models.plan import Visible, plan_on
 from tests.grids import thinned
 from tests.models.toys import ask, ids

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pardec.models.kernels.attention_pattern import attention_pattern
+from pardec.models.kernels.attention import attention_pattern
 from pardec.models.kernels.choice import VARIABLE
 from pardec.models.kernels.ops import REFERENCE, C, choose_ops
 from pardec.models.model import LanguageModel

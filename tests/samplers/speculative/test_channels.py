@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pardec.models.caches.label_channels import LabelReader, calibrate, heaviest, importance, read_labels, write_labels
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.kernels.attention_pattern import AttentionPattern
+from pardec.models.kernels.attention import AttentionPattern
 from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.speculative.cache import channels
