@@ -215,7 +215,9 @@ class Decoder(nn.Module):
         training = self.training and torch.is_grad_enabled()
         ops = choose_ops(device, dtype, reference=training)
         stored = plan if cache is None else cache.layout(plan)  # in the cache's own slots
-        extent = (plan.uniform or plan.tokens.shape[1]) if cache is None else cache.extent(stored)
+        extent = stored.uniform
+        if not extent:
+            extent = plan.tokens.shape[1] if cache is None else cache.extent(stored)
         rope = self.rope if own is None else self._own_ropes[own]
 
         # Of plans whose positions the host knows, a step that asks for the same positions again finds these again.
@@ -247,7 +249,7 @@ class Decoder(nn.Module):
             if not in_parts:
                 window = self.config.window if own is None else own.window
                 pattern = attention_pattern(stored, window=window, **sees)
-                if key is not None and pattern.is_constant:
+                if key is not None and pattern.mask is None and pattern.ends is None and pattern.positions is None:
                     if len(self._known) >= _KNOWN:
                         self._known.clear()
                     self._known[key] = pattern, cos, sin

@@ -125,7 +125,7 @@ class Plan:
         if self.stored is not None:
             return self.stored
         if self.span is None and self.uniform is not None and self.visible.parents is not None:
-            return self.uniform - self.width, self.uniform
+            return self.uniform - self.tokens.shape[1], self.uniform
         return self.span
 
     @staticmethod

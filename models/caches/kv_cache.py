@@ -145,18 +145,20 @@ class KVCache:
         span = plan.slot_span
         if plan.rows is not None or span is None:
             return None
-        key = (*span, self.extent(plan))
-        if key not in self._views:
-            if len(self._views) == _SPANS:
-                del self._views[next(iter(self._views))]
-            start, stop, extent = (slot - self.offset for slot in key)
-            if start < 0:
-                raise CacheError(f"slot {key[0]} is one of the {self.offset} that rows share")
-            self._views[key] = [
-                (k[:, start:stop], v[:, start:stop], k[:, :extent], v[:, :extent])
-                for k, v in zip(self.k, self.v, strict=True)
-            ]
-        return self._views[key]
+        extent = plan.uniform if plan.uniform is not None else self.extent(plan)
+        key = (*span, extent)
+        views = self._views.get(key)
+        if views is not None:
+            return views
+        if len(self._views) == _SPANS:
+            del self._views[next(iter(self._views))]
+        start, stop, end = span[0] - self.offset, span[1] - self.offset, extent - self.offset
+        if start < 0:
+            raise CacheError(f"slot {span[0]} is one of the {self.offset} that rows share")
+        views = self._views[key] = []
+        for k, v in zip(self.k, self.v, strict=True):
+            views.append((k[:, start:stop], v[:, start:stop], k[:, :end], v[:, :end]))
+        return views
 
     def extent(self, plan: Plan) -> int:
         """Slots that a forward reads: the common or longest length where the host knows it, else the capacity."""

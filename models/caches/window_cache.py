@@ -60,9 +60,6 @@ class WindowCache(KVCache):
             here["visible"] = Visible.mask(self._visible(plan))
         return replace(plan, **here)
 
-    def extent(self, plan: Plan) -> int:
-        return plan.uniform if plan.uniform is not None else super().extent(plan)
-
     def slots(self, plan: Plan, *, in_parts: bool = False) -> Slots:
         if plan.width > max(self.sink + self.window, self.nodes):
             return _PromptSlots(self, plan)

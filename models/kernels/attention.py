@@ -51,12 +51,6 @@ class AttentionPattern:
         """Whether the kernel in C takes it as it is; a causal one is given to it in parts."""
         return (self.backend == "c" and not self.causal) or self.last is not None or self.ends is not None
 
-    @property
-    def is_constant(self) -> bool:
-        """Whether it has no tensors, so that what a plan's numbers say is all that it depends on."""
-        tensors = self.rows, self.mask, self.ends, self.last, self.dead, self.positions
-        return all(tensor is None for tensor in tensors)
-
     def narrowed(self, picked: Tensor) -> AttentionPattern:
         """What the queries `picked` [B, M] see."""
         if self.mask is None and self.positions is None and not self.causal:
@@ -297,7 +291,7 @@ def _sees_all(plan: Plan) -> bool:
     if plan.span is None or plan.span[1] != plan.uniform:
         return False
     if visible.kind == "causal":
-        return plan.width == 1
+        return plan.tokens.shape[1] == 1
     return visible.block is not None and (plan.uniform - 1) // visible.block <= plan.span[0] // visible.block
 
 

@@ -114,7 +114,7 @@ class DecoderLayer(nn.Module):
         if hooks is not None:
             q = hooks.on_queries(index, q, k, pattern, config.attention_cap)
         if picked is not None:
-            rows = flat_rows(picked, q.shape[1])
+            rows = picked.flatten() if len(picked) == 1 else flat_rows(picked, q.shape[1])
             h = h.index_select(0, rows)
             q = q.flatten(0, 1).index_select(0, rows).view(*picked.shape, heads, dim)
             pattern = pattern.narrowed(picked)

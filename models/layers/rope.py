@@ -38,7 +38,8 @@ class Rope:
         """cos, signed sin for the plan's queries, each float32 [B or 1, Q, 1, R]. `limit`: positions stay below it."""
         if plan.span is not None:
             start, stop = plan.span
-            cos, sin = self._table(stop, device)
+            table = self._tables.get(device)
+            cos, sin = table if table is not None and len(table[0]) >= stop else self._table(stop, device)
             return cos[None, start:stop], sin[None, start:stop]
         positions = plan.positions.to(device).clamp(min=0)
         if limit is None:

@@ -44,10 +44,17 @@ def using(threads: int | None) -> Iterator[None]:
 
 def stepping(events: Iterator[T], threads: int | None) -> Iterator[T]:
     """The same events; each is made with so many threads, and handled with as many as before."""
+    return events if threads is None else _stepping(events, threads)
+
+
+def _stepping(events: Iterator[T], threads: int) -> Iterator[T]:
     while True:
-        with using(threads):
-            try:
-                event = next(events)
-            except StopIteration:
-                return
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            event = next(events)
+        except StopIteration:
+            return
+        finally:
+            torch.set_num_threads(before)
         yield event
