@@ -26,7 +26,7 @@ from torch import Tensor
 from ..errors import CapacityError
 from ..kernels.attention import AttentionPattern
 from ..plan import Plan, Visible
-from .kv_cache import KVCache
+from .kv_cache import KVCache, written
 from .readers import Reader, attend_hidden
 
 
@@ -37,6 +37,8 @@ class CompactCache(KVCache):
         filled: [B] on the host: slots with copies.
         first: [B] on the host: the first slot of the text that stands behind them.
     """
+
+    by_row = ("filled", "first", "holes")
 
     def __init__(self, source: KVCache, *, batch: int, slots: int, reach: int) -> None:
         """For copies of `source`, of its shapes, dtype and devices."""
@@ -90,7 +92,7 @@ class CompactCache(KVCache):
                 if every or (fresh is None and self.holes[layer] is None):
                     self.holes[layer] = fresh
                 else:
-                    self.holes[layer] = _joined(self.holes[layer], fresh, where, self.k[layer])
+                    self.holes[layer] = written(self.holes[layer], where, fresh, self.batch)
                 index, where = wide.clamp(min=0), where.to(wide.device)
                 self.k[layer][where, :top] = text_slots(source, "k", layer, index, where)
                 self.v[layer][where, :top] = text_slots(source, "v", layer, index, where)
@@ -139,25 +141,6 @@ class CompactCache(KVCache):
         gap = torch.from_numpy(self.gap).to(source.device)
         shift = gap if rows is None else gap[rows]
         super().move(_shifted(source, shift), _shifted(target, shift), rows)
-
-    def keep(self, rows: Tensor) -> None:
-        super().keep(rows)
-        index = rows.cpu().numpy()
-        self.filled, self.first = self.filled[index], self.first[index]
-        self.holes = [None if hole is None else hole[rows.to(hole.device)] for hole in self.holes]
-
-    def put(self, rows: Tensor, other: KVCache) -> None:
-        assert isinstance(other, CompactCache), "both are of one request's kind"
-        super().put(rows, other)
-        index = rows.cpu().numpy()
-        self.longest = max(self.reach, other.reach)
-        for name in ("filled", "first"):
-            values = getattr(self, name).copy()
-            values[index] = getattr(other, name)
-            setattr(self, name, values)
-        for layer, (ours, theirs) in enumerate(zip(self.holes, other.holes, strict=True)):
-            if ours is not None or theirs is not None:
-                self.holes[layer] = _joined(ours, theirs, rows, self.k[layer])
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,16 +217,3 @@ def _shifted_mask(visible: Visible, shift: Tensor, same: int | None) -> Visible:
     inside = order < dense.shape[-1]
     index = order.clamp(max=dense.shape[-1] - 1)[:, None].expand(-1, dense.shape[1], -1)
     return Visible.mask(dense.gather(2, index) & inside[:, None])
-
-
-def _joined(ours: Tensor | None, theirs: Tensor | None, rows: Tensor, k: Tensor) -> Tensor:
-    """The holes of both caches, with those of `theirs` at `rows`; None has none."""
-    width = max(each.shape[1] for each in (ours, theirs) if each is not None)
-    whole = torch.zeros(len(k), width, k.shape[2], dtype=torch.bool, device=k.device)
-    if ours is not None:
-        whole[:, : ours.shape[1]] = ours
-    index = rows.to(k.device)
-    whole[index] = False
-    if theirs is not None:
-        whole[index, : theirs.shape[1]] = theirs
-    return whole

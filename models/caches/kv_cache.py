@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,12 @@ class KVCache:
     and in memory once, in the cache of one row `shared`; `k` and `v` hold each row's slots from `offset` on. Slots are
     numbered from 0 nevertheless, and `capacity` counts them all. The shared part is written by forwards over `shared`;
     only stacks that attend in parts can read such a cache, and the others are refused.
+
+    A subclass names what it has of each row besides, and writes no `keep` and no `put` for it.
     """
+
+    by_row: ClassVar[tuple[str, ...]] = ()  # attributes with an entry for each row: see `rows_of`
+    rewritten: ClassVar[tuple[str, ...]] = ()  # those of them that a row's next forward writes: `put` leaves them alone
 
     def __init__(
         self,
@@ -178,6 +184,8 @@ class KVCache:
                 for layer, tensor in enumerate(store):
                     smaller = room_for((rows.numel(), *tensor.shape[1:]), tensor.dtype, tensor.device)
                     store[layer] = torch.index_select(tensor, 0, rows.to(tensor.device), out=smaller)
+            for name in self.by_row:
+                setattr(self, name, rows_of(getattr(self, name), rows))
         self.batch = rows.numel()
         self._views.clear()
 
@@ -202,12 +210,17 @@ class KVCache:
         if self.shared is not other.shared:
             raise CacheError("rows can move only between caches with the same shared part", "share nothing in both")
         self.grow(other.capacity)
+        if self.longest is not None:
+            self.longest = max(self.longest, other.reach)
         stop = other.capacity - other.offset
         rows = self._all(rows.cpu())
         with torch.inference_mode(False), torch.no_grad():
             for store, theirs in ((self.k, other.k), (self.v, other.v)):
                 for tensor, source in zip(store, theirs, strict=True):
                     tensor[rows.to(tensor.device), :stop] = source[:, :stop]
+            for name in self.by_row:
+                if name not in self.rewritten:
+                    setattr(self, name, with_rows(getattr(self, name), rows, getattr(other, name), self.batch))
 
     def copy_out(self, row: int, start: int, stop: int) -> list[Tensor]:
         """A copy of K and V of the slots start .. stop - 1 of a row: [stop - start, F] of each device.
@@ -315,6 +328,56 @@ class Slots:
         keys.flatten(0, 1).index_copy_(0, flat, k.flatten(0, 1))
         values.flatten(0, 1).index_copy_(0, flat, v.flatten(0, 1))
         return keys, values
+
+
+def rows_of(value: Any, rows: Tensor) -> Any:
+    """The entries of `rows` [n], which may repeat: of a tensor or an array [B, ...], a cache, or a collection of such.
+
+    None, which has none, stays.
+    """
+    if value is None:
+        return None
+    if isinstance(value, KVCache):
+        value.keep(rows)
+        return value
+    if isinstance(value, Tensor):
+        return value[rows.to(value.device)]
+    if isinstance(value, np.ndarray):
+        return value[rows.cpu().numpy()]
+    if isinstance(value, dict):
+        return {name: rows_of(part, rows) for name, part in value.items()}
+    return type(value)(rows_of(part, rows) for part in value)
+
+
+def with_rows(value: Any, rows: Tensor, other: Any, batch: int) -> Any:
+    """`value`, of `batch` rows, with the entries of `other` at `rows` [n]; where either is None, `value` as it is."""
+    return value if value is None or other is None else written(value, rows, other, batch)
+
+
+def written(value: Any, rows: Tensor, other: Any, batch: int) -> Any:
+    """The same, a new object but for caches; zeros fill a tensor that is None or narrower in its second dimension."""
+    if value is None and other is None:
+        return None
+    if isinstance(value, KVCache):
+        value.put(rows, other)
+        return value
+    if isinstance(value, (list, tuple)):
+        parts = zip(value, other, strict=True)
+        return type(value)(written(ours, rows, theirs, batch) for ours, theirs in parts)
+    if isinstance(value, np.ndarray):
+        result = value.copy()
+        result[rows.cpu().numpy()] = other
+        return result
+    like = other if value is None else value
+    width = max(part.shape[1] for part in (value, other) if part is not None)
+    whole = like.new_zeros(batch if value is None else len(value), width, *like.shape[2:])
+    if value is not None:
+        whole[:, : value.shape[1]] = value
+    index = rows.to(whole.device)
+    whole[index] = 0
+    if other is not None:
+        whole[index, : other.shape[1]] = other
+    return whole
 
 
 def room_for(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -27,7 +27,7 @@ from ..errors import ModelError
 from ..kernels.attention import AttentionPattern, additive_mask, visible_rows
 from ..model import LanguageModel
 from ..plan import Plan
-from .kv_cache import KVCache
+from .kv_cache import KVCache, rows_of, with_rows
 from .readers import Reader
 
 FILE = "label_channels.json"  # beside a checkpoint: of each layer and head of keys, pairs from the most important on
@@ -91,6 +91,8 @@ def read_labels(file: Path, model: LanguageModel, pairs: int) -> list[Tensor]:
 class LabelCache(KVCache):
     """A cache whose queries see a few slots each, once `labels` are known: [B, K, P] pairs of channels, by layer."""
 
+    by_row = ("labels",)
+
     def __init__(self, plain: KVCache, *, heavy: int, sink: int, window: int) -> None:
         """Takes the storage of `plain`. Where rows share slots, everything is read."""
         self.share(plain)
@@ -109,25 +111,13 @@ class LabelCache(KVCache):
         """Takes the storage of `plain` as it is now."""
         vars(self).update(vars(plain))
 
-    def keep(self, rows: Tensor) -> None:
-        super().keep(rows)
-        self.keep_labels(rows)
-
-    def put(self, rows: Tensor, other: KVCache) -> None:
-        assert isinstance(other, LabelCache), "both are of one request's kind"
-        super().put(rows, other)
-        self.put_labels(rows, other)
-
     def keep_labels(self, rows: Tensor) -> None:
         """`keep`, of the labels alone: the storage is another cache's."""
-        if self.labels is not None:
-            self.labels = [each[rows.to(each.device)] for each in self.labels]
+        self.labels = rows_of(self.labels, rows)
 
     def put_labels(self, rows: Tensor, other: LabelCache) -> None:
         """`put`, of the labels alone."""
-        if self.labels is not None and other.labels is not None:
-            pairs = zip(self.labels, other.labels, strict=True)
-            self.labels = [ours.index_copy(0, rows.to(ours.device), theirs) for ours, theirs in pairs]
+        self.labels = with_rows(self.labels, rows, other.labels, self.batch)
 
 
 @dataclass(frozen=True, slots=True)

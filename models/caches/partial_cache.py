@@ -20,6 +20,8 @@ from .readers import Reader
 class PartialCache(CompactCache):
     """The compact cache, with the `whole` one beside it; `begun` once the first has been filled."""
 
+    by_row = (*CompactCache.by_row, "whole")
+
     def __init__(self, whole: KVCache, *, slots: int) -> None:
         super().__init__(whole, batch=whole.batch, slots=slots, reach=whole.capacity)
         self.whole = whole
@@ -41,12 +43,7 @@ class PartialCache(CompactCache):
     def reader(self, plan: Plan, rope: Any, device: torch.device) -> Reader | None:
         return super().reader(plan, rope, device) if self.begun else None
 
-    def keep(self, rows: Tensor) -> None:
-        super().keep(rows)
-        self.whole.keep(rows)
-
     def put(self, rows: Tensor, other: KVCache) -> None:
         assert isinstance(other, PartialCache), "both are of one request's kind"
-        self.whole.put(rows, other.whole)
         super().put(rows, other)
-        self.longest, self.begun = self.whole.capacity, self.begun or other.begun
+        self.begun = self.begun or other.begun

@@ -42,6 +42,8 @@ class LayerReuse:
 class ReuseCache(KVCache):
     """K and V, and of each layer but the first, at every slot, the last projection and what the layer added last."""
 
+    by_row = rewritten = ("projected", "added")  # not read before a row's first forward has written them
+
     def __init__(self, plain: KVCache, reuse: LayerReuse, *, width: int, version: int) -> None:
         """Takes the storage of `plain`. `width` is that of the states, `version` that of the model's weights."""
         vars(self).update(vars(plain))
@@ -54,13 +56,6 @@ class ReuseCache(KVCache):
     def nbytes(self) -> int:
         return super().nbytes + sum(tensor.nbytes for store in self._by_layer() for tensor in store.values())
 
-    def keep(self, rows: Tensor) -> None:
-        super().keep(rows)
-        with torch.inference_mode(False), torch.no_grad():
-            for store in self._by_layer():
-                for layer, tensor in store.items():
-                    store[layer] = tensor[self._all(rows).to(tensor.device)]
-
     def grow(self, capacity: int) -> None:
         if capacity <= self.capacity:
             return
@@ -69,11 +64,6 @@ class ReuseCache(KVCache):
             for store in self._by_layer():
                 for layer, tensor in store.items():
                     store[layer] = F.pad(tensor, (0, 0, 0, self.capacity + 1 - tensor.shape[1]))
-
-    def put(self, rows: Tensor, other: KVCache) -> None:
-        """Of K and V alone: what layers keep is not read before a row's first forward has written it."""
-        self.grow(other.capacity)
-        super().put(rows, other)
 
     def through(self, layer: DecoderLayer, h: Tensor, step: LayerPass, index: int) -> Tensor:
         """States h [B * Q, E] through the layer at `index`, of queries that are stored; the first computes them all."""
@@ -173,7 +163,7 @@ def _narrowed(step: LayerPass, picked: Tensor, cache: KVCache) -> LayerPass:
     """The pass of the queries `picked` [B, M] alone; -1 is padding."""
     inside, at = picked >= 0, picked.clamp(min=0)
 
-    def take(values: Tensor) -> Tensor:  # [B, Q] -> [B, M]
+    def padded(values: Tensor) -> Tensor:  # [B, Q] -> [B, M]
         return torch.where(inside, values.gather(1, at), -1)
 
     def rows(values: Tensor) -> Tensor:  # [B or 1, Q, ...] -> [B, M, ...]
@@ -182,8 +172,8 @@ def _narrowed(step: LayerPass, picked: Tensor, cache: KVCache) -> LayerPass:
     plan = replace(
         step.plan,
         tokens=step.plan.tokens.gather(1, at),
-        positions=take(step.plan.positions),
-        slots=take(step.plan.slots),
+        positions=padded(step.plan.positions),
+        slots=padded(step.plan.slots),
         soft=None,
         span=None,
         stored=None,

@@ -80,12 +80,6 @@ class WindowCache(KVCache):
     def move(self, source: Tensor, target: Tensor, rows: Tensor | None = None) -> None:
         super().move(self._own(source), self._own(target), rows)
 
-    def put(self, rows: Tensor, other: KVCache) -> None:
-        assert isinstance(other, WindowCache), "both are of one sampler"
-        reach = max(self.reach, other.reach)
-        super().put(rows, other)
-        self.longest = reach
-
     def _of_prompt(self, plan: Plan) -> Plan:
         """A prompt that does not fit, fed from position 0 on: its reader knows what it sees; what stays is stored."""
         order = torch.arange(plan.width, device=plan.slots.device)
