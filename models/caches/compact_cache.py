@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ class CompactCache(KVCache):
         first: [B] on the host: the first slot of the text that stands behind them.
     """
 
-    by_row = ("filled", "first", "holes")
+    by_row: ClassVar[tuple[str, ...]] = ("filled", "first", "holes")
 
     def __init__(self, source: KVCache, *, batch: int, slots: int, reach: int) -> None:
         """For copies of `source`, of its shapes, dtype and devices."""

@@ -16,7 +16,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -91,7 +91,7 @@ def read_labels(file: Path, model: LanguageModel, pairs: int) -> list[Tensor]:
 class LabelCache(KVCache):
     """A cache whose queries see a few slots each, once `labels` are known: [B, K, P] pairs of channels, by layer."""
 
-    by_row = ("labels",)
+    by_row: ClassVar[tuple[str, ...]] = ("labels",)
 
     def __init__(self, plain: KVCache, *, heavy: int, sink: int, window: int) -> None:
         """Takes the storage of `plain`. Where rows share slots, everything is read."""

@@ -6,7 +6,7 @@ committed is copied to the whole cache, from which the compact one is filled aga
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from .readers import Reader
 class PartialCache(CompactCache):
     """The compact cache, with the `whole` one beside it; `begun` once the first has been filled."""
 
-    by_row = (*CompactCache.by_row, "whole")
+    by_row: ClassVar[tuple[str, ...]] = (*CompactCache.by_row, "whole")
 
     def __init__(self, whole: KVCache, *, slots: int) -> None:
         super().__init__(whole, batch=whole.batch, slots=slots, reach=whole.capacity)
