@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from pardec.models.model import LanguageModel
 
 from .ops.token_automaton import TokenAutomaton
 from .rng import Source
+from .traits import Trait
 
 
 @dataclass(frozen=True)
@@ -87,17 +88,19 @@ class Request:
         return {name: value for name, value in every.items() if value is not None}
 
     @property
-    def extras(self) -> dict[str, bool]:
-        """What may be asked for besides tokens of the model's distribution, by name, and whether it is."""
-        return {
-            "images": bool(self.conditions),
-            "logits processors": bool(self.processors) or self.repetition_penalty is not None,
-            "allowed": self.allowed is not None,
-            "response_format": any(self.grammars),
-            "stop": any(self.stops),
-            "min_new_tokens": self.min_new_tokens > 0,
-            "logprobs": self.logprobs is not None,
+    def extras(self) -> Mapping[Trait, str]:
+        """What it asks for besides tokens of the model's distribution, as traits, each with the name of what asks."""
+        asked = {
+            Trait.TEMPERATURE: (f"temperature={self.temperature}", self.temperature > 0),
+            Trait.CONDITIONS: ("images", bool(self.conditions)),
+            Trait.PROCESSORS: ("logits processors", bool(self.processors) or self.repetition_penalty is not None),
+            Trait.ALLOWED_TOKENS: ("allowed", self.allowed is not None or any(self.constrained_spans)),
+            Trait.GRAMMAR: ("response_format", any(self.grammars)),
+            Trait.STOPS: ("stop", any(self.stops)),
+            Trait.LATE_END: ("min_new_tokens", self.min_new_tokens > 0),
+            Trait.LOGPROBS: ("logprobs", self.logprobs is not None),
         }
+        return {trait: name for trait, (name, present) in asked.items() if present}
 
     @property
     def kind(self) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pardec.models.errors import SpecError
 
 from .limits import MOST_PARTS
+from .traits import NONE, Reasons, Trait
 
 if TYPE_CHECKING:
     from .request import Request
@@ -88,6 +89,26 @@ class Policy:
     uses_answer: ClassVar[bool] = False  # it looks at the answer, and `pardec tune` leaves it out
 
     @property
+    def provides(self) -> frozenset[Trait]:
+        """What it has that decides what goes with it, with its parameters."""
+        return NONE
+
+    @property
+    def requires(self) -> Reasons:
+        """The traits that another stage, or the model, has to have, and the error where none has."""
+        return {}
+
+    @property
+    def conflicts(self) -> Reasons:
+        """The traits of other stages, of models and of requests that it does not go with, and the error."""
+        return {}
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        """`provides`, and what follows from the methods that it defines."""
+        return self.provides
+
+    @property
     def spec(self) -> Spec:
         """The method alone."""
         return spec_of(self)
@@ -108,7 +129,7 @@ class Policy:
             raise SpecError(f"{self.registered[0]}: {name} must {rule}, got {value}", hint)
 
     def check(self, sampler: Any) -> None:
-        """Raises SpecError, when a spec is resolved, where it cannot go with the sampler's other stages."""
+        """Raises SpecError, when a spec is resolved, for parameters that cannot be. What goes with what is declared."""
 
     def admit(self, request: Request, sampler: Any) -> None:
         """Raises SpecError, before the first forward, for a request that it cannot decode as a stage of `sampler`."""

@@ -26,6 +26,7 @@ from pardec.models.errors import ModelError, PardecError
 from pardec.models.model import LanguageModel
 from pardec.samplers.events import Finished
 from pardec.samplers.masked.contracts import MaskedSampler
+from pardec.samplers.traits import Trait
 
 from ..comparison.memory import Peak
 from ..requests import chat_template
@@ -240,7 +241,7 @@ def _whole_layers(model: pardec.Model, call: Call) -> bool:
 
 def _cached(call: Call) -> bool:
     """Whether a masked decode's forwards leave out positions that a cache stores."""
-    return isinstance(call.sampler, MaskedSampler) and call.sampler.cache.stores
+    return isinstance(call.sampler, MaskedSampler) and Trait.STORES_KV in call.sampler.traits
 
 
 def _predict(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.cards import find, name_of
+from pardec.samplers.cards import find
 from pardec.samplers.spec import Spec
+from pardec.samplers.speculative import compatibility
 from pardec.samplers.speculative import loop as speculative
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
@@ -41,28 +41,14 @@ class ARDriver(TextDriver):
     def drives(cls, network: Any) -> bool:
         return isinstance(network, LanguageModel) and not network.decoding_config.masked
 
-    def prepare(self, prompt: Any, arguments: Mapping[str, Any]) -> TextCall:
-        call = super().prepare(prompt, arguments)
-        length = call.sampler.length
-        if self.network.processes > 1 and length is not None and length.times_rounds:
-            raise SpecError(
-                f"{name_of(length)} decides by the clock, and the processes that share a model have to decide alike",
-                hint="leave it out, or use drafts of a fixed length",
-            )
-        return call
+    def check(self, sampler: SpeculativeSampler, request: Request) -> None:
+        compatibility.check(sampler, self.network, request)
 
     def decode(self, call: TextCall, *, steps: bool) -> Iterator[Event]:
         return speculative.decode(self.network, call.sampler, call.request, steps=steps)
 
     def sampler(self, settings: Settings) -> SpeculativeSampler:
-        sampler = registry.resolve(settings.sampler, "ar", sampling=settings.temperature > 0)
-        if settings.temperature > 0 and getattr(sampler.accept, "argmax", False):
-            raise SpecError(
-                f"{sampler.spec.parts[-1].name!r} accepts the likeliest tokens only, and "
-                f"temperature={settings.temperature} is for sampling",
-                hint="accept with speculative or match, or leave temperature out",
-            )
-        return sampler
+        return registry.resolve(settings.sampler, "ar", sampling=settings.temperature > 0)
 
     def own_fields(self, sampler: SpeculativeSampler, settings: Settings, rows: list[Row]) -> dict[str, Any]:
         return {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
+from pardec.samplers.masked import compatibility
 from pardec.samplers.masked import loop as masked
 from pardec.samplers.masked.build import fit
 from pardec.samplers.masked.contracts import MaskedSampler
@@ -65,22 +65,16 @@ class MaskedDriver(TextDriver):
         sampler = registry.resolve(value, "masked")
         exact = _EXACT_CACHES.get(attention)
         if exact is not None and not isinstance(value, MaskedSampler) and _names_no_cache(value):
-            with suppress(SpecError):  # where a stage does not work with that cache, the resolved cache stays
+            try:  # where a stage does not work with that cache, the resolved one stays; no branch works with that one
                 sampler = registry.resolve(replace(sampler.spec, cache=exact), "masked")
-        needs = sampler.cache.attention or attention
-        if attention == "causal-prefix" and sampler.cache.attention is None:
-            raise SpecError(
-                f"the cache {sampler.cache.registered[0]!r} does not store finished text causally, as {model.name} "
-                "wants",
-                hint="leave the cache out, or write @causal",
-            )
-        if needs != attention:
-            assert sampler.spec.cache is not None, "a resolved spec names its cache"
-            raise SpecError(
-                f"the cache {sampler.spec.cache.name!r} is for {needs} models and {model.name} is {attention}",
-                hint='"pardec list samplers --stage cache" shows the others',
-            )
+            except SpecError:
+                if sampler.branch is not None:
+                    raise
+        compatibility.check(sampler, model, published=True)
         return fit(sampler, model)
+
+    def check(self, sampler: MaskedSampler, request: Request) -> None:
+        compatibility.check(sampler, self.network, request)
 
     def own_fields(self, sampler: Any, settings: Settings, rows: list[Row]) -> dict[str, Any]:
         model, longest = self.network, max(len(row.rest) for row in rows)
@@ -134,8 +128,7 @@ def with_own_cache(model: LanguageModel, sampler: MaskedSampler) -> MaskedSample
         return sampler
     cache = registry.resolve(Spec((Part("threshold"),), exact), "masked")
     changed = replace(sampler, cache=cache.cache, spec=replace(sampler.spec, cache=cache.spec.cache))
-    for stage in (changed.cache, *([] if changed.block is None else [changed.block])):
-        stage.check(changed)
+    compatibility.check(changed)
     return changed
 
 

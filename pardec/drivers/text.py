@@ -14,6 +14,7 @@ from pardec.models.errors import SpecError
 from pardec.models.files.token_bytes import special_ids
 from pardec.samplers.request import Request
 from pardec.samplers.rng import Keyed
+from pardec.samplers.traits import Trait
 
 from ..requests import allowed
 from ..requests.call import Call
@@ -157,7 +158,7 @@ class TextDriver(Driver, Loops):
         images: ImageInputs | None = None
         samples: tuple[int, ...] = ()
         sampler = self.sampler(settings)
-        beyond = getattr(sampler.cache, "beyond", False)  # rows may be longer than the checkpoint was made for
+        beyond = Trait.LONGER_TEXTS in sampler.traits  # rows may be longer than the checkpoint was made for
         imaging = None if model.imaging is None else imaging_for(model.imaging, settings)
         if imaging is not None:
             images = image_inputs(model, imaging, prompt, settings)
@@ -204,9 +205,14 @@ class TextDriver(Driver, Loops):
             request = structured.hold(request)
         for stage in sampler.stages:
             stage.admit(request, sampler)
+        self.check(sampler, request)
         request.check_ends()
         form = None if structured is None else settings.response_format
         return TextCall(sampler, request, seeds, settings.callback, model.weights_version, imaging, form)
+
+    @abstractmethod
+    def check(self, sampler: Any, request: Request) -> None:
+        """Raises SpecError where the sampler's stages do not go with each other, the model or the request."""
 
     def batch(self, model: Decoding, rows: Sequence[QueuedRow]) -> RunningBatch:
         return TokenBatch(model, self, rows)

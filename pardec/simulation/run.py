@@ -12,6 +12,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers.spec import Part, Spec, parse
 from pardec.samplers.speculative.contracts import SpeculativeSampler
+from pardec.samplers.traits import Trait
 
 from ..requests.call import Call
 from .exits import Exit, ExitRanks, exit_ranks
@@ -171,7 +172,8 @@ def _schedules(spec: Spec, schedules: Sequence[str]) -> list[str]:
 def _check(sampler: SpeculativeSampler, spec: Spec, schedules: Sequence[str]) -> None:
     """Raises SpecError for schedules that are not of this drafter."""
     drafter, name = sampler.draft, spec.parts[0].name
-    if drafter.needed_model is None and drafter.needed_module is None and not (drafter.copies or name == "sequential"):
+    copies = Trait.COPIES in drafter.provides
+    if drafter.needed_model is None and drafter.needed_module is None and not (copies or name == "sequential"):
         raise SpecError(
             f"{name} drafts with the target itself, whose forwards a schedule cannot place apart",
             hint="draft with model:name=..., a draft module, or copies",

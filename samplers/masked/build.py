@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from pardec.models.errors import SpecError
-
 from ..cards import MASKED, SINGLE, name_of
 from ..spec import Spec
 from ..spec_values import Named, add_default, by_stage, exactness, full, refuse_doubles
-from .contracts import MaskedSampler, Stage, Stateful
+from . import compatibility
+from .contracts import MaskedSampler, Stage
 
 if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
@@ -38,35 +37,13 @@ def build(spec: Spec, *, sampling: bool = False) -> MaskedSampler:
     )
     for stage in sampler.stages:
         stage.check(sampler)
-    _refuse_to_move(sampler)
+    compatibility.check(sampler)
     return sampler
-
-
-def _refuse_to_move(sampler: MaskedSampler) -> None:
-    """Raises SpecError for what goes by positions beside a stage that moves tokens within the block."""
-    if (moving := sampler.moving) is None:
-        return
-    name, cache = name_of(moving), sampler.cache
-    if not cache.whole_block:
-        raise SpecError(
-            f"{name} moves tokens, and {name_of(cache)} does not compute the K/V of the whole block at every forward",
-            "name a cache that does, such as block, dual or none",
-        )
-    select = sampler.select
-    others: list[Stage | None] = [sampler.block, sampler.branch, *sampler.inputs]
-    others += [stage for stage in sampler.revising if stage is not moving]
-    others += [finish for finish in sampler.finish if finish.fills]
-    remembering = (select, *sampler.logits, *sampler.widen)
-    others += [stage for stage in remembering if type(stage).start is not Stateful.start]
-    if select.reference_sampler is not None or select.counts_steps:
-        others.append(select)
-    if other := next(filter(None, others), None):
-        raise SpecError(f"{name} moves tokens, and {name_of(other)} goes by their positions", "leave one of them out")
 
 
 def fit(sampler: MaskedSampler, model: LanguageModel) -> MaskedSampler:
     """The sampler with the parameters that its stages leave open taken from the model, in its spec too.
-    Raises SpecError if a stage does not work with this model.
+    Raises SpecError for a parameter that this model cannot have.
     """
     new: dict[int, Stage] = {id(stage): stage.fit(model) for stage in sampler.stages}
     if all(stage is new[id(stage)] for stage in sampler.stages):

@@ -227,7 +227,7 @@ class Canvas:
         self.total_steps = np.zeros(len(rows), dtype=np.int64)
         self.revises = self.moves = False  # whether committed tokens of an active block may change, and move within it
         self.commit_order: Tensor | None = None  # [B, W] int64 on the host, where a cache needs it
-        self.max_logits: Callable[[], np.ndarray] | None = None  # [B, L]: see `Cache.reuses_predictions`
+        self.max_logits: Callable[[], np.ndarray] | None = None  # [B, L]: see `REUSES_PREDICTIONS` of `Cache.provides`
         self.block_start = self.block_end = np.full(len(rows), -1)
         if moving:
             self.block_start, self.block_end, self.end = self.prompt.copy(), total, total

@@ -1,9 +1,13 @@
-"""What the masked loop refuses to commit: tokens chosen by values that are not finite, and the mask id."""
+"""What goes with what in the masked wing: stages, models and requests; and what the loop refuses to commit.
+
+`check` compares the traits of all pairs. `demand_finite` and `mask_chosen` are for tokens chosen by values that are not
+finite, and for the mask id.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,56 +15,156 @@ import torch
 from torch import Tensor
 
 from pardec.models import finite
+from pardec.models.cuda_graphs.runner import native
 from pardec.models.errors import ModelError, PardecError, SpecError
 
 from ..cards import name_of
 from ..ops.distribution import Distribution
 from ..request import Request
+from ..traits import NONE, Party, Reasons, Trait, Why, refuse
 from .canvas import Canvas, Update
 from .contracts import Cache, MaskedSampler, Stage
-from .predict import MaskedForward
 
 if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
 
+    from .predict import MaskedForward
 
-def refuse_images(sampler: MaskedSampler) -> None:
-    """Raises SpecError for stages that cannot draw images."""
-    if sampler.inputs:
-        raise SpecError(
-            f"{name_of(sampler.inputs[0])} adds to the inputs of masks, and an image's begin with its condition",
+
+# What follows from having a trait, whichever the stage: what it requires, and what it does not go with.
+REQUIRED_BY: Mapping[Trait, Reasons] = {
+    Trait.MOVES_TOKENS: {
+        Trait.WHOLE_BLOCK: Why(
+            "{me} moves tokens, and {other} does not compute the K/V of the whole block at every forward",
+            "name a cache that does, such as block, dual or none",
+        )
+    },
+    Trait.KEEPS_TOKENS: {
+        Trait.KV_OF_TOKENS: Why(
+            "{me} keeps the tokens of the sampler without it, and those of {other} depend on every forward",
+            "@none, @prefix, @dual and, for block-causal models, @block do not, without refresh",
+        )
+    },
+}
+_BY_POSITION = Why("{does} position by position, and {me} moves tokens", "leave one of them out")
+EXCLUDED_BY: Mapping[Trait, Reasons] = {
+    Trait.MOVES_TOKENS: {
+        Trait.GOES_BY_POSITION: Why("{me} moves tokens, and {other} goes by their positions", "leave one of them out"),
+        **dict.fromkeys((Trait.LOGPROBS, Trait.ALLOWED_TOKENS, Trait.CONDITIONS), _BY_POSITION),
+    },
+    Trait.KEEPS_TOKENS: {
+        Trait.REMEMBERS: Why(
+            "{me} keeps the tokens of the sampler without it, and {other} remembers every forward",
+            "sequential and threshold do not",
+        ),
+        Trait.COUNTS_FORWARDS: Why("{me} makes fewer forwards, and {other} counts them", "write fall=0"),
+    },
+    Trait.LEAVE_ONE_OUT: {
+        Trait.FOLLOWS_CANVAS: Why(
+            "{me} predicts each token without itself, and what {other} sees follows the canvas",
             "leave that stage out",
         )
-    if type(sampler.cache).layer_reuse is not Cache.layer_reuse:
-        raise SpecError(
-            f"{name_of(sampler.cache)} keeps what layers compute at each position, and an image's begin with its "
-            "condition",
+    },
+    Trait.READS_ATTENTION: {
+        Trait.CONDITIONS: Why(
+            "{me} reads attention by position, and an image's rows begin with its condition", "leave that stage out"
+        )
+    },
+    Trait.REUSES_LAYERS: {
+        Trait.CONDITIONS: Why(
+            "{me} keeps what layers compute at each position, and an image's begin with its condition",
             "use another cache",
         )
-    if sampler.query is not None:
-        raise SpecError(
-            f"{name_of(sampler.query)} leaves out what comes after a block of text, and the cells of an image stand "
-            "on all of its sides",
-            "leave that stage out",
-        )
-    for stage in sampler.reading:
-        raise SpecError(
-            f"{name_of(stage)} reads attention by position, and an image's rows begin with its condition",
-            "leave that stage out",
-        )
+    },
+}
+_KINDS: Mapping[str, Trait] = {
+    "bidirectional": Trait.BIDIRECTIONAL,
+    "block-causal": Trait.BLOCK_CAUSAL,
+    "windowed-causal": Trait.WINDOWED_CAUSAL,
+    "causal-prefix": Trait.CAUSAL_PREFIX,
+    "causal": Trait.CAUSAL,
+}
 
 
-def refuse_positions(sampler: MaskedSampler, request: Request) -> None:
-    """Raises SpecError for requests that go by positions, where a stage moves tokens."""
-    if (moving := sampler.moving) is None:
-        return
-    requested = {
-        "log-probabilities are recorded": request.logprobs is not None,
-        "tokens are allowed": request.allowed is not None or any(request.constrained_spans),
-        "conditions of images are laid out": bool(request.conditions),
+def check(
+    sampler: MaskedSampler,
+    model: LanguageModel | None = None,
+    request: Request | None = None,
+    *,
+    published: bool = False,
+) -> None:
+    """Compares each stage with the other stages, with the model and with the request, as far as they are given.
+
+    Args:
+        published: the cache has to be one for the model's family. A loop that is run by itself, as within another
+            sampler, takes every cache that can decode.
+
+    Raises:
+        SpecError: two of them do not go together; it says why, and what would.
+    """
+    parties = [party(stage, published=published) for stage in sampler.stages]
+    if {Trait.ORDER_OF_SCORES, Trait.KNOWN_SCORES} <= sampler.traits:
+        parties.append(Party(name_of(sampler.select), "select", frozenset({Trait.KNOWN_ORDER})))
+    if model is not None:
+        parties.append(_model_party(model, published=published))
+    if request is not None:
+        parties.append(Party("the request", "request", frozenset(request.extras), kinds=request.extras))
+    refuse(parties)
+
+
+def party(stage: Stage, *, published: bool = True) -> Party:
+    """A stage with what it declares, and what follows from it."""
+    name, traits = name_of(stage), stage.traits
+    requires, conflicts = dict(stage.requires), dict(stage.conflicts)
+    for trait in (trait for trait in Trait if trait in traits):
+        requires |= REQUIRED_BY.get(trait, {})
+        conflicts |= EXCLUDED_BY.get(trait, {})
+    if isinstance(stage, Cache):
+        traits |= _of_attention(stage, requires, conflicts, published=published)
+    _, kind = getattr(type(stage), "registered", (None, ""))
+    return Party(name, kind, traits, requires, conflicts)
+
+
+def _of_attention(
+    cache: Cache, requires: dict[Trait, Why], conflicts: dict[Trait, Why], *, published: bool
+) -> frozenset[Trait]:
+    """Adds what follows for a cache from the attention that it is for; what it has."""
+    if cache.attention is None:
+        return NONE
+    if published:
+        requires[_KINDS[cache.attention]] = Why(
+            f"the cache {{me!r}} is for {cache.attention} models and {{other}} is {{kind}}",
+            '"pardec list samplers --stage cache" shows the others',
+        )
+    if cache.attention in ("windowed-causal", "causal-prefix"):
+        sees = f"and what {cache.attention} models see follows the canvas"
+        conflicts[Trait.LEAVE_ONE_OUT] = Why(
+            f"{{other}} predicts each token without itself, {sees}", "leave that stage out"
+        )
+    return frozenset({Trait.STORES_CAUSALLY}) if cache.attention == "causal-prefix" else NONE
+
+
+def _model_party(model: LanguageModel, *, published: bool) -> Party:
+    """A model: its attention, and what its family needs."""
+    attention = model.decoding_config.attention
+    stack = native(model.decoder)
+    has = {
+        _KINDS[attention]: True,
+        Trait.FOLLOWS_CANVAS: model.follows_canvas,
+        Trait.RANDOM_CANVAS: model.decoding_config.uniform,
+        Trait.SLIDING_LAYERS: stack is not None and stack.config.least_window is not None,
     }
-    for what in (what for what, needed in requested.items() if needed):
-        raise SpecError(f"{what} position by position, and {name_of(moving)} moves tokens", "leave one of them out")
+    causal = Why(
+        "the cache {other!r} does not store finished text causally, as {me} wants",
+        "leave the cache out, or write @causal",
+    )
+    return Party(
+        model.name,
+        "model",
+        frozenset(trait for trait, present in has.items() if present),
+        {Trait.STORES_CAUSALLY: causal} if published and attention == "causal-prefix" else {},
+        kinds=dict.fromkeys(_KINDS.values(), attention),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,19 +175,6 @@ class Read:
     distribution: Distribution
     positions: Tensor  # [B, K] absolute
     which: Tensor  # [B, K] bool: where a token may be committed
-
-
-def refuse_blocks(sampler: MaskedSampler, model: LanguageModel) -> None:
-    """Raises SpecError where the sampler moves blocks that the model's attention fixes."""
-    block = sampler.block
-    if block is None:
-        return
-    if model.follows_canvas or (model.decoding_config.attention == "block-causal" and not block.keeps_grid):
-        raise SpecError(
-            f"{name_of(block)} moves blocks, and {model.name} has {model.decoding_config.attention} attention, which "
-            "fixes them",
-            "leave it out",
-        )
 
 
 def demand_finite(highest: float, distributions: Sequence[Read], forward: MaskedForward) -> None:

@@ -22,14 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.cuda_graphs.runner import native
-from pardec.models.errors import SpecError
-
 from ..ops.chunked_distribution import ChunkedDistribution
 from ..ops.distribution import DenseDistribution, Distribution, filter_logits
 from ..ops.rank import best
 from ..request import Request as Request
 from ..spec import Policy, Spec
+from ..traits import NONE, Reasons, Trait, Why
 from .canvas import Canvas as Canvas
 from .canvas import Revision as Revision
 from .canvas import Span as Span
@@ -112,9 +110,9 @@ class Evidence:
         distribution: the model's own, the mask id at -inf.
         positions: [B, W] int64, absolute.
         eligible: [B, W] bool: the positions that may be committed.
-        shadow: each position predicted without its own token, where a stage `needs_leave_one_out`.
+        shadow: each position predicted without its own token, where a stage has `LEAVE_ONE_OUT`.
         attention: what positions attend to, where a stage `reads_attention`.
-        predictions: what the forward predicts beyond the block, where a stage `reads_row`.
+        predictions: what the forward predicts beyond the block, where a stage has `READS_WHOLE_ROW`.
         known: [B, W] bool on the host: the positions that the forward has predicted; at others the distribution means
             nothing, and may depend on other rows. None: no others than `eligible`.
     """
@@ -257,10 +255,12 @@ class Hypotheses:
     ended: np.ndarray  # [N] bool: a finish stage ends the row there
 
 
+CAUSAL_KINDS = (Trait.BLOCK_CAUSAL, Trait.WINDOWED_CAUSAL, Trait.CAUSAL_PREFIX)  # of attention: not bidirectional
+_LEAVE_OUT, _ONE_OUT = "leave it out", "leave one out"
+
+
 class Stage(Policy):
     """What any stage of a masked sampler may define."""
-
-    reads_row: ClassVar[bool] = False  # reads `Evidence.predictions`: all that a forward queries may be predicted
 
     def reads_attention(self, layers: int) -> AttentionSpec | None:
         """Which attention of a model of so many layers it reads in `Evidence.attention`; None: none."""
@@ -273,9 +273,25 @@ class Stage(Policy):
 
     def fit(self, model: LanguageModel) -> Self:
         """This stage with the parameters it leaves open taken from `model`.
-        Raises SpecError if it does not work with this model.
+        Raises SpecError if a parameter does not work with this model.
         """
         return self
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        return self.provides | _reads_attention(self)
+
+
+def _reads_attention(stage: Stage) -> frozenset[Trait]:
+    return NONE if type(stage).reads_attention is Stage.reads_attention else frozenset({Trait.READS_ATTENTION})
+
+
+def _remembers(stage: Stateful) -> frozenset[Trait]:
+    """Of a stage that decides what is committed."""
+    if type(stage).start is Stateful.start:
+        return NONE
+    state = NONE if Trait.KEEPS_NO_STATE in stage.provides else frozenset({Trait.REMEMBERS})
+    return state | {Trait.GOES_BY_POSITION}
 
 
 class Stateful(Stage):
@@ -293,20 +309,17 @@ class Block(Stateful):
     `block_start` and `block_end` move within it.
     """
 
-    keeps_grid: ClassVar[bool] = False  # spans begin and end with blocks of the grid, as block-causal families need
+    provides = frozenset({Trait.MOVES_BLOCKS})
+    conflicts: ClassVar[Reasons] = {
+        Trait.COUNTS_STEPS: Why("{does}, and {me} moves them", "name another select"),
+        Trait.SLIDES: Why("{does}, and so does {me}", "keep one"),
+        Trait.LEAVE_ONE_OUT: Why("{other} is for blocks of one length, and {me} moves them", "keep one"),
+        **dict.fromkeys(CAUSAL_KINDS, Why("{me} moves blocks, and {does}, which fixes them", "leave it out")),
+    }
 
-    def check(self, sampler: MaskedSampler) -> None:
-        name = self.registered[0]
-        if sampler.select.counts_steps:
-            raise SpecError(
-                f"{sampler.select.registered[0]} shares its steps out over blocks of one length, and {name} moves them",
-                "name another select",
-            )
-        if sampler.cache.slides:
-            raise SpecError(f"{sampler.cache.registered[0]} moves the block itself, and so does {name}", "keep one")
-        for stage in sampler.revising:
-            if stage.needs_leave_one_out:
-                raise SpecError(f"{stage.registered[0]} is for blocks of one length, and {name} moves them", "keep one")
+    @property
+    def traits(self) -> frozenset[Trait]:
+        return self.provides | _reads_attention(self) | {Trait.GOES_BY_POSITION}
 
     def span(self, canvas: Canvas, state: Any) -> Span:
         """Before each forward."""
@@ -325,9 +338,19 @@ class Branch(Stage):
     """
 
     @property
-    def exactly(self) -> bool:
-        """Whether it keeps the tokens of the sampler without it; what would not is then refused."""
-        return False
+    def provides(self) -> frozenset[Trait]:
+        """With `KEEPS_TOKENS` it keeps the tokens of the sampler without it, and what would not is refused."""
+        return frozenset({Trait.BRANCHES})
+
+    conflicts: ClassVar[Reasons] = {
+        Trait.LOGPROBS: Why("{me} takes the tokens of a step from several forwards, and logprobs are of one", _ONE_OUT),
+        Trait.MOVES_BLOCKS: Why("{me} and {other} each decide what a forward is asked", "keep one"),
+        Trait.ACTS_BETWEEN_STEPS: Why("{me} commits several steps at once, and {other} acts between them", _ONE_OUT),
+    }
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        return self.provides | _reads_attention(self) | {Trait.GOES_BY_POSITION}
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -359,22 +382,17 @@ class Query(Stateful):
     is visible, whenever what is visible of it changes.
     """
 
-    def fit(self, model: LanguageModel) -> Self:
-        name, attention = self.registered[0], model.decoding_config.attention
-        if attention != "bidirectional":
-            raise SpecError(
-                f"{name} leaves out masks behind the block, and {model.name} has {attention} attention, which never "
-                "sees them",
-                "leave it out",
-            )
-        stack = native(model.decoder)
-        if stack is not None and stack.config.least_window is not None:
-            raise SpecError(
-                f"{name} closes up the slots of what is left, and {model.name} has layers with sliding windows, which "
-                "count them",
-                "leave it out",
-            )
-        return self
+    provides = frozenset({Trait.HIDES_POSITIONS})
+    conflicts: ClassVar[Reasons] = {
+        **dict.fromkeys(
+            CAUSAL_KINDS, Why("{me} leaves out masks after the block, and {does}, which never sees them", _LEAVE_OUT)
+        ),
+        Trait.SLIDING_LAYERS: Why("{me} closes up the slots of what is left, and {does}, which count them", _LEAVE_OUT),
+        Trait.CONDITIONS: Why(
+            "{me} leaves out what comes after a block of text, and the cells of an image stand on all of its sides",
+            "leave that stage out",
+        ),
+    }
 
     def visible(self, canvas: Canvas, request: Request, state: Any) -> np.ndarray:
         """Before each forward: [B, L] bool on the host.
@@ -390,32 +408,25 @@ class Cache(Stateful):
     The first forward of a row is full whatever the answer, but for a prefix whose K/V come from the prefix cache.
     """
 
-    stores: ClassVar[bool] = True  # False: earlier K/V are never read, so that none are kept
     attention: ClassVar[str | None] = None  # the attention of the only families that it is for
-    needs_commit_order: ClassVar[bool] = False  # `Canvas.commit_order` is set before `query`
-    # Positions that are not queried keep the predictions of the forward that queried them last, whose highest logits
-    # `Canvas.max_logits` gives, [B, L] on the host.
-    reuses_predictions: ClassVar[bool] = False
-    whole_block: ClassVar[bool] = False  # every forward queries all of the active block, so that tokens in it may move
 
     @property
-    def memoryless(self) -> bool:
-        """Whether, since a block was entered, K/V depend on the tokens alone, and not on earlier forwards of it."""
-        return not self.stores
+    def provides(self) -> frozenset[Trait]:
+        """What it does with the K/V and the block.
 
-    def check(self, sampler: MaskedSampler) -> None:
-        leave_one_outs = [stage for stage in sampler.revising if stage.needs_leave_one_out]
-        if leave_one_outs and self.attention in ("windowed-causal", "causal-prefix"):
-            raise SpecError(
-                f"{leave_one_outs[0].registered[0]} predicts each token without itself, and what {self.attention} "
-                "models see follows the canvas",
-                "leave that stage out",
-            )
+        `STORES_KV`, which only a cache leaves out that never reads earlier K/V; `WHOLE_BLOCK`: every forward queries
+        all of the active block, so that tokens in it may move; `KV_OF_TOKENS`: since a block was entered, K/V do not
+        depend on earlier forwards of it; `SLIDES`: the active block begins at a row's first open position;
+        `REUSES_PREDICTIONS`: positions that are not queried keep the predictions of the forward that queried them last,
+        whose highest logits `Canvas.max_logits` gives, [B, L] on the host. One that requires `KNOWN_ORDER` finds
+        `Canvas.commit_order` set before `query`.
+        """
+        return frozenset({Trait.STORES_KV})
 
     @property
-    def slides(self) -> bool:
-        """Whether the active block begins at a row's first open position."""
-        return False
+    def traits(self) -> frozenset[Trait]:
+        reuses = NONE if type(self).layer_reuse is Cache.layer_reuse else frozenset({Trait.REUSES_LAYERS})
+        return self.provides | _reads_attention(self) | reuses
 
     def query(self, canvas: Canvas, state: Any) -> QuerySpec:
         raise NotImplementedError
@@ -438,7 +449,17 @@ class Cache(Stateful):
 class Inputs(Stateful):
     """Adds vectors to the inputs of the active block."""
 
-    after_logits: ClassVar[bool] = False  # observes what the logits stages have made of a forward's distribution
+    # With `OBSERVES_CHANGED_LOGITS` it observes what the logits stages have made of a forward's distribution.
+    provides = frozenset({Trait.ADDS_TO_INPUTS})
+    conflicts: ClassVar[Reasons] = {
+        Trait.CONDITIONS: Why(
+            "{me} adds to the inputs of masks, and an image's begin with its condition", "leave that stage out"
+        )
+    }
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        return self.provides | _reads_attention(self) | _remembers(self) | {Trait.GOES_BY_POSITION}
 
     def soft(self, canvas: Canvas, state: Any) -> Tensor | None:
         """Before a forward: [B, W, E], or None where there is nothing to add."""
@@ -451,14 +472,16 @@ class Inputs(Stateful):
 class Logits(Stateful):
     """Changes the distribution of the active block: all of it, or a few logits (`Distribution.boosted`)."""
 
+    @property
+    def traits(self) -> frozenset[Trait]:
+        return self.provides | _reads_attention(self) | _remembers(self)
+
     def logits(self, evidence: Evidence, canvas: Canvas, state: Any) -> Distribution:
         raise NotImplementedError
 
 
 class Propose(Stage):
     """A candidate and a score per position."""
-
-    order_is_fixed: ClassVar[bool] = False  # the scores are known before the forward
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
         raise NotImplementedError
@@ -469,12 +492,16 @@ class Select(Stateful):
 
     default_propose: ClassVar[str] = "confidence"  # the proposer where the spec names none
     default_of: ClassVar[str | None] = None  # and its parameter `of`; None leaves it alone
-    may_wait: ClassVar[bool] = False  # a step may commit nothing: it ends by itself
 
     @property
-    def reads_forwards(self) -> bool:
-        """Whether it depends on how many forwards were made."""
-        return False
+    def traits(self) -> frozenset[Trait]:
+        """With `MAY_WAIT` a step may commit nothing, and it ends by itself."""
+        traits = self.provides | _reads_attention(self) | _remembers(self)
+        if self.reference_sampler is not None:
+            traits |= {Trait.COMPARES_FINISHED_TEXT, Trait.GOES_BY_POSITION}
+        if type(self).total_steps is not Select.total_steps:
+            traits |= {Trait.COUNTS_STEPS, Trait.GOES_BY_POSITION}
+        return traits
 
     def select(self, proposal: Proposal, canvas: Canvas, state: Any) -> Tensor | Choice:
         raise NotImplementedError
@@ -492,11 +519,6 @@ class Select(Stateful):
         """At the start: how many steps the schedule takes in all, [B]; None where that is not fixed."""
         return None
 
-    @property
-    def counts_steps(self) -> bool:
-        """Whether it defines `total_steps`."""
-        return type(self).total_steps is not Select.total_steps
-
     def entry_step(self, canvas: Canvas) -> np.ndarray | None:
         """When a block is entered, before `skipped_steps`: the schedule's step at which it does, [B]; None: the next.
 
@@ -504,12 +526,10 @@ class Select(Stateful):
         """
         return None
 
-    def knows_order(self, propose: Propose) -> bool:
-        """Whether `commit_order` can tell, with this proposer, what will be committed."""
-        return False
-
     def commit_order(self, canvas: Canvas, request: Request, state: Any) -> Tensor:
         """Before a forward, after `skipped_steps`, where a cache needs it: [B, W] int64 on the host.
+
+        With `KNOWN_ORDER` it can always tell, with `ORDER_OF_SCORES` beside a proposer that has `KNOWN_SCORES`.
 
         1 for the position that is committed first, then 2, 3, ..., and 0 for those that are not committed.
         """
@@ -519,6 +539,10 @@ class Select(Stateful):
 class Widen(Stateful):
     """Adds to what select chose, or takes from it: [B, W] bool in and out. Several apply in the order of the spec."""
 
+    @property
+    def traits(self) -> frozenset[Trait]:
+        return self.provides | _reads_attention(self) | _remembers(self)
+
     def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: Any) -> Tensor:
         raise NotImplementedError
 
@@ -526,17 +550,19 @@ class Widen(Stateful):
 class Revise(Stateful):
     """Takes back or edits what the active block has committed. `evidence` then covers committed positions too."""
 
-    moves: ClassVar[bool] = False  # tokens change their positions within the block: `Revision.source`
+    @property
+    def provides(self) -> frozenset[Trait]:
+        """What it does, with its parameters.
+
+        `IDLE`: it never revises anything; `LEAVE_ONE_OUT`: it reads `Evidence.leave_one_out`; `MOVES_TOKENS`: tokens
+        change their positions within the block, by `Revision.source`.
+        """
+        return NONE
 
     @property
-    def idle(self) -> bool:
-        """Whether, with its parameters, it never revises anything."""
-        return False
-
-    @property
-    def needs_leave_one_out(self) -> bool:
-        """Whether it reads `Evidence.leave_one_out`."""
-        return False
+    def traits(self) -> frozenset[Trait]:
+        own = self.provides | _reads_attention(self) | {Trait.ACTS_BETWEEN_STEPS}
+        return own if Trait.IDLE in own else own | {Trait.GOES_BY_POSITION}
 
     def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: Any) -> Revision:
         """`chosen` [B, W] is what this step commits; it takes effect together with the revision."""
@@ -551,18 +577,17 @@ class Finish(Stage):
         return np.zeros(len(canvas), dtype=bool)
 
     @property
-    def fills(self) -> bool:
-        """Whether it defines `fill`."""
-        return type(self).fill is not Finish.fill
+    def traits(self) -> frozenset[Trait]:
+        traits = self.provides | _reads_attention(self)
+        if type(self).fill is not Finish.fill:
+            traits |= {Trait.FILLS_ROWS, Trait.ACTS_BETWEEN_STEPS, Trait.GOES_BY_POSITION}
+        if type(self).cut is not Finish.cut:
+            traits |= {Trait.CUTS_ROWS, Trait.ACTS_BETWEEN_STEPS}
+        return traits
 
     def fill(self, predictions: Predictions, proposal: Proposal, canvas: Canvas) -> np.ndarray:
         """Before each commit: the rows whose open positions are all committed at once instead, [B] bool on the host."""
         raise NotImplementedError
-
-    @property
-    def cuts(self) -> bool:
-        """Whether it defines `cut`."""
-        return type(self).cut is not Finish.cut
 
     def cut(self, predictions: Predictions, canvas: Canvas, request: Request) -> np.ndarray:
         """In a step that enters a block, before its commit: where rows end from now on, behind their block; [B]."""
@@ -590,17 +615,32 @@ class MaskedSampler:
     @property
     def revising(self) -> tuple[Revise, ...]:
         """The revise stages that are not idle."""
-        return tuple(stage for stage in self.revise if not stage.idle)
+        return tuple(stage for stage in self.revise if Trait.IDLE not in stage.provides)
 
     @property
     def reading(self) -> tuple[Stage, ...]:
         """The stages that read attention."""
-        return tuple(stage for stage in self.stages if type(stage).reads_attention is not Stage.reads_attention)
+        return tuple(stage for stage in self.stages if Trait.READS_ATTENTION in stage.traits)
 
     @property
     def moving(self) -> Revise | None:
         """The stage that moves tokens within the block, if there is one."""
-        return next((stage for stage in self.revising if stage.moves), None)
+        return next((stage for stage in self.revising if Trait.MOVES_TOKENS in stage.provides), None)
+
+    @cached_property
+    def traits(self) -> frozenset[Trait]:
+        """Everything that a stage has."""
+        return NONE.union(*(stage.traits for stage in self.stages))
+
+    @property
+    def filling(self) -> tuple[Finish, ...]:
+        """The stages that may commit a row at once."""
+        return tuple(stage for stage in self.finish if Trait.FILLS_ROWS in stage.traits)
+
+    @property
+    def cutting(self) -> tuple[Finish, ...]:
+        """The stages that may end rows after their block."""
+        return tuple(stage for stage in self.finish if Trait.CUTS_ROWS in stage.traits)
 
     @property
     def stateful(self) -> tuple[Stateful, ...]:

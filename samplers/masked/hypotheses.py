@@ -7,14 +7,12 @@ What a hypothesis is made from, and which of them survives, is up to the branch 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
-from pardec.models.errors import SpecError
-
-from ..cards import name_of
+from ..traits import Trait
 from .canvas import Update
 from .contracts import Branch, Canvas, Choice, Decision, Evidence, Hypotheses, MaskedSampler, Proposal, Stage
 
@@ -50,40 +48,6 @@ class _Past:
     live: np.ndarray  # [n] bool
 
 
-def refuse_branches(sampler: MaskedSampler, memory: dict[int, Any], *, logprobs: bool) -> None:
-    """Raises SpecError for what cannot go with hypotheses, or would make them differ from the row itself."""
-    branch = sampler.branch
-    if branch is None:
-        return
-    name = name_of(branch)
-    if logprobs:
-        raise SpecError(
-            f"{name} takes the tokens of a step from several forwards, and logprobs are of one", "leave one out"
-        )
-    if sampler.block is not None:
-        raise SpecError(f"{name} and {name_of(sampler.block)} each decide what a forward is asked", "keep one")
-    for stage in (*sampler.revise, *(stage for stage in sampler.finish if stage.fills or stage.cuts)):
-        raise SpecError(
-            f"{name} commits several steps at once, and {name_of(stage)} acts between them", "leave one out"
-        )
-    if not branch.exactly:
-        return
-    for stage in (sampler.select, *sampler.inputs, *sampler.logits, *sampler.widen):
-        if memory[id(stage)] is not None:
-            raise SpecError(
-                f"{name} keeps the tokens of the sampler without it, and {name_of(stage)} remembers every forward",
-                "sequential and threshold do not",
-            )
-    if sampler.select.reads_forwards:
-        raise SpecError(f"{name} makes fewer forwards, and {name_of(sampler.select)} counts them", "write fall=0")
-    if not sampler.cache.memoryless:
-        raise SpecError(
-            f"{name} keeps the tokens of the sampler without it, and those of {name_of(sampler.cache)} depend on "
-            "every forward",
-            "@none, @prefix, @dual and, for block-causal models, @block do not, without refresh",
-        )
-
-
 class Branching:
     """The hypotheses of one loop."""
 
@@ -93,6 +57,10 @@ class Branching:
         self.depths, self.needs = np.array(branch.depths), np.array(branch.needs)
         self.row = np.zeros(0, dtype=np.int64)  # [N] the live row of each hypothesis
         self.number = np.zeros(0, dtype=np.int64)
+        canvas, traits = loop.canvas, loop.sampler.traits
+        self.stores = Trait.STORES_KV in traits
+        shifted = canvas.shift and not canvas.block_causal
+        self.replaces_first = bool(shifted) and self.stores and Trait.KEEPS_TOKENS in traits
 
     def expand(self) -> None:
         """Repeats every row that the last forward predicted more of, and writes the hypotheses."""
@@ -100,7 +68,7 @@ class Branching:
         requested = np.zeros((len(canvas), len(self.depths)), dtype=bool)
         if self.past is not None:
             # K/V that a block's first forward refreshes are not there for hypotheses beside it.
-            ready = self.past.live & ~(canvas.block_started & self.loop.sampler.cache.stores)
+            ready = self.past.live & ~(canvas.block_started & self.stores)
             requested = ready[:, None] & (self.needs <= canvas.block_remaining[:, None])
         requested[:, 0] = True
         self.row, self.number = requested.nonzero()
@@ -129,7 +97,7 @@ class Branching:
         choice, proposal, _ = self.loop.choose(evidence)
         choice = branch.draft(step, self.number, choice, proposal)
         chosen = choice.which & evidence.eligible
-        if branch.exactly and canvas.shift and self.loop.sampler.cache.stores and not canvas.block_causal:
+        if self.replaces_first:
             # As long as a block's first position is open, a forward replaces the K/V of the one before, which predicts
             # it: a hypothesis that commits it would see those of an earlier forward. One that ends the block does not.
             ends = torch.from_numpy(canvas.block_remaining).to(chosen.device) == chosen.sum(1)

@@ -33,9 +33,11 @@ from ..ops.chunked_distribution import CHUNK_BYTES
 from ..ops.distribution import split
 from ..registry import resolve
 from ..rng import assign_rows
+from ..traits import Trait
+from . import compatibility
 from .build import fit
 from .canvas import UNCOMMITTED, Canvas, Revision, Update
-from .compatibility import Read, demand_finite, mask_chosen, refuse_blocks, refuse_images, refuse_positions
+from .compatibility import Read, demand_finite, mask_chosen
 from .contracts import (
     Block,
     Choice,
@@ -51,7 +53,7 @@ from .contracts import (
     Stateful,
     at_least_one,
 )
-from .hypotheses import Branching, refuse_branches
+from .hypotheses import Branching
 from .predict import MaskedForward
 from .query_plan import visible_open
 from .recorder import Before, TraceRecorder
@@ -64,8 +66,7 @@ def commit_filled_rows(
     canvas = forward.canvas
     rows = np.zeros(len(canvas), dtype=bool)
     for stage in stages:
-        if stage.fills:
-            rows |= stage.fill(forward, proposal, canvas)
+        rows |= stage.fill(forward, proposal, canvas)
     if not rows.any():
         return decision
     which, columns = visible_open(canvas, rows)
@@ -78,7 +79,7 @@ def row_ends(stages: Sequence[Finish], forward: MaskedForward, canvas: Canvas, r
     """[B] where rows end from now on: the least of what stages say that cut rows in this step."""
     if not forward.whole:
         return canvas.total
-    return reduce(np.minimum, (stage.cut(forward, canvas, request) for stage in stages if stage.cuts))
+    return reduce(np.minimum, (stage.cut(forward, canvas, request) for stage in stages))
 
 
 _SPARE_FORWARDS = 100  # a row may take this many more than it has positions to fill
@@ -109,7 +110,7 @@ def _reference_text(model: LanguageModel, reference: str, sampler: MaskedSampler
 
     It stops where the sampler itself stops.
     """
-    stops = tuple(finish for finish in sampler.finish if not finish.fills)
+    stops = tuple(finish for finish in sampler.finish if finish not in sampler.filling)
     request = replace(request, logprobs=None)
     *_, last = decode(model, replace(resolve(reference), finish=stops), request, steps=False)
     assert isinstance(last, Finished)
@@ -131,14 +132,12 @@ class MaskedLoop:
                 f"{model.name} decodes in blocks of {decoding_config.block} laid from position 0, and no others"
             )
         demand_head(model)
+        compatibility.check(sampler, model, request)
         sampler = fit(sampler, model)
-        refuse_blocks(sampler, model)
-        refuse_positions(sampler, request)
         if sampler.select.reference_sampler is not None:
             text = _reference_text(model, sampler.select.reference_sampler, sampler, request)
             request = replace(request, finished=text)
         if request.conditions:
-            refuse_images(sampler)
             model = conditioned_model(model, request, request.prefix)
         self.sampler, self.request = sampler, request
         self.canvas = canvas = Canvas(
@@ -150,7 +149,7 @@ class MaskedLoop:
             absolute=request.absolute,
             block_causal=block_causal,
             bounded=model.follows_canvas,
-            sliding=sampler.cache.slides,
+            sliding=Trait.SLIDES in sampler.traits,
             moving=sampler.block is not None,
             shift=decoding_config.shift,
             device=model.device,
@@ -160,7 +159,11 @@ class MaskedLoop:
         if (total := sampler.select.total_steps(canvas)) is not None:
             canvas.total_steps = total
         self.memory: dict[int, Any] = {id(stage): stage.start(canvas) for stage in sampler.stateful}
-        refuse_branches(sampler, self.memory, logprobs=request.logprobs is not None)
+        self.may_wait = Trait.MAY_WAIT in sampler.select.provides
+        self.needs_order = Trait.KNOWN_ORDER in sampler.cache.requires
+        self.filling, self.cutting = sampler.filling, sampler.cutting
+        changed = [stage for stage in sampler.inputs if Trait.OBSERVES_CHANGED_LOGITS in stage.provides]
+        self.observing = [stage for stage in sampler.inputs if stage not in changed], changed
         self.branching = None if sampler.branch is None else Branching(self, sampler.branch)
         self.forward = MaskedForward(model, canvas, sampler, request)
         self.logprobs = LogprobRecorder.of(request, canvas, canvas.length, model.device)
@@ -188,7 +191,7 @@ class MaskedLoop:
         if self.branching is not None:
             decision = self.branching.collapse(decision, proposal, evidence)
         window, new = canvas.window, canvas.nfe == 0
-        ends = row_ends(self.sampler.finish, self.forward, canvas, self.request) if self.forward.cuts else canvas.total
+        ends = row_ends(self.cutting, self.forward, canvas, self.request) if self.forward.cuts else canvas.total
         demand_finite(self._commit(decision), self.distributions, self.forward)
         self._demand_progress()
         if (ends < canvas.total).any():
@@ -225,7 +228,7 @@ class MaskedLoop:
     def _demand_progress(self) -> None:
         """Raises SpecError for a row that took far more forwards than it has positions: it would never end."""
         canvas = self.canvas
-        if self.sampler.select.may_wait:
+        if self.may_wait:
             return
         positions = canvas.planned - canvas.prompt
         most = _SPARE_FORWARDS + positions * (_FORWARDS_WITH_REVISION if canvas.revises else 1)
@@ -268,7 +271,7 @@ class MaskedLoop:
         if canvas.block_started.any() and (step := select.entry_step(canvas)) is not None:
             canvas.set_clock(step)
         canvas.advance_clock(select.skipped_steps(canvas, self.state(select)))
-        if cache.needs_commit_order:
+        if self.needs_order:
             canvas.commit_order = select.commit_order(canvas, self.request, self.state(select))
         if self.sampler.query is not None and self.forward.visible is not None:
             visible = self.sampler.query.visible(canvas, self.request, self.state(self.sampler.query))
@@ -292,7 +295,7 @@ class MaskedLoop:
         evidence = Evidence(distribution, canvas.window, eligible, self.request, *more)
         if self.sampler.block is not None:
             evidence = self._narrow(self.sampler.block, evidence)
-        self._observe(evidence, after_logits=False)
+        self._observe(evidence, changed=False)
         self.sampler.cache.observe(evidence, canvas, self.state(self.sampler.cache))
         return evidence
 
@@ -308,10 +311,9 @@ class MaskedLoop:
         self._move(span)
         return replace(evidence, eligible=evidence.eligible & self.canvas.eligible)
 
-    def _observe(self, evidence: Evidence, *, after_logits: bool) -> None:
-        for stage in self.sampler.inputs:
-            if stage.after_logits == after_logits:
-                stage.observe(evidence, self.forward.model.embed, self.canvas, self.state(stage))
+    def _observe(self, evidence: Evidence, *, changed: bool) -> None:
+        for stage in self.observing[changed]:
+            stage.observe(evidence, self.forward.model.embed, self.canvas, self.state(stage))
 
     def choose(self, evidence: Evidence) -> tuple[Choice, Proposal, Stage]:
         """What is committed, of which proposal, and the stage that names its tokens."""
@@ -320,14 +322,14 @@ class MaskedLoop:
             evidence = replace(evidence, distribution=stage.logits(evidence, canvas, self.state(stage)))
             self.distributions.append(Read(stage, evidence.distribution, evidence.positions, evidence.eligible))
             self.forward.highest = self.forward.highest + evidence.distribution.highest()
-        self._observe(evidence, after_logits=True)
+        self._observe(evidence, changed=True)
         proposal = sampler.propose.propose(evidence, canvas)
         answer = sampler.select.select(proposal, canvas, self.state(sampler.select))
         choice = answer if isinstance(answer, Choice) else Choice(answer, proposal.tokens)
         chosen, tokens = choice.which, choice.tokens
         for widen in sampler.widen:
             chosen = widen.widen(chosen, proposal, canvas, self.state(widen))
-        if not sampler.select.may_wait:
+        if not self.may_wait:
             chosen = at_least_one(chosen, proposal, self.progress)
         return Choice(chosen, tokens), proposal, sampler.select if choice is answer else sampler.propose
 
@@ -342,7 +344,7 @@ class MaskedLoop:
             chosen = torch.where(must, first, chosen)
         decision = Decision(Update(chosen, choice.tokens, proposal.score), by, self._revision(chosen, proposal))
         if self.forward.fills:
-            decision = commit_filled_rows(decision, proposal, self.sampler.finish, self.forward, self.distributions)
+            decision = commit_filled_rows(decision, proposal, self.filling, self.forward, self.distributions)
         return decision, proposal
 
     def _consistent(self, decision: Decision) -> Decision:

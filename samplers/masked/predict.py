@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from pardec.models import finite
 from pardec.models.caches.kv_cache import KVCache
-from pardec.models.errors import PardecError, SpecError
+from pardec.models.errors import PardecError
 from pardec.models.hidden import Hidden, IdSubset
 from pardec.models.images.conditioned import Shifted, copy_cache_rows
 from pardec.models.model import LanguageModel
@@ -31,6 +31,7 @@ from ..ops.chunked_distribution import CHUNK_BYTES, ChunkedDistribution, RowDist
 from ..ops.distribution import DenseDistribution, Distribution, split
 from ..ops.penalties import penalize, token_counts, without_ends
 from ..prefix_reuse import PrefixReuse
+from ..traits import Trait
 from .canvas import PROMPT, Canvas
 from .constraints import ConstrainedSpans
 from .contracts import AttentionMaps, AttentionSpec, Cache, MaskedSampler, QuerySpec, Request, united
@@ -215,24 +216,20 @@ class MaskedForward:
         self.copies = 1 if self.cfg is None else 2
         self.given = None if self.cfg is None else canvas.commit_step == PROMPT
         self.every = bool(sampler.revising)  # committed positions of the block are predicted too
-        self.fills = any(stage.fills for stage in sampler.finish) or any(stage.reads_row for stage in sampler.stages)
-        self.cuts = any(stage.cuts for stage in sampler.finish)
-        leave_one_out = any(stage.needs_leave_one_out for stage in sampler.revising)
-        if leave_one_out and model.follows_canvas:
-            raise SpecError(
-                f"{sampler.spec} predicts each token without itself, and what {model.name} sees follows the canvas",
-                "leave that stage out",
-            )
+        traits = sampler.traits
+        self.fills = Trait.FILLS_ROWS in traits or Trait.READS_WHOLE_ROW in traits
+        self.cuts = Trait.CUTS_ROWS in traits
+        leave_one_out, stores = Trait.LEAVE_ONE_OUT in traits, Trait.STORES_KV in traits
         self.leave_one_out = canvas.block_length if leave_one_out else 0
         self.allowed = AllowedRows(request.allowed, len(canvas), canvas.tokens.device)
         self.constrained_spans = ConstrainedSpans(request.constrained_spans, len(canvas))
         self.limits = self.allowed  # what holds in the present step
         self.request = request
         self.counts: Tensor | None = None  # [B, V] how often each token occurs in a row, for penalties
-        self.last_states = LastStates(model, canvas) if sampler.cache.reuses_predictions else None
+        self.last_states = LastStates(model, canvas) if Trait.REUSES_PREDICTIONS in traits else None
         self.visible = None if sampler.query is None else VisiblePositions(canvas)
         self.cache: KVCache | None = None
-        if sampler.cache.stores or leave_one_out or request.conditions:
+        if stores or leave_one_out or request.conditions:
             capacity = int(canvas.total.max()) + self.leave_one_out
             reuse = sampler.cache.layer_reuse(model.layers)
             self.cache = model.new_cache(self.copies * len(canvas), capacity, reuse=reuse)

@@ -10,6 +10,8 @@ from ..cards import AUTOREGRESSIVE, SINGLE
 from ..limits import check_nodes
 from ..spec import Spec, parse
 from ..spec_values import add_default, build_method, by_stage, exactness, full, refuse_doubles
+from ..traits import Trait
+from . import compatibility
 from .contracts import Acceptance, Cache, Drafter, Length, Logits, Shape, SpeculativeSampler, Texts
 
 _BASES = {
@@ -43,14 +45,8 @@ def build(parsed: Spec, *, sampling: bool = False) -> SpeculativeSampler:
     add_default(stages, "draft", "sequential", "ar")
     drafter = stages["draft"][0][1]
     add_default(stages, "accept", drafter.default_acceptance or ("speculative" if sampling else "greedy"), "ar")
-    if drafter.takes_shape:
+    if Trait.TAKES_SHAPE in drafter.provides:
         add_default(stages, "shape", "chain", "ar")
-    for stage in ("shape", "length"):
-        if stages[stage] and not (drafter.takes_shape if stage == "shape" else drafter.takes_length):
-            raise SpecError(
-                f"{stages[stage][0][0]!r} is for drafting models, and {stages['draft'][0][0]!r} has none",
-                hint=f"leave {stages[stage][0][0]!r} out, or draft with model:name=...",
-            )
     order = [named for stage in AUTOREGRESSIVE for named in stages[stage]]
     promises = [exactness(name, policy, "ar") for name, policy in order]
     if not sampling:
@@ -60,6 +56,7 @@ def build(parsed: Spec, *, sampling: bool = False) -> SpeculativeSampler:
     parts = tuple(full(*named) for named in order)
     spec = Spec(parts[:-1], parts[-1]) if stages["cache"] else Spec(parts)
     sampler = SpeculativeSampler(spec, max(promises, key=_ORDER.index), **chosen)
+    compatibility.check(sampler)
     if sampler.shape is not None and (nodes := sampler.shape.width(drafter.k) - 1) > drafter.k:  # a chain fits the text
         check_nodes(stages["shape"][0][0], nodes)
     for stage in sampler.stages:

@@ -31,11 +31,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ..ops.allowed import AllowedRows
 from ..ops.rank import argmax
 from ..spec import Policy, Spec
+from ..traits import NONE, Reasons, Trait, Why
 
 if TYPE_CHECKING:
     from pardec.models.caches.kv_cache import KVCache
@@ -62,7 +61,7 @@ class Draft:
     depths: Tensor | None = None  # [T] or [B, T] int64, given with `parents`
     levels: int | None = None  # the greatest depth, if the drafter knows it; saves acceptances empty levels
     verify: Tensor | None = None  # [T] or [B, T] bool; False: fed, never tested. None: all are
-    sure: Tensor | None = None  # [B, T] bool; True: accepted untested; only with acceptances that have `follows_pick`
+    sure: Tensor | None = None  # [B, T] bool; True: accepted untested; only with acceptances that have `FOLLOWS_PICK`
     q: Tensor | None = None  # [B, T, V] float32; None: every node is a point mass
     point: Tensor | None = None  # [B, T] bool, with `q`: True is a point mass
     early: LowerLayerStates | None = None  # the outputs of the first layers, if the drafter has run them
@@ -293,11 +292,13 @@ class DecodeContext:
         return cache
 
 
+FOR_MODELS = Why(
+    "{me!r} is for drafting models, and {other!r} has none", "leave {me!r} out, or draft with model:name=..."
+)
+
+
 class Stage(Policy):
     """Base of all stages: immutable policies, with a state for each request made by `start`."""
-
-    def check(self, sampler: SpeculativeSampler) -> None:
-        """Raises SpecError if the stage cannot be combined with the others; called when a spec is resolved."""
 
     @property
     def last_queries(self) -> int:
@@ -316,33 +317,28 @@ class Stage(Policy):
 class Drafter(Stage):
     """Proposes tokens. If drafts have `highest`, the state has `failure()`, the error for one that is not finite."""
 
-    takes_shape: ClassVar[bool] = False  # whether a spec may name a shape for it
-    takes_length: ClassVar[bool] = False  # whether a spec may name a length controller for it
-    one_pass: ClassVar[bool] = False  # one drafting forward gives all of a round's tokens
-    drafts_during_verify: ClassVar[bool] = (
-        False  # it drafts within the forward that verifies, in all rows and every round
-    )
-    copies: ClassVar[bool] = False  # it drafts chains of known tokens, with no state but the text's
-    adds_verify_nodes: ClassVar[bool] = False  # it has states or queries of its own in the forward that verifies
+    @property
+    def provides(self) -> frozenset[Trait]:
+        """What it does.
+
+        `TAKES_SHAPE`, `TAKES_LENGTH`: a spec may name a shape, a length controller for it; `ONE_FORWARD_DRAFTS`: one
+        drafting forward gives all of a round's tokens; `DRAFTS_DURING_VERIFY`: it drafts within the forward that
+        verifies, in all rows and every round; `ADDS_VERIFY_NODES`: it has states or queries of its own in it; `COPIES`:
+        it drafts chains of known tokens, with no state but the text's; `READS_PROMPT`: `read_prompt` is to be called.
+        """
+        return NONE
+
+    @property
+    def held(self) -> tuple[Drafter, ...]:
+        """The drafters within it, which have to go with the sampler, too."""
+        return ()
+
     default_acceptance: ClassVar[str | None] = None  # if the spec names none; None: exact sampling, or greedy
     device: str | None = None  # that the checkpoint it needs runs on; None: the target's
 
     def width(self, model: LanguageModel) -> int:
         """The most nodes of a draft, node 0 included."""
         raise NotImplementedError
-
-    def refuse_kept_samples(self, request: Request, sampler: SpeculativeSampler) -> None:
-        """Raises SpecError where what earlier requests left would change a sampled text."""
-        if request.temperature and not sampler.accept.seeded:
-            raise SpecError(
-                f"{self.registered[0]}: with keep=true a sampled text would depend on the requests before it",
-                hint="accept with match:noise=seeded, whose samples do not depend on the drafts, or leave keep out",
-            )
-
-    @property
-    def reads_prompt(self) -> bool:
-        """Whether `read_prompt` is to be called."""
-        return False
 
     @property
     def needed_model(self) -> str | None:
@@ -389,17 +385,21 @@ class Drafter(Stage):
 class Acceptance(Stage):
     """Which drafted tokens are accepted."""
 
-    follows_pick: ClassVar[bool] = False  # it picks one token behind each node and accepts the child equal to it
+    @property
+    def provides(self) -> frozenset[Trait]:
+        """What it does: `FOLLOWS_PICK`: it picks one token after each node and accepts the child equal to it;
+        `SEEDED`: its noise is fixed per position, so that its picks do not depend on the draft.
+        """
+        return NONE
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        return self.provides | {Trait.INDEPENDENT_SIBLINGS} if self.siblings == "with" else self.provides
 
     @property
     def siblings(self) -> Siblings:
         """How siblings must be sampled."""
         return "without"
-
-    @property
-    def seeded(self) -> bool:
-        """Whether its noise is fixed per position, so that its picks do not depend on the draft."""
-        return False
 
     def target_states(self, request: Request) -> TargetStates | None:
         """The states of the target that `TargetDistributions.states` is to have; None: none."""
@@ -441,13 +441,16 @@ class DraftModel(Protocol):
 class Shape(Stage):
     """How a draft model's guesses grow into a draft: a chain, or a tree."""
 
-    adaptive: ClassVar[bool] = False  # a node's number of children depends on the sampled tokens
-    chains: ClassVar[bool] = False  # no node has more than one child
+    requires: ClassVar[Reasons] = {Trait.TAKES_SHAPE: FOR_MODELS}
 
     @property
-    def unprocessed(self) -> bool:
-        """Whether it grows by the drafter's own logits, not processed as the target's are."""
-        return False
+    def provides(self) -> frozenset[Trait]:
+        """What it drafts.
+
+        `DRAFTS_ONE_CHAIN` or `DRAFTS_TREES`; `ADAPTIVE_TREES`: the number of a node's children depends on the sampled
+        tokens; `UNPROCESSED_SCORES`: it grows by the drafter's own logits, not processed as the target's are.
+        """
+        return frozenset({Trait.DRAFTS_TREES})
 
     @property
     def fixed_depth(self) -> int | None:
@@ -486,11 +489,14 @@ class Logits(Stage):
 class Cache(Stage):
     """How the target's K/V are stored, and which of them a forward reads. It changes what the target predicts."""
 
-    shares: ClassVar[bool] = False  # rows may have K/V of a common prompt, or of earlier requests, in it
-    beyond: ClassVar[bool] = False  # texts may be longer than the checkpoint was made for
+    @property
+    def provides(self) -> frozenset[Trait]:
+        """`CHANGES_TARGET`, and what else it does.
 
-    def fit(self, model: LanguageModel) -> None:
-        """Raises ModelError, before the first forward, for a model whose K/V it cannot keep."""
+        `SHARES_PROMPTS`: rows may have K/V of a common prompt, or of earlier requests, in it; `LONGER_TEXTS`: texts may
+        be longer than the checkpoint was made for; `ENCODES_KV`: what it stores cannot be copied.
+        """
+        return frozenset({Trait.CHANGES_TARGET})
 
     def new_cache(
         self, model: LanguageModel, rows: int, capacity: int, *, scratch: int = 0, shared: int = 0
@@ -538,8 +544,9 @@ class Texts(Stage):
 class Length(Stage):
     """How many tokens a round drafts."""
 
-    drops_last: ClassVar[bool] = False  # the token at which it stops is not drafted
-    times_rounds: ClassVar[bool] = False  # it measures time, so that two processes may decide differently
+    # With `DROPS_LAST` the token at which it stops is not drafted; with `TIMES_ROUNDS` it measures time, so that two
+    # processes may decide differently.
+    requires: ClassVar[Reasons] = {Trait.TAKES_LENGTH: FOR_MODELS}
 
     def budget(self, most: int, context: DecodeContext, state: Any) -> np.ndarray:
         """[B] the most tokens to draft, `most` being the drafter's own limit, which is the default; 0 drafts none."""
@@ -574,6 +581,11 @@ class SpeculativeSampler:
     logits: tuple[Logits, ...] = ()
     cache: Cache | None = None
     texts: Texts | None = None
+
+    @cached_property
+    def traits(self) -> frozenset[Trait]:
+        """Everything that a stage has."""
+        return NONE.union(*(stage.traits for stage in self.stages))
 
     def width(self, model: LanguageModel) -> int:
         """The most nodes of a draft while it grows, node 0 included."""

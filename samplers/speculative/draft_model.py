@@ -19,6 +19,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from ..prefix_reuse import DraftReuse
+from ..traits import Trait
 from .contracts import DecodeContext, Draft, DraftModel, RoundResult, SubsetLogits, Uniforms
 from .forward import catch_up_groups
 from .shape.tree_growth import packed
@@ -67,7 +68,7 @@ class DraftModelState(DraftModel):
         self.drafting = False
         self.reuse: DraftReuse | None = None
         shape = context.sampler.shape
-        self.unprocessed = shape is not None and shape.unprocessed
+        self.unprocessed = shape is not None and Trait.UNPROCESSED_SCORES in shape.provides
 
     def draft(self, most: int, room: np.ndarray, uniforms: Uniforms) -> Draft:
         """A draft of the spec's shape and length, at most `most` tokens and `room` [B] deep."""

@@ -26,6 +26,7 @@ from pardec.models.plan import Plan, Visible
 
 from ..prefix_reuse import PrefixReuse
 from ..request import Request
+from ..traits import Trait
 from .contracts import Cache, Draft, Verdict
 from .probe_nodes import QueryVectors, extended, inputs_of
 from .sequences import Sequences
@@ -158,7 +159,9 @@ class VerifyForward:
         self.fed: list[FedNodes] = []
         self.runs: list[Run] = []  # the forwards of the present round
         self.padded = 0  # padding positions fed
-        self.reuse = PrefixReuse(model, self.cache if stage is None or stage.shares else None, len(text))
+        self.reuse = PrefixReuse(
+            model, self.cache if stage is None or Trait.SHARES_PROMPTS in stage.provides else None, len(text)
+        )
         self._fresh: list[tuple[np.ndarray, Tensor | None]] = []  # rows of a prompt's forward, and `states` of them
 
     def prompt(self, *, narrow: bool) -> Iterator[tuple[np.ndarray, Hidden, Hidden]]:

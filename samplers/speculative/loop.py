@@ -29,6 +29,8 @@ from ..logprobs import LogprobRecorder
 from ..ops.confidence import probability_of
 from ..request import Request
 from ..rng import assign_rows
+from ..traits import Trait
+from . import compatibility
 from . import prompt_decode as one_pass
 from .contracts import (
     DecodeContext,
@@ -54,6 +56,7 @@ def decode(
     Without `steps` there are no `Accepted` events. A sampler of several texts a pass has a loop of its own.
     """
     if sampler.texts is not None:
+        compatibility.check(sampler, model, request)
         yield from one_pass.decode(model, sampler.texts, request, steps=steps)
         return
     loop = VerifyLoop(model, sampler, request)
@@ -80,6 +83,7 @@ class VerifyLoop:
         if sampler.texts is not None:
             raise SpecError(f"{sampler.spec} decodes in a loop of its own, not round by round", "choose a drafter here")
         finite.demand_head(model)
+        compatibility.check(sampler, model, request)
         if request.conditions:
             model = conditioned_model(model, request, request.prefix)
         self.model, self.sampler, self.request = model, sampler, request
@@ -90,15 +94,14 @@ class VerifyLoop:
             pad_id=model.decoding_config.pad_id,
             device=model.device,
         )
+        self.reads_prompt = Trait.READS_PROMPT in sampler.draft.provides
         nodes = sampler.width(model)
         nodes += sampler.draft.most_queries(nodes, request)
         states = sampler.draft.target_states(request) or sampler.draft.target_taps(model)
         # A drafter that reads logits of the whole prompt needs them in one forward.
-        begins = states is not None or not sampler.draft.reads_prompt
+        begins = states is not None or not self.reads_prompt
         stage = sampler.cache
-        if stage is not None:
-            stage.fit(model)
-        shares = stage is None or stage.shares
+        shares = stage is None or Trait.SHARES_PROMPTS in stage.provides
         shared = shared_length(model, request, self.text, begins=begins) if shares else 0
         queries = max(each.last_queries for each in sampler.stages)
         judged = sampler.accept.target_states(request)
@@ -162,10 +165,10 @@ class VerifyLoop:
         for stage in self.sampler.stages:
             self.memory[id(stage)] = stage.start(self.context)
         drafter = self.sampler.draft
-        for rows, hidden, whole in self.forward.prompt(narrow=not drafter.reads_prompt):
+        for rows, hidden, whole in self.forward.prompt(narrow=not self.reads_prompt):
             last.append(hidden.logits())
             order.append(rows)
-            if drafter.reads_prompt:
+            if self.reads_prompt:
                 drafter.read_prompt(rows, whole, self.context, self.state(drafter))
         self.recorder.reused[self.rows] = self.forward.reuse.length
         back = torch.from_numpy(np.argsort(np.concatenate(order))).to(self.text.device)

@@ -24,18 +24,27 @@ from pardec.models.caches.compact_cache import CompactCache
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.caches.label_channels import LabelCache
 from pardec.models.caches.partial_cache import PartialCache
-from pardec.models.decoder import Decoder
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
 
 from ..batching import scatter_rows, take_rows
 from ..spec import parse
 from ..spec_values import build_method
-from .cache.stored_cache import StoredKV
-from .contracts import Cache, DecodeContext, SpeculativeSampler
+from ..traits import Reasons, Trait, Why
+from .contracts import Cache, DecodeContext
 from .draft_model import DraftModelState
 
-_SPLIT = ("earlyexit", "prompts", "transfer")  # they run the stack in parts, which give no queries of the whole
+# Of caches and drafters that read a part of a text's keys and values.
+READS_PART = Why("{me}: {other} cannot read a part of its K/V: {kind}", "decode without it", error=ModelError)
+LETS_GO = Why("{me}: {other} with skip=search feeds tokens again that this cache has let go", "write skip=uniform")
+COPIES_KV = Why(
+    "{me} copies keys and values of the text, which {other!r} stores encoded",
+    "leave the cache out, or draft with model, eagle or lookup",
+)
+_NO_QUERIES = Why(
+    "{me}: {other} runs the target in parts, and gives no queries to choose by",
+    "draft with model, eagle, medusa or lookup, or read with streaming",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,18 +89,14 @@ class SparseAttention(Cache):
 
     # --- as a cache ---
 
-    def check(self, sampler: SpeculativeSampler) -> None:
-        if sampler.cache is self:
-            refuse_searches(self.registered[0], sampler)
-        name = sampler.draft.registered[0]
-        if sampler.cache is self and self.last_queries and name in _SPLIT:
-            raise SpecError(
-                f"{self.registered[0]}: {name} runs the target in parts, and gives no queries to choose by",
-                hint="draft with model, eagle, medusa or lookup, or read with streaming",
-            )
+    @property
+    def requires(self) -> Reasons:
+        return {Trait.PLAIN_DECODER: READS_PART}
 
-    def fit(self, model: LanguageModel) -> None:
-        demand_plain_decoder(model, self.registered[0])
+    @property
+    def conflicts(self) -> Reasons:
+        chosen = {Trait.SPLITS_TARGET: _NO_QUERIES} if self.last_queries else {}
+        return {Trait.FEEDS_TEXT_AGAIN: LETS_GO, **chosen}
 
     def new_cache(
         self, model: LanguageModel, rows: int, capacity: int, *, scratch: int = 0, shared: int = 0
@@ -153,40 +158,6 @@ class RefreshState:
 
     rounds: np.ndarray  # [B] rounds since, the one that filled them included
     copied: np.ndarray  # [B] slots of the text that both caches have
-
-
-def refuse_searches(name: str, sampler: SpeculativeSampler) -> None:
-    """Raises SpecError for a drafter that feeds earlier tokens of the text again to the target's cache."""
-    if getattr(sampler.draft, "skip", None) == "search":
-        raise SpecError(
-            f"{name}: {sampler.draft.registered[0]} with skip=search feeds tokens again that this cache has let go",
-            hint="write skip=uniform",
-        )
-
-
-def refuse_stores(name: str, sampler: SpeculativeSampler) -> None:
-    """Raises SpecError for a cache that encodes older keys and values, for a drafter that copies those of the text."""
-    if isinstance(sampler.cache, StoredKV):
-        raise SpecError(
-            f"{name} copies keys and values of the text, which {sampler.cache.registered[0]!r} stores encoded",
-            hint="leave the cache out, or draft with model, eagle or lookup",
-        )
-
-
-def demand_plain_decoder(model: LanguageModel, name: str) -> None:
-    """Raises ModelError unless its K/V are those of a native decoder over one text, on any number of slots."""
-    decoder = model.decoder
-    reason = None
-    if not isinstance(decoder, Decoder):
-        reason = "its forwards are not those of the native decoder, or are captured, or have a condition"
-    elif decoder.config.least_window is not None or decoder.config.attention_cap is not None:
-        reason = "a layer has a sliding window, or caps its scores"
-    elif model.imaging is not None or decoder.config.canvas:
-        reason = "it is no model of text"
-    elif model.processes > 1:
-        reason = "processes share it"
-    if reason is not None:
-        raise ModelError(f"{name}: {model.name} cannot read a part of its K/V: {reason}", "decode without it")
 
 
 def reading_of(text: str, name: str) -> SparseAttention:

@@ -24,6 +24,7 @@ from pardec.samplers.speculative.draft_model import DraftModelState
 from pardec.samplers.speculative.forward import VerifyForward
 from pardec.samplers.speculative.sequences import Sequences
 from pardec.samplers.speculative.uniforms import RoundUniforms
+from pardec.samplers.traits import Trait
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 
 LENGTHS = ("", "+heuristic", "+unsure:tau=0.6", "+fallback:below=0.5", "+calibrated:h=0.5", "+goodput:c=0.2")
@@ -258,8 +259,9 @@ def speed(controller: Any, uniform: np.ndarray, c: float, most: int, sure: np.nd
             stop = controller.stop(said, drafted, stage, state)
             drafted += 1
             if stop is not None and bool(stop[0]):
-                drafted -= controller.drops_last
-                time += c * controller.drops_last
+                drops = Trait.DROPS_LAST in controller.provides
+                drafted -= drops
+                time += c * drops
                 break
         taken = int((luck[round_, :drafted] < row[:drafted]).cumprod().sum())
         tokens, time = tokens + taken + 1, time + 1 + c * drafted

@@ -15,6 +15,7 @@ from pardec.models.model import LanguageModel
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import SpeculativeSampler
+from pardec.samplers.traits import Trait
 from tests.samplers.ar_toys import counted, floor, g_test, joint, run, spread, toy_ar, variation
 from tests.samplers.module_files import random_modules
 
@@ -141,7 +142,7 @@ def leading() -> list[str]:
 def shaped(drafter: str) -> bool:
     """Whether the drafter grows its drafts by a shape, which draws siblings."""
     part = registry.parse(drafter).parts[0]
-    return bool(registry.find(part.name, "ar").make.takes_shape)
+    return Trait.TAKES_SHAPE in registry.build_method(part, "ar").provides
 
 
 def exact(spec: str) -> bool:

@@ -26,6 +26,7 @@ from pardec.samplers.cards import SINGLE
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.ops.token_automaton import TokenAutomaton
 from pardec.samplers.request import Allowed, ConstrainedSpan, Request
+from pardec.samplers.speculative import compatibility as speculative
 from tests.samplers import ar_toys, toys
 
 FILE = Path(__file__).with_name("refused_pairs.txt")
@@ -229,8 +230,7 @@ def ar_error(model: LanguageModel, spec: str, *, sampling: bool = False, **featu
         asked = ar_toys.request([PROMPT], 8, **{"temperature": float(sampling), **features})
         for stage in sampler.stages:
             stage.admit(asked, sampler)
-        if sampler.cache is not None:
-            sampler.cache.fit(model)
+        speculative.check(sampler, model, asked)
     except PardecError as error:
         return first_line(error)
     return ""

@@ -140,7 +140,7 @@ def test_a_class_that_is_only_a_policy_gets_the_defaults_of_its_stage() -> None:
 
     one = PlainSelect()
     assert (one.check, one.default_propose, one.exact) == (1, "entropy", None)
-    assert (one.reference_sampler, one.counts_steps, one.start(None)) == (None, False, None)
+    assert (one.reference_sampler, one.traits, one.start(None)) == (None, frozenset(), None)
 
 
 @pytest.mark.usefixtures("scratch")

@@ -20,6 +20,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.rng import Keyed
+from pardec.samplers.traits import Trait
 
 from .arguments import draw_seeds, refuse_unless_default, sampling_settings
 from .block import Block, EvenShare
@@ -203,9 +204,8 @@ def _resolve_spec(spec: str) -> MaskedSampler:
     """The sampler; raises SpecError if it needs more than the logits of a block."""
     sampler = registry.resolve(spec)
     hint = f"use PardecPipeline.from_pretrained(name)(..., sampler={spec!r})"
-    if sampler.cache.stores:
+    if Trait.STORES_KV in sampler.traits:
         raise SpecError(f"{spec!r} has the cache {sampler.spec.cache}, and a scheduler has none", hint=hint)
-    needs_leave_one_out = any(stage.needs_leave_one_out for stage in sampler.revise)
-    if sampler.inputs or needs_leave_one_out or sampler.select.reference_sampler is not None:
+    if sampler.inputs or sampler.traits & {Trait.LEAVE_ONE_OUT, Trait.COMPARES_FINISHED_TEXT}:
         raise SpecError(f"{spec!r} has a stage that runs the model in its own way, which a scheduler cannot", hint=hint)
     return sampler

@@ -18,6 +18,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.spec import Part, Spec, parse
+from pardec.samplers.speculative import compatibility
 from pardec.samplers.speculative.contracts import (
     DecodeContext,
     Draft,
@@ -49,7 +50,7 @@ def candidates(source: Any, *, accept: str = "speculative", k: int = 20) -> Spec
         raise SpecError(f"{card.name!r} is no acceptance rule", hint='"pardec list samplers --stage accept" shows them')
     spec = Spec((Part("candidates", (("k", str(k)),)), *parse(accept).parts))
     sampler = SpeculativeSampler(spec, getattr(acceptance, "exact", card.exact), Candidates(source, k), acceptance)
-    acceptance.check(sampler)
+    compatibility.check(sampler)
     return sampler
 
 

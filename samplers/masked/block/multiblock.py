@@ -20,10 +20,9 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
-from ..contracts import Block, Canvas, MaskedSampler, Span
+from ...traits import Reasons, Trait, Why
+from ..contracts import Block, Canvas, Span
 
 
 @dataclass
@@ -37,7 +36,11 @@ class State:
 @register("multiblock", stage="block", paper="arXiv:2601.07568", checked="reference:reference.naive_blocks.MultiBlock")
 @dataclass(frozen=True)
 class MultiBlock(Block):
-    keeps_grid = True
+    # Its spans begin and end with blocks of the grid, as block-causal families need.
+    conflicts: ClassVar[Reasons] = {
+        **{trait: why for trait, why in Block.conflicts.items() if trait is not Trait.BLOCK_CAUSAL},
+        Trait.PART_OF_BLOCK: Why("{other} decodes a part of one block, and {me} several blocks", "name another cache"),
+    }
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"add": (0.1, 0.5), "blocks": (4, 2)}
 
     add: Annotated[float, "share of a block that is decoded when the next one joins"] = 0.1
@@ -46,11 +49,6 @@ class MultiBlock(Block):
     def __post_init__(self) -> None:
         self.require("add", least=0, most=1)
         self.require("blocks", least=1)
-
-    def check(self, sampler: MaskedSampler) -> None:
-        super().check(sampler)
-        if sampler.cache.registered[0] == "subblock":
-            raise SpecError("subblock decodes a part of one block, and multiblock several blocks", "name another cache")
 
     def start(self, canvas: Canvas) -> State:
         return State(np.ones_like(canvas.block_start), np.full_like(canvas.block_start, -1))

@@ -47,6 +47,7 @@ from pardec.models.errors import SpecError
 
 from ...ops.rank import best, descending
 from ...registry import register
+from ...traits import Trait
 from ..contracts import Branch, Choice, Hypotheses, Proposal
 from .draft_sets import graph_of, read_graph, tree_tokens
 
@@ -107,8 +108,8 @@ class FreeDave(Branch):
         graph_of(self.graph)
 
     @property
-    def exactly(self) -> bool:
-        return not self.subset
+    def provides(self) -> frozenset[Trait]:
+        return super().provides if self.subset else super().provides | {Trait.KEEPS_TOKENS}
 
     @property
     def exact(self) -> str:

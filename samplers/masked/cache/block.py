@@ -14,13 +14,14 @@ Exact: greedy. Other families are refused: their K/V of a finished block change 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
+from ...traits import Reasons, Trait
 from ..contracts import Cache, Canvas, QuerySpec
+from .changes import FINISHED_BLOCKS
 
 
 @dataclass
@@ -40,15 +41,10 @@ class State:
 @dataclass(frozen=True)
 class BlockCache(Cache):
     attention = "block-causal"
-    memoryless = True
-    whole_block = True
+    requires: ClassVar[Reasons] = {Trait.BLOCK_CAUSAL: FINISHED_BLOCKS}
+    provides = frozenset({Trait.STORES_KV, Trait.KV_OF_TOKENS, Trait.WHOLE_BLOCK})
 
     def start(self, canvas: Canvas) -> State:
-        if not canvas.block_causal:
-            raise SpecError(
-                "block: keeps the K/V of finished blocks, which are final in block-causal models alone",
-                hint="this model also attends to what comes after a block: use dual, prefix, vicinity or dkv",
-            )
         return State(np.zeros_like(canvas.block_start))
 
     def query(self, canvas: Canvas, state: State) -> QuerySpec:

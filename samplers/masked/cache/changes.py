@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pardec.models.errors import SpecError
-
-from ..contracts import Canvas, MaskedSampler
+from ...traits import Why
+from ..contracts import Canvas
 
 
 def last_clock(canvas: Canvas) -> np.ndarray:
@@ -65,11 +64,14 @@ def rows_predicting(positions: np.ndarray, shift: int) -> np.ndarray:
     return rows
 
 
-def refuse_shadows(sampler: MaskedSampler, cache: str) -> None:
-    """Raises SpecError for stages that predict each token without itself, for a cache that reuses earlier outputs."""
-    for stage in sampler.revising:
-        if stage.needs_leave_one_out:
-            raise SpecError(
-                f"{stage.registered[0]} predicts each token without itself at every step, which {cache} reuses",
-                "leave that stage out, or use another cache",
-            )
+# Of caches that reuse what earlier forwards made.
+LEAVE_ONE_OUT_REUSED = Why(
+    "{other} predicts each token without itself at every step, which {me} reuses",
+    "leave that stage out, or use another cache",
+)
+
+# Of caches for block-causal families.
+FINISHED_BLOCKS = Why(
+    "{me}: keeps the K/V of finished blocks, which are final in block-causal models alone",
+    "this model also attends to what comes after a block: use dual, prefix, vicinity or dkv",
+)

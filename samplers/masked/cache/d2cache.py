@@ -36,12 +36,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...ops.certainty import certainty_density
 from ...ops.position_sets import between, columns_of, nucleus
 from ...registry import register
-from ..contracts import AttentionMaps, AttentionSpec, Cache, Canvas, Evidence, QuerySpec
+from ...traits import Reasons, Trait, Why
+from ..contracts import CAUSAL_KINDS, AttentionMaps, AttentionSpec, Cache, Canvas, Evidence, QuerySpec
 from .changes import LastTokens, elapsed, rows_predicting
 
 
@@ -77,7 +76,14 @@ class State:
 @dataclass(frozen=True)
 class DualAdaptiveCache(Cache):
     attention = "bidirectional"
-    reads_row = True
+    conflicts: ClassVar[Reasons] = dict.fromkeys(
+        CAUSAL_KINDS,
+        Why(
+            "{me}: keys and values of masks in later blocks are for models whose blocks see them, and {does}",
+            "this model attends to no later block: use block, causal or window",
+        ),
+    )
+    provides = frozenset({Trait.STORES_KV, Trait.READS_WHOLE_ROW})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (32, 16), "rollout": (0.1, 0.3)}
 
     k: Annotated[int, "masks that a forward queries"] = 32
@@ -100,11 +106,6 @@ class DualAdaptiveCache(Cache):
         return AttentionSpec(tuple(range(layers)), every=True)
 
     def start(self, canvas: Canvas) -> State:
-        if canvas.bounded:
-            raise SpecError(
-                "d2cache: keys and values of masks in later blocks are for models whose blocks see them",
-                hint="this model attends to no later block: use block, causal or window",
-            )
         nothing = np.zeros((len(canvas), canvas.length), dtype=np.float32)
         return State(LastTokens.of(canvas), nothing, nothing.copy())
 

@@ -15,15 +15,14 @@ Exact: no.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
-from ..contracts import Cache, Canvas, MaskedSampler, QuerySpec
+from ...traits import Reasons, Trait, Why
+from ..contracts import Cache, Canvas, QuerySpec
 from .changes import LastTokens, elapsed
 
 
@@ -35,21 +34,18 @@ from .changes import LastTokens, elapsed
 )
 @dataclass(frozen=True)
 class GreedyDelayedCache(Cache):
-    needs_commit_order = True
+    requires: ClassVar[Reasons] = {
+        Trait.KNOWN_ORDER: Why(
+            "{me} must know before a forward what it commits, which {other} decides after it",
+            "use a random order, as in fixed:order=random@dkv_greedy, or the cache dkv",
+        )
+    }
 
     refresh: Annotated[int, "steps of a block between full forwards: 0 only when it is entered, 1 always"] = 2
     window: Annotated[int, "open positions queried around each coming one"] = 4
 
     def __post_init__(self) -> None:
         self.require("refresh", "window", least=0)
-
-    def check(self, sampler: MaskedSampler) -> None:
-        if not sampler.select.knows_order(sampler.propose):
-            parts = [part.name for part in sampler.spec.parts]
-            raise SpecError(
-                f"dkv_greedy must know before a forward what it commits, which {'+'.join(parts)} decides after it",
-                hint="use a random order, as in fixed:order=random@dkv_greedy, or the cache dkv",
-            )
 
     def start(self, canvas: Canvas) -> LastTokens:
         return LastTokens.of(canvas)

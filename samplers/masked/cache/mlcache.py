@@ -24,9 +24,10 @@ import numpy as np
 import torch
 
 from ...registry import register
-from ..contracts import Cache, Canvas, MaskedSampler, QuerySpec
+from ...traits import Reasons, Trait
+from ..contracts import Cache, Canvas, QuerySpec
 from ..ops.schedule import block_share
-from .changes import elapsed, refuse_shadows
+from .changes import LEAVE_ONE_OUT_REUSED, elapsed
 
 _WARMUP = 0.3  # of the steps of a schedule
 
@@ -34,7 +35,8 @@ _WARMUP = 0.3  # of the steps of a schedule
 @register("mlcache", stage="cache", paper="arXiv:2510.06308", checked="reference:reference.naive_pictures.picture")
 @dataclass(frozen=True)
 class MaxLogitCache(Cache):
-    reuses_predictions = True
+    provides = frozenset({Trait.STORES_KV, Trait.REUSES_PREDICTIONS})
+    conflicts: ClassVar[Reasons] = {Trait.LEAVE_ONE_OUT: LEAVE_ONE_OUT_REUSED}
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"reuse": (0.9, 0.7, 0.5)}
 
     reuse: Annotated[float, "share of positions that a forward between refreshes does not query"] = 0.9
@@ -50,10 +52,6 @@ class MaxLogitCache(Cache):
     @property
     def exact(self) -> str:
         return "greedy" if self.refresh == 1 else "relaxed"
-
-    def check(self, sampler: MaskedSampler) -> None:
-        super().check(sampler)
-        refuse_shadows(sampler, "mlcache")
 
     def query(self, canvas: Canvas, state: None) -> QuerySpec:
         at, warmup = canvas.step - canvas.entry_step, self._warmup(canvas)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import Cache, Canvas, QuerySpec
 
 
@@ -26,8 +27,7 @@ from ..contracts import Cache, Canvas, QuerySpec
 )
 @dataclass(frozen=True)
 class NoCache(Cache):
-    stores = False
-    whole_block = True
+    provides = frozenset({Trait.KV_OF_TOKENS, Trait.WHOLE_BLOCK})
 
     def query(self, canvas: Canvas, state: None) -> QuerySpec:
         return QuerySpec(np.zeros_like(canvas.end), canvas.end)

@@ -32,8 +32,9 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import Cache, Canvas, MaskedSampler, QuerySpec
-from .changes import elapsed, refuse_shadows
+from ...traits import Reasons, Trait, Why
+from ..contracts import Cache, Canvas, QuerySpec
+from .changes import LEAVE_ONE_OUT_REUSED, elapsed
 
 _LEAST = 1 / 32  # share of the answer, in front of the peak
 _PUBLISHED = ((0.75, 0.12, 0.52), (0.5, 1 / 6, 5 / 6))  # peak, first and last, of LLaDA and of shifted families
@@ -43,6 +44,12 @@ _PUBLISHED = ((0.75, 0.12, 0.52), (0.5, 1 / 6, 5 / 6))  # peak, first and last, 
 @dataclass(frozen=True)
 class SingularProxyCache(Cache):
     attention = "bidirectional"
+    conflicts: ClassVar[Reasons] = {
+        Trait.LEAVE_ONE_OUT: LEAVE_ONE_OUT_REUSED,
+        Trait.READS_ATTENTION: Why(
+            "{other} reads what all positions attend to, and {me}'s layers compute some", "use another cache"
+        ),
+    }
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"ratio": (0.25, 0.5), "response": (7, 3)}
 
     ratio: Annotated[float, "share of the answer that the layer at the peak computes"] = 0.25
@@ -68,16 +75,6 @@ class SingularProxyCache(Cache):
 
     def fit(self, model: LanguageModel) -> SingularProxyCache:
         return self._filled(model.decoding_config.shift)
-
-    def check(self, sampler: MaskedSampler) -> None:
-        super().check(sampler)
-        refuse_shadows(sampler, "spa")
-
-        for stage in sampler.reading:
-            raise SpecError(
-                f"{stage.registered[0]} reads what all positions attend to, and spa's layers compute some",
-                "use another cache",
-            )
 
     def layer_reuse(self, layers: int) -> LayerReuse:
         own = self._filled(0)

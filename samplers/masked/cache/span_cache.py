@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
+from ...traits import Trait
 from ..contracts import Cache, Canvas, QuerySpec
 from .changes import elapsed
 
@@ -24,7 +25,6 @@ class PublishedCounts:
 class SpanCache(Cache):
     """Queries everything when a block is entered and every `refresh` steps, otherwise a span from the block's start."""
 
-    whole_block: ClassVar[bool] = True
     commits_on_refresh: ClassVar[bool] = True  # the published loop for shifted families does, untested
 
     refresh: Annotated[int, "steps between full forwards: 0 only when a block is entered, 1 always"] = 0
@@ -46,8 +46,9 @@ class SpanCache(Cache):
         return canvas.block_start
 
     @property
-    def memoryless(self) -> bool:
-        return self.refresh in (0, 1) and not self.reference
+    def provides(self) -> frozenset[Trait]:
+        traits = frozenset({Trait.STORES_KV, Trait.WHOLE_BLOCK})
+        return traits | {Trait.KV_OF_TOKENS} if self.refresh in (0, 1) and not self.reference else traits
 
     @property
     def exact(self) -> str:

@@ -21,10 +21,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
+from ...traits import Reasons, Trait
 from ..contracts import Cache, Canvas, QuerySpec
+from .changes import FINISHED_BLOCKS
 
 
 @dataclass
@@ -39,6 +39,8 @@ class State:
 @dataclass(frozen=True)
 class SubBlock(Cache):
     attention = "block-causal"
+    requires: ClassVar[Reasons] = {Trait.BLOCK_CAUSAL: FINISHED_BLOCKS}
+    provides = frozenset({Trait.STORES_KV, Trait.PART_OF_BLOCK})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"size": (8, 4, 16)}
 
     size: Annotated[int, "positions of a sub-block"] = 8
@@ -51,11 +53,6 @@ class SubBlock(Cache):
         self.require("size", least=1)
 
     def start(self, canvas: Canvas) -> State:
-        if not canvas.block_causal:
-            raise SpecError(
-                "subblock: keeps the K/V of finished blocks, which are final in block-causal models alone",
-                hint="this model also attends to what comes after a block: use dual, prefix, vicinity or dkv",
-            )
         return State(np.zeros_like(canvas.block_start), np.zeros(len(canvas), dtype=bool))
 
     def query(self, canvas: Canvas, state: State) -> QuerySpec:

@@ -19,6 +19,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import Canvas
 from .span_cache import PublishedCounts, SpanCache
 
@@ -43,8 +44,8 @@ class Vicinity(SpanCache):
         self.require("before", "after", "warmup", least=0)
 
     @property
-    def memoryless(self) -> bool:
-        return super().memoryless and not self.warmup
+    def provides(self) -> frozenset[Trait]:
+        return super().provides - {Trait.KV_OF_TOKENS} if self.warmup else super().provides
 
     def full(self, canvas: Canvas, state: PublishedCounts) -> np.ndarray:
         if not self.reference:

@@ -19,10 +19,9 @@ from typing import Annotated
 
 import numpy as np
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
-from ..contracts import Cache, Canvas, MaskedSampler, QuerySpec
+from ...traits import Reasons, Trait, Why
+from ..contracts import Cache, Canvas, QuerySpec
 
 
 @dataclass
@@ -40,16 +39,13 @@ class Window(Cache):
     slide: Annotated[bool, "the block moves on with the first open position"] = True
 
     @property
-    def slides(self) -> bool:
-        return self.slide
+    def provides(self) -> frozenset[Trait]:
+        return super().provides | {Trait.SLIDES} if self.slide else super().provides
 
-    def check(self, sampler: MaskedSampler) -> None:
-        super().check(sampler)
-        if self.slide and sampler.select.counts_steps:
-            raise SpecError(
-                f"{sampler.select.registered[0]} shares its steps out over blocks, and a window has none",
-                hint="write @window:slide=false, or another select",
-            )
+    @property
+    def conflicts(self) -> Reasons:
+        counts = "{other} shares its steps out over blocks, and a window has none"
+        return {Trait.COUNTS_STEPS: Why(counts, "write @window:slide=false, or another select")} if self.slide else {}
 
     def start(self, canvas: Canvas) -> State:
         return State(np.zeros_like(canvas.block_start))

@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import numpy as np
 import torch
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
-from ..contracts import Canvas, Finish, Predictions, Request
+from ...traits import Reasons, Why
+from ..contracts import CAUSAL_KINDS, Canvas, Finish, Predictions, Request
 
 if TYPE_CHECKING:
-    from pardec.models.model import LanguageModel
+    pass
 
 
 @register(
@@ -41,6 +40,13 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True)
 class AdaptiveLength(Finish):
+    conflicts: ClassVar[Reasons] = dict.fromkeys(
+        CAUSAL_KINDS,
+        Why(
+            "{me} looks for end tokens after the block, and {does}, which predicts nothing there",
+            "eos ends rows of every model",
+        ),
+    )
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.8, 0.95)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.99, 0.95, 0.9, 0.7, 0.5)}
 
@@ -50,16 +56,6 @@ class AdaptiveLength(Finish):
     def __post_init__(self) -> None:
         self.require("tau", least=0, most=1)
         self.require("beyond", least=0)
-
-    def fit(self, model: LanguageModel) -> AdaptiveLength:
-        attention = model.decoding_config.attention
-        if attention != "bidirectional":
-            raise SpecError(
-                f"adaptive_length looks for end tokens behind the block, and {model.name} has {attention} attention, "
-                "which predicts nothing there",
-                "eos ends rows of every model",
-            )
-        return self
 
     def cut(self, predictions: Predictions, canvas: Canvas, request: Request) -> np.ndarray:
         order, begin = np.arange(canvas.length + 1), canvas.block_start[:, None]

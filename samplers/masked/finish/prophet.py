@@ -32,7 +32,8 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import register
-from ..contracts import Canvas, Finish, MaskedSampler, Predictions, Proposal, Request
+from ...traits import Reasons, Trait, Why
+from ..contracts import Canvas, Finish, Predictions, Proposal, Request
 from ..query_plan import visible_open
 
 _BOUNDS = (0.33, 0.67)  # of the progress, between early, mid and late
@@ -78,12 +79,11 @@ class Prophet(Finish):
                 hint="prophet:start=200 begins 200 tokens after the prompt; region=all takes whatever is open",
             )
 
-    def check(self, sampler: MaskedSampler) -> None:
-        if self.progress == "steps" and not sampler.select.counts_steps:
-            raise SpecError(
-                "prophet: progress=steps needs a select that knows its number of steps, such as fixed",
-                hint="progress=committed goes with every select",
-            )
+    @property
+    def requires(self) -> Reasons:
+        steps = "{me}: progress=steps needs a select that knows its number of steps, such as fixed"
+        asked = {Trait.COUNTS_STEPS: Why(steps, "progress=committed goes with every select")}
+        return asked if self.progress == "steps" else {}
 
     def admit(self, request: Request, sampler: Any) -> None:
         for row, (canvas, prompt) in enumerate(zip(request.canvases, request.prompts, strict=True)):

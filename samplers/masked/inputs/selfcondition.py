@@ -13,15 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-from pardec.models.model import LanguageModel
-
 from ...registry import register
-from ..contracts import Canvas, Evidence, Inputs, MaskedSampler
+from ...traits import Reasons, Trait, Why
+from ..contracts import Canvas, Evidence, Inputs
 
 
 @dataclass
@@ -39,19 +38,14 @@ class Signal:
 )
 @dataclass(frozen=True)
 class SelfCondition(Inputs):
-    after_logits = True
-
-    def check(self, sampler: MaskedSampler) -> None:
-        if not sampler.select.may_wait:
-            raise SpecError("selfcondition is for a canvas of random tokens", hint="write selfcondition+renoise")
-
-    def fit(self, model: LanguageModel) -> SelfCondition:
-        if not model.decoding_config.uniform:
-            raise SpecError(
-                f"selfcondition is for models trained with it, such as DiffusionGemma, and {model.name} is not",
-                hint="smoothing adds a mixture of embeddings to the masks of other models",
-            )
-        return self
+    provides = frozenset({Trait.ADDS_TO_INPUTS, Trait.OBSERVES_CHANGED_LOGITS})
+    requires: ClassVar[Reasons] = {
+        Trait.MAY_WAIT: Why("{me} is for a canvas of random tokens", "write selfcondition+renoise"),
+        Trait.RANDOM_CANVAS: Why(
+            "{me} is for models trained with it, such as DiffusionGemma, and {other} is not",
+            "smoothing adds a mixture of embeddings to the masks of other models",
+        ),
+    }
 
     def start(self, canvas: Canvas) -> Signal:
         return Signal()

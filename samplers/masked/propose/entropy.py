@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
@@ -25,6 +26,8 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
 )
 @dataclass(frozen=True)
 class Entropy(Propose):
+    provides = frozenset({Trait.SCORES_BY_ENTROPY, Trait.SCORES_WITHOUT_PROBABILITY})
+
     of: Annotated[Literal["raw", "filtered"], "the distribution that is measured"] = "raw"
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:

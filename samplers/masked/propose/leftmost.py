@@ -15,11 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
 @register("leftmost", stage="propose", paper="arXiv:2505.16990", checked="golden/dimple golden/sdar_moe")
 @dataclass(frozen=True)
 class Leftmost(Propose):
+    provides = frozenset({Trait.SCORES_WITHOUT_PROBABILITY})
+
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
         return evidence.propose(evidence.draw(canvas), -1.0 - evidence.positions.float())

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
@@ -23,7 +24,7 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
 )
 @dataclass(frozen=True)
 class Random(Propose):
-    order_is_fixed = True
+    provides = frozenset({Trait.KNOWN_SCORES})
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
         source = evidence.request.source

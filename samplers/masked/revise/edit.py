@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ...registry import register
+from ...traits import NONE, Trait
 from ..contracts import Canvas, Proposal, Revise, Revision, Update
 
 
@@ -56,8 +57,8 @@ class Edit(Revise):
         self.require("steps", least=1)
 
     @property
-    def idle(self) -> bool:
-        return self.tau == 1
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.IDLE}) if self.tau == 1 else NONE
 
     def start(self, canvas: Canvas) -> State:
         return State(*(np.zeros(len(canvas), dtype=np.int64) for _ in range(2)))

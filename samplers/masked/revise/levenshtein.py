@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ from pardec.models.model import LanguageModel
 from ...ops.distribution import Distribution
 from ...ops.rank import argmax, best, top
 from ...registry import register
+from ...traits import Trait
 from ..contracts import Canvas, Proposal, Revise, Revision, Update
 
 
@@ -151,7 +152,7 @@ def edit_sources(movable: Tensor, deleted: Tensor, split: Tensor) -> Tensor:
 )
 @dataclass(frozen=True)
 class Levenshtein(Revise):
-    moves: ClassVar[bool] = True
+    provides = frozenset({Trait.MOVES_TOKENS})
     default_select = "threshold:tau=0.5"
 
     tau: Annotated[float, "an edit of a committed token needs more probability than this"] = 0.0

@@ -22,6 +22,7 @@ from pardec.models.errors import SpecError
 
 from ...ops.rank import top
 from ...registry import register
+from ...traits import NONE, Trait
 from ..contracts import Canvas, Proposal, Revise, Revision
 
 
@@ -50,8 +51,8 @@ class Remdm(Revise):
             )
 
     @property
-    def idle(self) -> bool:
-        return self.rounds == 0
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.IDLE}) if self.rounds == 0 else NONE
 
     def start(self, canvas: Canvas) -> Rounds:
         none = torch.zeros((len(canvas), 1), dtype=torch.int64, device=canvas.tokens.device)

@@ -14,11 +14,9 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-from pardec.models.model import LanguageModel
-
 from ...registry import register
-from ..contracts import Canvas, MaskedSampler, Proposal, Revise, Revision, Update
+from ...traits import Reasons, Trait, Why
+from ..contracts import Canvas, Proposal, Revise, Revision, Update
 from ..ops.denoising import Denoising, DenoisingState
 
 
@@ -30,6 +28,16 @@ from ..ops.denoising import Denoising, DenoisingState
 )
 @dataclass(frozen=True)
 class Renoise(Revise):
+    provides = frozenset({Trait.RENOISES})
+    requires: ClassVar[Reasons] = {
+        Trait.MAY_WAIT: Why(
+            "{me} takes back what 'denoise' does not keep, and the select is {other!r}", "leave the select out"
+        ),
+        Trait.RANDOM_CANVAS: Why(
+            "{me} is for models of random canvases, such as DiffusionGemma, and {other} has a mask token",
+            "remdm and wino take tokens of such models back",
+        ),
+    }
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)}
 
     gamma: Annotated[float, "most entropy of what is accepted, beside the largest, nats"] = 0.1
@@ -43,21 +51,6 @@ class Renoise(Revise):
     @property
     def default_select(self) -> str:
         return f"denoise:gamma={self.gamma},confidence={self.confidence},steps={self.steps}"
-
-    def check(self, sampler: MaskedSampler) -> None:
-        if not sampler.select.may_wait:
-            raise SpecError(
-                f"renoise takes back what 'denoise' does not keep, and the select is {sampler.select.registered[0]!r}",
-                hint="leave the select out",
-            )
-
-    def fit(self, model: LanguageModel) -> Renoise:
-        if not model.decoding_config.uniform:
-            raise SpecError(
-                f"renoise is for models of random canvases, such as DiffusionGemma, and {model.name} has a mask token",
-                hint="remdm and wino take tokens of such models back",
-            )
-        return self
 
     def start(self, canvas: Canvas) -> DenoisingState:
         return DenoisingState.of(canvas)

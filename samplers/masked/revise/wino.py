@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ...ops.rank import top
 from ...registry import register
+from ...traits import Trait
 from ..contracts import Canvas, Proposal, Revise, Revision
 
 _FIRST = 30  # taken to be drafted before a block's first step
@@ -57,12 +58,8 @@ class Wino(Revise):
         return f"threshold:tau={self.draft}"
 
     @property
-    def idle(self) -> bool:
-        return self.verify == 0
-
-    @property
-    def needs_leave_one_out(self) -> bool:
-        return not self.idle
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.LEAVE_ONE_OUT if self.verify else Trait.IDLE})
 
     def start(self, canvas: Canvas) -> State:
         return State(torch.full((len(canvas), 1), _FIRST, device=canvas.tokens.device))

@@ -31,12 +31,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...ops.independent import independent_set
 from ...ops.position_sets import columns_of
 from ...registry import register
-from ..contracts import AttentionSpec, Canvas, MaskedSampler, Proposal, Select
+from ...traits import Reasons, Trait, Why
+from ..contracts import AttentionSpec, Canvas, Proposal, Select
 
 if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
@@ -50,7 +49,13 @@ _PUBLISHED = (
 @register("dawn", stage="select", paper="arXiv:2602.06953", checked="reference:reference.naive_dependence.dawn")
 @dataclass(frozen=True)
 class Dawn(Select):
-    reads_row = True
+    provides = frozenset({Trait.READS_WHOLE_ROW})
+    conflicts: ClassVar[Reasons] = {
+        Trait.BRANCHES: Why(
+            "{me} reads the probabilities of known tokens, and {other} drafts from a forward that has them no more",
+            "leave one out",
+        )
+    }
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"low": (0.75, 0.8, 0.9, 0.7, 0.6), "sink": (None, 0.05)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"low": (0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4)}
 
@@ -64,14 +69,6 @@ class Dawn(Select):
     def __post_init__(self) -> None:
         self.require("low", "induce", "high", "edge", "sink", least=0, most=1)
         self.require("layers", least=1)
-
-    def check(self, sampler: MaskedSampler) -> None:
-        if sampler.branch is not None:
-            raise SpecError(
-                f"dawn reads the probabilities of known tokens, and {sampler.branch.registered[0]} drafts from a "
-                "forward that has them no more",
-                "leave one out",
-            )
 
     def fit(self, model: LanguageModel) -> Dawn:
         published = _PUBLISHED[model.decoding_config.shift]

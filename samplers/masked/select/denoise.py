@@ -16,10 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
-from ..contracts import Canvas, Choice, MaskedSampler, Proposal, Select
+from ...traits import Reasons, Trait, Why
+from ..contracts import Canvas, Choice, Proposal, Select
 from ..ops.denoising import Denoising, DenoisingState
 
 
@@ -31,7 +30,10 @@ from ..ops.denoising import Denoising, DenoisingState
 )
 @dataclass(frozen=True)
 class Denoise(Select):
-    may_wait = True
+    provides = frozenset({Trait.MAY_WAIT})
+    requires: ClassVar[Reasons] = {
+        Trait.RENOISES: Why("denoise keeps nothing for good without 'renoise'", "write renoise, which brings it")
+    }
     default_propose = "entropy"
     default_of = "filtered"
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)}
@@ -43,10 +45,6 @@ class Denoise(Select):
     def __post_init__(self) -> None:
         self.require("gamma", "confidence", least=0)
         self.require("steps", least=1)
-
-    def check(self, sampler: MaskedSampler) -> None:
-        if all(type(stage).__name__ != "Renoise" for stage in sampler.revise):
-            raise SpecError("denoise keeps nothing for good without 'renoise'", hint="write renoise, which brings it")
 
     def start(self, canvas: Canvas) -> DenoisingState:
         return DenoisingState.of(canvas)

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from ...registry import register
-from ..contracts import Canvas, Proposal, Propose, Request, Select
+from ...traits import NONE, Trait
+from ..contracts import Canvas, Proposal, Request, Select
 
 
 @lru_cache(maxsize=256)
@@ -71,8 +72,9 @@ class DUS(Select):
     def start(self, canvas: Canvas) -> State:
         return State(torch.full_like(canvas.tokens[:, :1], -1))
 
-    def knows_order(self, propose: Propose) -> bool:
-        return not self.skip
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return NONE if self.skip else frozenset({Trait.KNOWN_ORDER})
 
     def commit_order(self, canvas: Canvas, request: Request, state: State) -> Tensor:
         eligible = torch.from_numpy(canvas.eligible_host)

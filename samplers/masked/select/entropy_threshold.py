@@ -27,6 +27,7 @@ from pardec.models.errors import SpecError
 
 from ...ops.rank import top
 from ...registry import register
+from ...traits import NONE, Trait
 from ..contracts import Canvas, Proposal, Select
 from ..ops.schedule import BlockClock
 
@@ -62,6 +63,10 @@ class EntropyThreshold(Select):
         if not self.tau >= 0:
             raise SpecError(f"entropy_threshold: tau is an entropy in nats and at least 0, got {self.tau}")
         self.require("steps", least=1)
+
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.KEEPS_NO_STATE}) if self.floor is None else NONE
 
     def start(self, canvas: Canvas) -> State | None:
         return None if self.floor is None else State(BlockClock.of(canvas), np.ones(len(canvas), np.int64))

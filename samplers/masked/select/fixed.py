@@ -22,7 +22,8 @@ from torch import Tensor
 
 from ...ops.rank import best, descending, top, top_as_published
 from ...registry import register
-from ..contracts import Canvas, Proposal, Propose, Request, Select
+from ...traits import Trait
+from ..contracts import Canvas, Proposal, Request, Select
 from ..ops.schedule import block_begin, block_share, even_share, total_steps
 
 
@@ -67,8 +68,9 @@ class Fixed(Select):
         state.quota = np.clip(even_share(state.tokens, steps, at), 1, canvas.block_remaining)
         return np.zeros_like(at)
 
-    def knows_order(self, propose: Propose) -> bool:
-        return self.order == "random" or propose.order_is_fixed
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.KNOWN_ORDER if self.order == "random" else Trait.ORDER_OF_SCORES})
 
     def commit_order(self, canvas: Canvas, request: Request, state: Block) -> Tensor:
         """In a random order, its own or that of the proposer `random`, which is the same."""

@@ -23,13 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...limits import MAX_SCALE
 from ...ops.rank import top
 from ...registry import register
 from ...rng import gumbel, wide
-from ..contracts import Canvas, MaskedSampler, Proposal, Select
+from ...traits import Reasons, Trait, Why
+from ..contracts import Canvas, Proposal, Select
 from ..ops.schedule import BlockClock, block_begin, total_steps
 
 _LEAST = 1e-20  # a probability below it is ranked as it
@@ -58,13 +57,12 @@ class MaskGIT(Select):
         self.require("steps", least=1)
         self.require("noise", least=0, most=MAX_SCALE)
 
-    def check(self, sampler: MaskedSampler) -> None:
-        name = sampler.propose.registered[0]
-        if self.noise and name in ("entropy", "leftmost"):
-            raise SpecError(
-                f"maskgit adds noise to the logarithm of a probability, and {name} scores with none",
-                hint="write maskgit:noise=0, or another proposer",
-            )
+    @property
+    def conflicts(self) -> Reasons:
+        if not self.noise:
+            return {}
+        log = "{me} adds noise to the logarithm of a probability, and {other} scores with none"
+        return {Trait.SCORES_WITHOUT_PROBABILITY: Why(log, "write maskgit:noise=0, or another proposer")}
 
     def start(self, canvas: Canvas) -> State:
         return State(BlockClock.of(canvas), np.zeros(len(canvas), np.int64), np.zeros(len(canvas)))

@@ -25,6 +25,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import register
+from ...traits import NONE, Reasons, Trait, Why
 from ..contracts import Canvas, MaskedSampler, Proposal, Select
 
 
@@ -53,20 +54,22 @@ class Threshold(Select):
         self.require("fall", least=0, most=1, hint="fall=0.02 is dInfer's")
         self.require("relax", least=0, most=1)
 
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.COUNTS_FORWARDS}) if self.fall > 0 else NONE
+
+    @property
+    def requires(self) -> Reasons:
+        if self.tau >= 0:
+            return {}
+        negative = "a negative tau is minus an entropy in nats and goes with 'entropy+threshold'"
+        return {Trait.SCORES_BY_ENTROPY: Why(f"threshold: tau must lie in [0, 1], got {self.tau}", negative)}
+
     def check(self, sampler: MaskedSampler) -> None:
-        if self.tau < 0 and all(part.name != "entropy" for part in sampler.spec.parts):
-            raise SpecError(
-                f"threshold: tau must lie in [0, 1], got {self.tau}",
-                hint="a negative tau is minus an entropy in nats and goes with 'entropy+threshold'",
-            )
         if self.tau < 0 < self.relax:
             raise SpecError(
                 f"threshold: relax={self.relax} would raise a negative tau={self.tau}", hint="leave one of them out"
             )
-
-    @property
-    def reads_forwards(self) -> bool:
-        return self.fall > 0
 
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         # In a row where no position passes the loop adds the surest.

@@ -19,10 +19,9 @@ from typing import Annotated, ClassVar
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
-from ..contracts import Canvas, MaskedSampler, Proposal, Widen
+from ...traits import Reasons, Trait, Why
+from ..contracts import Canvas, Proposal, Widen
 
 
 @register("localleap", stage="widen", paper="arXiv:2510.07081", checked="reference:reference.naive_selects.localleap")
@@ -41,12 +40,12 @@ class LocalLeap(Widen):
     def exact(self) -> str:
         return "relaxed" if self.radius else "greedy"
 
-    def check(self, sampler: MaskedSampler) -> None:
-        if self.relaxed < 0 and all(part.name != "entropy" for part in sampler.spec.parts):
-            raise SpecError(
-                f"localleap: relaxed must lie in [0, 1], got {self.relaxed}",
-                hint="a negative one is minus an entropy in nats and goes with 'entropy+...'",
-            )
+    @property
+    def requires(self) -> Reasons:
+        if self.relaxed >= 0:
+            return {}
+        negative = "a negative one is minus an entropy in nats and goes with 'entropy+...'"
+        return {Trait.SCORES_BY_ENTROPY: Why(f"localleap: relaxed must lie in [0, 1], got {self.relaxed}", negative)}
 
     def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         if not self.radius:

@@ -10,9 +10,9 @@ Exact: greedy. The temperature must be 0, since this rule ignores every other pr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 from ..ops.verification import follow
 
@@ -26,8 +26,7 @@ from ..ops.verification import follow
 )
 @dataclass(frozen=True)
 class Greedy(Acceptance):
-    argmax: ClassVar[bool] = True  # at any temperature the argmax comes out
-    follows_pick: ClassVar[bool] = True
+    provides = frozenset({Trait.FOLLOWS_PICK, Trait.LIKELIEST_ONLY})
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
         return follow(draft, distributions.pick)

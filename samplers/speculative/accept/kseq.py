@@ -16,20 +16,19 @@ Exact: distribution.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
 from ...rng import wide
+from ...traits import Reasons, Trait, Why
 from ..contracts import (
     Acceptance,
     BatchedUniforms,
     Draft,
     Siblings,
-    SpeculativeSampler,
     TargetDistributions,
     Uniforms,
     Verdict,
@@ -49,22 +48,22 @@ _HALVINGS = 36  # of an interval as long as k: finer than float32 probabilities
 )
 @dataclass(frozen=True)
 class KSeq(Acceptance):
+    requires: ClassVar[Reasons] = {
+        Trait.TAKES_SHAPE: Why(
+            "{me} needs tokens sampled independently from a distribution, and {other!r} does not sample its drafts",
+            "accept with speculative, or draft with model:name=...",
+        )
+    }
+    conflicts: ClassVar[Reasons] = {
+        Trait.ADAPTIVE_TREES: Why(
+            "{me} depends on the number of siblings, which must not depend on the sampled tokens, and {does}",
+            "draft in the shape template, or accept with rrs",
+        )
+    }
+
     @property
     def siblings(self) -> Siblings:
         return "with"
-
-    def check(self, sampler: SpeculativeSampler) -> None:
-        if not sampler.draft.takes_shape:
-            name = sampler.spec.parts[0].name
-            raise SpecError(
-                f"kseq needs tokens sampled independently from a distribution, and {name!r} does not sample its drafts",
-                hint="accept with speculative, or draft with model:name=...",
-            )
-        if sampler.shape is not None and sampler.shape.adaptive:
-            raise SpecError(
-                "kseq depends on the number of siblings, which must not depend on the sampled tokens",
-                hint="draft in the shape template, or accept with rrs",
-            )
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
         if draft.q is None or draft.point is not None:

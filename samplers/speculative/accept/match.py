@@ -15,13 +15,14 @@ Exact: distribution. At temperature 0 it is `greedy`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from ...registry import register
 from ...rng import gumbel, wide
+from ...traits import Trait
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 from ..ops.verification import follow
 
@@ -35,13 +36,12 @@ from ..ops.verification import follow
 )
 @dataclass(frozen=True)
 class Match(Acceptance):
-    follows_pick: ClassVar[bool] = True
-
     noise: Annotated[Literal["fresh", "seeded"], "seeded: one noise per position for the whole request"] = "fresh"
 
     @property
-    def seeded(self) -> bool:
-        return self.noise == "seeded"
+    def provides(self) -> frozenset[Trait]:
+        pick = frozenset({Trait.FOLLOWS_PICK})
+        return pick | {Trait.SEEDED} if self.noise == "seeded" else pick
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
         return follow(

@@ -38,7 +38,8 @@ from pardec.models.model import LanguageModel
 
 from ...ops.rank import argmax
 from ...registry import register
-from ..contracts import Acceptance, DecodeContext, Draft, SpeculativeSampler, TargetDistributions, Uniforms, Verdict
+from ...traits import Reasons, Trait, Why
+from ..contracts import Acceptance, DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
 from ..ops.relaxed import relaxed
 from ..ops.verification import Exact, Trial, follow, judge
 
@@ -87,6 +88,9 @@ class Reflection:
 _PROBE = " Let me check this again: "
 
 
+_ONE_CHAIN = "draft with model:name=..., a draft module or lookup"
+
+
 @register(
     "reflective",
     stage="accept",
@@ -95,6 +99,20 @@ _PROBE = " Let me check this again: "
 )
 @dataclass(frozen=True)
 class Reflective(Acceptance):
+    requires: ClassVar[Reasons] = {
+        Trait.DRAFTS_ONE_CHAIN: Why(
+            "{me} reads a draft twice, one chain a row, and {other!r} lays out the nodes itself", _ONE_CHAIN
+        )
+    }
+    conflicts: ClassVar[Reasons] = {
+        Trait.DRAFTS_TREES: Why(
+            "{me} reads a draft twice, one chain a row, and {other!r} drafts trees",
+            "leave the shape out: chain is the default",
+        ),
+        Trait.ADDS_VERIFY_NODES: Why(
+            "{me} adds nodes to the pass that verifies, and {other!r} drafts in that pass", _ONE_CHAIN
+        ),
+    }
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"alpha": (0.1, 0.2, 0.3, 0.5, 0.8)}
 
     alpha: Annotated[float, "weight of the second opinion"] = 0.3
@@ -107,25 +125,6 @@ class Reflective(Acceptance):
     @property
     def exact(self) -> str:
         return "relaxed" if self.alpha else "distribution"
-
-    def check(self, sampler: SpeculativeSampler) -> None:
-        drafter, shape = sampler.draft, sampler.shape
-        name = drafter.registered[0]
-        if shape is not None and not shape.chains:
-            raise SpecError(
-                f"reflective reads a draft twice, one chain a row, and {shape.registered[0]!r} drafts trees",
-                hint="leave the shape out: chain is the default",
-            )
-        if shape is None and not drafter.copies:
-            raise SpecError(
-                f"reflective reads a draft twice, one chain a row, and {name!r} lays out the nodes itself",
-                hint="draft with model:name=..., a draft module or lookup",
-            )
-        if drafter.adds_verify_nodes:
-            raise SpecError(
-                f"reflective adds nodes to the pass that verifies, and {name!r} drafts in that pass",
-                hint="draft with model:name=..., a draft module or lookup",
-            )
 
     def start(self, context: DecodeContext) -> Reflection:
         ids = self._tokenised(context.model) if self.alpha else []

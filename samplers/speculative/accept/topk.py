@@ -21,6 +21,7 @@ from typing import Annotated, ClassVar
 import torch
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 from ..ops.tree_walk import longest, reached
 from ..ops.verification import follow
@@ -29,7 +30,7 @@ from ..ops.verification import follow
 @register("topk", stage="accept", paper="arXiv:1811.03115", checked="reference:samplers.speculative.test_topk.naive")
 @dataclass(frozen=True)
 class TopK(Acceptance):
-    argmax: ClassVar[bool] = True  # at any temperature the argmax is the next token
+    provides = frozenset({Trait.LIKELIEST_ONLY})
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tolerance": (0.1, 0.3, 0.7, 1.5, 3.0)}
 
     k: Annotated[int, "tokens of the target that may stand"] = 3

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -32,8 +32,9 @@ from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import DecodeContext, SpeculativeSampler
-from ..sparse_kv import QueryReading, demand_plain_decoder, refuse_searches
+from ...traits import Reasons, Trait
+from ..contracts import DecodeContext
+from ..sparse_kv import LETS_GO, READS_PART, QueryReading
 
 
 @register(
@@ -58,16 +59,12 @@ class Channels(QueryReading):
         self.require("heavy", "window", "calibration", "pairs", least=1)
         self.require("sink", least=0)
 
-    def check(self, sampler: SpeculativeSampler) -> None:
-        if sampler.cache is self:
-            refuse_searches("channels", sampler)
+    requires: ClassVar[Reasons] = {Trait.PLAIN_DECODER: READS_PART}
+    conflicts: ClassVar[Reasons] = {Trait.FEEDS_TEXT_AGAIN: LETS_GO}
 
     @property
     def last_queries(self) -> int:
         return self.calibration
-
-    def fit(self, model: LanguageModel) -> None:
-        demand_plain_decoder(model, "channels")
 
     def new_cache(
         self, model: LanguageModel, rows: int, capacity: int, *, scratch: int = 0, shared: int = 0

@@ -22,8 +22,9 @@ from pardec.models.caches.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import Cache, SpeculativeSampler
-from ..sparse_kv import demand_plain_decoder, refuse_searches
+from ...traits import Reasons, Trait
+from ..contracts import Cache
+from ..sparse_kv import LETS_GO, READS_PART
 from .window_settings import window_cache
 
 
@@ -32,7 +33,9 @@ from .window_settings import window_cache
 )
 @dataclass(frozen=True)
 class LMInfinite(Cache):
-    beyond: ClassVar[bool] = True
+    provides = frozenset({Trait.CHANGES_TARGET, Trait.LONGER_TEXTS})
+    requires: ClassVar[Reasons] = {Trait.PLAIN_DECODER: READS_PART}
+    conflicts: ClassVar[Reasons] = {Trait.FEEDS_TEXT_AGAIN: LETS_GO}
 
     sink: Annotated[int, "first tokens that are always seen"] = 10
     window: Annotated[int, "last tokens that are seen, and the greatest distance: at most the trained length"] = 2048
@@ -40,12 +43,6 @@ class LMInfinite(Cache):
 
     def __post_init__(self) -> None:
         self.require("sink", "window", least=1)
-
-    def check(self, sampler: SpeculativeSampler) -> None:
-        refuse_searches("lminfinite", sampler)
-
-    def fit(self, model: LanguageModel) -> None:
-        demand_plain_decoder(model, "lminfinite")
 
     def new_cache(
         self, model: LanguageModel, rows: int, capacity: int, *, scratch: int = 0, shared: int = 0

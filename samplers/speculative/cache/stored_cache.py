@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from pardec.models.kv_stores.contracts import Store
 from pardec.models.kv_stores.packing import BITS
 from pardec.models.model import LanguageModel
 
+from ...traits import Reasons, Trait, Why
 from ..contracts import Cache, DecodeContext
 
 
@@ -23,19 +24,20 @@ class StoredKV(Cache):
     that are `aligned` end before that changes: then each node reads what it would read in sequential decoding.
     """
 
+    provides = frozenset({Trait.CHANGES_TARGET, Trait.ENCODES_KV})
+    conflicts: ClassVar[Reasons] = {
+        Trait.SHARED_BY_PROCESSES: Why(
+            "{other} is shared by {kind}, and a store is of all its heads",
+            "load it in one process, or decode without a cache after '@'",
+            error=ModelError,
+        )
+    }
     aligned: bool
 
     @property
     def store(self) -> Store:
         """The codecs, and what stays exact."""
         raise NotImplementedError
-
-    def fit(self, model: LanguageModel) -> None:
-        if model.processes > 1:
-            raise ModelError(
-                f"{model.name} is shared by {model.processes} processes, and a store is of all its heads",
-                "load it in one process, or decode without a cache behind '@'",
-            )
 
     def new_cache(
         self, model: LanguageModel, rows: int, capacity: int, *, scratch: int = 0, shared: int = 0

@@ -34,8 +34,8 @@ from pardec.models.model import LanguageModel
 
 from ...limits import check_nodes
 from ...registry import register
-from ...request import Request
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
+from ...traits import NONE, Trait
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from .text_history import PerRow
 from .text_store import read_texts
 from .tries import Node, best, tree_draft
@@ -170,13 +170,12 @@ class Aded(Drafter):
     def width(self, model: LanguageModel) -> int:
         return 1 + self.nodes
 
-    def admit(self, request: Request, sampler: SpeculativeSampler) -> None:
-        if self.keep and self.update:
-            self.refuse_kept_samples(request, sampler)
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.KEEPS_DRAFTS}) if self.keep and self.update else NONE
 
     def start(self, context: DecodeContext) -> PerRow[Trigrams]:
         text, count = context.text, len(context.text)
-        self.admit(context.request, context.sampler)  # of a drafter within another, too
         if not self.keep:
             tables = [self._first(context.model).copy() for _ in range(count)]
         else:

@@ -21,7 +21,7 @@ Exact: greedy and distribution, with an exact acceptance: every drafted token is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 from .text_history import PerRow, chain
 
@@ -42,7 +43,7 @@ from .text_history import PerRow, chain
 )
 @dataclass(frozen=True)
 class Aggressive(Drafter):
-    copies: ClassVar[bool] = True
+    provides = frozenset({Trait.COPIES, Trait.DRAFTS_ONE_CHAIN})
 
     k: Annotated[int, "tokens drafted"] = 32
     max_ngram: Annotated[int, "longest suffix of the output that is searched in the source"] = 8

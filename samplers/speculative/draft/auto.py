@@ -35,6 +35,7 @@ from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
 from ..sequences import Sequences
 from .nested_drafter import Nesting, nested, not_the_spec_of
@@ -63,6 +64,7 @@ class BanditState:
     used: np.ndarray  # [B] bool: and it is the draft
     token: float  # cost of a position fed to the target, in forwards of it
     forward: float = 0.0  # cost of a forward of the model
+    one_forward: bool = False  # which drafts all tokens of a round
 
     @staticmethod
     def start(model: Any, copy: Any, rows: int, token: float) -> BanditState:
@@ -173,15 +175,19 @@ class Auto(Nesting):
 
     def _build(self, text: str) -> Drafter:
         drafter = nested("auto", "copy", text, "one drafter that copies", _EXAMPLE)
-        if drafter.takes_shape:
+        if Trait.TAKES_SHAPE in drafter.provides:
             raise not_the_spec_of("auto", "copy", text, "one drafter that copies", _EXAMPLE)
-        if not drafter.copies:
+        if Trait.COPIES not in drafter.provides:
             raise SpecError(f"auto: {text!r} does not copy known tokens", hint="copy=lookup, copyspec or aggressive")
         return drafter
 
     def check(self, sampler: SpeculativeSampler) -> None:
         super().check(sampler)
         self._copy.check(replace(sampler, draft=self._copy))
+
+    @property
+    def held(self) -> tuple[Drafter, ...]:
+        return (*super().held, self._copy)
 
     def width(self, model: LanguageModel) -> int:
         return int(max(self._model.width(model), self._copy.width(model)))
@@ -190,6 +196,7 @@ class Auto(Nesting):
         ratio = self.cost_ratio(context.model, context.request.draft_model)
         arms = BanditState.start(self._model.start(context), self._copy.start(context), len(context.text), self.token)
         arms.forward = _COST if ratio is None else ratio
+        arms.one_forward = Trait.ONE_FORWARD_DRAFTS in self._model.provides
         arms.gained += 2 * (1 + min(self.k, 4) * _ACCEPTANCE)
         arms.cost += 2 * self._price(arms.count + self.k + 1, arms)
         return arms
@@ -211,6 +218,6 @@ class Auto(Nesting):
 
     def _price(self, sizes: np.ndarray, state: BanditState) -> np.ndarray:
         """[B] cost of rounds in which the model drafts `sizes` nodes, in forwards of the target."""
-        forwards = 1 if self._model.one_pass else np.minimum(sizes - 1, self.k)
+        forwards = 1 if state.one_forward else np.minimum(sizes - 1, self.k)
         price: np.ndarray = 1 + self.token * (sizes - 1) + state.forward * forwards
         return price

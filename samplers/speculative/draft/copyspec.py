@@ -24,6 +24,7 @@ import numpy as np
 from pardec.models.model import LanguageModel
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 from .text_history import NGramIndex, PerRow, chain, repeated
 
@@ -37,7 +38,7 @@ from .text_history import NGramIndex, PerRow, chain, repeated
 )
 @dataclass(frozen=True)
 class CopySpec(Drafter):
-    copies: ClassVar[bool] = True
+    provides = frozenset({Trait.COPIES, Trait.DRAFTS_ONE_CHAIN})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "suffix": (1, 3, 5)}
 
     k: Annotated[int, "tokens drafted"] = 10

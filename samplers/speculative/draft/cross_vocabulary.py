@@ -19,6 +19,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from ...ops.rank import argmax
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
 from ..draft_model import depth_budget
 from ..forward import catch_up_groups
@@ -197,6 +198,7 @@ class CrossVocabularyState:
         """A chain of at most `most` translated tokens, `room` [B] deep: the drafter's likeliest ids, point masses."""
         context, budget = self.context, depth_budget(self.context, most, room)
         text, length = context.text, context.sampler.length
+        drops = length is not None and Trait.DROPS_LAST in length.provides
         drafted = np.zeros((len(text), int(budget.max(initial=0))), dtype=np.int64)
         counts = np.zeros_like(budget)
         self.calls, self.highest = 0, torch.zeros((), device=text.device)
@@ -214,7 +216,7 @@ class CrossVocabularyState:
                 stopped = length.stop(confidence, step, context, context.state(length))
             for at, row in enumerate(self.rows.rows):
                 ends = stopped is not None and bool(stopped[at])
-                if row.live and not (ends and length is not None and length.drops_last):
+                if row.live and not (ends and drops):
                     drafted[at, step], counts[at] = tokens[at], step + 1
                 row.live = row.live and not ends and bool(budget[at] > step + 1)
             if not any(row.live for row in self.rows.rows):

@@ -31,6 +31,7 @@ from pardec.models.hidden import TargetStates
 from pardec.models.model import LanguageModel
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from .exit_states import Choice, ExitStates
 from .exits import parse_exits
@@ -39,8 +40,7 @@ from .exits import parse_exits
 @register("del", stage="draft", paper="arXiv:2504.05598", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class DynamicExit(Drafter):
-    drafts_during_verify: ClassVar[bool] = True
-    takes_shape: ClassVar[bool] = True
+    provides = frozenset({Trait.DRAFTS_DURING_VERIFY, Trait.TAKES_SHAPE})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (8, 5, 12)}
 
     k: Annotated[int, "tokens drafted at most, which is how deep a tree grows"] = 8

@@ -35,6 +35,7 @@ from pardec.models.hidden import Hidden
 from pardec.models.plan import Plan, Visible
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, DraftModel, RoundResult, Uniforms
 from ..draft_model import depth_budget
 from .module_drafter import ModuleDrafter, module_failure
@@ -64,6 +65,8 @@ class BlockState(DraftModel):
         self.level = 0  # levels of this round that the shape has asked for
         # A distribution depends on the depth alone unless processors read the path.
         self.pathless = not (context.request.processors or context.request.repetition_penalty is not None)
+        shape = context.sampler.shape
+        self.unprocessed = shape is not None and Trait.UNPROCESSED_SCORES in shape.provides
 
     # --- the context ---
 
@@ -137,10 +140,10 @@ class BlockState(DraftModel):
 
     def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
         """Behind the next level of nodes: all of one depth have the same block position."""
-        module, context, shape = self.module, self.context, self.context.sampler.shape
+        module, context = self.module, self.context
         level, self.level = self.level, self.level + 1
         raw, states = self.marginals[:, level : level + 1], self.states[:, level : level + 1]
-        processed = shape is None or not shape.unprocessed
+        processed = not self.unprocessed
         wide = (-1, nodes.shape[1], -1)
         if module.transition is None:
             self.estimates = module.estimate(states, None)
@@ -239,11 +242,14 @@ def _spread(part: Tensor, rows: Tensor, batch: int) -> Tensor:
 )
 @dataclass(frozen=True)
 class DFlash(ModuleDrafter):
-    one_pass: ClassVar[bool] = True
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (15, 7, 4)}
 
     k: Annotated[int, "tokens drafted, which is how deep a tree grows; at most those of a block"] = 15
     taps: Annotated[str | None, "layers whose outputs it reads, as 1-9-17; by default its config's"] = None
+
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return super().provides | {Trait.ONE_FORWARD_DRAFTS}
 
     def options(self) -> tuple[tuple[str, Any], ...]:
         return () if self.taps is None else (("taps", self.taps),)

@@ -12,6 +12,7 @@ from torch import Tensor
 from pardec.models.errors import PardecError
 from pardec.models.hidden import Hidden
 
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, DraftModel, RoundResult, Uniforms
 from ..draft_model import depth_budget
 from .module_drafter import module_failure
@@ -33,7 +34,7 @@ class HeadsState(DraftModel):
         self.most = self.level = 0  # levels of this round at most, and so far
         self.calls = 0  # drafting forwards of this round
         shape, request = context.sampler.shape, context.request
-        self.unprocessed = shape is not None and shape.unprocessed
+        self.unprocessed = shape is not None and Trait.UNPROCESSED_SCORES in shape.provides
         # Heads of one distribution a level have it after processing too, unless processors read the path.
         self.pathless = self.unprocessed or not (request.processors or request.repetition_penalty is not None)
 

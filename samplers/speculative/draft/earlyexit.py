@@ -28,6 +28,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, LowerLayerStates, Uniforms
 from ..draft_model import DraftModelState
 
@@ -35,10 +36,15 @@ from ..draft_model import DraftModelState
 @register("earlyexit", stage="draft", paper="arXiv:2404.16710", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class EarlyExit(Drafter):
-    drafts_during_verify: ClassVar[bool] = True
-    takes_shape: ClassVar[bool] = True
-    takes_length: ClassVar[bool] = True
-    adds_verify_nodes: ClassVar[bool] = True
+    provides = frozenset(
+        {
+            Trait.DRAFTS_DURING_VERIFY,
+            Trait.TAKES_SHAPE,
+            Trait.TAKES_LENGTH,
+            Trait.ADDS_VERIFY_NODES,
+            Trait.SPLITS_TARGET,
+        }
+    )
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"layers": (2, 1), "k": (5, 3)}
 
     layers: Annotated[int, "of the target, that draft"] = 2

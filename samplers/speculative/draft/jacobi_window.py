@@ -12,7 +12,8 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
+from ...traits import Reasons, Trait, Why
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from .image_grid import columns, copy_left, copy_up
 from .text_history import repeated
 
@@ -151,9 +152,10 @@ class JacobiWindow(Drafter):
     def exact(self) -> str:
         return "relaxed" if self.exits else "greedy"
 
-    def check(self, sampler: SpeculativeSampler) -> None:
-        if self.exits and not sampler.accept.follows_pick:
-            raise SpecError("an early exit commits guesses that were not sampled", hint="accept with greedy or match")
+    @property
+    def requires(self) -> Reasons:
+        early = Why("{me}: an early exit commits guesses that were not sampled", "accept with greedy or match")
+        return {Trait.FOLLOWS_PICK: early} if self.exits else {}
 
     def width(self, model: LanguageModel) -> int:
         refuse_without_image(self.name, self.init, model)

@@ -20,7 +20,7 @@ The target's first layers with an adapter behind them, drafting during one reque
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from pardec.models.plan import Plan, Visible
 
 from ...batching import scatter_rows
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
 from ..draft_model import DraftModelState
 from ..forward import catch_up_groups
@@ -160,9 +161,12 @@ class AdapterState(Shallow):
 )
 @dataclass(frozen=True)
 class Kangaroo(ModuleDrafter):
-    drafts_during_verify: ClassVar[bool] = True
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 6
     layers: Annotated[int | None, "of the target, that draft; by default as the adapter's config says, else 2"] = None
+
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return super().provides | {Trait.DRAFTS_DURING_VERIFY}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -50,6 +50,7 @@ from pardec.models.plan import Plan, Visible
 
 from ...ops.rank import argmax
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, SpeculativeSampler, Uniforms
 from ..draft_model import DraftModelState
 
@@ -261,11 +262,12 @@ class Search:
         return self.best - {removed} | {out[self.rng.randint(len(out))]}
 
 
+_TRAITS = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})
+
+
 @register("layerskip", stage="draft", paper="arXiv:2410.06916", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class LayerSkip(Drafter):
-    takes_shape: ClassVar[bool] = True
-    takes_length: ClassVar[bool] = True
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"ratio": (0.45, 0.3, 0.6), "k": (5, 3)}
 
     ratio: Annotated[float, "share of the inner layers' sub-blocks that is skipped"] = 0.45
@@ -275,6 +277,10 @@ class LayerSkip(Drafter):
         int, "generated tokens that a choice is scored on, over several requests where they are short"
     ] = 32
     disk: Annotated[bool, "keep what a search finds in the cache folder, where later processes begin with it"] = False
+
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return _TRAITS | {Trait.FEEDS_TEXT_AGAIN} if self.skip == "search" else _TRAITS
 
     def __post_init__(self) -> None:
         self.require("ratio", least=0, most=1)
@@ -295,7 +301,7 @@ class LayerSkip(Drafter):
         layers = context.model.layers
         state = Skipping(context, context.model, context.cache, skip=uniform(layers, self.ratio))
         if self.skip == "search":
-            sampling = context.request.temperature and not context.sampler.accept.seeded
+            sampling = context.request.temperature and Trait.SEEDED not in context.sampler.accept.provides
             state.search = (
                 Search(layers, self.ratio)
                 if sampling

@@ -39,6 +39,7 @@ from pardec.models.model import BlockDenoising, LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, DraftModel, Uniforms
 from ..draft_model import depth_budget
 
@@ -55,7 +56,7 @@ class MaskedBlocks(DraftModel):
         self.level = 0  # levels of this round that the shape has asked for
         shape, request = context.sampler.shape, context.request
         assert shape is not None, "drafters that take a shape have one"
-        self.shape, self.unprocessed = shape, shape.unprocessed
+        self.shape, self.unprocessed = shape, Trait.UNPROCESSED_SCORES in shape.provides
         # A distribution depends on the depth alone unless processors read the path.
         self.pathless = not (request.processors or request.repetition_penalty is not None)
 
@@ -133,9 +134,7 @@ class MaskedBlocks(DraftModel):
 )
 @dataclass(frozen=True)
 class LinearSpec(Drafter):
-    takes_shape: ClassVar[bool] = True
-    takes_length: ClassVar[bool] = True
-    one_pass: ClassVar[bool] = True
+    provides = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH, Trait.ONE_FORWARD_DRAFTS})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (31, 15, 7)}
 
     k: Annotated[int, "tokens drafted, which is how deep a tree grows; a block has one more"] = 31

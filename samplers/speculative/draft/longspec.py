@@ -17,20 +17,21 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pardec.models.draft_modules.longspec import TargetKeys
-from pardec.models.errors import PardecError, SpecError
+from pardec.models.errors import PardecError
 from pardec.models.hidden import Hidden
 from pardec.models.plan import Plan
 
 from ...registry import register
 from ...request import Request
-from ..contracts import DecodeContext, Draft, RoundResult, SpeculativeSampler, Uniforms
+from ...traits import Reasons, Trait, Why
+from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
 from ..draft_model import DraftModelState
 from .module_drafter import ModuleDrafter, module_failure, module_of
 
@@ -44,24 +45,19 @@ from .module_drafter import ModuleDrafter, module_failure, module_of
 )
 @dataclass(frozen=True)
 class LongSpec(ModuleDrafter):
-    def check(self, sampler: SpeculativeSampler) -> None:
-        super().check(sampler)
-        if sampler.cache is not None:
-            raise SpecError(
-                f"longspec: it reads the target's keys, of which {sampler.cache.registered[0]!r} keeps a part",
-                hint="leave one of them out",
-            )
+    conflicts: ClassVar[Reasons] = {
+        Trait.CHANGES_TARGET: Why(
+            "{me}: it reads the target's keys, of which {other!r} keeps a part", "leave one of them out"
+        ),
+        Trait.CONDITIONS: Why("{me}: it drafts text, and the request has conditions", "draft with eagle"),
+    }
 
     @property
-    def reads_prompt(self) -> bool:
-        return False
+    def provides(self) -> frozenset[Trait]:
+        return super().provides - {Trait.READS_PROMPT}
 
     def target_states(self, request: Request) -> None:
         return None
-
-    def admit(self, request: Request, sampler: Any) -> None:
-        if request.conditions:
-            raise SpecError("longspec: it drafts text, and the request has conditions", hint="draft with eagle")
 
     def start(self, context: DecodeContext) -> LongSpecState:
         module = module_of(context)

@@ -25,6 +25,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 from .image_grid import columns
 from .text_history import GridIndex, NGramIndex, PerRow, SuffixIndex, chain, repeated
@@ -41,7 +42,7 @@ Index = NGramIndex | SuffixIndex | GridIndex
 )
 @dataclass(frozen=True)
 class Lookup(Drafter):
-    copies: ClassVar[bool] = True
+    provides = frozenset({Trait.COPIES, Trait.DRAFTS_ONE_CHAIN})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "max_ngram": (3, 2)}
 
     k: Annotated[int, "tokens drafted"] = 10

@@ -17,13 +17,13 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from pardec.models.hidden import Hidden
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
 from .draft_heads import StaticState
 from .module_drafter import ModuleDrafter
@@ -38,7 +38,9 @@ from .module_drafter import ModuleDrafter
 )
 @dataclass(frozen=True)
 class Medusa(ModuleDrafter):
-    one_pass: ClassVar[bool] = True
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return super().provides | {Trait.ONE_FORWARD_DRAFTS}
 
     def start(self, context: DecodeContext) -> StaticState:
         return StaticState(context, self.fitting_module(context))

@@ -46,20 +46,19 @@ from pardec.models.trimmed import parameters_read
 
 from ...conditioning import conditioned_model
 from ...registry import register
-from ...request import Request
 from ...spec import ModelName
+from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
 from ..draft_model import DraftModelState
-from ..shape.chain import Chain
 from .cross_vocabulary import CrossVocabularyState, TokenMap
 from .draft_checkpoint import check_device, check_pair, check_texts
+
+_NO_SHAPE = "leave the shape out, or use a drafter without map"
 
 
 @register("model", stage="draft", paper="arXiv:2211.17192", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Model(Drafter):
-    takes_shape: ClassVar[bool] = True
-    takes_length: ClassVar[bool] = True
     state: ClassVar[type[DraftModelState]] = DraftModelState
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}
 
@@ -83,10 +82,6 @@ class Model(Drafter):
         # Not a field: the maps are no part of the sampler's identity.
         object.__setattr__(self, "_maps", WeakKeyDictionary[Any, TokenMap]())
 
-    def admit(self, request: Request, sampler: SpeculativeSampler) -> None:
-        if self.keep and self.map == "text":
-            self.refuse_kept_samples(request, sampler)
-
     def check(self, sampler: SpeculativeSampler) -> None:
         if not self.name:
             kind = self.registered[0]
@@ -94,11 +89,16 @@ class Model(Drafter):
                 f"{kind}: name is not given: the checkpoint that drafts",
                 hint=f"write {kind}:name=... with an embedded name, a folder or a hub id of the target's vocabulary",
             )
-        if self.map != "ids" and not isinstance(sampler.shape, Chain):
-            raise SpecError(
-                f"model: with map={self.map} the draft is a chain",
-                hint="leave the shape out, or use a drafter without map",
-            )
+
+    @property
+    def provides(self) -> frozenset[Trait]:
+        traits = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})
+        return traits | {Trait.KEEPS_DRAFTS} if self.keep and self.map == "text" else traits
+
+    @property
+    def conflicts(self) -> Reasons:
+        tree = Why("{me}: with map=" + self.map + " the draft is a chain, and {does}", _NO_SHAPE)
+        return {} if self.map == "ids" else {Trait.DRAFTS_TREES: tree}
 
     @property
     def needed_model(self) -> str | None:
@@ -132,7 +132,6 @@ class Model(Drafter):
     def _maps_of_rows(self, context: DecodeContext, drafter: LanguageModel) -> list[TokenMap]:
         """The map of each row."""
         check_texts(self.map, drafter, context.model)
-        self.admit(context.request, context.sampler)  # of a drafter within another, too
         maps: WeakKeyDictionary[Any, TokenMap] = vars(self)["_maps"]
         stack = context.model.decoder
         if stack not in maps or maps[stack].tokenizers != (drafter.tokenizer, context.model.tokenizer):

@@ -13,6 +13,7 @@ from pardec.models.model import LanguageModel
 
 from ...request import Request
 from ...spec import DraftModuleName
+from ...traits import Trait
 from ..contracts import DecodeContext, Drafter, SpeculativeSampler
 
 
@@ -24,8 +25,6 @@ class ModuleDrafter(Drafter):
     batch, and with them the rounds that it takes and which tokens are drawn, but neither greedy text nor the law.
     """
 
-    takes_shape: ClassVar[bool] = True
-    takes_length: ClassVar[bool] = True
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}
 
     name: Annotated[DraftModuleName | None, "of the draft module: embedded name, folder or hub id"] = None
@@ -45,8 +44,8 @@ class ModuleDrafter(Drafter):
             )
 
     @property
-    def reads_prompt(self) -> bool:
-        return True
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH, Trait.READS_PROMPT})
 
     @property
     def needed_module(self) -> ModuleName | None:

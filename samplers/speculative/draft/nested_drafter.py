@@ -12,6 +12,7 @@ from pardec.models.model import LanguageModel
 from ...request import Request
 from ...spec import parse
 from ...spec_values import build_method
+from ...traits import NONE, Trait
 from ..contracts import Drafter, SpeculativeSampler
 
 
@@ -19,8 +20,6 @@ from ..contracts import Drafter, SpeculativeSampler
 class Nesting(Drafter):
     """A drafter with a drafting model inside, which shapes and length controllers act on."""
 
-    takes_shape: ClassVar[bool] = True
-    takes_length: ClassVar[bool] = True
     example: ClassVar[str]
     _model: ClassVar[Any]
 
@@ -33,9 +32,9 @@ class Nesting(Drafter):
     def _drafting_model(self, text: str) -> Drafter:
         name = self.registered[0]
         drafter = nested(name, "model", text, "one drafting model", self.example)
-        if not drafter.takes_shape or isinstance(drafter, Nesting):
+        if Trait.TAKES_SHAPE not in drafter.provides or isinstance(drafter, Nesting):
             raise not_the_spec_of(name, "model", text, "one drafting model", self.example)
-        if drafter.drafts_during_verify:
+        if Trait.DRAFTS_DURING_VERIFY in drafter.provides:
             raise SpecError(
                 f"{name}: {drafter.registered[0]} drafts within the forward that verifies, in all rows and every round",
                 hint="it cannot take turns: model, eagle, medusa, hydra, dflash and layerskip can",
@@ -56,8 +55,13 @@ class Nesting(Drafter):
         self._model.check(replace(sampler, draft=self._model))
 
     @property
-    def reads_prompt(self) -> bool:
-        return bool(self._model.reads_prompt)
+    def provides(self) -> frozenset[Trait]:
+        prompt = NONE if self._model is None else self._model.provides & {Trait.READS_PROMPT}
+        return prompt | {Trait.TAKES_SHAPE, Trait.TAKES_LENGTH}
+
+    @property
+    def held(self) -> tuple[Drafter, ...]:
+        return () if self._model is None else (self._model,)
 
     @property
     def needed_model(self) -> Any:

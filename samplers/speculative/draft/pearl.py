@@ -23,11 +23,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, SpeculativeSampler, Uniforms
+from ...traits import Reasons, Trait, Why
+from ..contracts import DecodeContext, Draft, Uniforms
 from ..draft_model import DraftModelState
 from .model import Model
 
@@ -76,16 +76,15 @@ class AheadState(DraftModelState):
 )
 @dataclass(frozen=True)
 class Pearl(Model):
-    takes_length: ClassVar[bool] = False
     state: ClassVar[type[DraftModelState]] = AheadState
 
-    def check(self, sampler: SpeculativeSampler) -> None:
-        super().check(sampler)
-        shape = sampler.shape
-        if shape is not None and shape.registered[0] != "chain":
-            raise SpecError(
-                f"pearl drafts chains, and {shape.registered[0]!r} is a tree", hint=f"leave {shape.registered[0]!r} out"
-            )
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return super().provides - {Trait.TAKES_LENGTH}
+
+    @property
+    def conflicts(self) -> Reasons:
+        return {Trait.DRAFTS_TREES: Why("{me} drafts chains, and {other!r} is a tree", "leave {other!r} out")}
 
     def width(self, model: LanguageModel) -> int:
         return self.k  # of a round's tokens the first has been tested before

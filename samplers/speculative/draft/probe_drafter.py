@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from pardec.models.errors import SpecError
 from ...limits import check_nodes
 from ...request import Request
 from ...spec_values import MAX_INT_PARAM
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, ProbeLayout, ProbeNodes, RoundResult, Uniforms
 from ..probe_nodes import Carry, behind
 from .draft_heads import HeadsState
@@ -26,9 +27,6 @@ class QueryDrafter(ModuleDrafter):
 
     The logits of the last accepted node's queries are those of the next round, by the depth of a node.
     """
-
-    drafts_during_verify: ClassVar[bool] = True
-    adds_verify_nodes: ClassVar[bool] = True
 
     k: Annotated[int, "tokens drafted, which is how deep a tree grows; as many steps as were trained at most"] = 3
     carry: Annotated[
@@ -56,8 +54,9 @@ class QueryDrafter(ModuleDrafter):
         raise NotImplementedError
 
     @property
-    def reads_prompt(self) -> bool:
-        return False
+    def provides(self) -> frozenset[Trait]:
+        own = {Trait.DRAFTS_DURING_VERIFY, Trait.ADDS_VERIFY_NODES, Trait.SPLITS_TARGET}
+        return super().provides - {Trait.READS_PROMPT} | own
 
     def most_queries(self, nodes: int, request: Request) -> int:
         count = nodes * len(self.chains(module_of(request)).step)

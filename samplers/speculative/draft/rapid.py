@@ -43,6 +43,7 @@ from pardec.models.trimmed import parameters_read
 from ...conditioning import conditioned_model
 from ...registry import register
 from ...spec import ModelName
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from ..draft_model import DraftModelState
 from .draft_checkpoint import check_pair
@@ -117,8 +118,7 @@ def bm25(chunks: Sequence[np.ndarray], query: np.ndarray) -> np.ndarray:
 )
 @dataclass(frozen=True)
 class Rapid(Drafter):
-    takes_shape: ClassVar[bool] = True
-    takes_length: ClassVar[bool] = True
+    provides = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}
 
     name: Annotated[ModelName | None, "of the drafting checkpoint; by default the target drafts for itself"] = None

@@ -38,6 +38,7 @@ from pardec.models.model import LanguageModel
 
 from ...limits import check_nodes
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, DraftModel, RoundResult, Shape, SubsetLogits, Uniforms
 from .nested_drafter import Nesting
 from .text_history import PerRow, SuffixIndex
@@ -53,8 +54,8 @@ class FirstDistribution(Shape):
         self.first: SubsetLogits | None = None  # [B, 1, V or N]; None: nothing was drafted in this round
 
     @property
-    def unprocessed(self) -> bool:
-        return self.shape.unprocessed
+    def provides(self) -> frozenset[Trait]:
+        return self.shape.provides
 
     @property
     def fixed_depth(self) -> int | None:

@@ -31,8 +31,8 @@ from pardec.models.model import LanguageModel
 
 from ...limits import check_nodes
 from ...registry import register
-from ...request import Request
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
+from ...traits import NONE, Trait
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from ..trees import Template, compact, ranked
 
 
@@ -128,16 +128,17 @@ class Recycling(Drafter):
     def width(self, model: LanguageModel) -> int:
         return 1 + sum(self._counts)
 
-    def admit(self, request: Request, sampler: SpeculativeSampler) -> None:
-        if self.keep:
-            self.refuse_kept_samples(request, sampler)
+    @property
+    def provides(self) -> frozenset[Trait]:
+        """The prompt's forward fills the matrix too, with `prefill`."""
+        prompt = frozenset({Trait.READS_PROMPT}) if self.prefill else NONE
+        return prompt | {Trait.KEEPS_DRAFTS} if self.keep else prompt
 
     def start(self, context: DecodeContext) -> _Recycled:
         text, vocab = context.text, context.model.vocab_size
         tree = ranked(self._counts, self.k).to(text.device)
         if not self.keep:
             return _Recycled(Matrix(len(text), vocab, self.k, text.device), tree)
-        self.admit(context.request, context.sampler)  # of a drafter within another, too
         matrices: WeakKeyDictionary[Any, Matrix] = vars(self)["_matrices"]
         stack = context.model.decoder
         if stack not in matrices or matrices[stack].table.device != text.device:
@@ -168,11 +169,6 @@ class Recycling(Drafter):
         device = draft.tokens.device
         real = torch.arange(width, device=device) < torch.from_numpy(draft.sizes).to(device)[:, None]
         state.matrix.write(torch.arange(batch, device=device), draft.tokens, outcome.distributions.raw, real)
-
-    @property
-    def reads_prompt(self) -> bool:
-        """The prompt's forward fills the matrix too."""
-        return self.prefill
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: _Recycled) -> None:
         text = context.text

@@ -17,10 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
-from ..contracts import SpeculativeSampler
+from ...traits import Reasons, Trait, Why
 from .jacobi_window import JacobiWindow
 
 
@@ -30,9 +28,7 @@ class SeededJacobi(JacobiWindow):
     name: ClassVar[str] = "seeded_jacobi"
     default_acceptance: ClassVar[str | None] = "match:noise=seeded"
 
-    def check(self, sampler: SpeculativeSampler) -> None:
-        if not sampler.accept.seeded:
-            raise SpecError(
-                f"seeded_jacobi converges only with seeded samples, and {sampler.spec} has others",
-                hint=f"leave the acceptance out, which is {self.default_acceptance}, or draft with jacobi",
-            )
+    @property
+    def requires(self) -> Reasons:
+        other = f"leave the acceptance out, which is {self.default_acceptance}, or draft with jacobi"
+        return {Trait.SEEDED: Why("{me} converges only with seeded samples, and {other} has others", other)}

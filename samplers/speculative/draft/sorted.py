@@ -41,10 +41,10 @@ from ...batching import scatter_rows
 from ...conditioning import conditioned_model
 from ...registry import register
 from ...spec import ModelName
+from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, SubsetLogits, Uniforms
 from ..draft_model import DraftModelState
 from ..forward import catch_up_groups
-from ..shape.chain import Chain
 from .draft_checkpoint import check_pair
 from .exits import all_copies, fitting_exits, parse_exits
 
@@ -169,8 +169,12 @@ class NestedState(DraftModelState):
 @register("sorted", stage="draft", paper="arXiv:2407.01955", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Sorted(Drafter):
-    takes_shape: ClassVar[bool] = True
-    takes_length: ClassVar[bool] = True
+    provides = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})
+    conflicts: ClassVar[Reasons] = {
+        Trait.DRAFTS_TREES: Why(
+            "{me} drafts chains, and {other!r} is a tree", "leave the shape out, or draft with model:name=..."
+        )
+    }
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.7, 0.4, 0.9), "k": (5, 3, 8)}
 
     name: Annotated[ModelName | None, "of the drafting checkpoint: embedded name, folder or hub id"] = None
@@ -189,8 +193,6 @@ class Sorted(Drafter):
                 "sorted: name is not given: the checkpoint that drafts",
                 hint="write sorted:name=... with an embedded name, a folder or a hub id of the target's vocabulary",
             )
-        if not isinstance(sampler.shape, Chain):
-            raise SpecError("sorted drafts chains", hint="leave the shape out, or draft with model:name=...")
 
     @property
     def needed_model(self) -> str | None:

@@ -22,18 +22,18 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from pardec.models.draft_modules.contracts import DraftModule
-from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
+from ...traits import Reasons, Trait, Why
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from ..sparse_kv import (
+    COPIES_KV,
+    READS_PART,
     QueryReading,
     QueryReadingState,
     ReadingState,
     any_reading_of,
-    demand_plain_decoder,
-    refuse_stores,
 )
 
 _State = ReadingState | QueryReadingState
@@ -42,8 +42,7 @@ _State = ReadingState | QueryReadingState
 @register("sparsekv", stage="draft", paper="arXiv:2404.11912", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class SparseKV(Drafter):
-    takes_shape: ClassVar[bool] = True
-    takes_length: ClassVar[bool] = True
+    provides = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (4, 2, 6)}
     _reading: ClassVar[Any]
 
@@ -67,16 +66,22 @@ class SparseKV(Drafter):
         """The most that a draft step costs: the weights are read either way."""
         return 1.0
 
-    def check(self, sampler: SpeculativeSampler) -> None:
-        refuse_stores("sparsekv", sampler)
-        if isinstance(self._reading, QueryReading) and sampler.cache is not None:
-            raise SpecError(
-                f"sparsekv: {self.read!r} reads the target's own cache, which {sampler.cache.registered[0]!r} replaces",
-                hint="leave one of them out, or draft through retrieval",
-            )
+    @property
+    def requires(self) -> Reasons:
+        return {Trait.PLAIN_DECODER: READS_PART}
+
+    @property
+    def conflicts(self) -> Reasons:
+        if not isinstance(self._reading, QueryReading):
+            return {Trait.ENCODES_KV: COPIES_KV}
+        read = repr(self.read).replace("{", "{{").replace("}", "}}")
+        own = f"{{me}}: {read} reads the target's own cache, which {{other!r}} replaces"
+        return {
+            Trait.ENCODES_KV: COPIES_KV,
+            Trait.CHANGES_TARGET: Why(own, "leave one of them out, or draft through retrieval"),
+        }
 
     def start(self, context: DecodeContext) -> _State:
-        demand_plain_decoder(context.model, "sparsekv")
         state = QueryReadingState if isinstance(self._reading, QueryReading) else ReadingState
         return state(context, self._reading, self.k)
 

@@ -36,6 +36,7 @@ from pardec.models.plan import Plan, Visible
 from ...ops.inverse_cdf import sample
 from ...registry import register
 from ...spec import ModelName
+from ...traits import Reasons, Trait
 from ..contracts import (
     DecodeContext,
     Draft,
@@ -50,7 +51,7 @@ from ..draft_model import DraftModelState
 from ..ops.verification import judge
 from ..sequences import Sequences
 from ..shape.chain import Chain
-from ..sparse_kv import ReadingState, demand_plain_decoder, reading_of, refuse_stores
+from ..sparse_kv import COPIES_KV, READS_PART, ReadingState, reading_of
 from .draft_checkpoint import check_pair
 
 
@@ -202,6 +203,8 @@ class Hierarchy:
 @dataclass(frozen=True)
 class TriForce(Drafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (6, 4, 8), "k": (2, 3)}
+    requires: ClassVar[Reasons] = {Trait.PLAIN_DECODER: READS_PART}
+    conflicts: ClassVar[Reasons] = {Trait.ENCODES_KV: COPIES_KV}
     _reading: ClassVar[Any]
 
     name: Annotated[ModelName | None, "of the small checkpoint: embedded name, folder or hub id"] = None
@@ -214,7 +217,6 @@ class TriForce(Drafter):
         object.__setattr__(self, "_reading", reading_of(self.read, "triforce"))  # no field: it follows from the spec
 
     def check(self, sampler: SpeculativeSampler) -> None:
-        refuse_stores("triforce", sampler)
         if not self.name:
             raise SpecError(
                 "triforce: name is not given: the small checkpoint",
@@ -239,7 +241,6 @@ class TriForce(Drafter):
                 "triforce: the request has no small model", "load it and hand it in as Request.draft_model"
             )
         check_pair(small, context.model)
-        demand_plain_decoder(context.model, "triforce")
         drafted = DraftedText(context.text, context.distribution)
         middle = MiddleModel(context, self._reading, self.gamma + self.k)
         sampler = replace(context.sampler, shape=Chain(), length=None)

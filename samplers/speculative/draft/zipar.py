@@ -30,7 +30,8 @@ from pardec.models.images.contracts import ImageLayout
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
+from ...traits import Reasons, Trait, Why
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from .image_grid import layout_of
 
 _HINT = "text has no rows: draft with lookup or sjd"
@@ -49,18 +50,17 @@ class ImageProgress:
 @dataclass(frozen=True)
 class Zipar(Drafter):
     default_acceptance: ClassVar[str | None] = "match"
+    requires: ClassVar[Reasons] = {
+        Trait.FOLLOWS_PICK: Why(
+            "{me} commits tokens that were sampled before the row above was complete",
+            "accept with match, or with greedy at temperature 0",
+        )
+    }
 
     window: Annotated[int | None, "tokens of a row that are sampled when the next row begins; none: half a row"] = None
 
     def __post_init__(self) -> None:
         self.require("window", least=1)
-
-    def check(self, sampler: SpeculativeSampler) -> None:
-        if not sampler.accept.follows_pick:
-            raise SpecError(
-                "zipar commits tokens that were sampled before the row above was complete",
-                hint="accept with match, or with greedy at temperature 0",
-            )
 
     def width(self, model: LanguageModel) -> int:
         lag, layout = self._lag(model), layout_of(model, "zipar", _HINT)

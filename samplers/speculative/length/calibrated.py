@@ -28,7 +28,8 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import register
-from ..contracts import DecodeContext, Length, RoundResult, SpeculativeSampler
+from ...traits import Reasons, Trait, Why
+from ..contracts import DecodeContext, Length, RoundResult
 
 _FIRST = 1.0  # rounds without a draft that the rate of tokens per cost begins with
 
@@ -64,12 +65,10 @@ class Calibrated(Length):
         if self.buckets < 1 or not self.prior > 0:
             raise SpecError(f"calibrated: buckets and prior must be above 0, got {self.buckets} and {self.prior}")
 
-    def check(self, sampler: SpeculativeSampler) -> None:
-        if self.cost is not None and sampler.draft.one_pass:
-            raise SpecError(
-                f"calibrated: cost is of each token's forward, and {sampler.draft.registered[0]} drafts all in one",
-                hint="leave cost out, or use goodput",
-            )
+    @property
+    def conflicts(self) -> Reasons:
+        each = "{me}: cost is of each token's forward, and {other} drafts all in one"
+        return {} if self.cost is None else {Trait.ONE_FORWARD_DRAFTS: Why(each, "leave cost out, or use goodput")}
 
     @property
     def _cost_value(self) -> float:

@@ -13,18 +13,19 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from torch import Tensor
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Length
 
 
 @register("fallback", stage="length", paper="arXiv:2302.07863", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Fallback(Length):
-    drops_last: ClassVar[bool] = True
+    provides = frozenset({Trait.DROPS_LAST})
 
     below: Annotated[float, "probability of the drafter's likeliest token, under which the target takes over"] = 0.6
 

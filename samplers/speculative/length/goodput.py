@@ -30,7 +30,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import SpecError
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Length, RoundResult
 
 Round = tuple[float, float, float, float]  # drafter forwards, positions fed to the target, context, seconds
@@ -119,8 +120,7 @@ class _Memory:
 @register("goodput", stage="length", paper="arXiv:2406.14066", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Goodput(Length):
-    times_rounds: ClassVar[bool] = True
-    drops_last: ClassVar[bool] = True
+    provides = frozenset({Trait.DROPS_LAST, Trait.TIMES_ROUNDS})
 
     c: Annotated[float, "cost of a drafter's forward"] = 0.1
     token: Annotated[float, "cost of each position fed to the target"] = 0.005

@@ -21,7 +21,7 @@ Exact: no; `alpha=0` changes nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,10 +29,11 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import register
+from ...traits import Reasons, Trait, Why
 from ..contracts import Logits
 
 if TYPE_CHECKING:
-    from ...request import Request
+    pass
 
 
 @register(
@@ -69,9 +70,9 @@ class Momentum(Logits):
     def exact(self) -> str:
         return "relaxed" if self.alpha else "greedy"
 
-    def admit(self, request: Request, sampler: Any) -> None:
-        if request.conditions:
-            raise SpecError("momentum is for text, and images repeat their codes", hint="leave it out")
+    conflicts: ClassVar[Reasons] = {
+        Trait.CONDITIONS: Why("{me} is for text, and images repeat their codes", "leave it out")
+    }
 
     def scores(self, ids: Tensor, logits: Tensor, prompts: Tensor) -> Tensor:
         if not self.alpha:

@@ -18,17 +18,16 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 
-from pardec.models.errors import SpecError
-
 from ...host_transfer import to_host
 from ...ops.confidence import likeliest
 from ...registry import register
-from ..contracts import DecodeContext, Draft, DraftModel, Shape, SpeculativeSampler, Uniforms
+from ...traits import Reasons, Trait, Why
+from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
 from .tree_growth import Tree, drops_last, highest, packed, stopped_rows
 
 
@@ -48,16 +47,15 @@ class Beam(Shape):
     def __post_init__(self) -> None:
         self.require("beams", "nodes", least=1)
 
-    def check(self, sampler: SpeculativeSampler) -> None:
-        if sampler.accept.siblings == "with":
-            raise SpecError(
-                "beam keeps the most likely children, and this acceptance needs independent samples",
-                hint="use template or dyspec, or another acceptance",
-            )
+    conflicts: ClassVar[Reasons] = {
+        Trait.INDEPENDENT_SIBLINGS: Why(
+            "{me} keeps the most likely children, and {does}", "use template or dyspec, or another acceptance"
+        )
+    }
 
     @property
-    def unprocessed(self) -> bool:
-        return self.raw
+    def provides(self) -> frozenset[Trait]:
+        return super().provides | {Trait.UNPROCESSED_SCORES} if self.raw else super().provides
 
     def width(self, k: int) -> int:
         return 1 + self.beams * (k - 1) + self.nodes  # nodes fed, and nodes kept without being fed

@@ -11,7 +11,6 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from ...ops.rank import argmax
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, SubsetLogits, Uniforms
 from .tree_growth import drops_last, stopped_rows
 
@@ -32,7 +32,7 @@ from .tree_growth import drops_last, stopped_rows
 )
 @dataclass(frozen=True)
 class Chain(Shape):
-    chains: ClassVar[bool] = True
+    provides = frozenset({Trait.DRAFTS_ONE_CHAIN})
 
     def width(self, k: int) -> int:
         return k + 1

@@ -16,7 +16,7 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ...host_transfer import to_host
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
 from .siblings import conditional_distributions, siblings
 from .tree_growth import Tree, drops_last, packed, stopped_rows
@@ -32,7 +33,7 @@ from .tree_growth import Tree, drops_last, packed, stopped_rows
 @register("dyspec", stage="shape", paper="arXiv:2410.11744", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class DySpec(Shape):
-    adaptive: ClassVar[bool] = True
+    provides = frozenset({Trait.DRAFTS_TREES, Trait.ADAPTIVE_TREES})
 
     nodes: Annotated[int, "drafted tokens, in all"] = 64
     children: Annotated[int, "the most of one node"] = 8

@@ -23,14 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
-
 from ...registry import register
-from ..contracts import DecodeContext, Draft, DraftModel, Shape, SpeculativeSampler, SubsetLogits, Uniforms
+from ...traits import Reasons, Trait, Why
+from ..contracts import DecodeContext, Draft, DraftModel, Shape, SubsetLogits, Uniforms
 from ..trees import Path
 from .paths_tree import read_tree, tree_levels
 from .siblings import conditional_distributions, likeliest, siblings
 from .tree_growth import drops_last, stopped_rows
+
+_TOP = "leave top out, or use another acceptance"
 
 
 @register(
@@ -57,12 +58,10 @@ class Paths(Shape):
     def fixed_depth(self) -> int:
         return len(self.nodes[-1])
 
-    def check(self, sampler: SpeculativeSampler) -> None:
-        if self.top and sampler.accept.siblings == "with":
-            raise SpecError(
-                "paths: top=true drafts the likeliest children, and this acceptance needs independent samples",
-                hint="leave top out, or use another acceptance",
-            )
+    @property
+    def conflicts(self) -> Reasons:
+        likeliest = Why("{me}: top=true drafts the likeliest children, and {does}", _TOP)
+        return {Trait.INDEPENDENT_SIBLINGS: likeliest} if self.top else {}
 
     def width(self, k: int) -> int:
         return 1 + sum(len(path) <= k for path in self.nodes)

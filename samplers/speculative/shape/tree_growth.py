@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, DraftModel
 from ..sequences import Sequences
 
@@ -105,4 +106,5 @@ def stopped_rows(
 
 def drops_last(context: DecodeContext) -> bool:
     """Whether the token at which the controller stops is not drafted."""
-    return context.sampler.length is not None and context.sampler.length.drops_last
+    length = context.sampler.length
+    return length is not None and Trait.DROPS_LAST in length.provides

@@ -38,19 +38,17 @@ from pardec.models.errors import SpecError
 
 from ...registry import register
 from ...request import Request
+from ...traits import Reasons, Trait, Why
 from ..contracts import Texts
 
 
 def check(name: str, k: int, request: Request) -> None:
-    """Raises SpecError for more texts of a prompt than the `k` drafts, and for what would tell drafts apart."""
+    """Raises SpecError for more texts of a prompt than the `k` drafts."""
     if (most := max(request.samples, default=0) + 1) > k:
         raise SpecError(
             f"{name}:k={k} writes {k} texts of a prompt and {most} are requested",
             hint=f"{name}:k={most} writes as many",
         )
-    for what, present in request.extras.items():
-        if present:
-            raise SpecError(f"{name} has no {what}: a forward is of all drafts", hint="leave it out")
 
 
 class Ngrams:
@@ -122,12 +120,17 @@ class Superposed(Texts):
     def needed_corpus(self) -> str | None:
         return self.corpus if self.k > 1 else None
 
+    @property
+    def conflicts(self) -> Reasons:
+        sampling = Why(
+            "{me} writes the k best drafts, and {kind} is for sampling",
+            "leave it out; superposed:temperature= is that of the scores",
+        )
+        no = Why("{me} has no {kind}: a forward is of all drafts", "leave it out")  # they would tell drafts apart
+        each = dict.fromkeys((trait for trait in Trait if trait.by == "request"), no)
+        return each | {Trait.TEMPERATURE: sampling}
+
     def admit(self, request: Request, sampler: Any) -> None:
-        if request.temperature:
-            raise SpecError(
-                f"superposed writes the k best drafts, and temperature={request.temperature} is for sampling",
-                hint="leave it out; superposed:temperature= is that of the scores",
-            )
         check("superposed", self.k, request)
 
     def begin(self, prompts: Sequence[Sequence[int]], request: Request) -> list[Ngrams | None]:

@@ -19,6 +19,7 @@ from pardec.samplers.masked.build import SINGLE
 from pardec.samplers.masked.canvas import PROMPT, UNCOMMITTED
 from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.masked.loop import MaskedLoop, decode
+from pardec.samplers.traits import Trait
 from tests.grids import pairwise, thinned
 from tests.samplers.toys import (
     BLOCK,
@@ -51,7 +52,7 @@ LOOKS = 16  # most forwards a block that a revise stage costs by its defaults (`
 
 def looks_behind(sampler: MaskedSampler) -> bool:
     """Whether it is for models alone that see what comes after the block."""
-    return sampler.query is not None or any(stage.cuts for stage in sampler.finish)
+    return sampler.query is not None or bool(sampler.cutting)
 
 
 def fitting(spec: str) -> list[str]:
@@ -61,7 +62,7 @@ def fitting(spec: str) -> list[str]:
     if looks_behind(sampler):
         one = "bidirectional"
         return [name for name, (_, attention) in FAMILIES.items() if attention == one and needs in (None, one)]
-    if any(stage.needs_leave_one_out for stage in sampler.revising):
+    if Trait.LEAVE_ONE_OUT in sampler.traits:
         return [name for name, (_, attention) in FAMILIES.items() if needs in (None, attention)]
     if needs is not None:
         return [name for name, (_, attention) in EVERY_FAMILY.items() if attention == needs]

@@ -17,8 +17,8 @@ from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.batching import add_rows
 from pardec.samplers.events import Finished
+from pardec.samplers.masked import compatibility
 from pardec.samplers.masked.build import fit
-from pardec.samplers.masked.compatibility import refuse_images
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.rng import JoinableSource
 from tests.reference import naive_query as naive
@@ -271,5 +271,6 @@ def test_two_of_them_are_refused_and_so_are_values_out_of_range() -> None:
     ("spec", "message"), [("suffix+threshold", "suffix leaves out"), ("threshold@spa", "spa keeps")]
 )
 def test_images_refuse_it(spec: str, message: str) -> None:
+    asked = request([[3, MASK]], [1], conditions=(object(),))
     with pytest.raises(SpecError, match=message):
-        refuse_images(registry.resolve(spec))
+        compatibility.check(registry.resolve(spec), request=asked)

@@ -51,7 +51,7 @@ def test_a_temperature_draws_nothing() -> None:
 
 
 def test_independent_siblings_are_refused() -> None:
-    with pytest.raises(SpecError, match="this acceptance needs independent samples"):
+    with pytest.raises(SpecError, match="beam keeps the most likely children, and kseq needs independent samples"):
         registry.resolve("model:name=x+beam+kseq", "ar", sampling=True)
 
 

@@ -12,6 +12,8 @@ import torch
 from pardec.api import Model
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
+from pardec.samplers.registry import resolve
+from pardec.samplers.speculative.compatibility import check
 from pardec.samplers.speculative.logits.momentum import Momentum
 from tests.samplers.ar_toys import logits, plain_greedy, request, rows, run, toy_ar
 from tests.samplers.drafter_checks import RAGGED, cyclic
@@ -127,7 +129,7 @@ def test_candidates_are_the_tokens_that_the_request_allows() -> None:
     ("make", "words"),
     [
         (lambda: Momentum(alpha=-1), "alpha must be at least 0"),
-        (lambda: Momentum().admit(request([[1]], 2, conditions=(object(),)), None), "is for text"),
+        (lambda: check(resolve("momentum", "ar"), request=request([[1]], 2, conditions=(object(),))), "is for text"),
         (lambda: Momentum(k=0), "k must be at least 1"),
         (lambda: Momentum(resistance="1-x"), "numbers joined by '-'"),
         (lambda: Momentum(resistance="1-nan"), "at least 0"),

@@ -1,0 +1,93 @@
+"""What goes with what in the verify loop: stages, the drafters within them, models and requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pardec.models.decoder import Decoder
+
+from ..cards import name_of
+from ..traits import NONE, Party, Reasons, Trait, Why, refuse
+from .contracts import Drafter, SpeculativeSampler
+
+if TYPE_CHECKING:
+    from pardec.models.model import LanguageModel
+
+    from ..request import Request
+
+# What follows from having a trait, whichever the stage: what it does not go with.
+EXCLUDED_BY: Mapping[Trait, Reasons] = {
+    Trait.KEEPS_DRAFTS: {
+        Trait.TEMPERATURE: Why(
+            "{me}: with keep=true a sampled text would depend on the requests before it",
+            "accept with match:noise=seeded, whose samples do not depend on the drafts, or leave keep out",
+            unless=Trait.SEEDED,
+        )
+    },
+    Trait.LIKELIEST_ONLY: {
+        Trait.TEMPERATURE: Why(
+            "{me!r} accepts the likeliest tokens only, and {kind} is for sampling",
+            "accept with speculative or match, or leave temperature out",
+        )
+    },
+    Trait.TIMES_ROUNDS: {
+        Trait.SHARED_BY_PROCESSES: Why(
+            "{me} decides by the clock, and the processes that share a model have to decide alike",
+            "leave it out, or use drafts of a fixed length",
+        )
+    },
+}
+
+
+def check(sampler: SpeculativeSampler, model: LanguageModel | None = None, request: Request | None = None) -> None:
+    """Compares each stage with the other stages, with the model and with the request, as far as they are given.
+
+    Raises:
+        SpecError: two of them do not go together; it says why, and what would.
+        ModelError: the model is none that a cache can read a part of.
+    """
+    if sampler.texts is not None:
+        parties = [party("texts", sampler.texts)]
+    else:
+        single = ((slot, getattr(sampler, slot)) for slot in ("draft", "shape", "length", "accept", "cache"))
+        stages = [*single, *(("logits", stage) for stage in sampler.logits)]
+        parties = [party(slot, stage) for slot, stage in stages if stage is not None]
+        parties += [party("within", drafter, NONE) for drafter in _within(sampler.draft)]
+    if model is not None:
+        parties.append(_model_party(model))
+    if request is not None:
+        parties.append(Party("the request", "request", frozenset(request.extras), kinds=request.extras))
+    refuse(parties)
+
+
+def _within(drafter: Drafter) -> list[Drafter]:
+    """The drafters within one: what they need of the others, and do not go with, holds for it, too."""
+    return [one for held in drafter.held for one in (held, *_within(held))]
+
+
+def party(slot: str, stage: Any, provides: frozenset[Trait] | None = None) -> Party:
+    """A stage with what it declares, and what follows from it; `provides` is what the others see of it."""
+    conflicts = dict(stage.conflicts)
+    for trait in (trait for trait in EXCLUDED_BY if trait in stage.traits):
+        conflicts |= EXCLUDED_BY[trait]
+    return Party(name_of(stage), slot, stage.traits if provides is None else provides, stage.requires, conflicts)
+
+
+def _model_party(model: LanguageModel) -> Party:
+    reason = _not_plain(model)
+    has = {Trait.CAUSAL: True, Trait.PLAIN_DECODER: reason is None, Trait.SHARED_BY_PROCESSES: model.processes > 1}
+    kinds = {Trait.PLAIN_DECODER: reason or "", Trait.SHARED_BY_PROCESSES: f"{model.processes} processes"}
+    return Party(model.name, "model", frozenset(trait for trait, held in has.items() if held), kinds=kinds)
+
+
+def _not_plain(model: LanguageModel) -> str | None:
+    """Why a model's K/V are not those of a native decoder over one text, on any number of slots; None if they are."""
+    decoder = model.decoder
+    if not isinstance(decoder, Decoder):
+        return "its forwards are not those of the native decoder, or are captured, or have a condition"
+    if decoder.config.least_window is not None or decoder.config.attention_cap is not None:
+        return "a layer has a sliding window, or caps its scores"
+    if model.imaging is not None or decoder.config.canvas:
+        return "it is no model of text"
+    return "processes share it" if model.processes > 1 else None

@@ -1,0 +1,169 @@
+"""What stages, models and requests have and need, as one enum, and the check of all pairs.
+
+A stage declares `provides`, a set of traits, and `requires` and `conflicts`, which give for each trait the sentence of
+the error. `refuse` compares every stage with the other stages, the model and the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum, unique
+
+from pardec.models.errors import PardecError, SpecError
+
+
+@unique
+class Trait(StrEnum):
+    """One thing that decides what goes with what; its value says it of the stage, the model or the request."""
+
+    by: str  # the stage that may have it, "stage" for any, "model" or "request"
+
+    def __new__(cls, phrase: str, by: str) -> Trait:
+        trait = str.__new__(cls, phrase)
+        trait._value_, trait.by = phrase, by
+        return trait
+
+    # --- stages of masked models ---
+    MOVES_BLOCKS = "moves blocks", "block"
+    BRANCHES = "tries several hypotheses of a row", "branch"
+    KEEPS_TOKENS = "keeps the tokens of the sampler without it", "branch"
+    HIDES_POSITIONS = "leaves out masks after the block", "query"
+    ADDS_TO_INPUTS = "adds to the inputs of masks", "inputs"
+    OBSERVES_CHANGED_LOGITS = "observes what the logits stages have made of a distribution", "inputs"
+    KNOWN_SCORES = "knows its scores before the forward", "propose"
+    SCORES_BY_ENTROPY = "scores by minus an entropy in nats", "propose"
+    SCORES_WITHOUT_PROBABILITY = "scores with no probability", "propose"
+    COUNTS_STEPS = "shares its steps out over blocks of one length", "select"
+    COUNTS_FORWARDS = "depends on the number of forwards", "select"
+    MAY_WAIT = "may commit nothing in a step", "select"
+    ORDER_OF_SCORES = "commits a known number of the best scores", "select"
+    KNOWN_ORDER = "knows before a forward what it commits", "select"
+    COMPARES_FINISHED_TEXT = "compares with the finished text of another sampler", "select"
+    IDLE = "revises nothing with these parameters", "revise"
+    LEAVE_ONE_OUT = "predicts each token without itself", "revise"
+    MOVES_TOKENS = "moves tokens within the block", "revise"
+    RENOISES = "draws a new random canvas", "revise"
+    FILLS_ROWS = "commits all of a row at once", "finish"
+    CUTS_ROWS = "ends rows after their block", "finish"
+    STORES_KV = "keeps keys and values of earlier forwards", "cache"
+    KV_OF_TOKENS = "has keys and values that depend on the tokens alone", "cache"
+    WHOLE_BLOCK = "computes the whole block at every forward", "cache"
+    SLIDES = "moves the block itself", "cache"
+    PART_OF_BLOCK = "decodes a part of one block", "cache"
+    REUSES_PREDICTIONS = "keeps predictions of earlier forwards", "cache"
+    REUSES_LAYERS = "keeps what layers compute at each position", "cache"
+    STORES_CAUSALLY = "stores finished text by a causal forward", "cache"
+    # --- any stage of them ---
+    READS_ATTENTION = "reads what positions attend to", "stage"
+    READS_WHOLE_ROW = "reads predictions beyond the block", "stage"
+    REMEMBERS = "remembers every forward", "stage"
+    KEEPS_NO_STATE = "remembers nothing with these parameters", "stage"
+    GOES_BY_POSITION = "goes by the positions of tokens", "stage"
+    ACTS_BETWEEN_STEPS = "acts between steps", "stage"
+    # --- stages of autoregressive models ---
+    TAKES_SHAPE = "drafts with a model, in a shape", "draft"
+    TAKES_LENGTH = "drafts token after token, and can stop early", "draft"
+    ONE_FORWARD_DRAFTS = "drafts all tokens of a round in one forward", "draft"
+    DRAFTS_DURING_VERIFY = "drafts within the forward that verifies", "draft"
+    ADDS_VERIFY_NODES = "adds nodes or states of its own to the forward that verifies", "draft"
+    COPIES = "copies known tokens", "draft"
+    READS_PROMPT = "reads the forward of the prompt", "draft"
+    FEEDS_TEXT_AGAIN = "feeds tokens of the text again", "draft"
+    SPLITS_TARGET = "runs the target in parts", "draft"
+    KEEPS_DRAFTS = "drafts by what earlier requests left", "draft"
+    DRAFTS_ONE_CHAIN = "drafts one chain a row", "draft"
+    DRAFTS_TREES = "drafts trees", "shape"
+    ADAPTIVE_TREES = "grows trees by the sampled tokens", "shape"
+    UNPROCESSED_SCORES = "grows drafts by logits that are not processed", "shape"
+    DROPS_LAST = "does not draft the token at which it stops", "length"
+    TIMES_ROUNDS = "decides by the clock", "length"
+    FOLLOWS_PICK = "accepts the child that equals one picked token", "accept"
+    SEEDED = "has samples that do not depend on the drafts", "accept"
+    LIKELIEST_ONLY = "accepts the likeliest tokens only", "accept"
+    INDEPENDENT_SIBLINGS = "needs independent samples", "accept"
+    CHANGES_TARGET = "changes what the target's attention reads", "cache"
+    ENCODES_KV = "stores older keys and values encoded", "cache"
+    SHARES_PROMPTS = "lets rows share the K/V of a prompt", "cache"
+    LONGER_TEXTS = "takes texts longer than the model was made for", "cache"
+    ONE_PASS_TEXTS = "writes several texts in one pass", "texts"
+    # --- models ---
+    BIDIRECTIONAL = "has bidirectional attention", "model"
+    BLOCK_CAUSAL = "has block-causal attention", "model"
+    WINDOWED_CAUSAL = "has windowed-causal attention", "model"
+    CAUSAL_PREFIX = "has causal-prefix attention", "model"
+    CAUSAL = "has causal attention", "model"
+    FOLLOWS_CANVAS = "sees what depends on how far the canvas is filled", "model"
+    RANDOM_CANVAS = "starts from a canvas of random tokens", "model"
+    SLIDING_LAYERS = "has layers with sliding windows", "model"
+    PLAIN_DECODER = "runs in the native decoder over one text, on any number of slots", "model"
+    SHARED_BY_PROCESSES = "is shared by processes", "model"
+    # --- requests ---
+    TEMPERATURE = "a temperature above 0 is set", "request"
+    LOGPROBS = "log-probabilities are recorded", "request"
+    ALLOWED_TOKENS = "tokens are allowed", "request"
+    CONDITIONS = "conditions of images are laid out", "request"
+    PROCESSORS = "logits processors are given", "request"
+    GRAMMAR = "a format of the text is given", "request"
+    STOPS = "texts are given that end a row", "request"
+    LATE_END = "the first tokens may not end a row", "request"
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why a stage needs a trait, or does not go with it, and what to do instead.
+
+    `sentence` is a format: `{me}` is the name of the stage that says so, `{other}` that of the stage, model or request
+    which has the trait or should have it, `{does}` that name with the trait's own words, and `{kind}` what
+    `Party.kinds` says of it. So is the way out.
+    """
+
+    sentence: str
+    way_out: str = ""
+    unless: Trait | None = None  # of a conflict: where anything has this trait, there is none
+    error: type[PardecError] = SpecError
+
+
+Reasons = Mapping[Trait, Why]
+NONE: frozenset[Trait] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """One of those that are compared: a stage, the model or the request."""
+
+    name: str
+    stage: str  # of the registry, or "model", or "request"
+    provides: frozenset[Trait] = NONE
+    requires: Reasons = field(default_factory=dict)
+    conflicts: Reasons = field(default_factory=dict)
+    kinds: Mapping[Trait, str] = field(default_factory=dict)  # more about a trait that it has or lacks, for sentences
+
+    def does(self, trait: Trait) -> str:
+        """The trait said of it."""
+        return str(trait) if self.stage == "request" else f"{self.name} {trait}"
+
+
+def refuse(parties: Sequence[Party]) -> None:
+    """Raises an error for the first two that do not go together.
+
+    What only a model can have is required only where one is among the parties.
+    """
+    everything = frozenset[Trait]().union(*(party.provides for party in parties))
+    stages = {party.stage for party in parties}
+    for party in parties:
+        for trait, why in party.conflicts.items():
+            if trait in everything and why.unless not in everything:
+                other = next((one for one in parties if trait in one.provides and one is not party), None)
+                if other is not None:
+                    raise _error(why, party, other.name, other.kinds.get(trait, ""), other.does(trait))
+        for trait, why in party.requires.items():
+            if trait not in everything and (trait.by != "model" or "model" in stages):
+                others = [one for one in parties if one.stage == trait.by]
+                name, kind = "+".join(one.name for one in others), "".join(one.kinds.get(trait, "") for one in others)
+                raise _error(why, party, name, kind, trait)
+
+
+def _error(why: Why, party: Party, other: str, kind: str, does: str) -> PardecError:
+    said = {"me": party.name, "other": other, "kind": kind, "does": does}
+    return why.error(why.sentence.format(**said), why.way_out.format(**said))
