@@ -5,6 +5,7 @@
 - `README.md`: the checkpoints that load, from `docs/checkpoints.md`, the methods by stage, and rows from the committed
   benchmarks;
 - `CONTRIBUTING.md`: the stages, with the signatures of their contracts;
+- `docs/concepts/compatibility.md`: what goes with what, from the traits that methods declare;
 - `docs/papers.md`: the papers, from `docs/papers.toml`, the methods' files and the tests that are marked with one;
 - `benchmarks/gpu.md`, from the results of `scripts/gpu_queue` in `benchmarks/gpu/`;
 - `docs/images/frontier.svg`, from `benchmarks/samplers.json`;
@@ -117,10 +118,14 @@ def main() -> None:
 def files() -> dict[Path, str]:
     """Every committed file with a generated part, as it should be."""
     readme, contributing, papers = ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "papers.md"
+    together = ROOT / "docs" / "concepts" / "compatibility.md"
     return {
         readme: _filled(readme, checkpoints=checkpoints(), methods=methods(), measured=measured()),
         contributing: _filled(contributing, stages=stages()),
         papers: _filled(papers, papers=_pages().papers.papers(ROOT)),
+        together: _filled(
+            together, masked=_pages().compatibility.table("masked"), ar=_pages().compatibility.table("ar")
+        ),
         ROOT / "benchmarks" / "gpu.md": gpu_page.page(sorted((ROOT / "benchmarks" / "gpu").glob("*.json"))),
         readme_figures.FOLDER / "frontier.svg": readme_figures.plot(_read("samplers.json")["sections"][0]),
     }

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,22 @@ BLOCKS = [textwrap.dedent(block) for block in re.findall(r"(?ms)^ *```python\n(.
 
 def test_every_block_has_a_test() -> None:
     """The first one's is in test_readme.py."""
-    names = ["Surest", "end_penalty", "MY_QWEN3", "_convert"]
+    names = ["Surest", "TakesBack", "end_penalty", "MY_QWEN3", "_convert"]
     assert [re.search("|".join(names), block)[0] for block in BLOCKS] == names  # type: ignore[index]
+
+
+def test_the_traits_of_the_page_refuse_a_cache() -> None:
+    from pardec.models.errors import SpecError
+    from pardec.samplers.registry import resolve
+    from pardec.samplers.traits import Party, refuse
+
+    names: dict[str, Any] = {}
+    exec(compile(BLOCKS[1], "takes_back.py", "exec"), names)
+    stage, cache = names["TakesBack"](), resolve("threshold@spa").cache
+    one = Party("takes_back", "revise", stage.provides, stage.requires, stage.conflicts)
+    with pytest.raises(SpecError, match="takes_back compares neighbours, and spa does not") as caught:
+        refuse([one, Party("spa", "cache", cache.traits)])
+    assert caught.value.hint == "use @dual"
 
 
 def test_the_family_of_the_page_gives_the_logits_of_transformers(tmp_path: Path) -> None:
@@ -51,7 +66,7 @@ ours = pardec.load(sys.argv[1], device="cpu", dtype="float32").logits(ids)
 torch.testing.assert_close(ours.float(), expected.float(), atol=1e-4, rtol=1e-4)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, input=BLOCKS[2], capture_output=True, text=True
+        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, input=BLOCKS[3], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
 
@@ -60,7 +75,7 @@ def test_the_conversion_of_the_page_adds_one_to_norms() -> None:
     import torch
 
     names: dict[str, object] = {}
-    exec(compile("from __future__ import annotations\n" + BLOCKS[3], "block", "exec"), names)
+    exec(compile("from __future__ import annotations\n" + BLOCKS[4], "block", "exec"), names)
     convert = names["_convert"]
     ones = torch.ones(2, dtype=torch.bfloat16)
     assert convert("layers.0.norm.weight", ones, None).tolist() == [2, 2]  # type: ignore[operator]
@@ -100,7 +115,7 @@ def test_the_argument_of_the_page_is_known_everywhere(tree: Path) -> None:
     text = before[settings].replace(
         "    cfg: float | None\n", "    end_penalty: float | None\n    cfg: float | None\n", 1
     )
-    field = textwrap.indent(BLOCKS[1], "    ") + "    cfg: float | None = argument("
+    field = textwrap.indent(BLOCKS[2], "    ") + "    cfg: float | None = argument("
     settings.write_text(text.replace("    cfg: float | None = argument(", field, 1))
     line = "    cfg: float | None = None\n"
     request.write_text(before[request].replace(line, "    end_penalty: float | None = None\n" + line, 1))

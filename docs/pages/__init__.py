@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pages import benchmarks, choosing, claims, cli, methods, papers, tables
+from pages import benchmarks, choosing, claims, cli, compatibility, methods, papers, tables
 
-__all__ = ["papers", "write"]
+__all__ = ["compatibility", "papers", "write"]
 
 
 def write(docs: Path) -> None:
