@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from pardec.drivers import driver_of
 from pardec.models.decoder import Decoder
 from pardec.models.errors import ModelError, PardecError
 from pardec.models.model import LanguageModel
-from pardec.requests import text as requests
 from pardec.requests.settings import Settings
 from pardec.samplers import registry
 from pardec.samplers.cards import SINGLE
@@ -162,7 +162,7 @@ def features(width: int, vocab: int) -> dict[str, dict[str, Any]]:
 def masked_error(model: LanguageModel, spec: str, **features: Any) -> str:
     """Why a masked spec does not decode; "" if it would."""
     try:
-        sampler: Any = requests._sampler(model, Settings(sampler=spec))
+        sampler: Any = driver_of(model).sampler(Settings(sampler=spec))
         asked = canvas_request(model, **features)
         for stage in sampler.stages:
             stage.admit(asked, sampler)
@@ -226,7 +226,7 @@ def _completed(*parts: tuple[str, str, str]) -> list[tuple[str, str, str]]:
 def ar_error(model: LanguageModel, spec: str, *, sampling: bool = False, **features: Any) -> str:
     """Why a spec of the verify loop does not decode; "" if it would, with the drafting models that it names."""
     try:
-        sampler: Any = requests._sampler(model, Settings(sampler=spec, temperature=float(sampling)))
+        sampler: Any = driver_of(model).sampler(Settings(sampler=spec, temperature=float(sampling)))
         asked = ar_toys.request([PROMPT], 8, **{"temperature": float(sampling), **features})
         for stage in sampler.stages:
             stage.admit(asked, sampler)
