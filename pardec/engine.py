@@ -108,13 +108,16 @@ class Engine:
         with memory_errors(size, "decode fewer prompts at once (--batch-size), or fewer tokens"):
             loop = self.driver.decode(call, steps=steps)
             with closing(cast("Generator[Event]", loop)) as events:  # frees memory at once, however this ends
+                network, version = self.network, call.weights_version
                 for raw_event in stepping(events, self.set_threads):
-                    self.check_weights_unchanged(call.weights_version)
+                    if network.weights_version != version:
+                        self.check_weights_unchanged(version)
                     event = texts(raw_event)
                     if call.callback is not None:
                         call.callback(event)
                     yield event
-                    self.check_weights_unchanged(call.weights_version)
+                    if network.weights_version != version:
+                        self.check_weights_unchanged(version)
 
     def check_weights_unchanged(self, version: int) -> None:
         """Raises ModelError unless the weights are those of this version: a request has been fed through its own."""

@@ -1,13 +1,22 @@
-"""Rows leave and join what stages remember of a request: `take_rows` and `scatter_rows`.
+"""Rows leave and join what a loop remembers of a request: `RowState`, `take_rows` and `scatter_rows`.
 
-Every tensor and array in a state has the live rows first. An object with methods `keep` and `put` of its own does it
-itself. Rows cannot join a state that says `accepts_rows = False`, or one with `keep` and without `put`.
+A class whose attributes have one entry per live row derives from `RowState`, names them in `per_row` and writes no
+method that moves rows:
+
+    class Counts(RowState):
+        per_row = ("counts", "cache", "texts")
+
+An attribute may be a tensor or an array with the rows first, a list with one item per row, a `KVCache`, another
+`RowState`, a dataclass, tuple or dict of these, or None. Values that no method changes need no base class: every tensor
+and array in a dataclass, tuple or dict has the live rows first. Rows cannot join a state that says
+`accepts_rows = False`, or one with a method `keep` and no `put`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -17,14 +26,62 @@ from torch.nn.functional import pad
 from pardec.models.caches.kv_cache import KVCache
 
 
+class RowState:
+    """Attributes with one entry per live row, which leave and join in place.
+
+    Attributes:
+        per_row: the names of these attributes; a class adds its own to those of its bases.
+        fills: what stands in the columns that an attribute gains where a wider row joins, if it is not 0; an instance
+            may have a mapping of its own.
+    """
+
+    per_row: ClassVar[tuple[str, ...]] = ()
+    fills: Mapping[str, float] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        inherited = (name for base in cls.__bases__ for name in getattr(base, "per_row", ()))
+        cls.per_row = tuple(dict.fromkeys((*inherited, *cls.per_row)))
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps the live rows at these indices [n], in this order; one may be repeated."""
+        for name in self.per_row:
+            setattr(self, name, take_rows(_of_list(getattr(self, name)), rows))
+        self.rows_changed()
+
+    def put(self, where: np.ndarray, other: Self) -> None:
+        """Puts the rows of `other`, which no forward has seen, in place of those at `where` [n]."""
+        for name in self.per_row:
+            mine, theirs = (_of_list(getattr(state, name)) for state in (self, other))
+            setattr(self, name, scatter_rows(mine, where, theirs, fill=self.fills.get(name, 0)))
+        self.rows_changed()
+
+    def rows_changed(self) -> None:
+        """Called after rows left or joined: makes anew what is derived from them."""
+
+
+class _Items(list[Any]):
+    """A list with one item per row."""
+
+
+def _of_list(value: Any) -> Any:
+    return _Items(value) if type(value) is list else value
+
+
 def take_rows(value: Any, rows: np.ndarray) -> Any:
     """`value` with only these rows, in this order, in every tensor and array it holds (rows are dimension 0).
 
     An object with a method `keep` of its own, such as a cache, drops the rows itself and stays the same object.
     """
-    if hasattr(value, "keep"):
-        value.keep(torch.from_numpy(rows) if isinstance(value, KVCache) else rows)
+    if isinstance(value, KVCache):
+        if len(rows):
+            value.keep(torch.from_numpy(rows))
         return value
+    if hasattr(value, "keep"):
+        value.keep(rows)
+        return value
+    if isinstance(value, _Items):
+        return [value[at] for at in rows.tolist()]
     if isinstance(value, Tensor):
         return value[torch.as_tensor(rows, device=value.device)]
     if isinstance(value, np.ndarray):
@@ -67,17 +124,25 @@ def add_rows(loop: Growing, count: int) -> np.ndarray:
     return np.arange(live, live + count)
 
 
-def scatter_rows(value: Any, where: np.ndarray, other: Any) -> Any:
+def scatter_rows(value: Any, where: np.ndarray, other: Any, *, fill: float = 0) -> Any:
     """`value` with the rows of `other` in place of those at `where` [n], in every tensor and array it holds.
 
-    Where the two differ in their other dimensions, the narrower one is padded with zeros; None counts as all zeros.
+    Where the two differ in their other dimensions, the narrower one is padded with `fill`; None counts as all `fill`.
     An object with a method `put` of its own takes the rows itself and stays the same object.
     """
     if isinstance(value, Tensor):
-        return _put(value, torch.from_numpy(where).to(value.device), other)
+        return _put(value, torch.from_numpy(where).to(value.device), other, fill)
     if isinstance(value, np.ndarray):
         theirs = None if other is None else torch.from_numpy(other)
-        return _put(torch.from_numpy(value), torch.from_numpy(where), theirs).numpy()
+        return _put(torch.from_numpy(value), torch.from_numpy(where), theirs, fill).numpy()
+    if isinstance(value, KVCache):
+        value.put(torch.from_numpy(where), other)
+        return value
+    if isinstance(value, _Items):
+        items = list(value)
+        for at, item in zip(where.tolist(), other, strict=True):
+            items[at] = item
+        return items
     if callable(getattr(value, "put", None)):
         value.put(where, other)
         return value
@@ -109,16 +174,16 @@ def unbatchable(value: Any) -> str | None:
     return next((name for item in items if (name := unbatchable(item))), None)
 
 
-def _put(mine: Tensor, where: Tensor, other: Tensor | None) -> Tensor:
+def _put(mine: Tensor, where: Tensor, other: Tensor | None, fill: float) -> Tensor:
     if other is None:
-        other = mine.new_zeros(len(where), *mine.shape[1:])
+        other = mine.new_full((len(where), *mine.shape[1:]), fill)
     shape = [max(sizes) for sizes in zip(mine.shape[1:], other.shape[1:], strict=True)]
-    return _widened(mine, shape).index_copy(0, where, _widened(other, shape).to(mine))
+    return _widened(mine, shape, fill).index_copy(0, where, _widened(other, shape, fill).to(mine))
 
 
-def _widened(value: Tensor, shape: list[int]) -> Tensor:
-    """`value` [B, ...] with zeros behind it in every other dimension, up to `shape`."""
+def _widened(value: Tensor, shape: list[int], fill: float) -> Tensor:
+    """`value` [B, ...] with `fill` after it in every other dimension, up to `shape`."""
     sizes = [
         size for new, old in zip(reversed(shape), reversed(value.shape[1:]), strict=True) for size in (0, new - old)
     ]
-    return pad(value, sizes) if any(sizes) else value
+    return pad(value, sizes, value=fill) if any(sizes) else value

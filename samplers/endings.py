@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .batching import RowState
 from .request import Ending
 
 
-class Endings:
+class Endings(RowState):
     """One entry per live row: what may end it, or None."""
+
+    per_row = ("each", "known")
 
     def __init__(self, stops: Sequence[Ending | None], rows: int) -> None:
         self.each: list[Ending | None] = list(stops) or [None] * rows
@@ -32,14 +35,3 @@ class Endings:
     def __bool__(self) -> bool:
         """Whether any row can end so."""
         return any(ending is not None for ending in self.each)
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows."""
-        self.each = [self.each[at] for at in rows.tolist()]
-        self.known = self.known[rows]
-
-    def put(self, where: np.ndarray, other: Endings) -> None:
-        """Puts the rows of `other` in place of those at `where`."""
-        for at, ending in zip(where.tolist(), other.each, strict=True):
-            self.each[at] = ending
-        self.known[where] = other.known

@@ -13,6 +13,8 @@ from pardec.models.caches.prefix_cache import Lease
 from pardec.models.hidden import TargetStates
 from pardec.models.model import LanguageModel
 
+from .batching import RowState
+
 
 class PrefixReuse:
     """The leases of the live rows; does nothing where the model has no prefix cache.
@@ -101,8 +103,10 @@ class PrefixReuse:
             self.prefixes.match_weights(getattr(self.model, "weights_version", 0))
 
 
-class DraftReuse:
+class DraftReuse(RowState):
     """The rows of a draft model with K/V of its own, whose blocks share the budget of the target's prefix cache."""
+
+    per_row = ("stored",)
 
     def __init__(self, target: LanguageModel, model: LanguageModel, cache: KVCache, rows: int) -> None:
         self.prefixes, self.model, self.cache = target.prefix_cache, model, cache
@@ -125,15 +129,6 @@ class DraftReuse:
                 if lease is not None and self.prefixes is not None:
                     self.prefixes.extend(lease, texts[at][: lengths[at]], self.cache, at)
             self.stored[at] = True
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows."""
-        self.stored = self.stored[rows]
-
-    def put(self, where: np.ndarray, other: DraftReuse) -> None:
-        """The rows of `other` in place of the live rows at `where`."""
-        self.stored = self.stored.copy()
-        self.stored[where] = other.stored
 
     @contextmanager
     def _lease(self, tokens: np.ndarray, most: int) -> Iterator[Lease | None]:

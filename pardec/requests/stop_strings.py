@@ -17,14 +17,14 @@ from typing import Any
 from pardec.models.errors import SpecError
 from pardec.models.files.token_bytes import special_ids
 
-_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a token that is one byte of a character
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a token that is one byte of a character
 _BYTES = 4  # the most tokens of one character
 _MARGIN = 8  # further tokens decoded before the string: a tokenizer may decode the first ones of a text differently
 
 
 def is_byte(tokenizer: Any, token: int) -> bool:
     """Whether a token is one byte of a character, so that the text before it may change with it."""
-    return _BYTE.fullmatch(str(tokenizer.convert_ids_to_tokens(token))) is not None
+    return BYTE_TOKEN.fullmatch(str(tokenizer.convert_ids_to_tokens(token))) is not None
 
 
 @dataclass(frozen=True, eq=False)

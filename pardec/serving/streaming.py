@@ -14,7 +14,7 @@ import numpy as np
 
 from pardec.samplers.events import Event, RowFinished, Started, Step
 
-from ..requests.stop_strings import is_byte
+from ..requests.stop_strings import BYTE_TOKEN
 
 if TYPE_CHECKING:
     from ..requests.call import Call
@@ -62,9 +62,10 @@ class RowText:
         """The text of `tokens` as far as no later token can change it."""
         # A run of byte tokens that is not valid as a whole decodes to replacement characters throughout, so that
         # even a complete character may change with the next byte.
-        while tokens and is_byte(self.tokenizer, tokens[-1]):
+        name_of = self.tokenizer.convert_ids_to_tokens
+        while tokens and BYTE_TOKEN.fullmatch(str(name_of(tokens[-1]))):
             tokens = tokens[:-1]
-        text = decoded(self.tokenizer, tokens).rstrip(_BROKEN)
+        text = str(self.tokenizer.decode(tokens, skip_special_tokens=True)).rstrip(_BROKEN)
         return re.sub(r"\s*\S*\Z", "", text) if self.cleans else text
 
 
@@ -82,8 +83,8 @@ class Texts:
         if isinstance(event, Started):
             self.rows = [RowText(self.tokenizer, self.call, row, open_) for row, open_ in enumerate(event.open)]
         elif isinstance(event, Step):
-            each = zip(event.rows.tolist(), event.tokens, event.settled.tolist(), strict=True)
-            return replace(event, text=tuple(self.rows[row].new(tokens, settled) for row, tokens, settled in each))
+            rows = map(self.rows.__getitem__, event.rows.tolist())
+            return replace(event, text=tuple(map(RowText.new, rows, event.tokens, event.settled.tolist())))
         elif isinstance(event, RowFinished):
             tokens, _ = self.call.generated(event.row, event.tokens.tolist())
             text = answer(self.tokenizer, self.call, event.row, tokens)

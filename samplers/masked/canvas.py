@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
+from ..batching import RowState
 from ..host_transfer import to_host
 
 PROMPT = -1  # commit_step of a token that the request gave
@@ -67,10 +68,6 @@ class Update:
         """Restricted to `where` (bool, broadcast)."""
         return replace(self, which=self.which & where)
 
-    def take(self, rows: Tensor) -> Update:
-        """Of these rows ([n] int64)."""
-        return Update(self.which[rows], self.tokens[rows], self.scores[rows])
-
 
 @dataclass(frozen=True, slots=True)
 class Revision:
@@ -114,15 +111,13 @@ class Span:
     progress: np.ndarray | None = None  # [B] where no position is sure, the best before this one is committed; None: hi
 
 
-def refuse_masks(tokens: np.ndarray, free: np.ndarray, mask_id: int, rows: np.ndarray) -> None:
-    """Raises SpecError where a mask was written as if it were a token: `tokens` [B, L + 1], `free` where one may be."""
-    wrong = (tokens == mask_id) & ~free
-    if wrong.any():
-        row, position = (int(index[0]) for index in wrong.nonzero())
-        raise SpecError(
-            f"the mask token (id {mask_id}) was chosen for position {position} of row {rows[row]}",
-            "a stage that wants a position open again names it in Revision.reopen",
-        )
+def _mask_committed(wrong: np.ndarray, mask_id: int, rows: np.ndarray) -> SpecError:
+    """The error for masks that were written as if they were tokens, where `wrong` [B, L + 1]."""
+    row, position = (int(index[0]) for index in wrong.nonzero())
+    return SpecError(
+        f"the mask token (id {mask_id}) was chosen for position {position} of row {rows[row]}",
+        "a stage that wants a position open again names it in Revision.reopen",
+    )
 
 
 def _own(source: Tensor) -> Tensor:
@@ -150,7 +145,7 @@ _HOST = (
 )  # fmt: skip
 
 
-class Canvas:
+class Canvas(RowState):
     """B live rows. Column L of every tensor is a bin: block positions outside a row point there and it is never open.
 
     Attributes:
@@ -174,6 +169,7 @@ class Canvas:
         tokens_host, open_host, window_host, eligible_host: the same on the host. `given_host`: [B, L + 1] bool.
     """
 
+    per_row = (*_TENSORS, *_HOST)
     block_start: np.ndarray
     block_end: np.ndarray
     end: np.ndarray
@@ -244,14 +240,13 @@ class Canvas:
 
     def _bind(self) -> None:
         """On a CPU: arrays that share the tensors' memory, so that reading and writing need no dispatch."""
-        if self.tokens.device.type == "cpu":
+        self.on_host, self._each = self.tokens.device.type == "cpu", np.arange(len(self.rows))
+        if self.on_host:
             self.tokens_host, self.open_host = self.tokens.numpy(), self.open.numpy()
             self._step_host, self._score_host = self.commit_step.numpy(), self.commit_score.numpy()
 
     def _read(self, beside: Tensor | None = None) -> float:
-        """Brings `tokens_host` and `open_host` up to date: one transfer, and none on a CPU. `beside` comes with it."""
-        if self.tokens.device.type == "cpu":
-            return 0.0 if beside is None else float(beside)
+        """Brings `tokens_host` and `open_host` up to date by one transfer from a device; `beside` comes with it."""
         packed = torch.where(self.open, _OPEN, self.tokens)
         read = to_host({"packed": packed} if beside is None else {"packed": packed, "beside": beside})
         self.open_host = read["packed"] == _OPEN
@@ -260,8 +255,12 @@ class Canvas:
 
     def _update(self, beside: Tensor | None = None) -> float:
         """Reads back which positions are open and moves every row to the block of its first open one."""
-        value = self._read(beside)
-        first, each = self.open_host.argmax(1), np.arange(len(self.rows))
+        value = 0.0
+        if not self.on_host:  # there the arrays share the tensors' memory
+            value = self._read(beside)
+        elif beside is not None:
+            value = beside.item()
+        first, each = self.open_host.argmax(1), self._each
         self.first_open = np.where(self.open_host[each, first], first, self.total)
         beyond = (self.first_open >= self.block_end).any() or (
             self.sliding and (self.first_open > self.block_start).any()
@@ -387,11 +386,13 @@ class Canvas:
             self._clocks = np.concatenate([self._clocks, np.zeros_like(self._clocks)], 1)
         self._clocks[:, self._forwards] = self.step
         self._forwards += 1
-        self.block_started = np.zeros(len(self), dtype=bool)
+        self.block_started = np.zeros_like(self.block_started)
         self.step = self.step + 1
         self.nfe = self.nfe + 1
         value = self._update(beside)
-        refuse_masks(self.tokens_host, self.open_host | self.given_host, self.mask_id, self.rows)
+        wrong = (self.tokens_host == self.mask_id) & ~(self.open_host | self.given_host)
+        if wrong.any():
+            raise _mask_committed(wrong, self.mask_id, self.rows)
         return value
 
     def draft(self, chosen: Update) -> None:
@@ -402,7 +403,7 @@ class Canvas:
         self._update()
 
     def _write(self, which: Tensor, chosen: Update) -> None:
-        if which.device.type == "cpu":  # the same memory, without a dispatch an operation
+        if self.on_host:  # the same memory, without a dispatch per operation
             row, column = (which.numpy() & self.eligible_host).nonzero()
             at = row, self.window_host[row, column]
             self.tokens_host[at] = chosen.tokens.numpy()[row, column]
@@ -493,16 +494,14 @@ class Canvas:
         """Moves the clock over steps at which a schedule commits nothing."""
         self.step = self.step + idle
 
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows ([n] indices), in this order."""
-        index = torch.from_numpy(rows).to(self.tokens.device)
-        with torch.inference_mode(False), torch.no_grad():  # within a step, too: the rows are written to later
+    def rows_changed(self) -> None:
+        with torch.inference_mode(False), torch.no_grad():  # rows that left within a step are written to outside of one
             for name in _TENSORS:
-                setattr(self, name, getattr(self, name)[index])
-        for name in _HOST:
-            setattr(self, name, getattr(self, name)[rows])
+                if (tensor := getattr(self, name)).is_inference():
+                    setattr(self, name, tensor.clone())
         self._bind()
-        self._read()
+        if not self.on_host:
+            self._read()
 
     def put(self, where: np.ndarray, other: Canvas) -> None:
         """Puts the rows of `other`, which no forward has seen, in place of those at `where`, whose indices they take.
@@ -529,5 +528,4 @@ class Canvas:
         self._clocks = np.roll(self._clocks, -past, axis=1)
         self._forwards -= past
         self._clocks[where] = -1
-        self._bind()
-        self._read()
+        self.rows_changed()

@@ -177,13 +177,12 @@ class Read:
     which: Tensor  # [B, K] bool: where a token may be committed
 
 
-def demand_finite(highest: float, distributions: Sequence[Read], forward: MaskedForward) -> None:
+def demand_finite(distributions: Sequence[Read], forward: MaskedForward) -> None:
     """Raises an error that names the model, the argument or the stage where logits are not finite.
 
-    `highest` is the sum that `forward` keeps; logits that nobody reads, such as that of the mask id, may be anything.
+    For a step after which `MaskedForward.highest` is not; logits that nobody reads, such as that of the mask id, may be
+    anything.
     """
-    if math.isfinite(highest):
-        return
     for read in distributions:
         wrong = read.which & ~finite.sound(read.distribution.logits)
         if wrong.any():
@@ -204,7 +203,7 @@ def _unsound(read: Read, wrong: Tensor, forward: MaskedForward) -> PardecError:
         )
     if (error := forward.failure()) is not None:
         return error
-    if empty and forward.limits:
+    if empty and forward.limits is not None and forward.limits.now:
         return SpecError(f"{what} at {where}: of what is allowed there, {forward.model.name} rules out all")
     return ModelError(f"{what} at {where}, by {forward.model.name}")
 

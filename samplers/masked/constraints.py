@@ -1,26 +1,125 @@
-"""Positions whose tokens depend on each other: what each may take narrows with what the others have been given.
+"""What a request rules out at positions: sets of allowed tokens, early ends, repeated tokens, spans.
 
-Before a forward every position of such a gap has the set of tokens that can stand beside those committed. What a step
-writes to a gap is checked in the order of scores: a token that cannot stand beside the ones already taken waits for a
+Positions of a constrained span depend on each other: what each may take narrows with what the others have been given.
+Before a forward every position of such a span has the set of tokens that can stand beside those committed. What a step
+writes to a span is checked in the order of scores: a token that cannot stand beside the ones already taken waits for a
 later step. The first always can, so that a row with an open position still gains one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..batching import RowState
 from ..ops.allowed import AllowedRows
-from ..request import ConstrainedSpan
+from ..ops.penalties import penalize, token_counts, without_ends
+from ..request import Allowed, ConstrainedSpan, Request
 from .canvas import Canvas, Revision, Update
+from .query_plan import Group
 
 
-class ConstrainedSpans:
+def _at(values: Tensor, group: Group, positions: Tensor, rows: Tensor | None) -> Tensor:
+    """`values` [B, L + 1] at `positions` [n, M] of a group, or at one position [N] of each of its `rows` [N]."""
+    values = group.of(values)
+    return values.gather(1, positions) if rows is None else values[rows, positions]
+
+
+class RepetitionPenalty:
+    """Makes tokens that stand in the row already less likely."""
+
+    def __init__(self, request: Request, canvas: Canvas, vocab: int, penalty: float) -> None:
+        self.request, self.canvas, self.vocab, self.penalty = request, canvas, vocab, penalty
+
+    @classmethod
+    def of(cls, request: Request, canvas: Canvas, vocab: int) -> Self | None:
+        """What a request asks for; None where it asks for none."""
+        penalty = request.repetition_penalty
+        return None if penalty is None else cls(request, canvas, vocab, penalty)
+
+    def begin(self) -> None:
+        # The canvas after a short answer is full of end tokens, which must stay free.
+        canvas = self.canvas
+        inside = np.arange(canvas.length + 1) < canvas.total[:, None]
+        known = ~canvas.open & torch.from_numpy(inside).to(canvas.open.device)
+        self.counts = token_counts(canvas.tokens, known, self.vocab, self.request.stop_ids)  # [B, V]
+
+    def process(self, logits: Tensor, group: Group, positions: Tensor, rows: Tensor | None) -> Tensor:
+        own = torch.where(
+            _at(self.canvas.open, group, positions, rows), -1, _at(self.canvas.tokens, group, positions, rows)
+        )
+        counts = group.of(self.counts)
+        return penalize(logits, counts[:, None] if rows is None else counts[rows], own, self.penalty)
+
+
+@dataclass(frozen=True)
+class EarlyEnds:
+    """Rules out end tokens at the first positions after the prompt."""
+
+    request: Request
+    canvas: Canvas
+
+    @classmethod
+    def of(cls, request: Request, canvas: Canvas) -> Self | None:
+        """What a request asks for; None where it asks for none."""
+        return cls(request, canvas) if request.min_new_tokens else None
+
+    def process(self, logits: Tensor, group: Group, positions: Tensor, rows: Tensor | None) -> Tensor:
+        canvas = self.canvas
+        early = np.arange(canvas.length + 1) - canvas.prompt[:, None] < self.request.min_new_tokens
+        on_device = torch.from_numpy(early).to(canvas.tokens.device)
+        return without_ends(logits, _at(on_device, group, positions, rows), self.request.stop_ids)
+
+
+class TokenLimits(RowState):
+    """Which tokens may stand where.
+
+    Attributes:
+        now: what holds in the present step.
+    """
+
+    per_row = ("allowed", "spans")
+
+    def __init__(self, allowed: Allowed | None, spans: Sequence[tuple[ConstrainedSpan, ...]], canvas: Canvas) -> None:
+        self.canvas = canvas
+        self.allowed = self.now = AllowedRows(allowed, len(canvas), canvas.tokens.device)
+        self.spans = ConstrainedSpans(spans, len(canvas))
+
+    @classmethod
+    def of(cls, request: Request, canvas: Canvas) -> Self | None:
+        """What a request asks for; None where every token may stand everywhere."""
+        if request.allowed is None and not any(request.constrained_spans):
+            return None
+        return cls(request.allowed, request.constrained_spans, canvas)
+
+    def begin(self) -> None:
+        self.now = self.spans.narrow(self.allowed, self.canvas)
+
+    def process(self, logits: Tensor, group: Group, positions: Tensor, rows: Tensor | None) -> Tensor:
+        if not self.now:
+            return logits
+        live = group.of(torch.arange(len(self.canvas), device=logits.device))
+        own = live[:, None] if rows is None else live[rows]
+        return logits.masked_fill(~self.now.mask(own, positions), -torch.inf)
+
+    def consistent(
+        self, chosen: Update, revision: Revision | None = None, fill: Update | None = None
+    ) -> tuple[Update, Revision | None, Update | None]:
+        """What a step writes, without the tokens that cannot stand beside others of their span."""
+        if not self.spans:
+            return chosen, revision, fill
+        return self.spans.consistent(self.canvas, chosen, revision, fill)
+
+
+class ConstrainedSpans(RowState):
     """The gaps of every live row."""
+
+    per_row = ("each",)
 
     def __init__(self, gaps: Sequence[tuple[ConstrainedSpan, ...]], rows: int) -> None:
         self.each: list[tuple[ConstrainedSpan, ...]] = list(gaps) or [()] * rows
@@ -28,15 +127,6 @@ class ConstrainedSpans:
     def __bool__(self) -> bool:
         """Whether any row has a gap."""
         return any(self.each)
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows."""
-        self.each = [self.each[at] for at in rows.tolist()]
-
-    def put(self, where: np.ndarray, other: ConstrainedSpans) -> None:
-        """Puts the rows of `other` in place of those at `where`."""
-        for at, gaps in zip(where.tolist(), other.each, strict=True):
-            self.each[at] = gaps
 
     def narrow(self, allowed: AllowedRows, canvas: Canvas) -> AllowedRows:
         """`allowed` with the sets that hold beside what `canvas` has committed."""

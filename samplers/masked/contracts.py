@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..batching import take_rows
 from ..ops.chunked_distribution import ChunkedDistribution
 from ..ops.distribution import DenseDistribution, Distribution, filter_logits
-from ..ops.rank import best
 from ..request import Request as Request
 from ..spec import Policy, Spec
 from ..traits import NONE, Reasons, Trait, Why
@@ -92,11 +92,6 @@ class AttentionMaps:
         """[B, W, W] how much each of `positions` [B, W] attends to each, by `values` [B, M, L + 1]."""
         rows = self.rows_at(positions, values)
         return rows.gather(2, positions[:, None].expand(-1, rows.shape[1], -1))
-
-    def take(self, rows: Tensor) -> AttentionMaps:
-        """Those of these rows [n], in this order."""
-        layers = {layer: each[rows] for layer, each in self.layers.items()}
-        return AttentionMaps(self.positions[rows], layers, self.count)
 
 
 _LOWEST = torch.tensor(-torch.inf, device="cpu")  # made once: a Python number would become a tensor at every call
@@ -174,7 +169,7 @@ class Evidence:
         index = distribution.index
         if index is None:
             index = torch.arange(self.positions.numel(), device=at.device).view(self.positions.shape)
-        attention = None if self.attention is None else self.attention.take(at)
+        attention = None if self.attention is None else take_rows(self.attention, rows)
         return Evidence(
             distribution.reindexed(index[at]),
             self.positions[at],
@@ -655,9 +650,6 @@ class MaskedSampler:
         return (*self.stateful, *branch, self.propose, *self.finish)
 
 
-_LEAST_SCORE = torch.finfo(torch.float32).min
-
-
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What one step does to the canvas."""
@@ -667,38 +659,3 @@ class Decision:
     revision: Revision | None = None
     fill: Update | None = None
     columns: Tensor | None = None  # [B, K] positions that `fill` may write
-
-    def filled(
-        self, canvas: Canvas, rows: np.ndarray, which: Tensor, columns: Tensor, distribution: Distribution
-    ) -> Decision:
-        """In these `rows` the likeliest tokens at `columns` [B, K], where `which` [B, L + 1], instead."""
-        ids, probability = distribution.greedy
-        fill = Update(
-            which,
-            torch.zeros_like(canvas.tokens).scatter_(1, columns, ids),
-            torch.zeros_like(canvas.commit_score).scatter_(1, columns, probability),
-        )
-        rest = torch.from_numpy(~rows).to(which.device)[:, None]
-        revision = None if self.revision is None else self.revision.only(rest)
-        return Decision(self.chosen.only(rest), self.token_source, revision, fill, columns)
-
-
-def at_least_one(chosen: Tensor, proposal: Proposal, progress: np.ndarray | None = None) -> Tensor:
-    """`chosen` [B, W] where eligible; the best candidate of a row with none before `progress` [B] (None: anywhere).
-
-    Where a forward computed no candidate before `progress`, the best of the row counts: every step commits a token.
-    """
-    if progress is not None:
-        first = proposal.evidence.positions < torch.from_numpy(progress).to(chosen.device)[:, None]
-        first = first | ~(first & proposal.eligible).any(1, keepdim=True)
-        chosen = chosen & proposal.eligible
-        score = proposal.score.clamp(min=_LEAST_SCORE).masked_fill(~(proposal.eligible & first), -torch.inf)
-        return chosen | (best(score) & proposal.eligible & first & ~(chosen & first).any(1, keepdim=True))
-    if chosen.device.type == "cpu":
-        host = chosen.numpy() & proposal.eligible.numpy()
-        if host.any(1).all():
-            return torch.from_numpy(host)
-    chosen = chosen & proposal.eligible
-    # A method may score -inf for "last"; open positions still come before the others.
-    score = proposal.score.clamp(min=_LEAST_SCORE).masked_fill(~proposal.eligible, -torch.inf)
-    return chosen | (best(score) & proposal.eligible & ~chosen.any(1, keepdim=True))

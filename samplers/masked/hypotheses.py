@@ -7,37 +7,18 @@ What a hypothesis is made from, and which of them survives, is up to the branch 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from ..batching import take_rows
 from ..traits import Trait
 from .canvas import Update
-from .contracts import Branch, Canvas, Choice, Decision, Evidence, Hypotheses, MaskedSampler, Proposal, Stage
+from .contracts import Branch, Decision, Evidence, Hypotheses, Proposal
 
 if TYPE_CHECKING:
-    from .predict import MaskedForward
-
-
-class Loop(Protocol):
-    """What hypotheses need of the masked loop."""
-
-    canvas: Canvas
-    sampler: MaskedSampler
-    forward: MaskedForward
-
-    def take(self, keep: np.ndarray) -> None:
-        """Keeps these live rows; one may be repeated."""
-        ...
-
-    def choose(self, evidence: Evidence) -> tuple[Choice, Proposal, Stage]:
-        """What the stages commit by this evidence."""
-        ...
-
-    def ended_rows(self) -> np.ndarray:
-        """[B] bool: the live rows that a finish stage ends."""
-        ...
+    from .loop import MaskedLoop
 
 
 @dataclass
@@ -51,16 +32,16 @@ class _Past:
 class Branching:
     """The hypotheses of one loop."""
 
-    def __init__(self, loop: Loop, branch: Branch) -> None:
+    def __init__(self, loop: MaskedLoop, branch: Branch) -> None:
         self.loop, self.branch = loop, branch
         self.past: _Past | None = None
-        self.depths, self.needs = np.array(branch.depths), np.array(branch.needs)
-        self.row = np.zeros(0, dtype=np.int64)  # [N] the live row of each hypothesis
-        self.number = np.zeros(0, dtype=np.int64)
         canvas, traits = loop.canvas, loop.sampler.traits
         self.stores = Trait.STORES_KV in traits
         shifted = canvas.shift and not canvas.block_causal
         self.replaces_first = bool(shifted) and self.stores and Trait.KEEPS_TOKENS in traits
+        self.depths, self.needs = np.array(branch.depths), np.array(branch.needs)
+        self.row = np.zeros(0, dtype=np.int64)  # [N] the live row of each hypothesis
+        self.number = np.zeros(0, dtype=np.int64)
 
     def expand(self) -> None:
         """Repeats every row that the last forward predicted more of, and writes the hypotheses."""
@@ -103,10 +84,8 @@ class Branching:
             ends = torch.from_numpy(canvas.block_remaining).to(chosen.device) == chosen.sum(1)
             chosen = chosen & (~chosen[:, :1] | ends[:, None])
         draft = Update(chosen, choice.tokens, proposal.score)
-        if (
-            constrained_spans := self.loop.forward.constrained_spans
-        ):  # tokens of one gap that cannot stand beside each other
-            draft = constrained_spans.consistent(canvas, draft, None, None)[0]
+        if (limits := self.loop.forward.limits) is not None:
+            draft, *_ = limits.consistent(draft)
             chosen = draft.which
         canvas.draft(draft)
         added: np.ndarray = chosen.any(1).cpu().numpy()
@@ -123,9 +102,8 @@ class Branching:
         if len(best) < len(self.row):
             loop.take(best)
         rest = torch.from_numpy(~ended[best]).to(chosen.which.device)[:, None]
-        index = torch.from_numpy(best).to(chosen.which.device)
         self.past = _Past(evidence.take(best), np.ones(len(best), dtype=bool))
-        return replace(decision, chosen=chosen.take(index).only(rest))
+        return replace(decision, chosen=take_rows(chosen, best).only(rest))
 
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows."""

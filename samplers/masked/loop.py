@@ -1,19 +1,20 @@
 """The masked loop: diffusion language models fill in a canvas block by block, every row at its own pace.
 
-One step: the schedule's clock, the cache's positions, the inputs, the forward (one for each group of rows that query
-about as much), then logits, propose, select, widen, revise, commit, finish. The loop itself keeps four promises: the
-first forward of a row is full (but for a prefix that it reuses), an open row commits at least one position a step, the
-mask id is never committed, and logits that are not finite are an error.
+One step, as `MaskedLoop.step` has it: the schedule's clock, the positions to query, the forward, the candidates, which
+of them are selected, the commit, and the rows that are finished. The loop itself keeps four promises: the first forward
+of a row is full (but for a prefix that it reuses), an open row commits at least one position a step, the mask id is
+never committed, and logits that are not finite are an error.
 
-What finish stages do within a step: rows whose open positions are all committed at once, and where rows end.
+What stages and the request ask for beyond that hooks into the step; `MaskedLoop.compose` lists it once per request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,61 +30,38 @@ from ..conditioning import conditioned_model
 from ..endings import Endings
 from ..events import Event, Finished, RowFinished
 from ..logprobs import LogprobRecorder
-from ..ops.chunked_distribution import CHUNK_BYTES
-from ..ops.distribution import split
+from ..ops.rank import best
 from ..registry import resolve
 from ..rng import assign_rows
 from ..traits import Trait
 from . import compatibility
 from .build import fit
-from .canvas import UNCOMMITTED, Canvas, Revision, Update
+from .canvas import UNCOMMITTED, Canvas, Revision, Span, Update
 from .compatibility import Read, demand_finite, mask_chosen
 from .contracts import (
     Block,
+    Cache,
     Choice,
     Decision,
     Evidence,
     Finish,
+    Inputs,
     MaskedSampler,
     Proposal,
     QuerySpec,
     Request,
-    Span,
+    Select,
     Stage,
     Stateful,
-    at_least_one,
 )
 from .hypotheses import Branching
-from .predict import MaskedForward
+from .predict import LeaveOneOutForward, MaskedForward
 from .query_plan import visible_open
-from .recorder import Before, TraceRecorder
-
-
-def commit_filled_rows(
-    decision: Decision, proposal: Proposal, stages: Sequence[Finish], forward: MaskedForward, distributions: list[Read]
-) -> Decision:
-    """The decision, with every open position committed in the rows that a stage fills; adds what that reads."""
-    canvas = forward.canvas
-    rows = np.zeros(len(canvas), dtype=bool)
-    for stage in stages:
-        rows |= stage.fill(forward, proposal, canvas)
-    if not rows.any():
-        return decision
-    which, columns = visible_open(canvas, rows)
-    distribution = forward.at(columns)
-    distributions.append(Read(None, distribution, columns, which.gather(1, columns)))
-    return decision.filled(canvas, rows, which, columns, distribution)
-
-
-def row_ends(stages: Sequence[Finish], forward: MaskedForward, canvas: Canvas, request: Request) -> np.ndarray:
-    """[B] where rows end from now on: the least of what stages say that cut rows in this step."""
-    if not forward.whole:
-        return canvas.total
-    return reduce(np.minimum, (stage.cut(forward, canvas, request) for stage in stages))
-
+from .recorder import Before, CommittedLogprobs, TraceRecorder
 
 _SPARE_FORWARDS = 100  # a row may take this many more than it has positions to fill
 _FORWARDS_WITH_REVISION = 100  # and this many per position where committed tokens may be opened again
+_LEAST_SCORE = torch.finfo(torch.float32).min
 
 
 def decode(model: LanguageModel, sampler: MaskedSampler, request: Request, *, steps: bool = True) -> Iterator[Event]:
@@ -95,7 +73,7 @@ def decode(model: LanguageModel, sampler: MaskedSampler, request: Request, *, st
     try:
         yield loop.recorder.started()
         yield from loop.retire()
-        while len(loop.canvas):
+        while len(loop.canvas.rows):
             before = loop.step()
             if steps:
                 yield loop.recorder.step(before)
@@ -105,21 +83,17 @@ def decode(model: LanguageModel, sampler: MaskedSampler, request: Request, *, st
         loop.close()
 
 
-def _reference_text(model: LanguageModel, reference: str, sampler: MaskedSampler, request: Request) -> Tensor:
-    """What the select's reference sampler ends with: [B, L + 1], -1 where it committed nothing and nothing was given.
-
-    It stops where the sampler itself stops.
-    """
-    stops = tuple(finish for finish in sampler.finish if finish not in sampler.filling)
-    request = replace(request, logprobs=None)
-    *_, last = decode(model, replace(resolve(reference), finish=stops), request, steps=False)
-    assert isinstance(last, Finished)
-    text = torch.from_numpy(np.where(last.trace.commit_step == UNCOMMITTED, -1, last.tokens))
-    return torch.nn.functional.pad(text, (0, 1), value=-1).to(model.device)
-
-
 class MaskedLoop:
-    """The state of one request."""
+    """The state of one request.
+
+    Hooks, in the order of a step; a request without the feature has none of its hooks:
+        before_query: the block stage, the schedule's clock, what a cache or a query stage has to know.
+        with_evidence: each adds to the evidence, or observes it.
+        with_distribution: each changes the distribution that candidates come from, or observes it.
+        with_decision: each changes what is committed: revisions, rows that are filled, constrained spans, hypotheses.
+        after_commit: rows that are cut, log-probabilities, prefixes to store.
+        ended: each says which live rows end though positions are open, [B] bool.
+    """
 
     def __init__(self, model: LanguageModel, sampler: MaskedSampler, request: Request, *, columns: int = 0) -> None:
         """The canvas has at least `columns` columns."""
@@ -132,8 +106,8 @@ class MaskedLoop:
                 f"{model.name} decodes in blocks of {decoding_config.block} laid from position 0, and no others"
             )
         demand_head(model)
-        compatibility.check(sampler, model, request)
         sampler = fit(sampler, model)
+        compatibility.check(sampler, model, request)
         if sampler.select.reference_sampler is not None:
             text = _reference_text(model, sampler.select.reference_sampler, sampler, request)
             request = replace(request, finished=text)
@@ -155,22 +129,26 @@ class MaskedLoop:
             device=model.device,
             length=columns,
         )
-        canvas.revises, canvas.moves = bool(sampler.revising), sampler.moving is not None
+        self.revising = sampler.revising
+        canvas.revises, canvas.moves = bool(self.revising), sampler.moving is not None
         if (total := sampler.select.total_steps(canvas)) is not None:
             canvas.total_steps = total
         self.memory: dict[int, Any] = {id(stage): stage.start(canvas) for stage in sampler.stateful}
-        self.may_wait = Trait.MAY_WAIT in sampler.select.provides
-        self.needs_order = Trait.KNOWN_ORDER in sampler.cache.requires
-        self.filling, self.cutting = sampler.filling, sampler.cutting
-        changed = [stage for stage in sampler.inputs if Trait.OBSERVES_CHANGED_LOGITS in stage.provides]
-        self.observing = [stage for stage in sampler.inputs if stage not in changed], changed
         self.branching = None if sampler.branch is None else Branching(self, sampler.branch)
-        self.forward = MaskedForward(model, canvas, sampler, request)
+        kind = LeaveOneOutForward if Trait.LEAVE_ONE_OUT in sampler.traits else MaskedForward
+        self.forward = kind(model, canvas, sampler, request, self._soft if sampler.inputs else None)
+        if self.forward.last_states is not None:
+            canvas.max_logits = self.forward.max_logits
         self.logprobs = LogprobRecorder.of(request, canvas, canvas.length, model.device)
         self.recorder = TraceRecorder(canvas, self.forward.sequences, self.logprobs)
         self.endings = Endings(request.stops, len(canvas))
         self.distributions: list[Read] = []  # of the step, in order
         self.progress: np.ndarray | None = None  # [B] before which a row commits at least one; None: the block's end
+        self.on_host = model.device.type == "cpu"
+        self.may_wait = Trait.MAY_WAIT in sampler.select.provides
+        self.sure_steps = _SPARE_FORWARDS  # so many steps are made before a row can have taken too many
+        self.compose()
+        self._bind()
 
     # --- one step ---
 
@@ -179,55 +157,332 @@ class MaskedLoop:
         """One forward for every live row, and its commits; returns the canvas before it."""
         canvas = self.canvas
         before = Before(canvas.open_host.copy(), canvas.tokens_host.copy() if canvas.revises else None)
-        if self.branching is not None:
-            self.branching.expand()
-        query = self.plan()
+        for prepare in self.before_query:
+            prepare()
+        query = self.sampler.cache.query(canvas, self.cache_state)
         evidence = self.predict(query)
-        self.distributions = [Read(None, evidence.distribution, evidence.positions, evidence.eligible)]
-        if canvas.tokens.device.type == "cpu":  # elsewhere the host would wait: the value comes with the commit
-            demand_finite(float(self.forward.highest), self.distributions, self.forward)
-        decision, proposal = self.decide(evidence, query)
-        decision = self._consistent(decision)
-        if self.branching is not None:
-            decision = self.branching.collapse(decision, proposal, evidence)
-        window, new = canvas.window, canvas.nfe == 0
-        ends = row_ends(self.cutting, self.forward, canvas, self.request) if self.forward.cuts else canvas.total
-        demand_finite(self._commit(decision), self.distributions, self.forward)
-        self._demand_progress()
-        if (ends < canvas.total).any():
-            canvas.cut(ends)
-        if self.logprobs is not None:
-            self._record(self.logprobs, decision, window)
-        if new.any():
-            self.recorder.reused[canvas.rows[new]] = self.forward.reuse.length[new]
-            self._store_prefixes(new)
+        decision = self.decide(evidence, query)
+        self.commit(decision)
+        for follow in self.after_commit:
+            follow(decision)
+        self.sure_steps -= 1
+        if self.sure_steps < 0:
+            self._demand_progress()
         return before
 
-    def _store_prefixes(self, which: np.ndarray) -> None:
-        """Leaves the final tokens of these rows ([B] bool) to later requests."""
-        final = self.sampler.cache.final(self.state(self.sampler.cache))
-        if final is None:
-            return
-        for at in np.flatnonzero(which).tolist():
-            self.forward.reuse.store(at, self.canvas.tokens_host[at, : int(final[at])])
+    def predict(self, query: QuerySpec) -> Evidence:
+        """The forward, and what it predicts for the active block."""
+        canvas, forward = self.canvas, self.forward
+        queries, wanted = forward.planner.queries(query), forward.planner.wanted(query)
+        self.recorder.history.append(queries)
+        distribution = forward.predict(queries, wanted)
+        eligible = canvas.eligible if query.only is None else canvas.eligible & query.only.to(canvas.eligible.device)
+        evidence = Evidence(distribution, canvas.window, eligible, self.request, known=wanted)
+        for complete in self.with_evidence:
+            evidence = complete(evidence)
+        self.distributions = [Read(None, distribution, evidence.positions, evidence.eligible)]
+        # Elsewhere the host would wait for the value, which comes with the commit.
+        if self.on_host and not math.isfinite(forward.highest.item()):
+            demand_finite(self.distributions, forward)
+        return evidence
 
-    def _commit(self, decision: Decision) -> float:
-        """Writes the decision; the sum of the highest logits so far. An error names who chose the mask id."""
-        revision = decision.revision
+    def choose(self, evidence: Evidence) -> tuple[Choice, Proposal, Stage]:
+        """What is committed, of which proposal, and the stage that names its tokens."""
+        canvas, sampler = self.canvas, self.sampler
+        for change in self.with_distribution:
+            evidence = change(evidence)
+        proposal = sampler.propose.propose(evidence, canvas)
+        answer = sampler.select.select(proposal, canvas, self.select_state)
+        if isinstance(answer, Choice):
+            chosen, tokens, source = answer.which, answer.tokens, cast("Stage", sampler.select)
+        else:
+            chosen, tokens, source = answer, proposal.tokens, sampler.propose
+        for stage in sampler.widen:
+            chosen = stage.widen(chosen, proposal, canvas, self.state(stage))
+        if not self.may_wait:
+            chosen = at_least_one(chosen, proposal, self.progress)
+        return Choice(chosen, tokens), proposal, source
+
+    def decide(self, evidence: Evidence, query: QuerySpec) -> Decision:
+        """What is committed, filled and revised."""
+        choice, proposal, source = self.choose(evidence)
+        chosen = choice.which
+        if query.must is not None:
+            chosen = _with_first(chosen, proposal.evidence, self.canvas, query.must)
+        decision = Decision(Update(chosen, choice.tokens, proposal.score), source)
+        for change in self.with_decision:
+            decision = change(decision, proposal, evidence)
+        return decision
+
+    def commit(self, decision: Decision) -> None:
+        """Writes the decision to the canvas. An error names who chose the mask id."""
+        forward = self.forward
         try:
-            return self.canvas.commit(
-                decision.chosen, fill=decision.fill, revision=revision, beside=self.forward.highest
+            highest = self.canvas.commit(
+                decision.chosen, fill=decision.fill, revision=decision.revision, beside=forward.highest
             )
         except SpecError as error:
-            demand_finite(
-                float(self.forward.highest), self.distributions, self.forward
-            )  # what may have led to it comes first
-            edits = [(stage, None if revision is None else revision.rewrite) for stage in self.sampler.revising]
+            if not math.isfinite(float(forward.highest)):  # what may have led to it comes first
+                demand_finite(self.distributions, forward)
+            revision = decision.revision
+            edits = [(stage, None if revision is None else revision.rewrite) for stage in self.revising]
             raise mask_chosen(error, [(decision.token_source, decision.chosen), *edits], self.canvas) from None
+        if not math.isfinite(highest):
+            demand_finite(self.distributions, forward)
+
+    # --- rows that end ---
+
+    def retire(self) -> Iterator[RowFinished]:
+        """Removes finished rows."""
+        over = self.finished_rows()
+        if over.any():
+            yield from self.leave(over)
+            self.keep(np.flatnonzero(~over))
+
+    def finished_rows(self) -> np.ndarray:
+        """[B] bool: the live rows that are done; open positions of those that stopped become padding."""
+        finished = self.canvas.finished
+        self.stopped: np.ndarray | None = None  # [B] bool; None: no row has
+        if not self.ended:
+            return finished
+        self.stopped = reduce(np.logical_or, [ended() for ended in self.ended])
+        over: np.ndarray = finished | self.stopped
+        if (self.stopped & ~finished).any():
+            self.canvas.close(self.stopped)
+        return over
+
+    def leave(self, over: np.ndarray) -> Iterator[RowFinished]:
+        """The events of the rows that are done, whose K/V later requests may go on from."""
+        self._store_prefixes(over)
+        for at in np.flatnonzero(over):
+            stopped = self.stopped is not None and self.stopped[at]
+            yield self.recorder.finish_row(int(at), "stop" if stopped else "length")
+
+    # --- what hooks into the step ---
+
+    def compose(self) -> None:
+        """Sets the hooks by what the stages and the request ask for."""
+        sampler, select, cache, forward = self.sampler, self.sampler.select, self.sampler.cache, self.forward
+        branching = self.branching
+        stores_prefixes = forward.reuse.prefixes is not None
+        self.cuts = sampler.cutting
+        self.late = [stage for stage in sampler.inputs if Trait.OBSERVES_CHANGED_LOGITS in stage.provides]
+        self.early = [stage for stage in sampler.inputs if stage not in self.late]
+
+        before: list[Callable[[], None]] = [] if branching is None else [branching.expand]
+        if sampler.block is not None:
+            before.append(self._move_block)
+        if type(select).entry_step is not Select.entry_step:
+            before.append(self._enter_block)
+        if type(select).skipped_steps is not Select.skipped_steps:
+            before.append(self._skip_steps)
+        if Trait.KNOWN_ORDER in cache.requires:
+            before.append(self._tell_order)
+        if sampler.query is not None:
+            before.append(self._leave_out)
+
+        evidence: list[Callable[[Evidence], Evidence]] = [*forward.complete]
+        if sampler.block is not None:
+            evidence.append(self._narrow_block)
+        if self.early:
+            evidence.append(self._observe_forward)
+        if type(cache).observe is not Cache.observe:
+            evidence.append(self._observe_cache)
+
+        distribution: list[Callable[[Evidence], Evidence]] = [self._change_logits] if sampler.logits else []
+        if self.late:
+            distribution.append(self._observe_logits)
+
+        decision: list[Callable[[Decision, Proposal, Evidence], Decision]] = [self._revise] if self.revising else []
+        after: list[Callable[[Decision], None]] = []
+        if sampler.filling:
+            decision.append(self._fill)
+        if forward.limits is not None:
+            decision.append(self._consistent)
+        if branching is not None:
+            decision.append(branching.collapse)
+        if self.cuts:
+            decision.append(self._find_ends)
+            after.append(self._cut)
+        if self.logprobs is not None and forward.raw is not None:
+            logprobs = CommittedLogprobs(self.canvas, forward.raw, self.logprobs)
+            decision.append(logprobs.decide)
+            after.append(logprobs.record)
+        if stores_prefixes:
+            decision.append(self._find_new)
+            after.append(self._store_new)
+
+        ended: list[Callable[[], np.ndarray]] = []
+        if any(type(stage).done is not Finish.done for stage in sampler.finish):
+            ended.append(self.ended_rows)
+        if self.cuts:
+            ended.append(self._cut_rows)
+        if self.endings:
+            ended.append(self._stopped_rows)
+
+        self.before_query, self.with_evidence, self.with_distribution = (
+            tuple(before),
+            tuple(evidence),
+            tuple(distribution),
+        )
+        self.with_decision, self.after_commit, self.ended = tuple(decision), tuple(after), tuple(ended)
+
+    def state(self, stage: Stateful) -> Any:
+        """What `stage` remembers of this request."""
+        return self.memory[id(stage)]
+
+    def _bind(self) -> None:
+        """Finds the states that every step reads."""
+        self.cache_state, self.select_state = self.state(self.sampler.cache), self.state(self.sampler.select)
+
+    # The clock and the block.
+
+    def _move_block(self) -> None:
+        block = self._block()
+        self._move(block.span(self.canvas, self.state(block)))
+
+    def _narrow_block(self, evidence: Evidence) -> Evidence:
+        """The evidence of the span that is left once the forward has been seen."""
+        block = self._block()
+        span = block.narrow(evidence, self.canvas, self.state(block))
+        if span is None:
+            return evidence
+        self._move(span)
+        return replace(evidence, eligible=evidence.eligible & self.canvas.eligible)
+
+    def _block(self) -> Block:
+        assert self.sampler.block is not None, "there is a block stage"
+        return self.sampler.block
+
+    def _move(self, span: Span) -> None:
+        self.canvas.move(span)
+        self.progress = span.progress
+
+    def _enter_block(self) -> None:
+        canvas = self.canvas
+        if canvas.block_started.any() and (step := self.sampler.select.entry_step(canvas)) is not None:
+            canvas.set_clock(step)
+
+    def _skip_steps(self) -> None:
+        self.canvas.advance_clock(self.sampler.select.skipped_steps(self.canvas, self.select_state))
+
+    # What is queried and fed.
+
+    def _tell_order(self) -> None:
+        self.canvas.commit_order = self.sampler.select.commit_order(self.canvas, self.request, self.select_state)
+
+    def _leave_out(self) -> None:
+        query, visible = self.sampler.query, self.forward.visible
+        assert query is not None, "there is a query stage"
+        assert visible is not None, "made for it"
+        visible.update(query.visible(self.canvas, self.request, self.state(query)))
+
+    def _soft(self) -> Tensor | None:
+        """[B, W, E] what the inputs stages add to the inputs of the block."""
+        soft = None
+        for stage in self.sampler.inputs:
+            added = stage.soft(self.canvas, self.state(stage))
+            soft = added if soft is None or added is None else soft + added
+        return soft
+
+    # What reads a forward.
+
+    def _observe_forward(self, evidence: Evidence) -> Evidence:
+        return self._observe(evidence, self.early)
+
+    def _observe_logits(self, evidence: Evidence) -> Evidence:
+        return self._observe(evidence, self.late)
+
+    def _observe(self, evidence: Evidence, stages: list[Inputs]) -> Evidence:
+        for stage in stages:
+            stage.observe(evidence, self.forward.model.embed, self.canvas, self.state(stage))
+        return evidence
+
+    def _observe_cache(self, evidence: Evidence) -> Evidence:
+        self.sampler.cache.observe(evidence, self.canvas, self.cache_state)
+        return evidence
+
+    def _change_logits(self, evidence: Evidence) -> Evidence:
+        for stage in self.sampler.logits:
+            evidence = replace(evidence, distribution=stage.logits(evidence, self.canvas, self.state(stage)))
+            self.distributions.append(Read(stage, evidence.distribution, evidence.positions, evidence.eligible))
+            self.forward.highest = self.forward.highest + evidence.distribution.highest()
+        return evidence
+
+    # What changes a decision.
+
+    def _revise(self, decision: Decision, proposal: Proposal, evidence: Evidence) -> Decision:
+        """With what the revise stages decide together; a position that one reopens no other rewrites."""
+        chosen = decision.chosen.which
+        each = [stage.revise(chosen, proposal, self.canvas, self.state(stage)) for stage in self.revising]
+        return replace(decision, revision=reduce(Revision.merge, each))
+
+    def _fill(self, decision: Decision, proposal: Proposal, evidence: Evidence) -> Decision:
+        """In rows that a finish stage fills, the likeliest token at every open position instead."""
+        canvas, predictions = self.canvas, self.forward.predictions
+        assert predictions is not None, "made for it"
+        rows = np.zeros(len(canvas), dtype=bool)
+        for stage in self.sampler.filling:
+            rows |= stage.fill(predictions, proposal, canvas)
+        if not rows.any():
+            return decision
+        which, columns = visible_open(canvas, rows)
+        distribution = predictions.at(columns)
+        self.distributions.append(Read(None, distribution, columns, which.gather(1, columns)))
+        ids, probability = distribution.greedy
+        fill = Update(
+            which,
+            torch.zeros_like(canvas.tokens).scatter_(1, columns, ids),
+            torch.zeros_like(canvas.commit_score).scatter_(1, columns, probability),
+        )
+        rest = torch.from_numpy(~rows).to(which.device)[:, None]
+        revision = None if decision.revision is None else decision.revision.only(rest)
+        return Decision(decision.chosen.only(rest), decision.token_source, revision, fill, columns)
+
+    def _consistent(self, decision: Decision, proposal: Proposal, evidence: Evidence) -> Decision:
+        """Without tokens that cannot stand beside others of their span."""
+        limits = self.forward.limits
+        assert limits is not None, "there are some"
+        chosen, revision, fill = limits.consistent(decision.chosen, decision.revision, decision.fill)
+        return replace(decision, chosen=chosen, revision=revision, fill=fill)
+
+    # Rows that are cut, that stop, or that take too many forwards.
+
+    def _find_ends(self, decision: Decision, proposal: Proposal, evidence: Evidence) -> Decision:
+        """Finds where rows end from now on: the least of what stages say that cut rows in this step."""
+        canvas, predictions = self.canvas, self.forward.predictions
+        assert predictions is not None, "made for it"
+        self._ends: np.ndarray = canvas.total  # [B]
+        if predictions.whole:
+            self._ends = reduce(np.minimum, (stage.cut(predictions, canvas, self.request) for stage in self.cuts))
+        return decision
+
+    def _cut(self, decision: Decision) -> None:
+        if (self._ends < self.canvas.total).any():
+            self.canvas.cut(self._ends)
+
+    def _cut_rows(self) -> np.ndarray:
+        """[B] bool: the live rows that are complete up to where they were cut."""
+        canvas = self.canvas
+        return canvas.finished & (canvas.total < canvas.planned)
+
+    def ended_rows(self) -> np.ndarray:
+        """[B] bool: the live rows that a finish stage ends."""
+        ended = np.zeros(len(self.canvas), dtype=bool)
+        for finish in self.sampler.finish:
+            ended |= finish.done(self.canvas, self.request)
+        return ended
+
+    def _stopped_rows(self) -> np.ndarray:
+        """[B] bool: the live rows that a stop string or the like ends."""
+        canvas = self.canvas
+        final = zip(canvas.tokens_host, canvas.prompt, canvas.settled, strict=True)
+        return self.endings.find([row[start:end] for row, start, end in final]) >= 0
 
     def _demand_progress(self) -> None:
         """Raises SpecError for a row that took far more forwards than it has positions: it would never end."""
         canvas = self.canvas
+        self.sure_steps = _SPARE_FORWARDS
         if self.may_wait:
             return
         positions = canvas.planned - canvas.prompt
@@ -238,168 +493,35 @@ class MaskedLoop:
                 f"row {row} has masks left after {forwards} forwards: its sampler commits nothing more",
                 hint="name another cache or block stage; two stages of this spec wait for each other",
             )
+        self.sure_steps = min(_SPARE_FORWARDS, int((most - canvas.nfe).min()))
 
-    def _record(self, logprobs: LogprobRecorder, decision: Decision, window: Tensor) -> None:
-        """The log-probabilities of what the step just committed, filled or rewrote in the block `window` [B, W]."""
-        canvas, forward = self.canvas, self.forward
-        when = canvas.commit_step.cpu().numpy()
-        if canvas.revises:
-            row, position = (when == UNCOMMITTED).nonzero()
-            logprobs.clear(canvas.rows[row], position)
-        now = when == (canvas.nfe - 1)[:, None]
-        sources = [(window, forward.raw())]
-        if decision.columns is not None:  # rows that are filled commit nothing else
-            sources.insert(0, (decision.columns, forward.raw(decision.columns)))
-        for columns, distribution in sources:
-            positions = columns.cpu().numpy()
-            committed = np.flatnonzero(np.take_along_axis(now, positions, 1))
-            for flat in split(committed, CHUNK_BYTES // (4 * distribution.vocab)):
-                row, position = flat // positions.shape[1], positions.reshape(-1)[flat]
-                tokens = torch.from_numpy(canvas.tokens_host[row, position]).to(columns.device)
-                logprobs.add(canvas.rows[row], position, tokens, distribution.logits_at(flat))
-                now[row, position] = False
+    # Prefixes that later requests go on from.
 
-    def state(self, stage: Stateful) -> Any:
-        """What `stage` remembers of this request."""
-        return self.memory[id(stage)]
+    def _find_new(self, decision: Decision, proposal: Proposal, evidence: Evidence) -> Decision:
+        self._new: np.ndarray = self.canvas.nfe == 0  # [B] whether this is the row's first forward
+        return decision
 
-    def plan(self) -> QuerySpec:
-        """The schedule's clock, then the positions to query."""
-        canvas, select, cache = self.canvas, self.sampler.select, self.sampler.cache
-        if self.sampler.block is not None:
-            self._move(self.sampler.block.span(canvas, self.state(self.sampler.block)))
-        if canvas.block_started.any() and (step := select.entry_step(canvas)) is not None:
-            canvas.set_clock(step)
-        canvas.advance_clock(select.skipped_steps(canvas, self.state(select)))
-        if self.needs_order:
-            canvas.commit_order = select.commit_order(canvas, self.request, self.state(select))
-        if self.sampler.query is not None and self.forward.visible is not None:
-            visible = self.sampler.query.visible(canvas, self.request, self.state(self.sampler.query))
-            self.forward.visible.update(visible)
-        if self.forward.last_states is not None:
-            canvas.max_logits = self.forward.max_logits
-        return cache.query(canvas, self.state(cache))
+    def _store_new(self, decision: Decision) -> None:
+        if self._new.any():
+            self.recorder.reused[self.canvas.rows[self._new]] = self.forward.reuse.length[self._new]
+            self._store_prefixes(self._new)
 
-    def predict(self, query: QuerySpec) -> Evidence:
-        """The forward, and what it predicts for the active block."""
-        canvas, forward = self.canvas, self.forward
-        queries, wanted = forward.queries(query), forward.wanted(query)
-        self.recorder.history.append(queries)
-        soft = None
-        for stage in self.sampler.inputs:
-            added = stage.soft(canvas, self.state(stage))
-            soft = added if soft is None or added is None else soft + added
-        distribution, leave_one_out = forward.distribution(queries, wanted, soft)
-        eligible = canvas.eligible if query.only is None else canvas.eligible & query.only.to(canvas.eligible.device)
-        more = leave_one_out, forward.attention, forward.row, wanted
-        evidence = Evidence(distribution, canvas.window, eligible, self.request, *more)
-        if self.sampler.block is not None:
-            evidence = self._narrow(self.sampler.block, evidence)
-        self._observe(evidence, changed=False)
-        self.sampler.cache.observe(evidence, canvas, self.state(self.sampler.cache))
-        return evidence
-
-    def _move(self, span: Span) -> None:
-        self.canvas.move(span)
-        self.progress = span.progress
-
-    def _narrow(self, block: Block, evidence: Evidence) -> Evidence:
-        """The evidence of the span that is left once the forward has been seen."""
-        span = block.narrow(evidence, self.canvas, self.state(block))
-        if span is None:
-            return evidence
-        self._move(span)
-        return replace(evidence, eligible=evidence.eligible & self.canvas.eligible)
-
-    def _observe(self, evidence: Evidence, *, changed: bool) -> None:
-        for stage in self.observing[changed]:
-            stage.observe(evidence, self.forward.model.embed, self.canvas, self.state(stage))
-
-    def choose(self, evidence: Evidence) -> tuple[Choice, Proposal, Stage]:
-        """What is committed, of which proposal, and the stage that names its tokens."""
-        canvas, sampler = self.canvas, self.sampler
-        for stage in sampler.logits:
-            evidence = replace(evidence, distribution=stage.logits(evidence, canvas, self.state(stage)))
-            self.distributions.append(Read(stage, evidence.distribution, evidence.positions, evidence.eligible))
-            self.forward.highest = self.forward.highest + evidence.distribution.highest()
-        self._observe(evidence, changed=True)
-        proposal = sampler.propose.propose(evidence, canvas)
-        answer = sampler.select.select(proposal, canvas, self.state(sampler.select))
-        choice = answer if isinstance(answer, Choice) else Choice(answer, proposal.tokens)
-        chosen, tokens = choice.which, choice.tokens
-        for widen in sampler.widen:
-            chosen = widen.widen(chosen, proposal, canvas, self.state(widen))
-        if not self.may_wait:
-            chosen = at_least_one(chosen, proposal, self.progress)
-        return Choice(chosen, tokens), proposal, sampler.select if choice is answer else sampler.propose
-
-    def decide(self, evidence: Evidence, query: QuerySpec) -> tuple[Decision, Proposal]:
-        """What is committed, filled and revised."""
-        choice, proposal, by = self.choose(evidence)
-        canvas, chosen, evidence = self.canvas, choice.which, proposal.evidence
-        if query.must is not None:
-            begin = torch.from_numpy(canvas.block_start).to(chosen.device)[:, None]
-            first = evidence.eligible & (evidence.positions == begin)
-            must = torch.from_numpy(query.must).to(chosen.device)[:, None] & first.any(1, keepdim=True)
-            chosen = torch.where(must, first, chosen)
-        decision = Decision(Update(chosen, choice.tokens, proposal.score), by, self._revision(chosen, proposal))
-        if self.forward.fills:
-            decision = commit_filled_rows(decision, proposal, self.filling, self.forward, self.distributions)
-        return decision, proposal
-
-    def _consistent(self, decision: Decision) -> Decision:
-        """The decision, without tokens that cannot stand beside others of their gap."""
-        if not (constrained_spans := self.forward.constrained_spans):
-            return decision
-        chosen, revision, fill = constrained_spans.consistent(
-            self.canvas, decision.chosen, decision.revision, decision.fill
-        )
-        return replace(decision, chosen=chosen, revision=revision, fill=fill)
-
-    def _revision(self, chosen: Tensor, proposal: Proposal) -> Revision | None:
-        """What the revise stages decide together; a position that one reopens no other rewrites."""
-        each = [stage.revise(chosen, proposal, self.canvas, self.state(stage)) for stage in self.sampler.revising]
-        return reduce(Revision.merge, each) if each else None
-
-    # --- rows that end ---
-
-    def retire(self) -> Iterator[RowFinished]:
-        """Removes finished rows."""
-        over = self.finished_rows()
-        if not over.any():
+    def _store_prefixes(self, which: np.ndarray) -> None:
+        """Leaves the final tokens of these rows ([B] bool) to later requests."""
+        if self.forward.reuse.prefixes is None:
             return
-        yield from self.leave(over)
-        self.keep(np.flatnonzero(~over))
+        final = self.sampler.cache.final(self.cache_state)
+        if final is None:
+            return
+        for at in np.flatnonzero(which).tolist():
+            self.forward.reuse.store(at, self.canvas.tokens_host[at, : int(final[at])])
+
+    # --- rows that leave and join ---
 
     @property
     def rows(self) -> np.ndarray:
         """[B] the number of each live row in the request."""
         return self.canvas.rows
-
-    def finished_rows(self) -> np.ndarray:
-        """[B] bool: the live rows that are done; open positions of those that stopped become padding."""
-        canvas = self.canvas
-        self.stopped = self.ended_rows() | (canvas.finished & (canvas.total < canvas.planned))
-        if self.endings:
-            final = zip(canvas.tokens_host, canvas.prompt, canvas.settled, strict=True)
-            self.stopped |= self.endings.find([row[start:end] for row, start, end in final]) >= 0
-        over: np.ndarray = canvas.finished | self.stopped
-        if (self.stopped & ~canvas.finished).any():
-            canvas.close(self.stopped)
-        return over
-
-    def ended_rows(self) -> np.ndarray:
-        """[B] bool: the live rows that a finish stage ends."""
-        ended = np.zeros(len(self.canvas), dtype=bool)
-        for finish in self.sampler.finish:
-            ended |= finish.done(self.canvas, self.request)
-        return ended
-
-    def leave(self, over: np.ndarray) -> Iterator[RowFinished]:
-        """The events of the rows that are done, whose K/V later requests may go on from."""
-        self._store_prefixes(over)
-        for at in np.flatnonzero(over):
-            yield self.recorder.finish_row(int(at), "stop" if self.stopped[at] else "length")
 
     def keep(self, keep: np.ndarray) -> None:
         """Drops all live rows but these from the canvas, the cache and every state."""
@@ -412,18 +534,8 @@ class MaskedLoop:
         self.canvas.keep(keep)
         self.forward.keep(keep)
         self.endings.keep(keep)
-        self.memory = {stage: take_rows(state, keep) for stage, state in self.memory.items()}
-
-    def finished(self, row: int | None = None) -> Finished:
-        """The event of the end: of all rows, or of this one."""
-        return self.recorder.finished(row)
-
-    def close(self) -> None:
-        """Gives up what is leased, and the states."""
-        self.forward.reuse.close()
-        self.memory.clear()
-
-    # --- rows that enter ---
+        self.memory = take_rows(self.memory, keep)
+        self._bind()
 
     def batching_obstacle(self) -> str | None:
         """Why no rows can join the request under way; None where they can."""
@@ -449,7 +561,63 @@ class MaskedLoop:
         self.recorder.put(rows, other.canvas.total)
         if self.logprobs is not None and other.logprobs is not None:
             self.logprobs.put(rows, other.logprobs)
+        theirs = {mine: other.memory[stage] for mine, stage in zip(self.memory, other.memory, strict=True)}
         with torch.inference_mode():
-            self.memory = {
-                stage: scatter_rows(state, where, other.memory[stage]) for stage, state in self.memory.items()
-            }
+            self.memory = scatter_rows(self.memory, where, theirs)
+        self.compose()
+        self._bind()
+
+    def finished(self, row: int | None = None) -> Finished:
+        """The event of the end: of all rows, or of this one."""
+        return self.recorder.finished(row)
+
+    def close(self) -> None:
+        """Gives up what is leased, the states and the hooks, which refer to the loop."""
+        self.forward.close()
+        self.memory.clear()
+        self.before_query = self.with_evidence = self.with_distribution = self.with_decision = ()
+        self.after_commit = self.ended = ()
+        self.branching = None
+
+
+def at_least_one(chosen: Tensor, proposal: Proposal, progress: np.ndarray | None = None) -> Tensor:
+    """`chosen` [B, W] where eligible; the best candidate of a row with none before `progress` [B] (None: anywhere).
+
+    Where a forward computed no candidate before `progress`, the best of the row counts: every step commits a token.
+    A method may score -inf for "last"; open positions still come before the others.
+    """
+    eligible = proposal.evidence.eligible
+    chosen = chosen & eligible
+    if progress is None and chosen.device.type == "cpu":  # for so few values numpy's lower overhead wins
+        host = chosen.numpy()
+        if (none := ~host.any(1)).any():
+            on_host = np.where(eligible.numpy(), np.maximum(proposal.score.numpy(), _LEAST_SCORE), -np.inf)
+            row, column = np.flatnonzero(none), on_host.argmax(1)[none]
+            host[row, column] = eligible.numpy()[row, column]
+        return chosen
+    first = eligible
+    if progress is not None:
+        before = proposal.evidence.positions < torch.from_numpy(progress).to(chosen.device)[:, None]
+        first = eligible & (before | ~(before & eligible).any(1, keepdim=True))
+    score = proposal.score.clamp(min=_LEAST_SCORE).masked_fill(~first, -torch.inf)
+    return chosen | (best(score) & first & ~(chosen & first).any(1, keepdim=True))
+
+
+def _with_first(chosen: Tensor, evidence: Evidence, canvas: Canvas, must: np.ndarray) -> Tensor:
+    """In rows that `must` [B], exactly the block's first position where it is open, instead of `chosen` [B, W]."""
+    start = torch.from_numpy(canvas.block_start).to(chosen.device)[:, None]
+    first = evidence.eligible & (evidence.positions == start)
+    return torch.where(torch.from_numpy(must).to(chosen.device)[:, None] & first.any(1, keepdim=True), first, chosen)
+
+
+def _reference_text(model: LanguageModel, reference: str, sampler: MaskedSampler, request: Request) -> Tensor:
+    """What the select's reference sampler ends with: [B, L + 1], -1 where it committed nothing and nothing was given.
+
+    It stops where the sampler itself stops.
+    """
+    stops = tuple(finish for finish in sampler.finish if finish not in sampler.filling)
+    request = replace(request, logprobs=None)
+    *_, last = decode(model, replace(resolve(reference), finish=stops), request, steps=False)
+    assert isinstance(last, Finished)
+    text = torch.from_numpy(np.where(last.trace.commit_step == UNCOMMITTED, -1, last.tokens))
+    return torch.nn.functional.pad(text, (0, 1), value=-1).to(model.device)

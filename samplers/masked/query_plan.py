@@ -12,6 +12,7 @@ What a group of rows feeds at its queries: vectors of the active block, and rand
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,18 +23,22 @@ from pardec.models.caches.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
+from ..batching import RowState
 from ..prefix_reuse import PrefixReuse
 from .canvas import Canvas
-from .contracts import AttentionSpec, QuerySpec, Request
+from .contracts import AttentionSpec, QuerySpec
 
 
-class VisiblePositions:
+class VisiblePositions(RowState):
     """Of each live row; column L is a bin.
 
     Attributes:
         slots: [B, L + 1] the slot of each visible position, -1 for others.
         moved: [B, L + 1] bool: visible positions that had another slot, or none, before the last `update`.
     """
+
+    per_row = ("slots", "moved")
+    fills: Mapping[str, float] = {"slots": -1}
 
     def __init__(self, canvas: Canvas) -> None:
         self.canvas = canvas
@@ -65,16 +70,6 @@ class VisiblePositions:
         queried: np.ndarray = self.which & (mask | self.moved[:, :-1] | new[:, None])
         return queried
 
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows."""
-        self.slots, self.moved = self.slots[rows], self.moved[rows]
-
-    def put(self) -> None:
-        """Makes room for the columns that the canvas has grown by; the first forward of rows that join is full."""
-        more = self.canvas.tokens.shape[1] - self.slots.shape[1]
-        self.slots = np.pad(self.slots, ((0, 0), (0, more)), constant_values=-1)
-        self.moved = np.pad(self.moved, ((0, 0), (0, more)))
-
 
 # A separate forward costs a group of rows about as much as this many more queries would.
 _GROUP_COST = 24
@@ -98,8 +93,11 @@ class Queries:
     @property
     def key(self) -> bytes:
         """The same for queries that are laid in the same way."""
-        parts = (self.start, self.stop, self.shift, self.positions, self.slots, self.counts, self.similar)
-        return b"".join(b"" if part is None else part.tobytes() for part in parts)
+        span = self.start.tobytes() + self.stop.tobytes() + self.shift.tobytes()
+        if self.positions is None:
+            return span
+        parts = (self.positions, self.slots, self.counts, self.similar)
+        return b"".join([span, *(part.tobytes() for part in parts if part is not None)])
 
     def of(self, at: int) -> range | tuple[int, ...]:
         """The positions of the row at index `at`; a range if they have no gaps."""
@@ -118,6 +116,18 @@ class Group:
     plan: Plan  # only its tokens change from forward to forward
     source: Tensor | None  # [n, Q] canvas column of each query, padding at the bin; None: the plan's span
     want: Tensor  # [n, W] query of each block position's prediction, -1 outside of the block; then those of the shadow
+
+    def of(self, values: Tensor) -> Tensor:
+        """The group's rows of `values` [B, ...]."""
+        return values if self.rows is None else values[torch.from_numpy(self.rows).to(values.device)]
+
+    def at_queries(self, values: Tensor) -> Tensor:
+        """`values` [B, L + 1] at the group's queries, [n, Q]."""
+        if self.source is None:
+            assert self.plan.span is not None, "else there is a source"
+            values = values[:, slice(*self.plan.span)]
+            return values if self.rows is None else values[torch.from_numpy(self.rows).to(values.device)]
+        return self.of(values).gather(1, self.source)
 
 
 @dataclass(frozen=True)
@@ -179,7 +189,7 @@ class Layout:
         if self.leave_one_out:
             queried, slots, want = self._with_leave_one_out(positions, slots, np.where(outside, -1, wanted), want)
 
-        def put(array: np.ndarray) -> Tensor:
+        def on_device(array: np.ndarray) -> Tensor:
             return torch.from_numpy(np.concatenate([array] * self.copies)).to(device)
 
         whole = len(rows) == len(canvas)
@@ -187,27 +197,29 @@ class Layout:
         if self.cache is not None and not whole:
             cache_rows = torch.from_numpy(self.cache_rows(rows)).to(device)
         plan = Plan(
-            tokens=put(queried),
-            positions=put(queried),
-            slots=put(slots),
+            tokens=on_device(queried),
+            positions=on_device(queried),
+            slots=on_device(slots),
             visible=self.model.visible(),
-            lengths=put(end),
-            want=put(want),
+            lengths=on_device(end),
+            want=on_device(want),
             rows=cache_rows,
             uniform=int(end[0]) if (end == end[0]).all() else None,
             span=None if self.leave_one_out else span,
-            similar=None if queries.similar is None or not queries.similar[rows].any() else put(queries.similar[rows]),
+            similar=None
+            if queries.similar is None or not queries.similar[rows].any()
+            else on_device(queries.similar[rows]),
         )
         if self.attention is not None:
             attending = None
             if not self.attention.every:
                 own = block - start[:, None] if queries.positions is None else _index(positions, block)
                 own[outside | (own < 0) | (own >= (stop - start)[:, None])] = -1
-                attending = put(own)
+                attending = on_device(own)
             plan = replace(plan, attention=self.attention.layers, attending=attending)
         if self.leave_one_out:
             size = canvas.length + self.leave_one_out
-            visible = Visible.mask(put(self._leave_one_out(positions, own, block < block_end[:, None], end)))
+            visible = Visible.mask(on_device(self._leave_one_out(positions, own, block < block_end[:, None], end)))
             plan = replace(plan, visible=visible, lengths=torch.full_like(plan.lengths, size), uniform=size)
         source = None
         if plan.span is None:
@@ -248,28 +260,22 @@ class Layout:
         return visible
 
 
-def wanted_only(
-    group: Group, want: Tensor, wanted: np.ndarray, positions: Tensor, vocab: int, bound: bool
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The wanted queries [n, M], the index of each block position's among them [n, W], and what they predict.
+def wanted_columns(group: Group, wanted: np.ndarray, vocab: int) -> tuple[Tensor | None, Tensor | None]:
+    """The wanted columns [n, M] of the block, and the index of each of its positions among them, counted flat [n, W].
 
-    `want` [n, W] are those of all block positions. Positions are those of the wanted queries where logits are `bound`
-    to them.
+    None, None: computing the logits of all positions costs little more.
     """
     wanted = wanted if group.rows is None else wanted[group.rows]
     counts = wanted.sum(1)
     most = max(int(counts.max()), 1)
     if (wanted.shape[1] - most) * len(wanted) * vocab < _COMPACT_GAIN:
-        return want, None, positions
+        return None, None
     if (counts == most).all():
         order = wanted.nonzero()[1].reshape(-1, most)
     else:
         order = np.argsort(~wanted, axis=1, kind="stable")[:, :most]
     index = np.maximum(wanted.cumsum(1) - 1, 0) + np.arange(0, len(wanted) * most, most)[:, None]
-    chosen = torch.from_numpy(order)
-    if bound:
-        positions = positions.gather(1, chosen)
-    return want.gather(1, chosen), torch.from_numpy(index), positions
+    return torch.from_numpy(order), torch.from_numpy(index)
 
 
 def visible_open(canvas: Canvas, rows: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -398,23 +404,3 @@ class QueryPlanner:
                 similar = similar & ~visible.moved.any(1)
             queries = replace(queries, similar=similar)
         return queries
-
-
-def at_queries(soft: Tensor, group: Group, canvas: Canvas) -> Tensor:
-    """`soft` [n, W, E] of the group's rows in the block, at its queries [n, Q, E]; zero elsewhere."""
-    block_start = torch.from_numpy(canvas.block_start if group.rows is None else canvas.block_start[group.rows]).to(
-        soft.device
-    )
-    at = group.plan.positions[: len(soft)] - block_start[:, None]
-    outside = (at < 0) | (at >= soft.shape[1])
-    values = soft.gather(1, at.masked_fill(outside, 0)[..., None].expand(-1, -1, soft.shape[-1]))
-    return values.masked_fill(outside[..., None], 0)
-
-
-def noised(tokens: Tensor, group: Group, canvas: Canvas, request: Request, vocab: int) -> Tensor:
-    """The tokens [n, Q] of a group, random ones at open positions: others at each step."""
-    at = group.plan.positions[: len(tokens)]
-    rows = np.arange(len(canvas)) if group.rows is None else group.rows
-    uniform = request.source.uniform(canvas.rows[rows], canvas.step[rows], at.clamp(min=0), "noise")
-    noise = (uniform * vocab).long().clamp(max=vocab - 1)
-    return torch.where(tokens == canvas.mask_id, noise, tokens)

@@ -1,4 +1,4 @@
-"""The events of a masked loop, and its trace."""
+"""The events of a masked loop, its trace, and the log-probabilities of what it commits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ import torch
 
 from ..events import Finished, RowFinished, Started, Step
 from ..logprobs import LogprobRecorder
+from ..ops.chunked_distribution import CHUNK_BYTES
+from ..ops.distribution import split
 from ..trace import Trace
-from .canvas import Canvas
+from .canvas import UNCOMMITTED, Canvas
+from .contracts import Decision, Evidence, Proposal
+from .predict import RawDistribution
 from .query_plan import Queries
 
 _RECORDED = ("tokens", "commit_step", "commit_score", "serial")
@@ -147,3 +151,36 @@ class TraceRecorder:
         history = self.history[int(self.first_forward[row]) :]
         each = ((queries, np.flatnonzero(queries.rows == row).tolist()) for queries in history)
         return [[queries.of(at) for at in hypotheses] for queries, hypotheses in each if hypotheses]
+
+
+class CommittedLogprobs:
+    """The log-probabilities of what a step committed, filled or rewrote."""
+
+    def __init__(self, canvas: Canvas, raw: RawDistribution, logprobs: LogprobRecorder) -> None:
+        self.canvas, self.raw, self.logprobs = canvas, raw, logprobs
+        self.window = canvas.window  # [B, W] the block of the forward, which a commit may leave
+
+    def decide(self, decision: Decision, proposal: Proposal, evidence: Evidence) -> Decision:
+        """Before the commit."""
+        self.window = self.canvas.window
+        return decision
+
+    def record(self, decision: Decision) -> None:
+        """After it."""
+        canvas, logprobs = self.canvas, self.logprobs
+        when = canvas.commit_step.cpu().numpy()
+        if canvas.revises:
+            row, position = (when == UNCOMMITTED).nonzero()
+            logprobs.clear(canvas.rows[row], position)
+        now = when == (canvas.nfe - 1)[:, None]
+        sources = [(self.window, self.raw.of_block())]
+        if decision.columns is not None:  # rows that are filled commit nothing else
+            sources.insert(0, (decision.columns, self.raw.at(decision.columns)))
+        for columns, distribution in sources:
+            positions = columns.cpu().numpy()
+            committed = np.flatnonzero(np.take_along_axis(now, positions, 1))
+            for flat in split(committed, CHUNK_BYTES // (4 * distribution.vocab)):
+                row, position = flat // positions.shape[1], positions.reshape(-1)[flat]
+                tokens = torch.from_numpy(canvas.tokens_host[row, position]).to(columns.device)
+                logprobs.add(canvas.rows[row], position, tokens, distribution.logits_at(flat))
+                now[row, position] = False

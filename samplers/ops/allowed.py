@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
+from ..batching import RowState
 from ..request import Allowed
 
 
-class AllowedRows:
+class AllowedRows(RowState):
     """Of every live row, the set of each position.
 
     Attributes:
@@ -21,6 +22,7 @@ class AllowedRows:
         at: [B, C] int64: the set of each position; positions behind the last column have set 0.
     """
 
+    per_row = ("at",)
     at: Tensor
 
     def __init__(self, allowed: Allowed | None, rows: int, device: torch.device) -> None:
@@ -65,10 +67,6 @@ class AllowedRows:
         row, column = torch.tensor(rows, device=device), torch.tensor(positions, device=device)
         result.at[row, column] = torch.arange(len(own), len(own) + len(sets), device=device)
         return result
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows."""
-        self.at = self.at[torch.from_numpy(rows).to(self.at.device)]
 
     def put(self, where: np.ndarray, other: AllowedRows) -> None:
         """Puts the rows of `other` in place of those at `where`; sets that no row has any more are dropped."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,7 +71,10 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     if chosen == "c" and compiled():
         return greedy_c(logits)
     if logits.numel() <= _APIECE:
-        return argmax(logits), logits.softmax(-1).amax(-1)
+        highest = logits.softmax(-1).amax(-1)
+        if logits.device.type != "cpu" or logits.requires_grad:
+            return logits.argmax(-1), highest
+        return torch.from_numpy(np.asarray(logits.numpy().argmax(-1))), highest  # as `argmax` does
     rows = torch.split(logits.reshape(-1, logits.shape[-1]), max(_APIECE // logits.shape[-1], 1))
     ids, probability = zip(*((argmax(part), part.softmax(-1).amax(-1)) for part in rows), strict=True)
     return torch.cat(ids).view(logits.shape[:-1]), torch.cat(probability).view(logits.shape[:-1])

@@ -134,10 +134,11 @@ class DenseDistribution(Distribution):
 
     @cached_property
     def greedy(self) -> tuple[Tensor, Tensor]:
-        if "confidence" in vars(self) or backend(self.device) == "triton":  # computed already, or on the way
+        rows = self.row_logits
+        if "confidence" in vars(self) or (rows.is_cuda and backend(rows.device) == "triton"):  # known, or on the way
             return super().greedy
-        ids, probability = greedy(self.row_logits)
-        return self._align(ids), self._align(probability)
+        ids, probability = greedy(rows)
+        return (ids, probability) if self.index is None else (ids.take(self.index), probability.take(self.index))
 
     @cached_property
     def confidence(self) -> Confidence:

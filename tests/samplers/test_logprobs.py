@@ -227,7 +227,7 @@ def test_logits_in_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None
         whole = fill(family, spec, given, NEW, cfg=1.5, **WANTED)
         with monkeypatch.context() as patch:
             patch.setattr(chunked_distribution, "CHUNK_BYTES", 4 * VOCAB * 3)
-            patch.setattr("pardec.samplers.masked.loop.CHUNK_BYTES", 4 * VOCAB * 3)
+            patch.setattr("pardec.samplers.masked.recorder.CHUNK_BYTES", 4 * VOCAB * 3)
             chunks = fill(family, spec, given, NEW, cfg=1.5, **WANTED)
         assert (whole.trace.commit_step == chunks.trace.commit_step).all()
         equal(recorded(whole), recorded(chunks))

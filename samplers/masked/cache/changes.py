@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from ...batching import RowState
 from ...traits import Why
 from ..contracts import Canvas
 
@@ -23,26 +22,15 @@ def elapsed(canvas: Canvas, every: int, start: np.ndarray | int = 0) -> np.ndarr
     return reached
 
 
-@dataclass
-class LastTokens:
+class LastTokens(RowState):
     """The rows at the last forward."""
 
-    tokens: np.ndarray  # [B, L + 1]
+    per_row = ("tokens",)
 
-    @classmethod
-    def of(cls, canvas: Canvas) -> LastTokens:
+    def __init__(self, canvas: Canvas) -> None:
         """Before the first forward."""
-        return cls(canvas.tokens_host.copy())
-
-    def put(self, where: np.ndarray, other: LastTokens) -> None:
-        """Puts the rows of `other`, whose canvas is at least as long, in place of the live rows at `where`."""
-        more = other.tokens.shape[1] - self.tokens.shape[1]
-        self.tokens = np.pad(self.tokens, ((0, 0), (0, more)), mode="edge")  # the bin holds the padding id
-        self.tokens[where] = other.tokens
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows."""
-        self.tokens = self.tokens[rows]
+        self.tokens: np.ndarray = canvas.tokens_host.copy()  # [B, L + 1]
+        self.fills = {"tokens": canvas.pad_id}
 
     def changed(self, canvas: Canvas) -> np.ndarray:
         """[B, L + 1] bool: the positions written or reopened since; remembers the present tokens.

@@ -107,7 +107,7 @@ class DualAdaptiveCache(Cache):
 
     def start(self, canvas: Canvas) -> State:
         nothing = np.zeros((len(canvas), canvas.length), dtype=np.float32)
-        return State(LastTokens.of(canvas), nothing, nothing.copy())
+        return State(LastTokens(canvas), nothing, nothing.copy())
 
     def observe(self, evidence: Evidence, canvas: Canvas, state: State) -> None:
         maps, predictions = evidence.attention, evidence.predictions

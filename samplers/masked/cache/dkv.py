@@ -64,7 +64,7 @@ class DelayedCache(Cache):
         return self if self.full is not None else replace(self, full=_full(model.decoding_config.shift))
 
     def start(self, canvas: Canvas) -> LastTokens:
-        return LastTokens.of(canvas)
+        return LastTokens(canvas)
 
     def query(self, canvas: Canvas, state: LastTokens) -> QuerySpec:
         changed = state.changed(canvas)

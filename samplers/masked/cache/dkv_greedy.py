@@ -48,7 +48,7 @@ class GreedyDelayedCache(Cache):
         self.require("refresh", "window", least=0)
 
     def start(self, canvas: Canvas) -> LastTokens:
-        return LastTokens.of(canvas)
+        return LastTokens(canvas)
 
     def query(self, canvas: Canvas, state: LastTokens) -> QuerySpec:
         changed = state.changed(canvas)

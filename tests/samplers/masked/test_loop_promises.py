@@ -14,7 +14,7 @@ from pardec.samplers import registry
 from pardec.samplers.batching import take_rows
 from pardec.samplers.events import Finished, RowFinished, Started, Step
 from pardec.samplers.masked.contracts import Cache, Logits, MaskedSampler, Propose, QuerySpec, Select, Widen
-from pardec.samplers.masked.loop import decode
+from pardec.samplers.masked.loop import MaskedLoop, decode
 from pardec.samplers.ops.distribution import DenseDistribution
 from tests.samplers.toys import EOS, MASK, PAD, altered, biased, events, fill, prompts, request, run, toy
 
@@ -279,3 +279,39 @@ def test_finished_rows_are_fed_no_more() -> None:
     sampler = registry.resolve("sequential@dual")
     result(replace(sampler, cache=Watched(sampler.cache)))
     assert fed == [3] * 4 + [2] * 2 + [1] * 3
+
+
+# --- what a request does not ask for ---
+
+
+HOOKS = ("before_query", "with_evidence", "with_distribution", "with_decision", "after_commit", "ended")
+FORWARD_HOOKS = ("begin", "prepare", "read", "mix", "process", "complete")
+
+
+@pytest.mark.parametrize("spec", ["threshold", "threshold@dual", "sequential@prefix", "factor"])
+def test_a_plain_request_has_no_hooks(spec: str) -> None:
+    loop = MaskedLoop(toy(), registry.resolve(spec), request(ROWS, STARTS))
+    assert not any(getattr(loop, name) for name in HOOKS)
+    assert not any(getattr(loop.forward, name) for name in FORWARD_HOOKS)
+    assert loop.forward.limits is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "hooks"),
+    [
+        ("threshold", {"cfg": 1.5}, {"prepare", "mix"}),
+        ("threshold", {"min_new_tokens": 2, "stop_ids": (EOS,)}, {"process"}),
+        ("threshold", {"repetition_penalty": 1.2}, {"begin", "process"}),
+        ("threshold", {"logprobs": 0}, {"begin", "read", "with_decision", "after_commit"}),
+        ("threshold+eos", {"stop_ids": (EOS,)}, {"ended"}),
+        ("fixed:steps=3", {}, {"before_query"}),
+        ("credit+threshold", {}, {"with_distribution"}),
+    ],
+)
+def test_a_feature_hooks_in_where_it_is_needed_and_nowhere_else(
+    spec: str, options: dict[str, Any], hooks: set[str]
+) -> None:
+    loop = MaskedLoop(toy(), registry.resolve(spec), request(ROWS, STARTS, **options))
+    found = {name for name in HOOKS if getattr(loop, name)}
+    found |= {name for name in FORWARD_HOOKS if getattr(loop.forward, name)}
+    assert found == hooks

@@ -195,7 +195,9 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch(name: str, rest: str, options:
         assert same(alone, 0, whole, row)
 
 
-@pytest.mark.parametrize("name", [*names("query"), "suffix:window=2+threshold:tau=0.3@spa"])
+@pytest.mark.parametrize(
+    "name", [*names("query"), "suffix:window=2+threshold:tau=0.3@spa", "threshold:tau=0.3@mlcache"]
+)
 def test_rows_that_join_give_what_they_give_alone(name: str) -> None:
     spec = name if "@" in name else f"{name}+threshold:tau=0.3@dual"
     model, given = toy("llada", sharp=1.2), prompts(LENGTHS)
@@ -237,7 +239,7 @@ def test_slots_are_those_of_what_is_left() -> None:
     """A forward reads as many keys as there are visible positions."""
     loop = MaskedLoop(toy(), registry.resolve("suffix:window=2+threshold@dual"), request([[1, 2, *[MASK] * 20]], [2]))
     loop.step()
-    plan = loop.forward._groups[0].plan
+    plan = loop.forward.groups[0].plan
     assert plan.positions.tolist() == [[*range(8), 21]]
     assert plan.slots.tolist() == [list(range(9))]
     assert plan.lengths.tolist() == [9]
