@@ -24,7 +24,7 @@ import torch
 import pardec
 from pardec.environment import processor
 from pardec.requests.call import Call
-from pardec.samplers.speculative import forward as shared_prompt
+from pardec.samplers.speculative import forward_features as shared_prompt
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.speculative.loop import VerifyLoop
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 import numpy as np
 import torch
 from torch import Tensor
+
+_DEVICE = attrgetter("device.type")
 
 
 def to_host(parts: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
@@ -25,4 +28,4 @@ def to_host(parts: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def _shared(tensors: Sequence[Tensor]) -> bool:
-    return all(tensor.device.type == "cpu" for tensor in tensors)
+    return {"cpu"}.issuperset(map(_DEVICE, tensors))

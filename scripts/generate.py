@@ -93,7 +93,7 @@ CONTRACTS = {
     ("ar", "logits"): ("how the target's logits change", ("scores",), "logits [N, V] behind N texts"),
     ("ar", "cache"): (
         "how the target's K/V are stored, and which of them a forward reads",
-        ("new_cache", "room", "settle"),
+        ("new_cache", "max_depth", "settle"),
         "a `KVCache`; [B] depths; nothing",
     ),
     "texts": (

@@ -226,7 +226,7 @@ def turn(dtype: torch.dtype, dim: int, *, queries: int = 32, turned: int | None 
 def chain(nodes: int, *, vocab: int = VOCAB, laws: bool = False, points: bool = False) -> None:
     q = empty(2, nodes, vocab) if laws else None
     point = empty(2, nodes, dtype=torch.bool) if points else None
-    draft = Draft(ints(2, nodes), np.array([nodes, 1]), np.array([7, 9]), q=q, point=point)
+    draft = Draft(ints(2, nodes), np.array([nodes, 1]), np.array([7, 9]), q=q, is_point_mass=point)
     order = np.arange(2)
     judge(draft, empty(2, nodes, vocab), RoundUniforms(Source((1, 2)), order, order, META))
 

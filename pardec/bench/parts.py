@@ -167,26 +167,12 @@ def _masked(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.nda
     return len(loop.recorder.history), loop.recorder.finished().tokens
 
 
-class _Processing:
-    """A loop's processing of logits with its time taken."""
-
-    def __init__(self, processing: Any, clock: Clock) -> None:
-        self._processing, self._call = processing, clock.wrap(processing, "decision")
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self._call(*arguments)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._processing, name)
-
-
 def _verify(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.ndarray]:
     sampler = call.sampler
     draft = clock.stage(sampler.draft, ("propose", "observe"), _DRAFTING)
     sampler = replace(sampler, draft=draft, accept=clock.stage(sampler.accept, ("accept",), "decision"))
     loop: Any = VerifyLoop(model, sampler, call.request)
-    loop.processing = _Processing(loop.processing, clock)
-    for owner, name in ((loop, "_commit"), (loop.forward, "keep_path")):
+    for owner, name in ((loop.processing, "of_target"), (loop, "_commit"), (loop.forward, "keep_path")):
         setattr(owner, name, clock.wrap(getattr(owner, name), "decision"))
     try:
         deque(loop.retire(), maxlen=0)

@@ -9,13 +9,13 @@ Logits of a part of the vocabulary, as a drafter of few ids gives them.
 
 The random numbers of one round, as acceptances and drafters ask for them.
 
-One round: what the target predicts behind a draft, what is accepted of it, and what comes of that.
+One round: what the target predicts after a draft, what is accepted of it, and what comes of that.
 
-The states of a draft's nodes behind the target's first layers, where the drafter has run these.
+The states of a draft's nodes after the target's first layers, where the drafter has run these.
 
-Queries of a drafter's own in the verify pass: behind the nodes of a draft, and seen by none of them.
+Queries of a drafter's own in the verify pass: after the nodes of a draft, and seen by none of them.
 
-Query l of node n stands step[l] + 1 positions behind n. It attends to what n attends to, to n, and to the queries
+Query l of node n stands step[l] + 1 positions after n. It attends to what n attends to, to n, and to the queries
 above it in the chains of n. All queries 0 come first, then all queries 1: in every row the nodes, and the queries of
 the first steps, are a prefix of what is fed.
 """
@@ -61,14 +61,14 @@ class Draft:
     depths: Tensor | None = None  # [T] or [B, T] int64, given with `parents`
     levels: int | None = None  # the greatest depth, if the drafter knows it; saves acceptances empty levels
     verify: Tensor | None = None  # [T] or [B, T] bool; False: fed, never tested. None: all are
-    sure: Tensor | None = None  # [B, T] bool; True: accepted untested; only with acceptances that have `FOLLOWS_PICK`
+    preaccepted: Tensor | None = None  # [B, T] bool; True: accepted untested, where the acceptance has `FOLLOWS_PICK`
     q: Tensor | None = None  # [B, T, V] float32; None: every node is a point mass
-    point: Tensor | None = None  # [B, T] bool, with `q`: True is a point mass
+    is_point_mass: Tensor | None = None  # [B, T] bool, with `q`: True is a point mass
     early: LowerLayerStates | None = None  # the outputs of the first layers, if the drafter has run them
     ignores_length_controller: np.ndarray | None = (
         None  # [B] bool, on the host: rows that the length controller has no part in
     )
-    queries: ProbeNodes | None = None  # of the drafter, behind the nodes: only it learns what comes out of them
+    queries: ProbeNodes | None = None  # of the drafter, after the nodes: only it learns what comes out of them
     forwards: int = 0  # forwards of a drafting model
     highest: Tensor | None = None  # [] the sum of its highest logits, finite only if these are (see `models.finite`)
 
@@ -79,7 +79,7 @@ class Draft:
 
     @cached_property
     def ids(self) -> Tensor:
-        """[B, T] int64: `tokens` as indices; 0 for -1, which is node 0 behind the condition of an image."""
+        """[B, T] int64: `tokens` as indices; 0 for -1, which is node 0 after the condition of an image."""
         return self.tokens.clamp(min=0)
 
     @cached_property
@@ -115,6 +115,19 @@ class Draft:
         """An upper bound of the length of a path from node 0, on the host."""
         return self.width - 1 if self.levels is None else self.levels
 
+    def of_rows(self, rows: np.ndarray) -> Draft:
+        """The draft of these rows only, as a forward needs it."""
+        where = torch.from_numpy(rows).to(self.tokens.device)
+        parents, depths = self.parents, self.depths
+        return Draft(
+            self.tokens[where],
+            self.sizes[rows],
+            self.base[rows],
+            parents if parents is None or parents.dim() == 1 else parents[where],
+            depths if depths is None or depths.dim() == 1 else depths[where],
+            queries=None if self.queries is None else self.queries.rows(rows),
+        )
+
     @staticmethod
     def none(text: Sequences) -> Draft:
         """Only each row's last committed token, so that the forward yields the next one."""
@@ -122,8 +135,9 @@ class Draft:
 
     @staticmethod
     def chain(text: Sequences, drafted: Tensor, counts: np.ndarray, **more: Any) -> Draft:
-        """The first counts[b] of `drafted` [B, K] behind each row's last committed token, cut to the widest."""
-        tokens = torch.cat((text.last[:, None], drafted[:, : int(counts.max(initial=0))]), 1)
+        """The first counts[b] of `drafted` [B, K] after each row's last committed token, cut to the widest."""
+        last, most = text.last[:, None], int(counts.max(initial=0))
+        tokens = torch.cat((last, drafted[:, :most]), 1) if most else last
         return Draft(tokens, counts + 1, text.length - 1, **more)
 
 
@@ -165,22 +179,22 @@ class InverseCDFUniforms(BatchedUniforms, Protocol):
     """Uniforms whose `draw` is the inverse CDF of one uniform a row, so that a kernel can do it."""
 
     def draw_uniform(self, purpose: str, node: int = 0) -> Tensor:
-        """[B] float64: the uniforms behind `draw`."""
+        """[B] float64: the uniforms after `draw`."""
 
 
 @dataclass(frozen=True, eq=False)
 class TargetDistributions:
-    """The target's predictions behind every node: index i is the distribution of the token that follows node i."""
+    """The target's predictions after every node: index i is the distribution of the token that follows node i."""
 
     raw: Tensor  # [B, T, V] float32 logits of the model, guidance included, nothing else changed
     logits: Tensor  # [B, T, V] float32 after the logits processors, temperature and filters
     greedy: bool  # temperature 0: a point mass at the argmax
     states: Tensor | None = None  # [B, T, S] the acceptance's `target_states` at every node
-    extended: Tensor | None = None  # [B, T', V] as `raw`, behind the nodes of the draft that `extend` returned
+    extended: Tensor | None = None  # [B, T', V] as `raw`, after the nodes of the draft that `extend` returned
 
     @cached_property
     def pick(self) -> Tensor:
-        """[B, T] int64: the likeliest token behind each node; the lowest id on ties."""
+        """[B, T] int64: the likeliest token after each node; the lowest id on ties."""
         return argmax(self.logits)
 
     @cached_property
@@ -195,35 +209,13 @@ class TargetDistributions:
 class Verdict:
     """The decision of an acceptance, row by row."""
 
-    path: Tensor  # [B, D] int64: node 0 and the accepted nodes in order; meaningless behind `count`
+    path: Tensor  # [B, D] int64: node 0 and the accepted nodes in order; meaningless after `count`
     count: Tensor  # [B] int64 accepted nodes, node 0 not counted
-    next: Tensor  # [B] int64 the token behind the path: recovered or bonus
+    next: Tensor  # [B] int64 the token after the path: recovered or bonus
     tested: Tensor | None = None  # [B, T] bool: the nodes whose test was reached
     ratio: Tensor | None = None  # [B, T] float32: the acceptance probability of each tested node
     deviation: Tensor | None = None  # [B] float32: accumulated deviation of a relaxed rule; see each rule
     pick: Tensor | None = None  # [B, T] int64: the token that follows each node, if the rule determines all of them
-
-
-def without_excluded(draft: Draft, distributions: TargetDistributions, verdict: Verdict, uniforms: Uniforms) -> Verdict:
-    """The verdict without tokens that the request's constraints and filters exclude: for rules that are relaxed.
-
-    A path ends before the first such token, and the token that follows it is then the target's own.
-    """
-    logits, path = distributions.logits, verdict.path
-    rows = torch.arange(len(path), device=path.device)
-    inside = torch.arange(path.shape[1], device=path.device) <= verdict.count[:, None]
-    path = path.masked_fill(~inside, 0)
-    tokens = draft.ids.gather(1, path)
-    stands = logits[rows[:, None], path[:, :-1], tokens[:, 1:]] > -torch.inf
-    count = (stands & inside[:, 1:]).cumprod(1).sum(1)
-    last = path.gather(1, count[:, None])[:, 0]
-    stays = (count == verdict.count) & (logits[rows, last, verdict.next] > -torch.inf)
-    if path.device.type == "cpu" and bool(stays.all()):  # elsewhere the host would wait
-        return verdict
-    own = distributions.pick[rows, last]
-    if not distributions.greedy:
-        own = uniforms.draw(logits[rows, last].softmax(-1), "next after an excluded one")
-    return replace(verdict, count=count, next=torch.where(stays, verdict.next, own))
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,7 +227,7 @@ class RoundResult:
     distributions: TargetDistributions
     before: np.ndarray  # [B] lengths before the round's commit
     gained: np.ndarray  # [B] tokens committed, cut at an end token or the length limit
-    states: Tensor | None = None  # [B, T, S] the drafter's `target_states` at every node, and behind them its queries'
+    states: Tensor | None = None  # [B, T, S] the drafter's `target_states` at every node, and after them its queries'
 
     def levels(self) -> tuple[np.ndarray, np.ndarray]:
         """Accepted and drafted levels of each row, both [B], on the host; 0 where `ignores_length_controller`."""
@@ -271,7 +263,7 @@ class DecodeContext:
     distribution: Callable[..., Tensor]  # (raw [B, K, V], draft, nodes [B, K]) -> processed logits, as the target's are
     allowed: AllowedRows
     reads_ids: Callable[[], bool]  # whether processed logits of some ids differ from those of these ids among all
-    cache: KVCache  # the target's; the slots behind a row's committed tokens may be written
+    cache: KVCache  # the target's; the slots after a row's committed tokens may be written
     sampler: SpeculativeSampler
     state: Callable[[Any], Any]  # a stage's state for this request
     queries: Callable[[], tuple[Tensor, ...]] = tuple  # what `Stage.last_queries` asks for, of the last round
@@ -283,7 +275,7 @@ class DecodeContext:
 
     @property
     def scratch(self) -> int:
-        """The slots that drafts take behind the longest text; the target's cache may have fewer than both need."""
+        """The slots that drafts take after the longest text; the target's cache may have fewer than both need."""
         return self.cache.reach - int(self.text.limit.max())
 
     def drafter_cache(self, drafter: Any) -> KVCache:
@@ -364,7 +356,7 @@ class Drafter(Stage):
         return None
 
     def most_queries(self, nodes: int, request: Request) -> int:
-        """The most queries of its own behind a draft of `nodes` nodes: see `Draft.queries`."""
+        """The most queries of its own after a draft of `nodes` nodes: see `Draft.queries`."""
         return 0
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
@@ -374,8 +366,8 @@ class Drafter(Stage):
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: Any) -> None:
         """Called with each group of rows of the prompt's forward; logits can be computed at any position."""
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:
-        """A draft for every live row, at most `room` [B] deep, which leaves space for the bonus token."""
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:
+        """A draft for every live row, at most `remaining` [B] deep, which leaves space for the bonus token."""
         raise NotImplementedError
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: Any) -> None:
@@ -406,22 +398,22 @@ class Acceptance(Stage):
         return None
 
     def extend(self, draft: Draft, context: DecodeContext, state: Any) -> Draft:
-        """The draft that is fed, with nodes of the acceptance's own behind each row's; by default without any.
+        """The draft that is fed, with nodes of the acceptance's own after each row's; by default without any.
 
         They must lie before the row's limit, and nothing but `TargetDistributions.extended` tells of them.
         """
         return draft
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: Any) -> Verdict:
-        """The accepted nodes, and the token behind them."""
+        """The accepted nodes, and the token after them."""
         raise NotImplementedError
 
 
 class DraftModel(Protocol):
-    """A drafting model in one round: it is fed the nodes of a growing draft and predicts the token behind each."""
+    """A drafting model in one round: it is fed the nodes of a growing draft and predicts the token after each."""
 
     def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
-        """Processed logits [B, K, V] behind `nodes` [B, K] of `draft`, whose ancestors must have been fed before.
+        """Processed logits [B, K, V] after `nodes` [B, K] of `draft`, whose ancestors must have been fed before.
 
         -1 is padding, which comes last in a row. Node 0 is fed first and alone.
         """
@@ -434,7 +426,7 @@ class DraftModel(Protocol):
         """Reduces the draft to these of its nodes [B, T], in this order."""
 
     def acceptance(self) -> Tensor | None:
-        """[B, K] how likely a token drafted behind each node of the last forward is accepted; None: it does not say."""
+        """[B, K] how likely a token drafted after each node of the last forward is accepted; None: it does not say."""
         return None
 
 
@@ -469,18 +461,18 @@ class Shape(Stage):
 
 
 class Logits(Stage):
-    """Changes the target's logits, behind all that excludes tokens and before temperature and filters.
+    """Changes the target's logits, after all that excludes tokens and before temperature and filters.
 
     Drafters propose by the model's own logits. A stage is a function of the text before a token, so that a node of a
     draft, and a row that joins a batch, get what they would get alone.
     """
 
     def scores(self, ids: Tensor, logits: Tensor, prompts: Tensor) -> Tensor:
-        """Changed logits [N, V], each behind a text of its own.
+        """Changed logits [N, V], each after a text of its own.
 
         Args:
             ids: [N, C] texts of one length, prompts included.
-            logits: [N, V] behind them; -inf excludes a token. At least one that is finite has to stay so.
+            logits: [N, V] after them; -inf excludes a token. At least one that is finite has to stay so.
             prompts: [N] tokens of each text's prompt.
         """
         raise NotImplementedError
@@ -504,16 +496,16 @@ class Cache(Stage):
         """An empty cache, as `LanguageModel.new_cache` makes one."""
         return model.new_cache(rows, capacity, scratch=scratch, shared=shared)
 
-    def room(self, context: DecodeContext, room: np.ndarray, state: Any) -> np.ndarray:
-        """[B] how deep the next draft may be, at most `room` [B]."""
-        return room
+    def max_depth(self, context: DecodeContext, remaining: np.ndarray, state: Any) -> np.ndarray:
+        """[B] how deep the next draft may be, at most `remaining` [B]."""
+        return remaining
 
     def settle(self, context: DecodeContext, state: Any) -> None:
         """Called after each round's commit, the prompt's included: what is committed may be compressed, or dropped."""
 
 
 class Texts(Stage):
-    """How one pass over a prompt writes several texts, its drafts; `one_pass` is its loop, without other stages."""
+    """How one pass over a prompt writes several texts, its drafts; its loop is `texts.prompt_decode`."""
 
     k: int  # drafts, and the most texts of a prompt
 
@@ -601,7 +593,7 @@ class SpeculativeSampler:
 
 @dataclass(frozen=True, slots=True)
 class ProbeLayout:
-    """The queries behind one node."""
+    """The queries after one node."""
 
     step: tuple[int, ...]  # of each, from 0; in ascending order
     above: tuple[int, ...]  # the query that each continues, -1 for the node itself
@@ -612,7 +604,7 @@ class ProbeLayout:
 
     @staticmethod
     def single(steps: int) -> ProbeLayout:
-        """One query a step, each behind the one before."""
+        """One query a step, each after the one before."""
         return ProbeLayout(tuple(range(steps)), tuple(range(-1, steps - 1)))
 
 
@@ -620,13 +612,13 @@ class ProbeLayout:
 class ProbeInjection:
     """Where the queries of one step begin inside the stack."""
 
-    layer: int  # whose outputs at the nodes are their source; they run the layers behind it
+    layer: int  # whose outputs at the nodes are their source; they run the layers after it
     make: Callable[[Tensor], Tensor]  # outputs [.., E] -> the queries' states [.., E]
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeNodes:
-    """The queries behind the nodes of a draft. Of a row they are numbered behind its own nodes, without a gap."""
+    """The queries after the nodes of a draft. Of a row they are numbered after its own nodes, without a gap."""
 
     chains: ProbeLayout
     index: Tensor  # [B, L, T] int64: the number of query l of node n among the row's nodes and queries, -1: none

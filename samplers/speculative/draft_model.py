@@ -14,33 +14,34 @@ from pardec.models import finite
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import ModelError, PardecError
 from pardec.models.hidden import Hidden
-from pardec.models.images.conditioned import copy_cache_rows
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
+from ..batching import RowState
 from ..prefix_reuse import DraftReuse
 from ..traits import Trait
 from .contracts import DecodeContext, Draft, DraftModel, RoundResult, SubsetLogits, Uniforms
-from .forward import catch_up_groups
+from .forward import CacheRows, catch_up_groups
 from .shape.tree_growth import packed
 
 
-class DraftModelState(DraftModel):
+class DraftModelState(RowState, DraftModel):
     """One drafting model during one request.
 
     In a round, the nodes that a row feeds take the slots from its last committed token on, in the order in which they
     are fed; `slot` is the slot of each node. Between rounds the slots below `cached` contain committed tokens.
     """
 
+    per_row: ClassVar[tuple[str, ...]] = ("cached", "reuse", "own_cache")
     base: np.ndarray  # [B] the slot and the position of node 0, on the host
     start: Tensor  # [B] the same
     slots_used: Tensor  # [B] slots used in this round
-    slot: Tensor  # [B, T] the slot of each node behind `start`, -1 if it was not fed
+    slot: Tensor  # [B, T] the slot of each node after `start`, -1 if it was not fed
     fed: np.ndarray  # [B] bool, on the host: the rows whose node 0 was fed
     highest: Tensor  # [] the sum of this round's highest logits: see `models.finite`
-    alone: bool  # the only row drafts: the next node's slot behind `start` is `slots_used`, on the host `used`
+    alone: bool  # the only row drafts: the next node's slot after `start` is `slots_used`, on the host `used`
     used: int
-    visible_slots: Tensor  # [B, R, R] bool: which slots behind `start` each of them attends to; unused on chains
+    visible_slots: Tensor  # [B, R, R] bool: which slots after `start` each of them attends to; unused on chains
     lag: ClassVar[int] = 0  # slots by which a token's own lies before its position
 
     def __init__(
@@ -62,6 +63,7 @@ class DraftModelState(DraftModel):
         finite.demand_head(model)
         self.context, self.model, self.cache = context, model, cache
         self.layers, self.skip, self.own, self.parallel = layers, skip, own, parallel
+        self.own_cache = CacheRows(getattr(model, "decoder", None), cache) if own else None  # the loop has the target's
         self.cached = np.zeros_like(context.text.length)
         self.calls = 0  # forwards of this round
         self.runs: list[finite.Run] = []  # their plans and caches
@@ -70,12 +72,12 @@ class DraftModelState(DraftModel):
         shape = context.sampler.shape
         self.unprocessed = shape is not None and Trait.UNPROCESSED_SCORES in shape.provides
 
-    def draft(self, most: int, room: np.ndarray, uniforms: Uniforms) -> Draft:
-        """A draft of the spec's shape and length, at most `most` tokens and `room` [B] deep."""
-        context, budget = self.context, depth_budget(self.context, most, room)
+    def draft(self, most: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:
+        """A draft of the spec's shape and length, at most `most` tokens and `remaining` [B] deep."""
+        context, budget = self.context, depth_budget(self.context, most, remaining)
         self.calls, self.drafting = 0, bool((budget > 0).any())
         # What a row alone feeds lies together: the host knows where, and the forwards need not be told slot by slot.
-        self.alone = len(room) == 1 and context.text.device.type == "cpu" and not context.request.conditions
+        self.alone = len(remaining) == 1 and context.text.device.type == "cpu" and not context.request.conditions
         self.runs.clear()
         if not self.drafting:
             return Draft.none(context.text)
@@ -96,23 +98,6 @@ class DraftModelState(DraftModel):
         self.reuse = DraftReuse(self.context.model, self.model, self.cache, len(text))
         self.cached = self.reuse.begin([text.row(at) for at in range(len(text))])
 
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows; the loop updates the target's cache."""
-        self.cached = self.cached[rows]
-        if self.reuse is not None:
-            self.reuse.keep(rows)
-        if self.own and len(rows):
-            self.cache.keep(torch.from_numpy(rows))
-
-    def put(self, where: np.ndarray, other: DraftModelState) -> None:
-        """The rows of `other` in place of the live rows at `where`; the loop updates the target's cache."""
-        self.cached = self.cached.copy()
-        self.cached[where] = other.cached
-        if self.reuse is not None and other.reuse is not None:
-            self.reuse.put(where, other.reuse)
-        if self.own:
-            copy_cache_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
-
     def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
         return self._processed(self._fitted(self._raw(draft, nodes)), draft, nodes)
 
@@ -124,7 +109,7 @@ class DraftModelState(DraftModel):
         return SubsetLogits(self._processed(raw, draft, nodes), subset.ids)
 
     def _raw(self, draft: Draft, nodes: Tensor, *, subset: bool = False) -> Tensor:
-        """[B, K, V] logits behind `nodes` [B, K], or over the ids that the model drafts, [B, K, N]."""
+        """[B, K, V] logits after `nodes` [B, K], or over the ids that the model drafts, [B, K, N]."""
         first = self.own and not self.slot.shape[1]
         raw = self._catch_up(nodes, subset=subset) if first else self._feed(draft, nodes).logits(subset=subset)
         highest = raw.amax() if self.alone else torch.where(nodes >= 0, raw.amax(-1), 0).sum()
@@ -139,7 +124,7 @@ class DraftModelState(DraftModel):
         self.slot = torch.where(known, self.slot.gather(1, nodes.clamp(max=self.slot.shape[1] - 1)), -1)
 
     def compact_cache(self, outcome: RoundResult) -> None:
-        """Moves the K/V of accepted nodes directly behind the committed ones, in a cache of its own."""
+        """Moves the K/V of accepted nodes directly after the committed ones, in a cache of its own."""
         if not self.drafting:
             return
         path, count = outcome.verdict.path, outcome.verdict.count
@@ -240,7 +225,7 @@ class DraftModelState(DraftModel):
         )
 
     def _committed_tokens(self, rows: Tensor, where: Tensor) -> Tensor:
-        """[b, W] the committed tokens of `rows` [b] whose slots are `where` [b, W], which may go on behind the last."""
+        """[b, W] the committed tokens of `rows` [b] whose slots are `where` [b, W], which may go on after the last."""
         tokens = self.context.text.tokens
         return tokens[rows].gather(1, (where + self.lag).clamp(max=tokens.shape[1] - 1))
 
@@ -258,7 +243,7 @@ class DraftModelState(DraftModel):
         return self.model.run(plan, self.cache)
 
     def _catch_up(self, nodes: Tensor, *, subset: bool) -> Tensor:
-        """[B, 1, V or N] logits behind node 0 of the rows that draft, after feeding committed tokens without K/V.
+        """[B, 1, V or N] logits after node 0 of the rows that draft, after feeding committed tokens without K/V.
 
         At first that is the whole text, later the accepted tokens that were never fed.
         """
@@ -318,7 +303,7 @@ class DraftModelState(DraftModel):
     def _feed_rest(self, draft: Draft) -> tuple[Tensor, Tensor]:
         """Feeds the nodes of `draft` that were not fed, and moves the K/V of all to the slots of the verify pass.
 
-        For drafters on the target's cache. Returns [B, T] bool, which nodes are real, and [B, T] int64, the slot behind
+        For drafters on the target's cache. Returns [B, T] bool, which nodes are real, and [B, T] int64, the slot after
         `start` that each was fed in.
         """
         order = torch.arange(draft.width, device=self.start.device)
@@ -332,7 +317,7 @@ class DraftModelState(DraftModel):
         return real, slot
 
     def _slots(self, width: int) -> Tensor:
-        """[B, width] the slot of each node behind `start`, -1 if it was not fed."""
+        """[B, width] the slot of each node after `start`, -1 if it was not fed."""
         return pad(self.slot, (0, max(0, width - self.slot.shape[1])), value=-1)
 
     def _tokens(self, tokens: Tensor) -> Tensor:
@@ -346,9 +331,9 @@ class DraftModelState(DraftModel):
         return raw if not short else pad(raw, (0, short), value=-torch.inf)
 
 
-def depth_budget(context: DecodeContext, most: int, room: np.ndarray) -> np.ndarray:
-    """[B] the tokens to draft: at most `most`, the `room` [B], and what the length controller allows."""
+def depth_budget(context: DecodeContext, most: int, remaining: np.ndarray) -> np.ndarray:
+    """[B] the tokens to draft: at most `most`, the `remaining` [B], and what the length controller allows."""
     length = context.sampler.length
-    limit = np.full_like(room, most) if length is None else length.budget(most, context, context.state(length))
-    budget: np.ndarray = np.minimum(room, limit.clip(0, most))
+    limit = np.full_like(remaining, most) if length is None else length.budget(most, context, context.state(length))
+    budget: np.ndarray = np.minimum(remaining, limit.clip(0, most))
     return budget

@@ -1,9 +1,14 @@
 """The verify loop: autoregressive models, several tokens a forward, every row at its own pace.
 
-One round: the drafter proposes tokens, one forward computes the target's distributions behind them (processors,
-temperature, filters), the acceptance decides, the tokens are committed, and drafter and length controller observe the
-result. Between rounds the cache contains all of a row's committed tokens but the last. The first round feeds the prompt
-and commits the first token.
+Fast Inference from Transformers via Speculative Decoding, https://arxiv.org/abs/2211.17192
+
+    draft   x_1 .. x_k            the drafter proposes tokens after the text, a chain or a tree
+    verify  p(. | text, x_1 .. x_i), i = 0 .. k   one forward of the target
+    accept  the first tokens that the acceptance lets pass, and the target's own token after them
+    commit  them, up to an end token or the row's limit
+
+Between rounds the cache contains all of a row's committed tokens but the last. The first round feeds the prompt and
+commits the first token. What a request or a stage adds to this round stands in `features`.
 """
 
 from __future__ import annotations
@@ -30,21 +35,24 @@ from ..ops.confidence import probability_of
 from ..request import Request
 from ..rng import assign_rows
 from ..traits import Trait
-from . import compatibility
-from . import prompt_decode as one_pass
+from . import compatibility, features
 from .contracts import (
+    Acceptance,
     DecodeContext,
     Draft,
+    Drafter,
     RoundResult,
     SpeculativeSampler,
     TargetDistributions,
+    Uniforms,
     Verdict,
-    without_excluded,
 )
-from .forward import VerifyForward, shared_length
+from .forward import VerifyForward
+from .forward_features import ExtendedForward, forward_of
 from .ops.processing import Processing
 from .recorder import TraceRecorder
 from .sequences import Sequences
+from .texts import prompt_decode
 from .uniforms import RoundUniforms
 
 
@@ -57,13 +65,13 @@ def decode(
     """
     if sampler.texts is not None:
         compatibility.check(sampler, model, request)
-        yield from one_pass.decode(model, sampler.texts, request, steps=steps)
+        yield from prompt_decode.decode(model, sampler.texts, request, steps=steps)
         return
     loop = VerifyLoop(model, sampler, request)
     try:
         yield loop.started()
-        yield from loop.retire()  # rows without room for a token
-        while len(loop.text):
+        yield from loop.retire()  # rows that no token fits into
+        while len(loop.text.rows):
             before = loop.text.length.copy()
             loop.round()
             if steps:
@@ -88,78 +96,50 @@ class VerifyLoop:
             model = conditioned_model(model, request, request.prefix)
         self.model, self.sampler, self.request = model, sampler, request
         prompts = [canvas[:size] for canvas, size in zip(request.canvases, request.prompts, strict=True)]
-        self.text = Sequences(
-            prompts,
-            [len(canvas) for canvas in request.canvases],
-            pad_id=model.decoding_config.pad_id,
-            device=model.device,
-        )
         self.reads_prompt = Trait.READS_PROMPT in sampler.draft.provides
-        nodes = sampler.width(model)
-        nodes += sampler.draft.most_queries(nodes, request)
-        states = sampler.draft.target_states(request) or sampler.draft.target_taps(model)
-        # A drafter that reads logits of the whole prompt needs them in one forward.
-        begins = states is not None or not self.reads_prompt
-        stage = sampler.cache
-        shares = stage is None or Trait.SHARES_PROMPTS in stage.provides
-        shared = shared_length(model, request, self.text, begins=begins) if shares else 0
-        queries = max(each.last_queries for each in sampler.stages)
-        judged = sampler.accept.target_states(request)
-        self.forward = VerifyForward(
-            model, self.text, nodes, states, shared=shared, stage=stage, queries=queries, judged=judged
-        )
+        limits, pad_id = [len(canvas) for canvas in request.canvases], model.decoding_config.pad_id
+        self.text = Sequences(prompts, limits, pad_id=pad_id, device=model.device)
+        self.forward = forward_of(model, self.text, sampler, request)
         self.processing = Processing(request, self.text, sampler.logits)
-        self.memory: dict[int, Any] = {}
-        self.summary: dict[str, np.ndarray] = {}  # the round's verdict, on the host
-        self.state = partial(_state_of, self.memory)  # a stage's state for this request
-        processing, cache = self.processing, self.forward.cache
-        drafted = processing.drafted, processing.allowed, processing.reads_ids
+        self.memory: dict[int, Any] = {}  # each stage's state for this request, by the stage's id
+        self.state = partial(_state_of, self.memory)
         self.context = DecodeContext(
-            model, request, self.text, *drafted, cache, sampler, self.state, self.forward.last_queries
+            model,
+            request,
+            self.text,
+            self.processing.drafted,
+            self.processing.allowed,
+            self.processing.reads_ids,
+            self.forward.cache,
+            sampler,
+            self.state,
+            self.forward.last_queries if isinstance(self.forward, ExtendedForward) else tuple,
         )
         self.stops = np.array(request.stop_ids, dtype=np.int64)
         self.endings = Endings(request.stops, len(self.text))
         self.ended = np.zeros(len(self.text), dtype=bool)  # a live row ends with its newest token
+        self.summary: dict[str, np.ndarray] = {}  # the round's verdict, on the host
         self.logprobs = LogprobRecorder.of(request, self.text, self.text.host.shape[1], model.device)
         self.recorder = TraceRecorder(self.text, self.processing.allowed.forced, self.logprobs)
+        self._compose()
+
+    # --- the round ---
 
     @torch.inference_mode()
     def round(self) -> None:
         """One forward for every live row, and the commit."""
-        text, sampler = self.text, self.sampler
+        if not self.forward.fed:
+            self._begin()
+            return
+        text, drafter = self.text, self.sampler.draft
         uniforms = RoundUniforms(self.request.source, text.rows, text.nfe.copy(), text.device)
-        first, more = not self.forward.fed, dict[str, Tensor | None]()
-        if first:
-            draft, raw, states = self._begin()
-        else:
-            room, stage = text.room - 1, sampler.cache
-            if stage is not None:
-                room = stage.room(self.context, room, self.state(stage))
-            draft = sampler.draft.propose(self.context, room, uniforms, self.state(sampler.draft))
-            raw, states, more = self._verify(draft)
-        distributions = TargetDistributions(raw, self.processing(raw, draft), not self.request.temperature, **more)
-        verdict = sampler.accept.accept(draft, distributions, uniforms, self.state(sampler.accept))
-        if sampler.exact == "relaxed":
-            verdict = without_excluded(draft, distributions, verdict, uniforms)
-        self.forward.keep_path(draft, verdict)
-        text.count_forward()
-        before = text.length.copy()
-        self.summary = _summary(draft, verdict)
-        if not np.isfinite(self.summary.get("highest", 0.0)):
-            raise self.state(sampler.draft).failure()
-        gained = self._commit(draft, distributions, verdict)
-        if first:
-            self.forward.store_prompts()
-        self.recorder.add(text.rows, draft, self.summary)
-        outcome = RoundResult(draft, verdict, distributions, before, gained, states)
-        sampler.draft.observe(outcome, self.context, self.state(sampler.draft))
-        if sampler.length is not None:
-            sampler.length.observe(outcome, self.context, self.state(sampler.length))
-        if sampler.cache is not None:
-            sampler.cache.settle(self.context, self.state(sampler.cache))
+        remaining = text.limit - text.length
+        draft = self.propose(self.context, remaining - 1, uniforms, self.memory.get(id(drafter)))
+        distributions, states = self.predict(draft)
+        self._observe(self._decide(draft, distributions, uniforms, states))
 
-    def _begin(self) -> tuple[Draft, Tensor, Tensor | None]:
-        """The forward over the prompts, before which the stages' states are made."""
+    def _begin(self) -> None:
+        """The first round: the stages' states are made, and the prompts fed."""
         last: list[Tensor] = []
         order: list[np.ndarray] = []
         for stage in self.sampler.stages:
@@ -170,20 +150,29 @@ class VerifyLoop:
             order.append(rows)
             if self.reads_prompt:
                 drafter.read_prompt(rows, whole, self.context, self.state(drafter))
-        self.recorder.reused[self.rows] = self.forward.reuse.length
+        if self.forward.reuse is not None:
+            self.recorder.reused[self.rows] = self.forward.reuse.length
         back = torch.from_numpy(np.argsort(np.concatenate(order))).to(self.text.device)
-        return Draft.none(self.text), torch.cat(last)[back], None
+        text, draft = self.text, Draft.none(self.text)
+        uniforms = RoundUniforms(self.request.source, text.rows, text.nfe.copy(), text.device)
+        outcome = self._decide(draft, self.distribute(torch.cat(last)[back], draft), uniforms, None)
+        self.forward.store_prompts()
+        self._observe(outcome)
 
-    def _verify(self, draft: Draft) -> tuple[Tensor, Tensor | None, dict[str, Tensor | None]]:
-        """The draft's forward: raw logits, the drafter's states, and what else the acceptance is to have."""
-        accept, width = self.sampler.accept, draft.width
-        extended = accept.extend(draft, self.context, self.state(accept))
-        raw, values = self.forward.verify(extended)
-        states, judged = self.forward.split(values)
-        more = {"states": None if judged is None else judged[:, :width]}
-        if extended is draft:
-            return raw, states, more
-        return raw[:, :width], None if states is None else states[:, :width], more | {"extended": raw}
+    def _decide(
+        self, draft: Draft, distributions: TargetDistributions, uniforms: RoundUniforms, states: Tensor | None
+    ) -> RoundResult:
+        """Accepts, moves the accepted path's K/V to their places, and commits."""
+        text, accept = self.text, self.sampler.accept
+        verdict = self.accept(draft, distributions, uniforms, self.memory.get(id(accept)))
+        self.forward.keep_path(draft, verdict)
+        text.nfe += 1
+        before = text.length.copy()
+        self.summary = _summary(draft, verdict)
+        if draft.highest is not None and not np.isfinite(self.summary["highest"]):
+            raise self.state(self.sampler.draft).failure()
+        gained = self._commit(draft, distributions, verdict)
+        return RoundResult(draft, verdict, distributions, before, gained, states)
 
     def _commit(self, draft: Draft, distributions: TargetDistributions, verdict: Verdict) -> np.ndarray:
         """Appends the accepted path and the next token, cut at an end token and at the length limit; [B] counts."""
@@ -193,47 +182,56 @@ class VerifyLoop:
             path_tokens = self.summary["path_tokens"]
             drafted = np.concatenate((path_tokens[:, 1:], path_tokens[:, :1]), 1)
             tokens = np.where(np.arange(width) == count[:, None], tokens, drafted)
-        limited = np.minimum(count + 1, text.room)
+        limited = np.minimum(count + 1, text.limit - text.length)
         ends = (tokens[:, :, None] == self.stops).any(2) & (np.arange(width) < limited[:, None])
         self.ended = ends.any(1)
         counts: np.ndarray = np.where(self.ended, ends.argmax(1) + 1, limited)
-        if self.endings:
-            rows = zip(text.host, text.prompt, text.length, tokens, counts, strict=True)
-            final = [np.concatenate((row[start:end], new[:count])) for row, start, end, new, count in rows]
-            stops = self.endings.find(final)
-            counts = np.where(stops >= 0, stops - (text.length - text.prompt), counts)
-            self.ended |= stops >= 0
-        text.commit(tokens, counts, self._scores(draft, distributions, path, tokens, counts))
+        for end in self.ends:
+            stops = end(tokens, counts)
+            counts, self.ended = np.where(stops >= 0, stops, counts), self.ended | (stops >= 0)
+        fresh = (np.arange(width) < counts[:, None]).nonzero()
+        text.commit(tokens, counts, self._scores(draft, distributions, path, tokens, fresh), fresh)
         return counts
 
     def _scores(
-        self, draft: Draft, distributions: TargetDistributions, path: Tensor, tokens: np.ndarray, counts: np.ndarray
+        self,
+        draft: Draft,
+        distributions: TargetDistributions,
+        path: Tensor,
+        tokens: np.ndarray,
+        fresh: tuple[np.ndarray, ...],
     ) -> np.ndarray:
-        """[B, D] float32: the probability that the model gave each committed token; 0 behind counts[b].
+        """[B, D] float32: the probability that the model gave each committed token; 0 where no token is committed.
 
-        Records the log-probabilities of those tokens, where they were asked for.
-        Raises the error that names the cause if a committed token's logits are not finite.
+        `fresh` are the rows and the columns of `tokens` that are. Raises the error that names the cause if a committed
+        token's logits are not finite.
         """
-        row, column = np.nonzero(np.arange(tokens.shape[1]) < counts[:, None])
+        row, column = fresh
         device = path.device
-        where, column_index, token = (torch.from_numpy(each).to(device) for each in (row, column, tokens[row, column]))
-        node = torch.zeros_like(where) if path.shape[1] == 1 else path[where, column_index]
-        flat = where * distributions.raw.shape[1] + node
-        parts = {"score": probability_of(distributions.raw, flat, token)}
-        if distributions.logits is not distributions.raw:
-            parts["highest"] = distributions.logits[where, node].amax(-1)
-        summary = to_host(parts)
-        if not all(np.isfinite(each).all() for each in summary.values()):
-            raise self._failure(draft, distributions, where, node)
+        where, token = torch.from_numpy(row).to(device), torch.from_numpy(tokens[fresh]).to(device)
+        node = torch.zeros_like(where) if path.shape[1] == 1 else path[where, torch.from_numpy(column).to(device)]
+        raw = distributions.raw
+        parts = {"score": probability_of(raw, where * raw.shape[1] + node, token)}
+        for number, check in enumerate(self.checks):
+            parts[str(number)] = check(distributions, where, node)
+        on_host = to_host(parts)
+        for values in on_host.values():
+            if not np.isfinite(values).all():
+                raise self._failure(draft, distributions, where, node)
         scores = np.zeros(tokens.shape, dtype=np.float32)
-        scores[row, column] = summary["score"]
-        if self.logprobs is not None:
-            raw = distributions.raw[where, node]
-            self.logprobs.add(self.text.rows[row], self.text.length[row] + column, token, raw)
+        scores[fresh] = on_host["score"]
+        for record in self.records:
+            record(distributions, where, node, token, row, column)
         return scores
 
+    def _observe(self, outcome: RoundResult) -> None:
+        """Records a round, and shows it to the stages that learn from it."""
+        self.record(self.text.rows, outcome.draft, self.summary)
+        for stage, observe in self.observers:
+            observe(outcome, self.context, self.memory.get(stage))
+
     def _failure(self, draft: Draft, distributions: TargetDistributions, row: Tensor, node: Tensor) -> PardecError:
-        """The error for logits that are not finite behind some of these nodes [N] of live rows [N]."""
+        """The error for logits that are not finite after some of these nodes [N] of live rows [N]."""
         error = None
         if not finite.sound(distributions.raw[row, node]).all():
             error = finite.failure(self.model, self.forward.runs, cfg=self.request.cfg)
@@ -241,33 +239,55 @@ class VerifyLoop:
             error = self.processing.failure(distributions.raw, draft, row, node)
         return error or ModelError(f"{self.model.name} gives logits that are not finite")
 
+    # --- features ---
+
+    def _compose(self) -> None:
+        """Puts this request's features around the plain steps of a round; without any these are the stages' own."""
+        sampler, memory, processing = self.sampler, self.memory, self.processing
+        self.propose: features.Propose = partial(_propose, sampler.draft)
+        if sampler.cache is not None and features.limits_depth(sampler.cache):
+            self.propose = features.within_cache(self.propose, sampler.cache, memory)
+        self.distribute: features.Distribute = _unprocessed if self.request.temperature else _unprocessed_greedy
+        if not processing.unchanged:
+            self.distribute = features.processed(processing)
+        self.predict: features.Predict = partial(_predict, self.forward, self.distribute)
+        if features.reads_more(sampler.accept, self.forward):
+            self.predict = features.read_by_acceptance(
+                self.forward, self.distribute, sampler.accept, self.context, memory
+            )
+        self.accept: features.Accept = partial(_accept, sampler.accept)
+        if sampler.exact == "relaxed":
+            self.accept = features.without_excluded(self.accept)
+        self.ends = (features.stop_strings(self.endings, self.text),) if self.endings else ()
+        self.checks = () if processing.unchanged else (features.highest_processed,)
+        self.records = () if self.logprobs is None else (features.log_probabilities(self.logprobs, self.text),)
+        self.record = self.recorder.add if self.recorder.forced_before is None else self.recorder.add_beside_forced
+        self.observers = features.observers(sampler)
+
     # --- events ---
 
     def started(self) -> Started:
         """The rows before the first forward."""
         text = self.text
-        return Started(text.host.copy(), self._open(text.length), text.prompt.copy())
+        positions = np.arange(text.host.shape[1])
+        still_open = (positions >= text.length[:, None]) & (positions < text.limit[:, None])
+        return Started(text.host.copy(), still_open, text.prompt.copy())
 
     def accepted_event(self, before: np.ndarray) -> Accepted:
         """The last round; its arrays are copies."""
         text = self.text
-        open_now, open_before = self._open(text.length), self._open(before)
+        positions = np.arange(text.host.shape[1])
+        after, within = positions >= text.length[:, None], positions < text.limit[:, None]
         return Accepted(
             number=len(self.forward.fed) - 1,
             rows=text.rows,
             nfe=text.nfe.copy(),
             tokens=text.host.copy(),
-            open=open_now,
-            committed=open_before & ~open_now,
+            open=after & within,
+            committed=(positions >= before[:, None]) & within & ~after,
             settled=text.length.copy(),
             gained=text.length - before,
         )
-
-    def _open(self, length: np.ndarray) -> np.ndarray:
-        """[n, L] bool: the positions that are not committed yet."""
-        positions = np.arange(self.text.host.shape[1])
-        open_now: np.ndarray = (positions >= length[:, None]) & (positions < self.text.limit[:, None])
-        return open_now
 
     # --- rows that end ---
 
@@ -286,13 +306,14 @@ class VerifyLoop:
 
     def finished_rows(self) -> np.ndarray:
         """[B] bool: the live rows that are finished."""
-        result: np.ndarray = self.ended | (self.text.room == 0)
+        result: np.ndarray = self.ended | (self.text.length == self.text.limit)
         return result
 
     def leave(self, over: np.ndarray) -> Iterator[RowFinished]:
         """Reports the finished rows, whose K/V later requests may go on from."""
         for at in np.flatnonzero(over):
-            self.forward.reuse.leave(int(at), self.text.row(int(at))[:-1])
+            if self.forward.reuse is not None:
+                self.forward.reuse.leave(int(at), self.text.row(int(at))[:-1])
             yield self.recorder.finish_row(int(at), "stop" if self.ended[at] else "length")
 
     def keep(self, keep: np.ndarray) -> None:
@@ -310,7 +331,8 @@ class VerifyLoop:
 
     def close(self) -> None:
         """Gives up what is leased, and the states, which refer to the context as it does to them."""
-        self.forward.reuse.close()
+        if self.forward.reuse is not None:
+            self.forward.reuse.close()
         self.memory.clear()
 
     # --- rows that enter ---
@@ -341,12 +363,13 @@ class VerifyLoop:
         self.ended[where] = False
         for stage, state in self.memory.items():
             self.memory[stage] = scatter_rows(state, where, other.memory[stage])
+        self._compose()
 
 
 def _summary(draft: Draft, verdict: Verdict) -> dict[str, np.ndarray]:
     """What the host needs of a round.
 
-    count: [B] accepted nodes. next: [B] the token behind them. taken: [B, D] tokens of the path, where it can have
+    count: [B] accepted nodes. next: [B] the token after them. taken: [B, D] tokens of the path, where it can have
     more than node 0. deepest: [B] the greatest depth of a tested node, unless a chain. deviation: [B] of relaxed rules.
     highest: [] of a drafting model's logits.
     """
@@ -360,6 +383,32 @@ def _summary(draft: Draft, verdict: Verdict) -> dict[str, np.ndarray]:
     if draft.highest is not None:
         parts["highest"] = draft.highest
     return to_host(parts)
+
+
+def _propose(drafter: Drafter, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:
+    return drafter.propose(context, remaining, uniforms, state)
+
+
+def _accept(
+    acceptance: Acceptance, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: Any
+) -> Verdict:
+    return acceptance.accept(draft, distributions, uniforms, state)
+
+
+def _predict(
+    forward: VerifyForward, distribute: features.Distribute, draft: Draft
+) -> tuple[TargetDistributions, Tensor | None]:
+    """The target's distributions after every node, and the states that the drafter reads."""
+    raw, states = forward.verify(draft)
+    return distribute(raw, draft), states
+
+
+def _unprocessed(raw: Tensor, draft: Draft) -> TargetDistributions:
+    return TargetDistributions(raw, raw, greedy=False)
+
+
+def _unprocessed_greedy(raw: Tensor, draft: Draft) -> TargetDistributions:
+    return TargetDistributions(raw, raw, greedy=True)
 
 
 def _state_of(memory: dict[int, Any], stage: Any) -> Any:

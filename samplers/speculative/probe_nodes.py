@@ -14,24 +14,24 @@ from pardec.models.hidden import Hidden
 
 from .contracts import Draft, ProbeLayout, ProbeNodes, Verdict
 
-Carry = tuple[tuple[int, ...], ...]  # of each depth, the steps behind each of its nodes
+Carry = tuple[tuple[int, ...], ...]  # of each depth, the steps after each of its nodes
 
 
-def behind(draft: Draft, chains: ProbeLayout, room: np.ndarray, carry: Carry | None = None) -> ProbeNodes:
-    """The `chains` behind every node of a draft, without inputs; a query that can draft nothing is left out.
+def behind(draft: Draft, chains: ProbeLayout, remaining: np.ndarray, carry: Carry | None = None) -> ProbeNodes:
+    """The `chains` after every node of a draft, without inputs; a query that can draft nothing is left out.
 
-    What query l of a node of depth d predicts is d + step[l] + 2 positions behind node 0, and is of use if a row has
-    `room` [B] for a draft that deep. With `carry`, node i of depth d has the first carry[d][i] steps only; the last
-    entry holds for all nodes, and all depths, behind it.
+    What query l of a node of depth d predicts is d + step[l] + 2 positions after node 0, and is of use if a row has
+    `remaining` [B] for a draft that deep. With `carry`, node i of depth d has the first carry[d][i] steps only; the
+    last entry holds for all nodes, and all depths, after it.
     """
     device, sizes = draft.tokens.device, draft.sizes
     size, node = torch.from_numpy(sizes).to(device)[:, None, None], torch.arange(draft.width, device=device)
     length = len(chains.step)
-    if carry is None and (room > draft.deepest + chains.steps).all():
+    if carry is None and (remaining > draft.deepest + chains.steps).all():
         order = torch.arange(1, length + 1, device=device)[:, None]
         index = torch.where(node < size, size * order + node, -1)
         return ProbeNodes(chains, index, np.repeat(sizes[:, None], length, 1))
-    most = torch.from_numpy(room - 1).to(device)[:, None] - draft.depth
+    most = torch.from_numpy(remaining - 1).to(device)[:, None] - draft.depth
     if carry is not None:
         widest = max(map(len, carry))
         table = torch.tensor([(*level, *level[-1:] * (widest - len(level))) for level in carry], device=device)
@@ -103,7 +103,7 @@ class QueryVectors:
             self._parts.append((rows, hidden))
 
     def pick(self, verdict: Verdict) -> None:
-        """Those behind each row's accepted path, once it is known; the prompt's are all of them."""
+        """Those after each row's accepted path, once it is known; the prompt's are all of them."""
         if not self.count or not self._parts:
             return
         node = verdict.path.gather(1, verdict.count[:, None])[:, 0]

@@ -42,22 +42,34 @@ class TraceRecorder:
         ]  # positions fed before, in another loop
 
     def add(self, rows: np.ndarray, draft: Draft, summary: Mapping[str, np.ndarray]) -> None:
-        """One round of the live `rows`, already committed; `summary` is its verdict on the host.
+        """One round of the live `rows`, already committed; `summary` is its verdict on the host."""
+        self._add(rows, draft, summary, summary.get("deepest", draft.sizes - 1), summary["count"])
 
-        Positions with only one allowed token are always accepted: they count as neither drafted nor accepted.
+    def add_beside_forced(self, rows: np.ndarray, draft: Draft, summary: Mapping[str, np.ndarray]) -> None:
+        """The same where positions have only one allowed token.
+
+        These are always accepted: they count as neither drafted nor accepted.
         """
-        deepest = summary.get("deepest", draft.sizes - 1)
-        accepted, first = summary["count"], draft.base + 1
-        if self.forced_before is not None:
-            forced = self._between(rows, first, self.text.length - first)
-            deepest = deepest - self._between(rows, first, deepest)
-            accepted = accepted - self._between(rows, first, accepted)
-            for row, count in zip(rows.tolist(), forced.tolist(), strict=True):
-                self.forced[row].append(count)
+        deepest, accepted, first = summary.get("deepest", draft.sizes - 1), summary["count"], draft.base + 1
+        forced = self._between(rows, first, self.text.length - first)
+        for row, count in zip(rows.tolist(), forced.tolist(), strict=True):
+            self.forced[row].append(count)
+        deepest = deepest - self._between(rows, first, deepest)
+        self._add(rows, draft, summary, deepest, accepted - self._between(rows, first, accepted))
+
+    def _add(
+        self,
+        rows: np.ndarray,
+        draft: Draft,
+        summary: Mapping[str, np.ndarray],
+        deepest: np.ndarray,
+        accepted: np.ndarray,
+    ) -> None:
         for row, drafted, passed in zip(rows.tolist(), deepest.tolist(), accepted.tolist(), strict=True):
             self.drafted[row].append(drafted)
             self.accepted[row].append(passed)
-        self.draft_forwards[rows] += draft.forwards
+        if draft.forwards:
+            self.draft_forwards[rows] += draft.forwards
         if "deviation" in summary:
             if self.deviation is None:
                 self.deviation = np.zeros(len(self.drafted))

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..batching import RowState
 from ..masked.canvas import PROMPT, UNCOMMITTED
 
 
-class Sequences:
+class Sequences(RowState):
     """The text of an autoregressive request, changed only by `commit`. Finished rows are removed.
 
     Attributes, one entry a live row, arrays on the host:
@@ -20,8 +21,10 @@ class Sequences:
         prompt: of these, the length of the prompt.
         limit: the length at which the row is full.
         nfe: forwards the row took part in, which is also the index of its next round.
-        tokens: [B, C] int64, on the device; `pad_id` behind `length`.
+        tokens: [B, C] int64, on the device; `pad_id` after `length`.
     """
+
+    per_row = ("rows", "prompt", "length", "limit", "nfe", "host", "commit_step", "commit_score")
 
     def __init__(
         self, prompts: Sequence[Tensor], limits: Sequence[int], *, pad_id: int, device: torch.device | str = "cpu"
@@ -32,6 +35,7 @@ class Sequences:
         self.limit = np.array(limits, dtype=np.int64)
         self.nfe = np.zeros_like(self.rows)
         self.pad_id = pad_id
+        self.fills = {"host": pad_id, "commit_step": UNCOMMITTED}
         self.host = np.full((len(prompts), int(self.limit.max())), pad_id, dtype=np.int64)
         self.commit_step = np.full(self.host.shape, UNCOMMITTED, dtype=np.int32)
         self.commit_score = np.zeros(self.host.shape, dtype=np.float32)
@@ -40,27 +44,24 @@ class Sequences:
             self.commit_step[row, : len(prompt)] = PROMPT
         shared = torch.from_numpy(self.host)
         self.tokens = shared if torch.device(device).type == "cpu" else shared.to(device)
+        self.device = self.tokens.device
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
-    def device(self) -> torch.device:
-        return self.tokens.device
-
-    @property
-    def room(self) -> np.ndarray:
+    def remaining(self) -> np.ndarray:
         """[B] tokens that each row can still take."""
         return self.limit - self.length
 
     @property
     def last(self) -> Tensor:
         """[B] int64: each row's last committed token, whose K/V are not in the cache yet."""
-        return self.at(self.length - 1)
+        return torch.from_numpy(self.host[np.arange(len(self.rows)), self.length - 1]).to(self.device)
 
     def at(self, positions: np.ndarray) -> Tensor:
         """[B] int64: the token of each row at `positions` [B]."""
-        return torch.from_numpy(self.host[np.arange(len(self)), positions]).to(self.device)
+        return torch.from_numpy(self.host[np.arange(len(self.rows)), positions]).to(self.device)
 
     def row(self, at: int) -> np.ndarray:
         """The committed tokens of the row at index `at`: a view of `host`."""
@@ -70,40 +71,31 @@ class Sequences:
         """Every live row takes part in one more forward."""
         self.nfe += 1
 
-    def commit(self, tokens: np.ndarray, counts: np.ndarray, scores: np.ndarray) -> None:
-        """Appends the first counts[b] of `tokens` [B, D], written by the forward counted last; `scores` [B, D]."""
-        fresh = np.arange(tokens.shape[1]) < counts[:, None]
-        row, column = np.nonzero(fresh)
+    def commit(
+        self, tokens: np.ndarray, counts: np.ndarray, scores: np.ndarray, fresh: tuple[np.ndarray, ...] | None = None
+    ) -> None:
+        """Appends the first counts[b] of `tokens` [B, D], written by the forward counted last; `scores` [B, D].
+
+        `fresh` are the rows and the columns of these tokens, where the caller has them.
+        """
+        fresh = (np.arange(tokens.shape[1]) < counts[:, None]).nonzero() if fresh is None else fresh
+        row, column = fresh
         where = self.length[row] + column
-        self.host[row, where] = tokens[row, column]
-        self.commit_step[row, where] = self.nfe[row] - 1
-        self.commit_score[row, where] = scores[row, column]
+        at = row, where
+        self.host[at] = own = tokens[fresh]
+        self.commit_step[at] = self.nfe[row] - 1
+        self.commit_score[at] = scores[fresh]
         if self.device.type != "cpu":
             index = torch.from_numpy(row).to(self.device), torch.from_numpy(where).to(self.device)
-            self.tokens[index] = torch.from_numpy(tokens[row, column]).to(self.device)
+            self.tokens[index] = torch.from_numpy(own).to(self.device)
         self.length += counts
 
     def put(self, where: np.ndarray, other: Sequences) -> None:
         """Replaces the live rows at `where` by the rows of `other`, under their indices in the request."""
-        width = max(self.host.shape[1], other.host.shape[1])
-        blank = {"host": self.pad_id, "commit_step": UNCOMMITTED, "commit_score": 0}
-        for name in ("prompt", "length", "limit", "nfe", *blank):
-            values, incoming = getattr(self, name).copy(), getattr(other, name)
-            if name in blank:
-                values, incoming = (_wider(each, width, blank[name]) for each in (values, incoming))
-            values[where] = incoming
-            setattr(self, name, values)
+        rows = self.rows
+        super().put(where, other)
+        self.rows = rows
+
+    def rows_changed(self) -> None:
         shared = torch.from_numpy(self.host)
         self.tokens = shared if self.device.type == "cpu" else shared.to(self.device)
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows."""
-        for name in ("rows", "prompt", "length", "limit", "nfe", "host", "commit_step", "commit_score"):
-            setattr(self, name, getattr(self, name)[rows])
-        on_host = self.device.type == "cpu"
-        self.tokens = torch.from_numpy(self.host) if on_host else self.tokens[torch.from_numpy(rows).to(self.device)]
-
-
-def _wider(rows: np.ndarray, width: int, blank: float) -> np.ndarray:
-    """`rows` [B, C] with `blank` behind them up to `width`."""
-    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=blank)

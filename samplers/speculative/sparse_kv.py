@@ -3,7 +3,7 @@
 A reading is a cache of an autoregressive spec, through which every forward reads, which changes what the target says;
 or it stands in a drafter, which drafts through it and leaves the decision to a forward that reads everything.
 
-    chosen[l][b, j, h] = slots of the text,  behind them the text from first[b] on     (`SparseAttention.choose`)
+    chosen[l][b, j, h] = slots of the text,  after them the text from first[b] on     (`SparseAttention.choose`)
 
 Either way a `CompactCache` has copies of what is chosen. It is chosen anew every `refresh` rounds.
 
@@ -27,7 +27,6 @@ from pardec.models.caches.partial_cache import PartialCache
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
 
-from ..batching import scatter_rows, take_rows
 from ..spec import parse
 from ..spec_values import build_method
 from ..traits import Reasons, Trait, Why
@@ -185,6 +184,7 @@ def any_reading_of(text: str, name: str) -> SparseAttention | QueryReading:
 class ReadingState(DraftModelState):
     """The target that reads a compact cache."""
 
+    per_row = ("refresh_state", "cache")
     cache: CompactCache
 
     def __init__(self, context: DecodeContext, reading: SparseAttention, depth: int) -> None:
@@ -203,21 +203,11 @@ class ReadingState(DraftModelState):
         self.cache.copy(self.context.cache, np.where(due, length, refresh_state.copied), length)
         refresh_state.copied = length
 
-    def keep(self, rows: np.ndarray) -> None:
-        super().keep(rows)
-        self.refresh_state = take_rows(self.refresh_state, rows)
-        if len(rows):
-            take_rows(self.cache, rows)
-
-    def put(self, where: np.ndarray, other: DraftModelState) -> None:
-        super().put(where, other)
-        assert isinstance(other, ReadingState), "both are of one sampler"
-        self.refresh_state = scatter_rows(self.refresh_state, where, other.refresh_state)
-        self.cache.put(torch.from_numpy(where), other.cache)
-
 
 class QueryReadingState(DraftModelState):
     """The target that reads its own cache, through what a reading sees of it for each query."""
+
+    per_row = ("labels",)  # the storage is the target's
 
     def __init__(self, context: DecodeContext, reading: QueryReading, depth: int) -> None:
         self.reading, self.view = reading, reading.view(context.model, context.cache)
@@ -227,15 +217,15 @@ class QueryReadingState(DraftModelState):
         """After each round."""
         self.reading.calibrate(self.view, self.context)
 
+    @property
+    def labels(self) -> tuple[Tensor, ...] | None:
+        """Of each layer [B, K, P], as the view has them; None: it has none yet."""
+        return None if self.view.labels is None else tuple(self.view.labels)
+
+    @labels.setter
+    def labels(self, labels: tuple[Tensor, ...] | None) -> None:
+        self.view.labels = None if labels is None else list(labels)
+
     def _begin(self) -> None:
         self.view.share(self.context.cache)
         super()._begin()
-
-    def keep(self, rows: np.ndarray) -> None:
-        super().keep(rows)
-        self.view.keep_labels(torch.from_numpy(rows))
-
-    def put(self, where: np.ndarray, other: DraftModelState) -> None:
-        super().put(where, other)
-        assert isinstance(other, QueryReadingState), "both are of one sampler"
-        self.view.put_labels(torch.from_numpy(where), other.view)

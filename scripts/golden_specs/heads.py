@@ -32,9 +32,9 @@ from pardec.samplers.speculative.contracts import (
     Verdict,
 )
 from pardec.samplers.speculative.loop import VerifyLoop
+from pardec.samplers.speculative.ops.trees import Template
 from pardec.samplers.speculative.shape.paths import Paths
 from pardec.samplers.speculative.shape.paths_tree import tree_text
-from pardec.samplers.speculative.trees import Template
 
 _RANKS = 10  # candidates of each head that the authors compute
 

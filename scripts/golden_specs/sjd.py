@@ -92,8 +92,10 @@ class _Taped(Drafter):
         if isinstance(self.drafter, Jacobi):
             tape.differs("picks", made.tokens[0, 1 : 1 + known].tolist(), before[:known])
         elif made.q is not None:
-            assert made.point is not None, "laws and point masses stand side by side"
-            tape.differs("point masses", made.point[0, 1:].tolist(), [at >= known for at in range(made.width - 1)])
+            assert made.is_point_mass is not None, "laws and point masses stand side by side"
+            tape.differs(
+                "point masses", made.is_point_mass[0, 1:].tolist(), [at >= known for at in range(made.width - 1)]
+            )
         return replace(made, tokens=torch.tensor([window]))
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: Any) -> None:
@@ -135,8 +137,8 @@ class _Judged(Acceptance):
         drafted, target = self.tape.now["tensors"]
         self.tape.far("the target's laws", distributions.probs[0], target)
         point = torch.nn.functional.one_hot(draft.tokens[0], distributions.probs.shape[-1]).float()
-        if draft.q is not None and draft.point is not None:
-            point = torch.where(draft.point[0, :, None], point, draft.q[0])
+        if draft.q is not None and draft.is_point_mass is not None:
+            point = torch.where(draft.is_point_mass[0, :, None], point, draft.q[0])
         named = self.tape.tensors[drafted]
         point[0] = named[0]  # of the committed token, which is not tested
         self.tape.far("the drafts' laws", point, drafted)

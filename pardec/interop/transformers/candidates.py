@@ -84,7 +84,7 @@ class Candidates(Drafter):
             return _Generators([_check_generator(self.source)])
         return _Generators([None] * rows)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: _Generators) -> Draft:
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: _Generators) -> Draft:
         text, vocab = context.text, context.model.vocab_size
         batch, device = len(text), text.device
         drafted, counts = torch.zeros(batch, self.k, dtype=torch.int64, device=device), np.zeros_like(text.length)
@@ -93,8 +93,8 @@ class Candidates(Drafter):
             ids = torch.from_numpy(text.row(at).copy())[None].to(device)
             with own_attention():
                 generator = state.generators[at] = state.generators[at] or _check_generator(self.source(ids))
-                ids_out, logits = generator.get_candidates(ids) if room[at] > 0 else (ids, None)
-            tokens = ids_out[0, ids.shape[1] :][: min(self.k, max(int(room[at]), 0))].to(device)
+                ids_out, logits = generator.get_candidates(ids) if remaining[at] > 0 else (ids, None)
+            tokens = ids_out[0, ids.shape[1] :][: min(self.k, max(int(remaining[at]), 0))].to(device)
             drafted[at, : len(tokens)], counts[at] = tokens, len(tokens)
             all_logits.append(None if logits is None else _match_vocabulary(logits[0, : len(tokens)].to(device), vocab))
         most = int(counts.max(initial=0))
@@ -105,7 +105,7 @@ class Candidates(Drafter):
         for at, logits in enumerate(all_logits):
             if logits is not None:
                 q[at, 1 : len(logits) + 1], point[at, 1 : len(logits) + 1] = logits.softmax(-1), False
-        return Draft.chain(text, drafted, counts, q=q, point=point)
+        return Draft.chain(text, drafted, counts, q=q, is_point_mass=point)
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: _Generators) -> None:
         """Reports accepted candidates to each generator; the prompt's round had none."""

@@ -2,7 +2,7 @@
 
 Speculative Decoding with Big Little Decoder, https://arxiv.org/abs/2302.07863
 
-    x accepted  iff  -log p(x) <= rollback;  next = what the large model says behind the last accepted one
+    x accepted  iff  -log p(x) <= rollback;  next = what the large model says after the last accepted one
 
 This is the rollback half of the method. The other half, handing over to the large model when the small one is unsure,
 is the length controller `fallback`. At temperature 0 the test uses the softmax of the logits, and the next token is

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -16,6 +15,7 @@ from pardec.models.errors import ModelError
 from pardec.models.files import cache_dir
 from pardec.models.model import LanguageModel
 
+from ...batching import RowState
 from ...rng import wide
 
 _DISTANCES = 1 << 24  # elements computed at a time
@@ -25,16 +25,10 @@ _prepared: dict[tuple[str, int], Tensor] = {}  # by digest and k, most recently 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CodeFeatures:
+class CodeFeatures(RowState):
     """A table that all rows of a request share."""
 
     table: Tensor  # [V, E] features of each id, or [V, K] int32 its nearest ids
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Rows that leave do not change it."""
-
-    def put(self, where: np.ndarray, other: CodeFeatures) -> None:
-        """Nor do rows that join."""
 
 
 def code_table(model: LanguageModel) -> Tensor:

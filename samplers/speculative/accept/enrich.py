@@ -4,7 +4,7 @@ Long-Context Inference with Retrieval-Augmented Speculative Decoding, https://ar
 
     p^ = softmax(z + eta [q >= alpha max q] (q - p)),  p = softmax(z)
     x ~ q accepted  iff  u q(x) < p^(x);  at the first rejection  next ~ norm([max(p - q, p - p^)]+),
-    behind the last  next ~ p
+    after the last  next ~ p
 
 The step is one of gradient descent on the distillation loss of p from q, over the drafter's likely tokens alone: what a
 drafter knows that reads retrieved chunks, or another that is better than the target in some respect, is transferred
@@ -94,4 +94,4 @@ class _Enrichment(Exact):
         token = torch.zeros_like(r).scatter_(1, trial.token[:, None], 1)
         if trial.q is None:
             return token
-        return trial.q if trial.point is None else torch.where(trial.point[:, None], token, trial.q)
+        return trial.q if trial.is_point_mass is None else torch.where(trial.is_point_mass[:, None], token, trial.q)

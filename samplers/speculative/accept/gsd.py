@@ -2,7 +2,7 @@
 
 Grouped Speculative Decoding for Autoregressive Image Generation, https://arxiv.org/abs/2508.07747
 
-    x ~ q accepted  iff  u sum_C q < sum_C p;  at the first rejection  next ~ norm([p - q]+),  behind the last  next ~ p
+    x ~ q accepted  iff  u sum_C q < sum_C p;  at the first rejection  next ~ norm([p - q]+),  after the last  next ~ p
     C = those y of the `group` ranks around x's with |p(y) - p(x)| < prob and |E(y) - E(x)|^2 < dist
 
 Tokens are ranked from the least likely on, by the logits before filters; half of the group's ranks lie below that of x.
@@ -118,4 +118,4 @@ class _Group(Exact):
         if trial.q is None:
             return torch.ones_like(trial.bar)
         draft_mass = torch.where(inside, trial.q.gather(1, ids), 0).sum(1)
-        return draft_mass if trial.point is None else torch.where(trial.point, 1, draft_mass)
+        return draft_mass if trial.is_point_mass is None else torch.where(trial.is_point_mass, 1, draft_mass)

@@ -9,12 +9,12 @@ AutoJudge: Judge Decoding Without Manual Annotation, https://arxiv.org/abs/2504.
 h is the target's normed state at x itself, which it has read: the pass that verifies has it already. The exact rule is
 `greedy` at temperature 0 and `speculative` above. The head is asked only where that rule rejects all children of a
 node, and of those that pass the one that matters least is taken. Heads are trained by scripts/train_judge.py, with
-AutoJudge's labels: a token matters if the target's own continuation behind it no longer gives the right answer.
+AutoJudge's labels: a token matters if the target's own continuation after it no longer gives the right answer.
 
 The embedded head of tiny-llama shows how the parts go together; nine in ten of the tokens that its first layers would
 have written otherwise matter, and it saves next to nothing (its card.json).
 
-Behind a token that the head alone has accepted, the target goes on from the draft's text. The reported deviation is the
+After a token that the head alone has accepted, the target goes on from the draft's text. The reported deviation is the
 sum of 1 - p(x) over these tokens, p being what the target samples from: at temperature 0 it counts them.
 
 Deviates from the papers: a threshold of P(important), as AutoJudge has it, for both; trees; temperatures above 0 with
@@ -27,13 +27,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.hidden import TargetStates
 
+from ...batching import RowState
 from ...ops.judge_heads import JudgeHead, load_judge, locate_judge
 from ...registry import register
 from ...request import Request
@@ -42,17 +42,11 @@ from ..ops.verification import Exact, follow, judge, judge_siblings
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class JudgeState:
+class JudgeState(RowState):
     """The head and its threshold, which all rows of a request share."""
 
     head: JudgeHead
     thr: float
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Rows that leave do not change it."""
-
-    def put(self, where: np.ndarray, other: JudgeState) -> None:
-        """Nor do rows that join."""
 
 
 @register("judge", stage="accept", paper="arXiv:2501.19309", checked="reference:samplers.speculative.test_judge.naive")

@@ -66,7 +66,7 @@ class KSeq(Acceptance):
         return "with"
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
-        if draft.q is None or draft.point is not None:
+        if draft.q is None or draft.is_point_mass is not None:
             return judge(draft, distributions.probs, uniforms)
         rows = torch.arange(len(distributions.probs), device=distributions.probs.device)
         p = wide(distributions.probs)

@@ -150,7 +150,11 @@ class _Published:
         rest = r.masked_fill(cleared | itself, 0)
         if trial.q is not None:
             of_distribution = (r - trial.q.masked_fill(cleared, 0)).clamp(min=0)
-            rest = of_distribution if trial.point is None else torch.where(trial.point[:, None], rest, of_distribution)
+            rest = (
+                of_distribution
+                if trial.is_point_mass is None
+                else torch.where(trial.is_point_mass[:, None], rest, of_distribution)
+            )
         mass = total(rest)
         rest = torch.where(mass > 0, rest / mass, 1 / r.shape[1])
         return torch.where((trial.bar > 0)[:, None], rest, r)

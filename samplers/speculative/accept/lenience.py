@@ -93,8 +93,8 @@ def mix_drafted(draft: Draft, p: Tensor, share: float) -> tuple[Tensor, Tensor]:
     q = point
     if draft.q is not None:
         q = draft.q.gather(1, child[..., None].expand_as(p))
-        if draft.point is not None:
-            q = torch.where(draft.point.gather(1, child)[..., None], point, q)
+        if draft.is_point_mass is not None:
+            q = torch.where(draft.is_point_mass.gather(1, child)[..., None], point, q)
     mixed = torch.where(has[..., None], torch.lerp(p, q.to(p.dtype), share), p)
     return mixed, (mixed - p).abs().sum(-1) / 2
 

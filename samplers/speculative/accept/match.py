@@ -49,7 +49,7 @@ class Match(Acceptance):
         )
 
     def sample(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms) -> Tensor:
-        """[B, T] int64: a sample behind each node; nodes at one position share their noise."""
+        """[B, T] int64: a sample after each node; nodes at one position share their noise."""
         width = distributions.logits.shape[-1]
         deepest = draft.width - 1 if draft.parents is None else draft.deepest
         levels = torch.arange(1, deepest + 2, device=distributions.logits.device)

@@ -3,11 +3,11 @@
 Think Before You Accept: Semantic Reflective Verification for Faster Speculative Decoding,
 https://arxiv.org/abs/2505.18629
 
-    fed: draft x_1 .. x_k, probe, x_1 .. x_(k-1) once more;  p_r(. | x_1 .. x_(i-1)) = p behind the second x_(i-1)
+    fed: draft x_1 .. x_k, probe, x_1 .. x_(k-1) once more;  p_r(. | x_1 .. x_(i-1)) = p after the second x_(i-1)
     x_i accepted  iff  u q(x_i) < p_f(x_i);  p_f = softmax((1 - alpha) l + alpha l_r)  or  (1 - alpha) p + alpha p_r
-    at the first rejection  next ~ norm([p - q]+),  behind the last  next ~ p
+    at the first rejection  next ~ norm([p - q]+),  after the last  next ~ p
 
-l are the logits. What follows the draft is a chain behind it: the second copy sees the text, the draft, the probe and
+l are the logits. What follows the draft is a chain after it: the second copy sees the text, the draft, the probe and
 its own beginning; the draft and what is committed never see either. Both logits are processed as those of the draft's
 own nodes. At temperature 0 a token is accepted iff it is the likeliest of p_f, the distributions mixed being those of
 temperature 1. A row with fewer positions left than would be fed is verified without a second opinion.
@@ -20,7 +20,7 @@ Deviates from the paper: the last token is not copied, since no drafted token fo
 are not the authors', who have published no code. Trees are refused: each path would need a copy of its own.
 Exact: no, except with alpha=0, where nothing is added to the pass and the rule is `speculative`.
 
-The nodes that `reflective` adds behind a draft: a probe, and the draft once more.
+The nodes that `reflective` adds after a draft: a probe, and the draft once more.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from torch.nn.functional import pad
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
+from ...batching import RowState
 from ...ops.rank import argmax
 from ...registry import register
 from ...traits import Reasons, Trait, Why
@@ -45,27 +46,21 @@ from ..ops.verification import Exact, Trial, follow, judge
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reflection:
+class Reflection(RowState):
     """The probe's tokens [P] int64, which all rows of a request share, and its context."""
 
     probe: Tensor
     context: DecodeContext
 
-    def keep(self, rows: np.ndarray) -> None:
-        """Rows that leave do not change it."""
-
-    def put(self, where: np.ndarray, other: Reflection) -> None:
-        """Nor do rows that join."""
-
     def added(self, draft: Draft) -> np.ndarray:
-        """[B] nodes behind each row's own; -1 in rows without a draft, or without the room for them."""
+        """[B] nodes after each row's own; -1 in rows without a draft, or without the room for them."""
         added = len(self.probe) + draft.sizes - 2  # the last token is not copied: no drafted token follows it
         fits = (draft.sizes > 1) & (draft.base + draft.sizes + added <= self.context.text.limit)
         result: np.ndarray = np.where(fits, added, -1)
         return result
 
     def extended(self, draft: Draft) -> Draft:
-        """The chains with the probe and their second copies behind them."""
+        """The chains with the probe and their second copies after them."""
         probe, device = self.probe, draft.tokens.device
         sizes = draft.sizes + self.added(draft).clip(0)
         size, width = torch.from_numpy(draft.sizes).to(device)[:, None], int(sizes.max())
@@ -159,7 +154,7 @@ class Reflective(Acceptance):
     def fused(
         self, draft: Draft, distributions: TargetDistributions, reflected: Tensor, context: DecodeContext
     ) -> Tensor:
-        """p_f [B, T, V] float32 behind every node; `reflected` [B, T, V] are the raw logits of the second opinion."""
+        """p_f [B, T, V] float32 after every node; `reflected` [B, T, V] are the raw logits of the second opinion."""
         if self.mix == "logits":
             logits = context.distribution(torch.lerp(distributions.raw, reflected, self.alpha), draft)
             fused = logits if distributions.greedy else logits.softmax(-1)

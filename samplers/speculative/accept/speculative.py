@@ -3,7 +3,7 @@
 Fast Inference from Transformers via Speculative Decoding, https://arxiv.org/abs/2211.17192
 Accelerating Large Language Model Decoding with Speculative Sampling, https://arxiv.org/abs/2302.01318
 
-    x ~ q accepted  iff  u q(x) < p(x);  at the first rejection  next ~ norm([p - q]+),  behind the last  next ~ p
+    x ~ q accepted  iff  u q(x) < p(x);  at the first rejection  next ~ norm([p - q]+),  after the last  next ~ p
 
 Siblings are tested in order, each against the residual that the earlier ones left of p; their q is conditional on the
 earlier siblings. A point mass counts as q = 1 at its token.

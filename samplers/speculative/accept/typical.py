@@ -65,7 +65,7 @@ class Typical(Acceptance):
         return Verdict(path, count, following, reached(draft, path, count), fits.float(), deviation)
 
     def bar(self, p: Tensor) -> Tensor:
-        """[B, T]: the probability that a token behind each node must exceed."""
+        """[B, T]: the probability that a token after each node must exceed."""
         inside = 1e-5 if self.reference else 0.0
         entropy = -torch.special.xlogy(p, p + inside).sum(-1)
         bar: Tensor = self.delta * (-entropy).exp()

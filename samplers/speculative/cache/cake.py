@@ -8,7 +8,7 @@ CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences, https://a
     kept: the budget_l slots of the highest  avgpool5(mean A + gamma Var A),  meaned over the query heads of a head of
     keys, and the last `window` ones
 
-Behind the prompt, a layer that exceeds its budget evicts by the same indicator, A being that of the newest token over
+After the prompt, a layer that exceeds its budget evicts by the same indicator, A being that of the newest token over
 what is kept: what was evicted stays so. Where a prompt is no longer than `budget`, every layer has the same.
 
 Deviates from the authors' code, where rows of a batch share their budgets, which follow from sums over all of them:
@@ -59,7 +59,7 @@ class Eviction(RefreshState):
         return Eviction(np.full(rows, refresh), zeros, zeros.copy(), np.zeros((rows, 0), dtype=np.int64), none)
 
     def candidates(self, layer: int, rows: np.ndarray, stop: np.ndarray, heads: int) -> Tensor:
-        """[b, S, K] the slots of `rows` [b] below `stop` [b] that are left in a layer, in order; -1 behind them."""
+        """[b, S, K] the slots of `rows` [b] below `stop` [b] that are left in a layer, in order; -1 after them."""
         begin = torch.from_numpy(np.minimum(self.first[rows], stop))[:, None]
         fresh = begin + torch.arange(max(0, int((stop - begin[:, 0].numpy()).max())))
         fresh = torch.where(fresh < torch.from_numpy(stop)[:, None], fresh, -1)
@@ -85,7 +85,7 @@ class Eviction(RefreshState):
 
 
 def _widened(value: Tensor, shape: Sequence[int]) -> Tensor:
-    """`value` [B, ...] with zeros behind it up to `shape`."""
+    """`value` [B, ...] with zeros after it up to `shape`."""
     return F.pad(value, [size for to, of in zip(shape[::-1], value.shape[:0:-1], strict=True) for size in (0, to - of)])
 
 

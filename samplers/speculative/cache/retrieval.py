@@ -5,7 +5,7 @@ https://arxiv.org/abs/2404.11912
 
     score(chunk) = softmax over chunks of  q . mean(k of the chunk) / sqrt(D),  q the query of the last token, averaged
     over the query heads that share a head of keys
-    seen: chunk 0, the best budget / chunk - 1 others, and all tokens behind the last whole chunk
+    seen: chunk 0, the best budget / chunk - 1 others, and all tokens after the last whole chunk
 
 Every layer and head of keys has chunks of its own. They are chosen anew every `refresh` rounds.
 
@@ -76,7 +76,7 @@ class Retrieval(SparseAttention):
 def chunk_scores(q: Tensor, means: Tensor, counts: Tensor) -> Tensor:
     """[B, N, K]: the share of the attention of q [B, H, D] that each of the first `counts` [B, 1, 1] chunks attracts.
 
-    `means` [B, N, K, D] are the chunks' mean keys, NaN or not behind `counts`.
+    `means` [B, N, K, D] are the chunks' mean keys, NaN or not after `counts`.
     """
     batch, chunks, heads, dim = means.shape
     grouped = q.view(batch, heads, -1, dim)

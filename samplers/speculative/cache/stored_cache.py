@@ -44,13 +44,13 @@ class StoredKV(Cache):
     ) -> KVCache:
         return model.new_cache(rows, capacity, scratch=scratch, store=self.store)
 
-    def room(self, context: DecodeContext, room: np.ndarray, state: Any) -> np.ndarray:
+    def max_depth(self, context: DecodeContext, remaining: np.ndarray, state: Any) -> np.ndarray:
         if not self.aligned:
-            return room
+            return remaining
         cache, store = _stored(context), self.store
         own = cache.own_lengths(context.text.length).reshape(cache.copies, -1)
         least = np.array([min(map(store.room, lengths)) for lengths in own.T.tolist()], dtype=np.int64)
-        result: np.ndarray = np.minimum(room, least)
+        result: np.ndarray = np.minimum(remaining, least)
         return result
 
     def settle(self, context: DecodeContext, state: Any) -> None:

@@ -6,7 +6,7 @@ Adaptive Draft-Verification for Efficient Large Language Model Decoding, https:/
     draft:   roll-outs from the text's last two tokens; from a node, token w with a weight of
              p(w) (1 + explore sqrt(N) / (1 + n_w)), N the node's visits and n_w those of w
     kept:    the `nodes` visited nodes of the highest product of p along their path
-    update:  M[u, v, w] + 1 for each committed token;  M[u, v] + p of the target's k likeliest behind every node fed
+    update:  M[u, v, w] + 1 for each committed token;  M[u, v] + p of the target's k likeliest after every node fed
 
 The bonus of rarely visited tokens makes drafts diverse; without it (`explore=0`) they follow p alone.
 
@@ -57,7 +57,7 @@ class Trigrams:
             self.add(behind, ((tokens[at], 1.0),))
 
     def add(self, behind: Pair, weights: Iterable[tuple[int, float]]) -> None:
-        """Adds the weights of these tokens behind a pair."""
+        """Adds the weights of these tokens after a pair."""
         known = self.after.setdefault(behind, {})
         if self.decay < 1:
             for token in known:
@@ -199,14 +199,16 @@ class Aded(Drafter):
             begun[model.decoder] = table
         return begun[model.decoder]
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: PerRow[Trigrams]) -> Draft:
+    def propose(
+        self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: PerRow[Trigrams]
+    ) -> Draft:
         text = context.text
         positions = torch.from_numpy(text.length[:, None] + np.arange(self.k)).to(text.device)
         draws = uniforms.noise(positions, "draft", self.rollouts).cpu().numpy()
         return tree_draft(
             text,
             [
-                roll_out(table, last_pair(text.row(at)), draws[at, : room[at]], self.explore, self.nodes)
+                roll_out(table, last_pair(text.row(at)), draws[at, : remaining[at]], self.explore, self.nodes)
                 for at, table in enumerate(state.rows)
             ],
         )

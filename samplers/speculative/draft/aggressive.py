@@ -4,7 +4,7 @@ Instantaneous Grammatical Error Correction with Shallow Aggressive Decoding, htt
 Lossless Acceleration for Seq2seq Generation with Aggressive Decoding, https://arxiv.org/abs/2205.10350
 
     output so far matches source[: s]      =>  draft = source[s : s + k]
-    output deviates from the source: continue behind its shortest suffix that occurs exactly once in source[s:]
+    output deviates from the source: continue after its shortest suffix that occurs exactly once in source[s:]
     until there is one:              draft = source[s + d : s + d + k], d tokens being new since the deviation
 
 The source is the row's prompt, or the text given as `source`. The output is expected to begin like the source; if it
@@ -74,20 +74,22 @@ class Aggressive(Drafter):
             )
         return np.array(model.tokenizer.encode(source, add_special_tokens=False), dtype=np.int64)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: PerRow[Alignment]) -> Draft:
+    def propose(
+        self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: PerRow[Alignment]
+    ) -> Draft:
         text = context.text
 
         def guess(at: int, budget: int) -> np.ndarray:
             return state.rows[at].ahead(text.row(at)[text.prompt[at] :])[:budget]
 
-        return chain(text, self.k, room, guess)
+        return chain(text, self.k, remaining, guess)
 
 
 class Alignment:
     """The alignment of one row's output with its source."""
 
     def __init__(self, source: np.ndarray, most: int, agree: int = 0) -> None:
-        """`agree` is 0 if nothing is guessed behind a deviation."""
+        """`agree` is 0 if nothing is guessed after a deviation."""
         self.source, self.most = source, most  # [S]; the longest suffix that is searched
         self.agree = agree
         self.at = 0  # index of the source token expected next, or where the output deviated
@@ -97,7 +99,7 @@ class Alignment:
         self.equal = 0  # of these the last ones that are as in the source, if each replaces one
 
     def ahead(self, output: np.ndarray) -> np.ndarray:
-        """The rest of the source behind `output` [N], which has grown since the last call; empty if it deviates."""
+        """The rest of the source after `output` [N], which has grown since the last call; empty if it deviates."""
         for end in range(self.consumed + 1, len(output) + 1):
             self.follows = self.follows and self.at < len(self.source) and self.source[self.at] == output[end - 1]
             if self.follows:
@@ -127,7 +129,7 @@ class Alignment:
         return self.agree > 0 and self.at > 0
 
     def _find(self, output: np.ndarray) -> None:
-        """Continues behind the shortest suffix of the output that occurs once in the rest of the source."""
+        """Continues after the shortest suffix of the output that occurs once in the rest of the source."""
         rest = self.source[self.at :]
         for size in range(1, min(self.most, len(output), len(rest)) + 1):
             windows = np.lib.stride_tricks.sliding_window_view(rest, size)

@@ -4,12 +4,12 @@ BanditSpec: Adaptive Speculative Decoding via Bandit Algorithms, https://arxiv.o
 Not-a-Bandit: Provably No-Regret Drafter Selection in Speculative Decoding for LLMs, https://arxiv.org/abs/2510.20064
 
     model:  r_M = sum gained / sum cost of its recent rounds,     cost = 1 + token * tokens fed + c * drafting forwards
-    copy:   r_C = g(n) / (1 + token * tokens copied),  g(n) = mean of what recent copies behind n equal tokens gave
+    copy:   r_C = g(n) / (1 + token * tokens copied),  g(n) = mean of what recent copies after n equal tokens gave
     copy  iff  there is something to copy and r_C > r_M
 
 The copy's guess costs nothing, so it is made every round; one that is not used is compared with what the round commits,
 and counts like one that was. Hence no round is spent on trying, and a switch takes a round or two. Where all that was
-committed agrees with the guess, the tokens behind it are put at g(n). Sums fade by a factor a round, from a start that
+committed agrees with the guess, the tokens after it are put at g(n). Sums fade by a factor a round, from a start that
 favours long matches.
 
 Deviates from the papers: only the copy is judged in rounds in which it was not played, since its guess is free; recent
@@ -42,7 +42,7 @@ from .nested_drafter import Nesting, nested, not_the_spec_of
 from .text_history import NGramIndex, PerRow
 
 _SIZES = (1, 2, 3)  # tokens of a match that are told apart
-_START = (2.0, 2.0, 2.5, 3.5)  # what a copy behind a match of 0, 1, .. tokens is thought to give at first, as one round
+_START = (2.0, 2.0, 2.5, 3.5)  # what a copy after a match of 0, 1, .. tokens is thought to give at first, as one round
 _FADE_COPY = 0.85
 _FADE_MODEL = 0.9
 
@@ -85,7 +85,7 @@ class BanditState:
         """Which rows use `copied` in this round."""
         self.guess, self.count = copied.tokens[:, 1:].cpu().numpy(), copied.sizes - 1
         for at, index in enumerate(self.texts.rows):
-            index.grow(text.row(at)[len(index.text) :].tolist())
+            index.extend(text.row(at)[len(index.text) :].tolist())
         self.size = np.array([index.longest() for index in self.texts.rows])
         rate = self._mean() / (1 + self.token * self.count)
         self.used = (self.count > 0) & (rate > self.gained / self.cost)
@@ -114,7 +114,7 @@ class BanditState:
         return result
 
     def _mean(self) -> np.ndarray:
-        """[B] tokens that a copy behind this round's match gives."""
+        """[B] tokens that a copy after this round's match gives."""
         row = np.arange(len(self.size))
         value: np.ndarray = self.copied[row, self.size] / self.rounds[row, self.size]
         return value
@@ -147,7 +147,7 @@ def joined(drafted: Draft, copied: Draft, used: np.ndarray) -> Draft:
         depths=torch.where(rows, order, wide(drafted.depth)) if tree else None,
         levels=max(drafted.deepest, copied.width - 1) if tree else None,
         verify=None if drafted.verify is None else rows | wide(drafted.verify),
-        point=None if drafted.point is None else ~rows & wide(drafted.point),
+        is_point_mass=None if drafted.is_point_mass is None else ~rows & wide(drafted.is_point_mass),
         q=q,
         ignores_length_controller=used,
     )
@@ -204,11 +204,11 @@ class Auto(Nesting):
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: BanditState) -> None:
         self._model.read_prompt(rows, hidden, context, state.model)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: BanditState) -> Draft:
-        copied = self._copy.propose(context, room, uniforms, state.copy)
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: BanditState) -> Draft:
+        copied = self._copy.propose(context, remaining, uniforms, state.copy)
         state.choose(copied, context.text)
         # The model is asked even if it has nothing to draft: it then knows that this round is not its own.
-        drafted = self._model.propose(context, np.where(state.used, 0, room), uniforms, state.model)
+        drafted = self._model.propose(context, np.where(state.used, 0, remaining), uniforms, state.model)
         return joined(drafted, copied, state.used) if state.used.any() else drafted
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: BanditState) -> None:

@@ -3,7 +3,7 @@
 CopySpec: Accelerating LLMs with Speculative Copy-and-Paste, https://arxiv.org/abs/2502.08923
 
     the last `suffix` tokens occurred before, most recently at s  =>  draft = text[s + suffix : s + suffix + k]
-    all drafted tokens accepted, and the token behind them equals the copy's  =>  the copy continues there
+    all drafted tokens accepted, and the token after them equals the copy's  =>  the copy continues there
 
 The whole text of the row is searched, including a chat's earlier turns: one hash table entry a token, one look-up a
 round. `lookup` also uses shorter matches, and searches again in each round.
@@ -53,7 +53,7 @@ class CopySpec(Drafter):
     def start(self, context: DecodeContext) -> PerRow[Copy]:
         return PerRow(Copy(self.suffix) for _ in range(len(context.text)))
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: PerRow[Copy]) -> Draft:
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: PerRow[Copy]) -> Draft:
         text = context.text
 
         def guess(at: int, budget: int) -> np.ndarray:
@@ -61,7 +61,7 @@ class CopySpec(Drafter):
             position = state.rows[at].position(tokens)
             return tokens[:0] if position is None else repeated(tokens, position, budget)
 
-        return chain(text, self.k, room, guess)
+        return chain(text, self.k, remaining, guess)
 
 
 class Copy:
@@ -72,10 +72,10 @@ class Copy:
         self.at: int | None = None  # index of the token that is expected next
 
     def position(self, tokens: np.ndarray) -> int | None:
-        """The index to copy from behind `tokens` [L], which have grown since the last call; None if there is none."""
+        """The index to copy from after `tokens` [L], which have grown since the last call; None if there is none."""
         text = self.grams.text
         fresh = tokens[len(text) :].tolist()
-        self.grams.grow(fresh)
+        self.grams.extend(fresh)
         for token in fresh:
             if self.at is not None:
                 self.at = self.at + 1 if text[self.at] == token else None

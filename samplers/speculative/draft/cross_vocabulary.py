@@ -14,16 +14,15 @@ from torch import Tensor
 from pardec.models import finite
 from pardec.models.errors import ModelError, PardecError
 from pardec.models.files.token_bytes import TokenBytes
-from pardec.models.images.conditioned import copy_cache_rows
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
+from ...batching import RowState
 from ...ops.rank import argmax
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
 from ..draft_model import depth_budget
-from ..forward import catch_up_groups
-from .text_history import PerRow
+from ..forward import CacheRows, catch_up_groups
 
 _MARGIN = 16  # bytes at a text's end whose tokens may change with what follows
 _SPACE = b" "
@@ -93,7 +92,7 @@ class Reading:
         self.text = b""
         self.known = 0  # tokens of the target that were read
 
-    def grow(self, row: Sequence[int]) -> None:
+    def extend(self, row: Sequence[int]) -> None:
         """Reads the tokens of the target's `row` that are new; the last drafter tokens may change."""
         start = len(self.text)
         for token in row[self.known :]:
@@ -154,11 +153,11 @@ class _Row:
         self.live = False
 
     def follow(self, row: list[int]) -> None:
-        """Goes on from the target's `row`; K/V behind the longest common prefix of ids are dropped."""
+        """Goes on from the target's `row`; K/V after the longest common prefix of ids are dropped."""
         for token in row[self.learned :]:
             self.tokens.learn(token)
         self.learned = len(row)
-        self.reading.grow(row)
+        self.reading.extend(row)
         self.ids, self.pending = list(self.reading.ids), []
         common = 0
         for ours, theirs in zip(self.fed, self.ids[:-1], strict=False):  # the last one is fed for its logits
@@ -181,29 +180,32 @@ class _Row:
         return token, sure
 
 
-class CrossVocabularyState:
+class CrossVocabularyState(RowState):
     """A drafting model of another vocabulary during one request, with K/V of its own tokens."""
+
+    per_row = ("rows", "own_cache")
 
     def __init__(self, context: DecodeContext, model: LanguageModel, maps: list[TokenMap]) -> None:
         """`maps` are each row's, or one that all of them share."""
         finite.demand_head(model)
         self.context, self.model = context, model
-        self.rows = PerRow(_Row(tokens, model, context.model) for tokens in maps)
+        self.rows = [_Row(tokens, model, context.model) for tokens in maps]
         self.cache = model.new_cache(len(maps), 2 * int(context.text.limit.max()))
+        self.own_cache = CacheRows(model.decoder, self.cache)
         self.calls = 0  # forwards of this round
         self.runs: list[finite.Run] = []  # their plans and caches
         self.highest = torch.zeros((), device=context.text.device)
 
-    def draft(self, most: int, room: np.ndarray, uniforms: Uniforms) -> Draft:
-        """A chain of at most `most` translated tokens, `room` [B] deep: the drafter's likeliest ids, point masses."""
-        context, budget = self.context, depth_budget(self.context, most, room)
+    def draft(self, most: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:
+        """A chain of at most `most` translated tokens, `remaining` [B] deep: the likeliest ids, as point masses."""
+        context, budget = self.context, depth_budget(self.context, most, remaining)
         text, length = context.text, context.sampler.length
         drops = length is not None and Trait.DROPS_LAST in length.provides
         drafted = np.zeros((len(text), int(budget.max(initial=0))), dtype=np.int64)
         counts = np.zeros_like(budget)
         self.calls, self.highest = 0, torch.zeros((), device=text.device)
         self.runs.clear()
-        for at, row in enumerate(self.rows.rows):
+        for at, row in enumerate(self.rows):
             row.live = budget[at] > 0
             if row.live:
                 row.follow(text.row(at).tolist())
@@ -214,24 +216,24 @@ class CrossVocabularyState:
             if length is not None:
                 confidence = torch.from_numpy(sure).float()
                 stopped = length.stop(confidence, step, context, context.state(length))
-            for at, row in enumerate(self.rows.rows):
+            for at, row in enumerate(self.rows):
                 ends = stopped is not None and bool(stopped[at])
                 if row.live and not (ends and drops):
                     drafted[at, step], counts[at] = tokens[at], step + 1
                 row.live = row.live and not ends and bool(budget[at] > step + 1)
-            if not any(row.live for row in self.rows.rows):
+            if not any(row.live for row in self.rows):
                 break
         chain = torch.from_numpy(drafted).to(text.device)
         return Draft.chain(text, chain, counts, forwards=self.calls, highest=self.highest)
 
     def _step(self) -> tuple[np.ndarray, np.ndarray]:
         """[B] the next translated token of each live row, and its probability; rows without one are live no more."""
-        tokens, sure = np.zeros(len(self.rows.rows), dtype=np.int64), np.zeros(len(self.rows.rows))
-        waiting = [at for at, row in enumerate(self.rows.rows) if row.live]
+        tokens, sure = np.zeros(len(self.rows), dtype=np.int64), np.zeros(len(self.rows))
+        waiting = [at for at, row in enumerate(self.rows) if row.live]
         while waiting:
             short = []
             for at in waiting:
-                row = self.rows.rows[at]
+                row = self.rows[at]
                 token = row.next_token()
                 if token is not None:
                     tokens[at], sure[at] = token
@@ -244,15 +246,15 @@ class CrossVocabularyState:
         """Drafts one more id in each of these rows that has room for it, and gives these."""
         limit = self.model.limit
         for at in rows:
-            row = self.rows.rows[at]
+            row = self.rows[at]
             row.live = limit is None or len(row.ids) <= limit
-        rows = [at for at in rows if self.rows.rows[at].live]
+        rows = [at for at in rows if self.rows[at].live]
         if not rows:
             return []
-        longest = max(len(self.rows.rows[at].ids) for at in rows)
+        longest = max(len(self.rows[at].ids) for at in rows)
         if longest > self.cache.capacity:
             self.cache.grow(longest + longest // 2)
-        missing = np.array([len(self.rows.rows[at].ids) - len(self.rows.rows[at].fed) for at in rows])
+        missing = np.array([len(self.rows[at].ids) - len(self.rows[at].fed) for at in rows])
         groups = catch_up_groups(missing)
         for group in groups:
             self._run([rows[at] for at in group], int(missing[group].max()))
@@ -264,13 +266,13 @@ class CrossVocabularyState:
         tokens, slots = np.zeros((len(rows), width), dtype=np.int64), np.full((len(rows), width), -1, dtype=np.int64)
         lengths = np.zeros(len(rows), dtype=np.int64)
         for index, at in enumerate(rows):
-            row = self.rows.rows[at]
+            row = self.rows[at]
             first, lengths[index] = len(row.fed), len(row.ids)
             count = len(row.ids) - first
             tokens[index, :count] = row.ids[first:]
             slots[index, :count] = np.arange(first, len(row.ids))
         where = torch.from_numpy(slots).to(device)
-        whole = len(rows) == len(self.rows.rows)
+        whole = len(rows) == len(self.rows)
         plan = Plan(
             tokens=torch.from_numpy(tokens).to(device),
             positions=where,
@@ -287,7 +289,7 @@ class CrossVocabularyState:
         chosen = argmax(logits)
         sure = logits.softmax(-1).gather(-1, chosen[:, None])[:, 0].tolist()
         for at, token, p in zip(rows, chosen.tolist(), sure, strict=True):
-            row = self.rows.rows[at]
+            row = self.rows[at]
             row.fed = list(row.ids)
             row.ids.append(token)
             row.pending.append((token, p))
@@ -299,14 +301,3 @@ class CrossVocabularyState:
 
     def compact_cache(self, outcome: RoundResult) -> None:
         """Nothing moves: the next draft goes on from the text."""
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows."""
-        self.rows.keep(rows)
-        if len(rows):
-            self.cache.keep(torch.from_numpy(rows))
-
-    def put(self, where: np.ndarray, other: CrossVocabularyState) -> None:
-        """The rows of `other` in place of the live rows at `where`."""
-        self.rows.put(where, other.rows)
-        copy_cache_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)

@@ -4,8 +4,8 @@ DEL: Context-Aware Dynamic Exit Layer for Efficient Self-Speculative Decoding, h
 
     (l, d) = argmax TPL,  TPL(l, d) = (1 - a_l^(d+1)) / (1 - a_l) / (d l + L): expected tokens for each layer that runs
     a_l = matched_l / tested_l;  tested: the verified positions whose tokens before them stand, so the first mismatch is
-    the last of them;  matched: those where argmax head(norm(h_l)) is the token that was committed behind them
-    a draft ends behind token i  iff  max q_i < (mean max q of accepted tokens + mean of rejected ones) / 2
+    the last of them;  matched: those where argmax head(norm(h_l)) is the token that was committed after them
+    a draft ends after token i  iff  max q_i < (mean max q of accepted tokens + mean of rejected ones) / 2
 
 These shadow tokens cost no forward but one product with the head for each exit: the states h_l of all layers are those
 of drafting and verifying. Counts and means fade by `decay` a round. As with `earlyexit` no layer runs twice on a node:
@@ -13,7 +13,7 @@ rows exit where each is best, and before the verify pass those that exit early a
 batch.
 
 Deviates from the paper: counts begin as one position that deeper layers match likelier (l / L); the first draft is of
-`k` tokens behind half of the layers; d = 0 is a choice; drafts may be trees, whose depth is d; under guidance shadow
+`k` tokens after half of the layers; d = 0 is a choice; drafts may be trees, whose depth is d; under guidance shadow
 tokens are those of the conditional states.
 Exact: greedy and distribution, with an exact acceptance.
 """
@@ -83,8 +83,8 @@ class DynamicExit(Drafter):
         # The choice is also what ends drafts: to the shapes it is the length controller, which a spec cannot name.
         return ExitStates(replace(context, sampler=replace(context.sampler, length=choice)), choice)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: ExitStates) -> Draft:
-        draft = state.draft(self.k, room, uniforms)
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: ExitStates) -> Draft:
+        draft = state.draft(self.k, remaining, uniforms)
         return state.early_draft(draft) if state.drafting else draft
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: ExitStates) -> None:

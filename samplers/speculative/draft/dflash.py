@@ -1,10 +1,10 @@
-"""Drafts a block in one pass: masks denoised behind the target's states. DFlash, DFlash 2, DSpark.
+"""Drafts a block in one pass: masks denoised after the target's states. DFlash, DFlash 2, DSpark.
 
 DFlash: Block Diffusion for Flash Speculative Decoding, https://arxiv.org/abs/2602.06036
 DSpark, https://arxiv.org/abs/2607.05147
 DFlash 2, https://github.com/z-lab/dflash
 
-    q_j(.) of the token j places behind the last one, j = 1 .. block - 1, all of one pass over [last, mask, mask, ..]
+    q_j(.) of the token j places after the last one, j = 1 .. block - 1, all of one pass over [last, mask, mask, ..]
     DSpark:  q_j(. | x_(j-1)) = softmax(logits_j + W2 W1[x_(j-1)]), j = 1 .. block, x_0 the last token
     DFlash 2:  q_j(. | x_(j-1)) = softmax(logits_j + <A[x_(j-1)] * H h_j, B[.]>) over the 16 highest of logits_j
 
@@ -16,7 +16,7 @@ Deviates from the authors' code: rows of any lengths in a batch; every block has
 too, so that a draft does not depend on the room that is left; q of DFlash 2 has the request's filters, theirs has none.
 Exact: greedy and distribution, with an exact acceptance.
 
-The state of a request whose drafts are blocks of masks, denoised in one pass behind the target's states.
+The state of a request whose drafts are blocks of masks, denoised in one pass after the target's states.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from pardec.models.errors import PardecError
 from pardec.models.hidden import Hidden
 from pardec.models.plan import Plan, Visible
 
+from ...batching import RowState
 from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, DraftModel, RoundResult, Uniforms
@@ -43,15 +44,16 @@ from .module_drafter import ModuleDrafter, module_failure
 _PENDING = 64  # positions that may wait while nothing is drafted: beyond, they are copied again each round for nothing
 
 
-class BlockState(DraftModel):
+class BlockState(RowState, DraftModel):
     """A drafter of blocks during one request.
 
     The cache contains the context's K/V below `cached`; `pending` are the inputs of the positions from there on that
     have been verified since, `waiting` of them.
     """
 
+    per_row = ("cached", "waiting", "cache", "pending")
     marginals: Tensor  # [B, D, Vd] logits of this round's blocks; [B, D, V] float32 without a Markov head
-    states: Tensor  # [B, D, E] the states behind them
+    states: Tensor  # [B, D, E] the states after them
     memory: Tensor | None  # [B, T, r] of each node, of a Markov head that has one
     estimates: Tensor | None  # [B, K] of the last forward
     highest: Tensor  # [] the sum of the highest logits: see `models.finite`
@@ -108,10 +110,10 @@ class BlockState(DraftModel):
 
     # --- drafts ---
 
-    def draft(self, most: int, room: np.ndarray, uniforms: Uniforms) -> Draft:
-        """A draft of the spec's shape and length, at most `most` tokens and `room` [B] deep."""
+    def draft(self, most: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:
+        """A draft of the spec's shape and length, at most `most` tokens and `remaining` [B] deep."""
         context = self.context
-        budget = depth_budget(context, min(most, self.module.layout.depth), room)
+        budget = depth_budget(context, min(most, self.module.layout.depth), remaining)
         if not (budget > 0).any():
             return Draft.none(context.text)
         self._catch_up()
@@ -139,7 +141,7 @@ class BlockState(DraftModel):
         self.level, self.memory, self.estimates = 0, None, None
 
     def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
-        """Behind the next level of nodes: all of one depth have the same block position."""
+        """After the next level of nodes: all of one depth have the same block position."""
         module, context = self.module, self.context
         level, self.level = self.level, self.level + 1
         raw, states = self.marginals[:, level : level + 1], self.states[:, level : level + 1]
@@ -209,23 +211,11 @@ class BlockState(DraftModel):
 
     # --- rows that leave and join ---
 
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows."""
-        self.cached, self.waiting = self.cached[rows], self.waiting[rows]
-        if len(rows):
-            index = torch.from_numpy(rows)
-            self.cache.keep(index)
-            if self.pending is not None:
-                self.pending = self.pending[index.to(self.pending.device)]
-
     def put(self, where: np.ndarray, other: BlockState) -> None:
-        """The rows of `other` in place of the live rows at `where`."""
-        self._catch_up()
-        other._catch_up()
-        self.cached = self.cached.copy()
-        self.cached[where] = other.cached
-        self.cache.put(torch.from_numpy(where), other.cache)
-        self.pending = None
+        for state in (self, other):  # what is pending of rows that join has another beginning
+            state._catch_up()
+            state.pending = None
+        super().put(where, other)
 
 
 def _spread(part: Tensor, rows: Tensor, batch: int) -> Tensor:
@@ -260,8 +250,8 @@ class DFlash(ModuleDrafter):
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: BlockState) -> None:
         state.read_prompt(rows, hidden)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: BlockState) -> Draft:
-        return state.draft(self.k, room, uniforms)
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: BlockState) -> Draft:
+        return state.draft(self.k, remaining, uniforms)
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: BlockState) -> None:
         state.follow(outcome)

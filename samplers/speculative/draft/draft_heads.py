@@ -12,19 +12,21 @@ from torch import Tensor
 from pardec.models.errors import PardecError
 from pardec.models.hidden import Hidden
 
+from ...batching import RowState
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, DraftModel, RoundResult, Uniforms
 from ..draft_model import depth_budget
 from .module_drafter import module_failure
 
 
-class HeadsState(DraftModel):
+class HeadsState(RowState, DraftModel):
     """The heads during one request.
 
-    `states` [B, E] are the target's, behind the final norm, at the last position that each row has fed: the newest
+    `states` [B, E] are the target's, after the final norm, at the last position that each row has fed: the newest
     committed token follows it. Shapes ask for a draft level by level, so that the host knows the head of each call.
     """
 
+    per_row = ("states",)
     states: Tensor
     highest: Tensor  # [] the sum of this round's highest logits: see `models.finite`
 
@@ -39,12 +41,12 @@ class HeadsState(DraftModel):
         self.pathless = self.unprocessed or not (request.processors or request.repetition_penalty is not None)
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden) -> None:
-        """The states behind the last token of each prompt."""
+        """The states after the last token of each prompt."""
         which = torch.from_numpy(rows).to(self.states.device)
         self.states = self.states.index_copy(0, which, self._last(which, self.module.states.of(hidden)))
 
     def _last(self, which: Tensor, states: Tensor) -> Tensor:
-        """[n, E] of the prompts' states [n, P, E], those behind the last tokens; `which` [n] are the live rows."""
+        """[n, E] of the prompts' states [n, P, E], those after the last tokens; `which` [n] are the live rows."""
         last = torch.from_numpy(self.context.text.length).to(which.device)[which] - 1
         return states[torch.arange(len(which), device=which.device), last].to(self.states)
 
@@ -60,10 +62,10 @@ class HeadsState(DraftModel):
         end = path.gather(1, count)
         return states.gather(1, end[..., None].expand(-1, -1, states.shape[-1]))[:, 0].to(self.states)
 
-    def draft(self, most: int, room: np.ndarray, uniforms: Uniforms) -> Draft:
-        """A draft of the spec's shape and length, at most `most` tokens, one a head, and `room` [B] deep."""
+    def draft(self, most: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:
+        """A draft of the spec's shape and length, at most `most` tokens, one a head, and `remaining` [B] deep."""
         context, shape = self.context, self.context.sampler.shape
-        budget = depth_budget(context, min(most, self.module.depth), room)
+        budget = depth_budget(context, min(most, self.module.depth), remaining)
         self.most, self.level, self.calls = int(budget.max(initial=0)), 0, 0
         self.highest = torch.zeros((), device=self.states.device)
         if self.most <= 0:
@@ -97,15 +99,6 @@ class HeadsState(DraftModel):
     def failure(self) -> PardecError:
         """The error for logits of this round that are not finite."""
         return module_failure(self.module)
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows."""
-        self.states = self.states[torch.from_numpy(rows).to(self.states.device)]
-
-    def put(self, where: np.ndarray, other: HeadsState) -> None:
-        """The rows of `other` in place of the live rows at `where`."""
-        index = torch.from_numpy(where).to(self.states.device)
-        self.states = self.states.index_copy(0, index, other.states)
 
 
 class StaticState(HeadsState):

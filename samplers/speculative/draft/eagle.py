@@ -5,7 +5,7 @@ EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees, https://a
 EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test,
 https://arxiv.org/abs/2503.01840
 
-    q(. | x_1 .. x_i) behind the pairs (x_2, g_1) .. (x_i, g_(i-1)),
+    q(. | x_1 .. x_i) after the pairs (x_2, g_1) .. (x_i, g_(i-1)),
     g_j = the target's state at position j where x_j is committed, else the drafter's own output there
 
 A vocabulary of the commonest ids lacks what a text is about: with `prompt_ids` a row drafts those of its prompt, too.
@@ -29,7 +29,6 @@ from pardec.models.hidden import Hidden
 
 from ...registry import register
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
-from ..draft_model import DraftModelState
 from .eagle_state import PairState
 from .module_drafter import ModuleDrafter, module_of
 
@@ -37,24 +36,17 @@ from .module_drafter import ModuleDrafter, module_of
 class PromptPairState(PairState):
     """A drafter of which every row also drafts the ids of its own prompt."""
 
+    per_row = ("prompts",)
+
     def __init__(self, context: DecodeContext, module: Any, cache: KVCache, **more: Any) -> None:
         super().__init__(context, module, cache, **more)
         text = context.text
         self.module, self.prompts = module, [np.unique(text.row(at)) for at in range(len(text))]
         self.model = module.with_ids(self.prompts)
 
-    def keep(self, rows: np.ndarray) -> None:
-        super().keep(rows)
-        self.prompts = [self.prompts[at] for at in rows.tolist()]
+    def rows_changed(self) -> None:
         if self.prompts:
             self.model = self.module.with_ids(self.prompts)
-
-    def put(self, where: np.ndarray, other: DraftModelState) -> None:
-        super().put(where, other)
-        assert isinstance(other, PromptPairState), "both are of one sampler"
-        for at, ids in zip(where.tolist(), other.prompts, strict=True):
-            self.prompts[at] = ids
-        self.model = self.module.with_ids(self.prompts)
 
 
 @register(
@@ -80,8 +72,8 @@ class Eagle(ModuleDrafter):
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: PairState) -> None:
         state.read_prompt(rows, hidden)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: PairState) -> Draft:
-        return state.draft(self.k, room, uniforms)
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: PairState) -> Draft:
+        return state.draft(self.k, remaining, uniforms)
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: PairState) -> None:
         state.follow(outcome)

@@ -13,6 +13,7 @@ from pardec.models.errors import PardecError
 from pardec.models.hidden import Hidden
 from pardec.models.plan import Plan
 
+from ...batching import scatter_rows
 from ..contracts import Draft, RoundResult
 from ..draft_model import DraftModelState
 from .module_drafter import module_failure
@@ -24,10 +25,11 @@ class PairState(DraftModelState):
     `pending` are the target's states that have not been fed yet: entry j of row b is the one of slot cached[b] + j.
     """
 
+    per_row = ("pending",)
     lag = 1
     model: Any  # the module
     pending: Tensor | None = None  # [B, W, E]
-    states: Tensor  # [B, R, E] the drafter's outputs of this round, by slot behind `start`
+    states: Tensor  # [B, R, E] the drafter's outputs of this round, by slot after `start`
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden) -> None:
         """The target's states at every position of these rows' prompts."""
@@ -38,7 +40,7 @@ class PairState(DraftModelState):
             return
         if self.pending is None:
             self.pending = features.new_zeros(len(self.cached), 0, features.shape[-1])
-        self.pending = _put(self.pending, rows, features)
+        self.pending = scatter_rows(self.pending, rows, features)
 
     def follow(self, outcome: RoundResult) -> None:
         """Keeps the target's states along the accepted path, and drops the K/V of what was drafted."""
@@ -66,20 +68,6 @@ class PairState(DraftModelState):
     def failure(self) -> PardecError:
         """The error for logits of this round that are not finite."""
         return module_failure(self.model, "its states may outgrow the type: load in float32")
-
-    def keep(self, rows: np.ndarray) -> None:
-        super().keep(rows)
-        if self.pending is not None:
-            self.pending = self.pending[torch.from_numpy(rows).to(self.pending.device)]
-
-    def put(self, where: np.ndarray, other: DraftModelState) -> None:
-        assert isinstance(other, PairState)
-        assert self.pending is not None
-        assert other.pending is not None
-        self.cached = self.cached.copy()
-        self.cached[where] = other.cached
-        self.cache.put(torch.from_numpy(where), other.cache)
-        self.pending = _put(self.pending, where, other.pending)
 
     def _begin(self) -> None:
         super()._begin()
@@ -115,10 +103,3 @@ class PairState(DraftModelState):
             padded = pad(self.states, (0, 0, 0, plan.width + 1))
             self.states = padded.scatter(1, slot[..., None].expand_as(states), states)[:, :-1]
         return output
-
-
-def _put(pending: Tensor, rows: np.ndarray, other: Tensor) -> Tensor:
-    """`pending` [B, W, E] with `other` [b, V, E] in place of `rows`."""
-    most = max(pending.shape[1], other.shape[1])
-    ours, theirs = (pad(each, (0, 0, 0, most - each.shape[1])) for each in (pending, other))
-    return ours.index_copy(0, torch.from_numpy(rows).to(ours.device), theirs)

@@ -68,15 +68,15 @@ class EarlyExit(Drafter):
     def start(self, context: DecodeContext) -> Shallow:
         return Shallow(context, context.model, context.cache, layers=slice(0, self.layers))
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Shallow) -> Draft:
-        draft = state.draft(self.k, room, uniforms)
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: Shallow) -> Draft:
+        draft = state.draft(self.k, remaining, uniforms)
         return state.early(draft, self.layers) if state.drafting else draft
 
 
 class Shallow(DraftModelState):
     """The target's first layers; stores a round's states by each node's slot.
 
-    With guidance the unconditional rows come behind the conditional ones.
+    With guidance the unconditional rows come after the conditional ones.
     """
 
     def _begin(self) -> None:

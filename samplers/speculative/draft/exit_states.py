@@ -18,19 +18,17 @@ from torch.nn.functional import pad
 from pardec.models.hidden import Hidden
 from pardec.models.plan import Plan, Visible
 
-from ...batching import scatter_rows
+from ...batching import RowState
 from ...ops.rank import argmax
 from ..contracts import DecodeContext, Draft, Length, LowerLayerStates, RoundResult
 from ..draft_model import DraftModelState
 from .exits import all_copies, of_rows
 
-_ROW_FIELDS = ("matched", "tested", "sure", "exit", "most")
-
 
 def tokens_per_layer(acceptance: np.ndarray, exits: np.ndarray, layers: int, most: int) -> np.ndarray:
     """[..., C, most + 1]: expected tokens of a round over the layers that it runs, for each exit and length from 0 on.
 
-    A token drafted behind exit l is accepted with probability acceptance[..., C], independently of the others.
+    A token drafted after exit l is accepted with probability acceptance[..., C], independently of the others.
 
     >>> tokens_per_layer(np.array([0.5]), np.array([1]), 4, 2).round(3).tolist()
     [[0.25, 0.3, 0.292]]
@@ -41,7 +39,7 @@ def tokens_per_layer(acceptance: np.ndarray, exits: np.ndarray, layers: int, mos
     return rate
 
 
-class Choice(Length):
+class Choice(RowState, Length):
     """The counts of one request's rows, and what follows from them. It ends drafts as a length controller does.
 
     Attributes, one entry a row, on the host:
@@ -50,6 +48,8 @@ class Choice(Length):
         exit: [B] the layers that draft in the next round.
         most: [B] and how many tokens.
     """
+
+    per_row = ("matched", "tested", "sure", "exit", "most")
 
     def __init__(self, rows: int, exits: tuple[int, ...], layers: int, k: int, decay: float) -> None:
         self.exits, self.layers, self.k, self.decay = np.array(exits), layers, k, decay
@@ -98,16 +98,8 @@ class Choice(Length):
         best = rate.argmax(1)
         self.exit[rows], self.most[rows] = self.exits[best // (self.k + 1)], best % (self.k + 1)
 
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows."""
-        for name in _ROW_FIELDS:
-            setattr(self, name, getattr(self, name)[rows])
-        self.confidence = np.zeros((len(rows), 0))
-
-    def put(self, where: np.ndarray, other: Choice) -> None:
-        """The rows of `other` in place of the live rows at `where`."""
-        for name in _ROW_FIELDS:
-            setattr(self, name, scatter_rows(getattr(self, name), where, getattr(other, name)))
+    def rows_changed(self) -> None:
+        self.confidence = np.zeros((len(self.most), 0))
 
 
 @dataclass(frozen=True)
@@ -118,7 +110,7 @@ class _ByExit:
     parts: list[tuple[np.ndarray, np.ndarray, Hidden]]  # rows of the plan, which of a part's they are, and the part
 
     def logits(self, *, subset: bool = False) -> Tensor:
-        """[B, K, V] behind the plan's `want`; 0 in rows that were not fed."""
+        """[B, K, V] after the plan's `want`; 0 in rows that were not fed."""
         width, whole = self.plan.want.shape[1], None
         for rows, own, hidden in self.parts:
             if len(own) == hidden.plan.batch:
@@ -139,8 +131,10 @@ class ExitStates(DraftModelState):
     """Drafts on the target's cache; stores a round's states at every exit, by each node's slot.
 
     `states` is [copies * B, R, C, E], valid up to the exit of each row; with guidance the unconditional rows come
-    behind the conditional ones.
+    after the conditional ones.
     """
+
+    per_row = ("choice",)
 
     def __init__(self, context: DecodeContext, choice: Choice) -> None:
         super().__init__(context, context.model, context.cache)
@@ -206,15 +200,6 @@ class ExitStates(DraftModelState):
             matched.append(((shadow == follows) & stands).sum(1))
         counts = torch.stack(matched, 1).cpu().numpy()
         self.choice.count(np.flatnonzero(due), counts, (count + 1).cpu().numpy())
-
-    def keep(self, rows: np.ndarray) -> None:
-        super().keep(rows)
-        self.choice.keep(rows)
-
-    def put(self, where: np.ndarray, other: DraftModelState) -> None:
-        assert isinstance(other, ExitStates)
-        super().put(where, other)
-        self.choice.put(where, other.choice)
 
     def _run_part(self, plan: Plan, rows: np.ndarray, layers: slice, inputs: Tensor | None) -> Hidden:
         """A part of the layers for these rows of `plan`, from their states `inputs` [copies * n, Q, E] on."""

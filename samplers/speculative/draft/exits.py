@@ -1,4 +1,4 @@
-"""Exits of a stack: the layers behind which a drafter can stop, and forwards that run a part of the layers."""
+"""Exits of a stack: the layers after which a drafter can stop, and forwards that run a part of the layers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parse_exits(method: str, text: str | None) -> tuple[int, ...] | None:
 
 
 def fitting_exits(method: str, exits: tuple[int, ...], most: int, name: str) -> tuple[int, ...]:
-    """`exits`. Raises SpecError if one lies behind layer `most`, the last that the model called `name` can stop at."""
+    """`exits`. Raises SpecError if one lies after layer `most`, the last that the model called `name` can stop at."""
     if not exits or exits[-1] > most:
         raise SpecError(
             f"{method}: the last exit of {name} lies behind layer {most}, got {'-'.join(map(str, exits)) or 'none'}",

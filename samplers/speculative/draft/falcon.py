@@ -1,9 +1,9 @@
-"""Drafts several tokens a pass: blocks of pairs (token, the target's state before it) behind an EAGLE-1.
+"""Drafts several tokens a pass: blocks of pairs (token, the target's state before it) after an EAGLE-1.
 
 Falcon: Faster and Parallel Inference of Large Language Models through Enhanced Semi-Autoregressive Drafting and
 Custom-Designed Decoding Tree, https://arxiv.org/abs/2412.12639
 
-    a node of depth 0, k, 2 k, ..  starts a block: one pass of k queries gives the distributions behind it and behind
+    a node of depth 0, k, 2 k, ..  starts a block: one pass of k queries gives the distributions after it and after
     its descendants of the next k - 1 levels, which thus depend on that node alone
 
 With `block=1` this is `eagle`. Deviates from the paper: the tokens of a block are coupled by learned offsets, not by an
@@ -39,7 +39,7 @@ class BlockPairState(PairState):
 
     logits: Tensor  # [B, A, k, V] of the round's blocks
     ends: Tensor  # [B, A, E] the output of each block's last query
-    inside: Tensor  # [B, A, R] bool: the slots behind `start` that a block which continues this one attends to
+    inside: Tensor  # [B, A, R] bool: the slots after `start` that a block which continues this one attends to
     block_of: Tensor  # [B, T] the block that gives each node's distribution, -1 if it was not asked for
 
     def __init__(self, context: DecodeContext, module: object, cache: object, block: int) -> None:
@@ -75,7 +75,7 @@ class BlockPairState(PairState):
         self.block_of = torch.where(known, self.block_of.gather(1, nodes.clamp(max=self.block_of.shape[1] - 1)), -1)
 
     def _first(self, nodes: Tensor) -> None:
-        """The block behind node 0 of the rows that draft, with the committed pairs whose K/V are missing."""
+        """The block after node 0 of the rows that draft, with the committed pairs whose K/V are missing."""
         text, real, size = self.context.text, nodes[:, 0] >= 0, self.block
         device = text.device
         self.fed = real.cpu().numpy()
@@ -121,7 +121,7 @@ class BlockPairState(PairState):
         self.block_of = self.start.new_zeros(batch, 0)
 
     def _next(self, draft: Draft, nodes: Tensor, above: Tensor) -> Tensor:
-        """The blocks behind `nodes` [B, K], which continue the blocks `above` [B, K]; their numbers [B, K]."""
+        """The blocks after `nodes` [B, K], which continue the blocks `above` [B, K]; their numbers [B, K]."""
         size, (batch, count) = self.block, nodes.shape
         real, at = nodes >= 0, nodes.clamp(min=0)
         old, new = self.inside.shape[-1], self.inside.shape[-1] + count * size
@@ -192,8 +192,10 @@ class Falcon(ModuleDrafter):
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: BlockPairState) -> None:
         state.read_prompt(rows, hidden)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: BlockPairState) -> Draft:
-        return state.draft(self.k, room, uniforms)
+    def propose(
+        self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: BlockPairState
+    ) -> Draft:
+        return state.draft(self.k, remaining, uniforms)
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: BlockPairState) -> None:
         state.follow(outcome)

@@ -2,7 +2,7 @@
 
 Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding, https://arxiv.org/abs/2402.05109
 
-    q(. | node x_d behind x_0 .. x_(d-1)) = softmax(head_(d+1)([h ; e(x_0) ; .. ; e(x_d)])),  x_0 the last committed
+    q(. | node x_d after x_0 .. x_(d-1)) = softmax(head_(d+1)([h ; e(x_0) ; .. ; e(x_d)])),  x_0 the last committed
     h the target's normed state at the last token it has read; Hydra++: h~ = norm'(layer(all such states so far))
 
 All nodes of a level are one product, and one drafting forward. `k` is cut to the number of heads. The layer of Hydra++
@@ -26,7 +26,7 @@ from pardec.models.plan import Plan, Visible
 
 from ...registry import register
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
-from .draft_heads import HeadsState, StaticState
+from .draft_heads import StaticState
 from .module_drafter import ModuleDrafter
 
 
@@ -45,8 +45,8 @@ class Hydra(ModuleDrafter):
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: HydraState) -> None:
         state.read_prompt(rows, hidden)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: HydraState) -> Draft:
-        return state.draft(self.k, room, uniforms)
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: HydraState) -> Draft:
+        return state.draft(self.k, remaining, uniforms)
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: HydraState) -> None:
         state.observe(outcome)
@@ -54,6 +54,8 @@ class Hydra(ModuleDrafter):
 
 class HydraState(StaticState):
     """The heads, and the K/V of the layer in front of them."""
+
+    per_row = ("cache",)
 
     def __init__(self, context: DecodeContext, module: object) -> None:
         super().__init__(context, module)
@@ -118,18 +120,6 @@ class HydraState(StaticState):
             last = last.gather(1, plan.want[..., None].expand(-1, -1, last.shape[-1]))
         refined: Tensor = hidden.norm(last)[:, 0]
         return refined
-
-    def keep(self, rows: np.ndarray) -> None:
-        super().keep(rows)
-        if self.cache is not None and len(rows):
-            self.cache.keep(torch.from_numpy(rows))
-
-    def put(self, where: np.ndarray, other: HeadsState) -> None:
-        super().put(where, other)
-        if self.cache is not None:
-            assert isinstance(other, HydraState), "states of one drafter"
-            assert other.cache is not None, "and of one module"
-            self.cache.put(torch.from_numpy(where), other.cache)
 
 
 def _paths(draft: Draft, nodes: Tensor, size: int) -> Tensor:

@@ -26,7 +26,7 @@ def columns(model: LanguageModel, option: str, hint: str) -> int:
 
 
 def copy_left(text: Sequences, guesses: Tensor, known: np.ndarray, fallback: Tensor, width: int) -> Tensor:
-    """`guesses` [B, K] behind each row's text, replaced from known[b] on by the token to the left.
+    """`guesses` [B, K] after each row's text, replaced from known[b] on by the token to the left.
 
     The token to the left may be such a copy itself. The first of the `width` columns gets `fallback` [B, K].
     """
@@ -49,7 +49,7 @@ def copy_up(text: Sequences, guesses: Tensor, known: np.ndarray, fallback: Tenso
 
 
 def _offsets(text: Sequences, guesses: Tensor, known: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-    """[K] each guess's offset behind the text, [B, K] its cell of the grid, [B, 1] the first offset without one."""
+    """[K] each guess's offset after the text, [B, K] its cell of the grid, [B, 1] the first offset without one."""
     offset = torch.arange(guesses.shape[1], device=guesses.device)
     raster = torch.from_numpy(text.length - text.prompt).to(guesses.device)[:, None] + offset
     return offset, raster, torch.from_numpy(known).to(guesses.device)[:, None]

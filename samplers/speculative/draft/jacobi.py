@@ -7,7 +7,7 @@ CEED-VLA, https://arxiv.org/abs/2506.13725 (exit_iterations, exit_tokens)
     y_i <- argmax p(. | text, y_1 .. y_(i-1))  for all i of the window at once;  the unchanged prefix is committed
 
 Deviates from the papers: converged tokens are committed at once, `sliding` refills the window in every round, and the
-pick behind the last position begins the next block. After an early exit, the forward that computes the K/V of the
+pick after the last position begins the next block. After an early exit, the forward that computes the K/V of the
 accepted tokens is the first one of the next block, and costs nothing more.
 Exact: greedy, and distribution with an exact acceptance, unless a block may be left early.
 """

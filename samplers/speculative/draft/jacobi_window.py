@@ -1,4 +1,4 @@
-"""Shared by drafters with a window: guesses that shift with the committed text, and fresh guesses behind them."""
+"""Shared by drafters with a window: guesses that shift with the committed text, and fresh guesses after them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Init = Literal["random", "prompt", "repeat", "ngram", "left", "up"]
 
 
 def fresh(init: Init, guesses: Tensor, known: np.ndarray, context: DecodeContext, uniforms: Uniforms) -> Tensor:
-    """`guesses` [B, K] for the positions behind each row's text, with fresh ones from known[b] on.
+    """`guesses` [B, K] for the positions after each row's text, with fresh ones from known[b] on.
 
     random: any token; prompt: any token of the prompt; repeat: the token before; ngram: what followed an earlier
     occurrence of the last two tokens, or of the last one; left, up: the image token there, which may be a guess, and
@@ -99,7 +99,7 @@ def _continued(guesses: Tensor, known: np.ndarray, context: DecodeContext) -> Te
 
 
 def _copy_source(tokens: np.ndarray) -> int:
-    """The index behind the latest earlier occurrence of the last two tokens, or of the last one; else the last."""
+    """The index after the latest earlier occurrence of the last two tokens, or of the last one; else the last."""
     before = np.flatnonzero(tokens[:-1] == tokens[-1])
     if not len(before):
         return len(tokens) - 1
@@ -111,10 +111,10 @@ def _copy_source(tokens: np.ndarray) -> int:
 class Iterate:
     """The newest guesses of each row, and the progress of its block. Arrays are on the host."""
 
-    tokens: Tensor  # [B, K] int64: guesses for the positions behind the text
+    tokens: Tensor  # [B, K] int64: guesses for the positions after the text
     known: np.ndarray  # [B] the number of guesses from the last iteration; the others are fresh
     open: np.ndarray  # [B] positions of the block that are not committed; 0: the next round begins another block
-    sure: np.ndarray  # [B] guesses that the next round commits untested
+    preaccepted: np.ndarray  # [B] guesses that the next round commits untested
     iterations: np.ndarray  # [B] forwards of the block so far
 
 
@@ -167,20 +167,22 @@ class JacobiWindow(Drafter):
         tokens = torch.zeros(len(none), self.width(context.model) - 1, dtype=torch.int64, device=context.text.device)
         return Iterate(tokens, none, none, none, none)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Iterate) -> Draft:
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: Iterate) -> Draft:
         begins = state.open == 0
-        counts = np.full_like(room, self.window - 1)
+        counts = np.full_like(remaining, self.window - 1)
         if self.policy == "block":
-            counts = np.where(begins, state.sure + counts, state.open)
-        counts = np.minimum(counts, room)
+            counts = np.where(begins, state.preaccepted + counts, state.open)
+        counts = np.minimum(counts, remaining)
         most = int(counts.max(initial=0))
         guesses = fresh(self.init, state.tokens[:, :most], state.known, context, uniforms)
         state.iterations = np.where(begins, 1, state.iterations + 1)
-        return Draft.chain(context.text, guesses, counts, sure=self._sure(state, most) if self.exits else None)
+        return Draft.chain(
+            context.text, guesses, counts, preaccepted=self._preaccepted(state, most) if self.exits else None
+        )
 
-    def _sure(self, state: Iterate, most: int) -> Tensor:
+    def _preaccepted(self, state: Iterate, most: int) -> Tensor:
         node = torch.arange(most + 1, device=state.tokens.device)
-        return (node > 0) & (node <= torch.from_numpy(state.sure).to(node.device)[:, None])
+        return (node > 0) & (node <= torch.from_numpy(state.preaccepted).to(node.device)[:, None])
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: Iterate) -> None:
         draft, gained = outcome.draft, outcome.gained
@@ -189,10 +191,10 @@ class JacobiWindow(Drafter):
         state.known = np.maximum(draft.sizes - gained, 0)
         if self.policy == "sliding":
             return
-        # The pick behind the block's last position is the first guess of the next block.
+        # The pick after the block's last position is the first guess of the next block.
         state.open = np.maximum(draft.sizes - 1 - gained, 0)
         leaves = (state.open > 0) & self._exits_early(draft, pick, gained, state.iterations)
-        state.sure = np.where(leaves, state.open, 0)
+        state.preaccepted = np.where(leaves, state.open, 0)
         state.open = np.where(leaves, 0, state.open)
         state.known = np.where(state.open > 0, state.open, state.known)
 

@@ -8,13 +8,13 @@ The second exit of the title, which ends a draft before unsure tokens, is a leng
 `kangaroo:name=...,k=6+unsure:tau=0.6` has the authors' numbers.
 
 The first layers run once on a node, as with `earlyexit`. The adapter has K/V of its own, which stay with the tokens
-that are accepted. Behind a draft that was wholly accepted it lacks those of the last token, which is then fed with the
+that are accepted. After a draft that was wholly accepted it lacks those of the last token, which is then fed with the
 next one.
 
 Deviates from the authors' code: rows of any lengths in a batch, drafts of any shape, tokens that are sampled.
 Exact: greedy and distribution, with an exact acceptance.
 
-The target's first layers with an adapter behind them, drafting during one request.
+The target's first layers with an adapter after them, drafting during one request.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ from ...batching import scatter_rows
 from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
-from ..draft_model import DraftModelState
 from ..forward import catch_up_groups
 from .earlyexit import Shallow
 from .module_drafter import ModuleDrafter, module_failure
 
 
 class AdapterState(Shallow):
-    """The first layers on the target's cache, and the adapter behind them with a cache of its own, slot for slot.
+    """The first layers on the target's cache, and the adapter after them with a cache of its own, slot for slot.
 
     Attributes:
         adapted: [B] on the host: the first tokens of each row of which the adapter has K/V.
         pending: [B, W, E] the outputs of the first layers that it was not fed: entry j of row b is of slot
             adapted[b] + j. Those of all tokens before the last committed one are known.
-        adapter_slots: [B, T] the slot behind `start` of each node that it was fed, -1 of others; None: nothing.
+        adapter_slots: [B, T] the slot after `start` of each node that it was fed, -1 of others; None: nothing.
     """
+
+    per_row = ("adapted", "pending", "adapter_cache")
 
     def __init__(self, context: DecodeContext, module: Any) -> None:
         super().__init__(context, context.model, context.cache, layers=slice(0, module.exit_layers))
@@ -95,20 +96,6 @@ class AdapterState(Shallow):
         error = module_failure(self.module)
         return error if "its weight" in str(error) else super().failure()
 
-    def keep(self, rows: np.ndarray) -> None:
-        super().keep(rows)
-        self.adapted = self.adapted[rows]
-        self.pending = self.pending[torch.from_numpy(rows).to(self.pending.device)]
-        if len(rows):
-            self.adapter_cache.keep(torch.from_numpy(rows))
-
-    def put(self, where: np.ndarray, other: DraftModelState) -> None:
-        assert isinstance(other, AdapterState)
-        super().put(where, other)
-        self.adapted = scatter_rows(self.adapted, where, other.adapted)
-        self.pending = scatter_rows(self.pending, where, other.pending)
-        self.adapter_cache.put(torch.from_numpy(where), other.adapter_cache)
-
     def _raw(self, draft: Draft, nodes: Tensor, *, subset: bool = False) -> Tensor:
         begins = not self.slot.shape[1]
         output = self._feed(draft, nodes)
@@ -121,7 +108,7 @@ class AdapterState(Shallow):
         return raw
 
     def _adapt_committed(self, nodes: Tensor, states: Tensor) -> Tensor:
-        """Logits [B, 1, V] behind node 0, whose states are [B, 1, E], once the adapter was fed all tokens before it."""
+        """Logits [B, 1, V] after node 0, whose states are [B, 1, E], once the adapter was fed all tokens before it."""
         live = np.flatnonzero((nodes[:, 0] >= 0).cpu().numpy())
         missing = self.base[live] + 1 - self.adapted[live]
         raw: Tensor | None = None
@@ -182,8 +169,8 @@ class Kangaroo(ModuleDrafter):
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: AdapterState) -> None:
         state.read_prompt(rows, hidden)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: AdapterState) -> Draft:
-        draft = state.draft(self.k, room, uniforms)
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: AdapterState) -> Draft:
+        draft = state.draft(self.k, remaining, uniforms)
         state.adapter_slots = state.slot if state.drafting else None
         return state.early(draft, state.module.exit_layers) if state.drafting else draft
 

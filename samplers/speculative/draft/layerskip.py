@@ -310,9 +310,9 @@ class LayerSkip(Drafter):
             state.skip = state.search.best
         return state
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Skipping) -> Draft:
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: Skipping) -> Draft:
         tries = state.improve(self.context)
-        draft = state.draft(self.k, room, uniforms)
+        draft = state.draft(self.k, remaining, uniforms)
         return replace(draft, forwards=draft.forwards + tries)
 
 
@@ -353,7 +353,7 @@ class Skipping(DraftModelState):
         text, device = self.context.text, self.context.text.device
         which = torch.from_numpy(rows).to(device)
         first = torch.from_numpy(text.prompt[rows] - 1).to(device)[:, None]
-        free = torch.from_numpy(text.length[rows] - 1).to(device)[:, None]  # slots behind the committed ones
+        free = torch.from_numpy(text.length[rows] - 1).to(device)[:, None]  # slots after the committed ones
         order = torch.arange(context, device=device).expand(len(rows), -1)
         slot = torch.arange(int(text.length[rows].max()) - 1 + context, device=device)
         rank = slot - free

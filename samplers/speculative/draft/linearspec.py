@@ -1,4 +1,4 @@
-"""Drafts a block with the target itself: masks that its weights fill in, both ways, behind the causal text.
+"""Drafts a block with the target itself: masks that its weights fill in, both ways, after the causal text.
 
 Nemotron-Labs-Diffusion: A Tri-Mode Language Model Unifying Autoregressive, Diffusion, and Self-Speculation Decoding,
 https://arxiv.org/abs/2607.05722
@@ -19,7 +19,7 @@ acceptance is exact; trees grow by the block's distributions with `dyspec`. A bl
 drafted: length controllers stand for the window of 8 to 32 tokens that ports of it double and halve.
 Exact: greedy and distribution, with an exact acceptance.
 
-The state of a request whose target drafts for itself: blocks of masks that it fills in behind its causal text.
+The state of a request whose target drafts for itself: blocks of masks that it fills in after its causal text.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.model import BlockDenoising, LanguageModel
 from pardec.models.plan import Plan, Visible
 
+from ...batching import RowState
 from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, DraftModel, Uniforms
 from ..draft_model import depth_budget
 
 
-class MaskedBlocks(DraftModel):
+class MaskedBlocks(RowState, DraftModel):
     """The target as its own drafter in one round; it remembers nothing between rounds."""
 
     marginals: Tensor  # float32 [B, k, V] raw logits of this round's blocks
@@ -60,9 +61,9 @@ class MaskedBlocks(DraftModel):
         # A distribution depends on the depth alone unless processors read the path.
         self.pathless = not (request.processors or request.repetition_penalty is not None)
 
-    def draft(self, most: int, room: np.ndarray, uniforms: Uniforms) -> Draft:
-        """A draft of the spec's shape and length, at most `most` tokens and `room` [B] deep."""
-        context, budget = self.context, depth_budget(self.context, most, room)
+    def draft(self, most: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:
+        """A draft of the spec's shape and length, at most `most` tokens and `remaining` [B] deep."""
+        context, budget = self.context, depth_budget(self.context, most, remaining)
         if not (budget > 0).any():
             return Draft.none(context.text)
         self._denoise(np.flatnonzero(budget > 0), budget)
@@ -101,7 +102,7 @@ class MaskedBlocks(DraftModel):
         self.level = 0
 
     def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
-        """Behind the next level of nodes: all of one depth have the same position of the block."""
+        """After the next level of nodes: all of one depth have the same position of the block."""
         level, self.level = self.level, self.level + 1
         raw, wide = self.marginals[:, level : level + 1], (-1, nodes.shape[1], -1)
         if self.unprocessed or not self.pathless:
@@ -117,12 +118,6 @@ class MaskedBlocks(DraftModel):
         model = self.context.model
         error = finite.failure(model, self.runs, cfg=self.context.request.cfg)
         return error or ModelError(f"{model.name}, which drafts for itself, gives logits that are not finite")
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Nothing is of a row."""
-
-    def put(self, where: np.ndarray, other: MaskedBlocks) -> None:
-        """Nothing is of a row."""
 
 
 @register(
@@ -178,5 +173,5 @@ class LinearSpec(Drafter):
         adapter = None if self.adapter == "no" else draft_adapter(context.model, self.adapter)
         return MaskedBlocks(context, self.denoising(context.model), adapter)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: MaskedBlocks) -> Draft:
-        return state.draft(self.k, room, uniforms)
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: MaskedBlocks) -> Draft:
+        return state.draft(self.k, remaining, uniforms)

@@ -63,8 +63,8 @@ class LongSpec(ModuleDrafter):
         module = module_of(context)
         return LongSpecState(context, module, context.drafter_cache(module), own=True)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: LongSpecState) -> Draft:
-        return state.draft(self.k, room, uniforms)
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: LongSpecState) -> Draft:
+        return state.draft(self.k, remaining, uniforms)
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: LongSpecState) -> None:
         state.compact_cache(outcome)
@@ -77,11 +77,6 @@ class LongSpecState(DraftModelState):
 
     def failure(self) -> PardecError:
         return module_failure(self.model)
-
-    def put(self, where: np.ndarray, other: DraftModelState) -> None:
-        self.cached = self.cached.copy()
-        self.cached[where] = other.cached
-        self.cache.put(torch.from_numpy(where), other.cache)
 
     def _run(self, plan: Plan) -> Hidden:
         self.calls += 1
@@ -97,7 +92,7 @@ class LongSpecState(DraftModelState):
             k, v = _whole(cache.shared.k[-1], k), _whole(cache.shared.v[-1], v)
         if rows is not None:
             k, v = k[rows.to(k.device)], v[rows.to(v.device)]
-        # The nodes of a draft stand behind all that is verified, and so does a row's last committed token.
+        # The nodes of a draft stand after all that is verified, and so does a row's last committed token.
         behind = plan.width == 1 or not plan.narrow
         uniform = int(base[0]) if behind and (base == base[0]).all() else None
         return TargetKeys(k.to(device), v.to(device), torch.from_numpy(base).to(device), uniform)

@@ -5,11 +5,11 @@ Break the Sequential Dependency of LLM Inference Using Lookahead Decoding, https
     y[r+1, c] = argmax p(. | text, y[0, 1] .. y[0, c], y[1, c] .. y[r, c]),  r = 0 .. ngram - 2:  one more row a forward
     key y[0, c] -> y[1, c] .. y[ngram - 1, c] enters the pool;  draft = the pool's n-grams of the text's last token
 
-Node (r, c) is fed at the position r + c behind that token; its parent is (r - 1, c).
+Node (r, c) is fed at the position r + c after that token; its parent is (r - 1, c).
 
 Deviates from the authors' code: the pool begins with the prompt's n-grams, which is optional there
 (`pool_from_prompt=false`); any batch size; top-k, top-p and processors apply; guesses with equal prefixes share nodes;
-a whole guess and the token behind it may be accepted (`reference=true`: one token less); the window has its full width
+a whole guess and the token after it may be accepted (`reference=true`: one token less); the window has its full width
 while its rows still grow, and ends at the length limit.
 Exact: greedy, and distribution with an exact acceptance: every guess is a point mass.
 
@@ -31,7 +31,7 @@ from pardec.models.model import LanguageModel
 from ...limits import MOST_NODES
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
-from ..trees import compact
+from ..ops.trees import compact
 from .jacobi_window import random_tokens
 from .text_history import PerRow
 
@@ -82,7 +82,7 @@ def trie(guesses: Iterable[tuple[int, ...]], first: int) -> list[tuple[int, int,
 class LookaheadState:
     """The window of each row and its pool, on the host."""
 
-    grid: np.ndarray  # [B, R, W] int64: R iterates; column c of iterate r is the token r + c behind the text
+    grid: np.ndarray  # [B, R, W] int64: R iterates; column c of iterate r is the token r + c after the text
     lines: np.ndarray  # [B] the row's number of iterates, up to ngram - 1
     known: np.ndarray  # [B] the number of columns with iterates; the others are fresh
     nodes: np.ndarray  # [B, W] the draft's nodes of the row's last iterate, -1 if not fed
@@ -125,14 +125,16 @@ class Lookahead(Drafter):
         grid = np.zeros((len(text), 1, self.window), dtype=np.int64)
         return LookaheadState(grid, np.ones_like(text.length), np.zeros_like(text.length), grid[:, 0], pools)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: LookaheadState) -> Draft:
+    def propose(
+        self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: LookaheadState
+    ) -> Draft:
         self._top_up(context, uniforms, state)
         text, grid = context.text, state.grid
         # A row without room feeds node 0 only, others as deep as they can still commit.
-        deep = np.where(room > 0, room + 1, 0)[:, None]
+        deep = np.where(remaining > 0, remaining + 1, 0)[:, None]
         line, column = (axis.reshape(-1) for axis in np.indices(grid.shape[1:]))
         above = np.where(line > 0, np.arange(line.size) - self.window, column - 1)
-        tokens, parents, depths, real = self._guessed(state, room, grid.shape[1] * self.window)
+        tokens, parents, depths, real = self._guessed(state, remaining, grid.shape[1] * self.window)
         window = (line + column <= deep) & (line < state.lines[:, None])
         node_index = np.where(window, window.cumsum(1) - 1, -1).reshape(grid.shape)
         state.nodes = node_index[np.arange(len(grid)), state.lines - 1]
@@ -161,13 +163,13 @@ class Lookahead(Drafter):
         state.grid = np.where(old[:, None], grid, random.reshape(grid.shape))
         state.grid[:, 0, 0] = text.host[np.arange(len(text)), text.length - 1]
 
-    def _guessed(self, state: LookaheadState, room: np.ndarray, first: int) -> tuple[np.ndarray, ...]:
+    def _guessed(self, state: LookaheadState, remaining: np.ndarray, first: int) -> tuple[np.ndarray, ...]:
         """Tokens, parents, depths and validity, all [B, G]: the pool's guesses as trees below node 0."""
         most = self.ngram - 2 if self.reference else self.ngram - 1
         corner = state.grid[:, 0, 0].tolist()
         rows = [
             trie((guess[: min(most, deep)] for guess in pool.continuations(last)), first)
-            for pool, last, deep in zip(state.pools.rows, corner, room.tolist(), strict=True)
+            for pool, last, deep in zip(state.pools.rows, corner, remaining.tolist(), strict=True)
         ]
         size = max(map(len, rows))
         packed = np.zeros((4, len(rows), size), dtype=np.int64)

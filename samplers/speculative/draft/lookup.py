@@ -70,7 +70,7 @@ class Lookup(Drafter):
         return PerRow(self.index(int(prompt), wide) for prompt in context.text.prompt)
 
     def index(self, prompt: int = 0, columns: int = 0) -> Index:
-        """The index of one row's text; `columns` of an image, which begins behind the prompt."""
+        """The index of one row's text; `columns` of an image, which begins after the prompt."""
         if columns:
             return GridIndex(prompt, columns, first=self.prefer == "first")
         if self.prefer == "longest":
@@ -81,9 +81,9 @@ class Lookup(Drafter):
         """Of an image; 0 for text."""
         return columns(model, "lookup: context=grid", "leave context out") if self.context == "grid" else 0
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: PerRow[Index]) -> Draft:
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: PerRow[Index]) -> Draft:
         text = context.text
-        return chain(text, self.k, room, lambda at, budget: self.guess(text.row(at), state.rows[at], budget))
+        return chain(text, self.k, remaining, lambda at, budget: self.guess(text.row(at), state.rows[at], budget))
 
     def guess(self, tokens: np.ndarray, index: Index, count: int) -> np.ndarray:
         """Up to `count` tokens that followed the longest matching suffix of `tokens` [L], or the matching neighbours.
@@ -91,7 +91,7 @@ class Lookup(Drafter):
         `index` is extended to `tokens`; it must have been used for this text only.
         """
         known = index.length if isinstance(index, SuffixIndex) else len(index.text)
-        index.grow(tokens[known:].tolist())
+        index.extend(tokens[known:].tolist())
         start_at = index.match()
         if start_at is None:
             return tokens[:0]

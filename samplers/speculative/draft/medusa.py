@@ -9,8 +9,8 @@ drafting forward is counted. `k` is cut to the number of heads.
 
 Deviates from the authors' code: any shape, length controller and acceptance, rows of any lengths in a batch; a path is
 never accepted beyond its own end. Their tree is the shape `paths` with `top=true`, their acceptance
-`typical:reference=true`, behind which the next token is the argmax; their nucleus acceptance, in which paths that share
-a node sample behind it again and again, is here `match` with `top_p`, which samples once a node.
+`typical:reference=true`, after which the next token is the argmax; their nucleus acceptance, in which paths that share
+a node sample after it again and again, is here `match` with `top_p`, which samples once a node.
 Exact: greedy and distribution, with an exact acceptance.
 """
 
@@ -48,8 +48,8 @@ class Medusa(ModuleDrafter):
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: StaticState) -> None:
         state.read_prompt(rows, hidden)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: StaticState) -> Draft:
-        return state.draft(self.k, room, uniforms)
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: StaticState) -> Draft:
+        return state.draft(self.k, remaining, uniforms)
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: StaticState) -> None:
         state.observe(outcome)

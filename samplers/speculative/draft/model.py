@@ -138,8 +138,8 @@ class Model(Drafter):
             maps[stack] = TokenMap(drafter, context.model, runs=self.map == "text")
         return [maps[stack] if self.keep else maps[stack].copy() for _ in range(len(context.text))]
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:
-        draft: Draft = state.draft(self.k, room, uniforms)
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:
+        draft: Draft = state.draft(self.k, remaining, uniforms)
         return draft
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: Any) -> None:

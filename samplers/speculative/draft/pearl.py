@@ -4,7 +4,7 @@ Parallel Speculative Decoding with Adaptive Draft Length, https://arxiv.org/abs/
 
     pre-verify    the drafter writes x_1 .. x_k while the target runs on the text alone, which tests x_1
     post-verify   it writes x_(k+1) .. x_(2k) while the target runs on x_1 .. x_k, which tests x_2 .. x_(k+1)
-    a token that is rejected drops all drafted ones behind it, and leads to pre-verify; otherwise post-verify follows
+    a token that is rejected drops all drafted ones after it, and leads to pre-verify; otherwise post-verify follows
 
 So a round takes max(k forwards of the drafter, 1 of the target), and a draft goes on until a token of it is wrong.
 `pardec simulate --schedule pearl` shows that time; here both models run in one process, one after the other. A token
@@ -33,17 +33,19 @@ from .model import Model
 
 
 class AheadState(DraftModelState):
-    """A drafting model that has predicted the token behind each row's last draft."""
+    """A drafting model that has predicted the token after each row's last draft."""
+
+    per_row = ("prediction",)
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.prediction = np.full_like(self.context.text.length, -1)  # [B] that token; -1: the draft was cut before it
 
-    def ahead(self, k: int, room: np.ndarray, uniforms: Uniforms) -> Draft:
+    def ahead(self, k: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:
         """k - 1 tokens where a row's last token is the prediction, else none; one more is the next prediction."""
         text = self.context.text
         right = text.last.cpu().numpy() == self.prediction
-        draft = self.draft(k, np.where(right, room, np.minimum(room, 1)), uniforms)
+        draft = self.draft(k, np.where(right, remaining, np.minimum(remaining, 1)), uniforms)
         last = torch.from_numpy(draft.sizes - 1).to(draft.tokens.device)
         self.prediction = np.where(draft.sizes > 1, draft.tokens.gather(1, last[:, None])[:, 0].cpu().numpy(), -1)
         sizes = np.maximum(draft.sizes - 1, 1)
@@ -53,18 +55,8 @@ class AheadState(DraftModelState):
             tokens=draft.tokens[:, :width],
             sizes=sizes,
             q=None if draft.q is None else draft.q[:, :width],
-            point=None if draft.point is None else draft.point[:, :width],
+            is_point_mass=None if draft.is_point_mass is None else draft.is_point_mass[:, :width],
         )
-
-    def keep(self, rows: np.ndarray) -> None:
-        super().keep(rows)
-        self.prediction = self.prediction[rows]
-
-    def put(self, where: np.ndarray, other: DraftModelState) -> None:
-        super().put(where, other)
-        assert isinstance(other, AheadState)
-        self.prediction = self.prediction.copy()
-        self.prediction[where] = other.prediction
 
 
 @register(
@@ -89,6 +81,8 @@ class Pearl(Model):
     def width(self, model: LanguageModel) -> int:
         return self.k  # of a round's tokens the first has been tested before
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: DraftModelState) -> Draft:
+    def propose(
+        self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: DraftModelState
+    ) -> Draft:
         assert isinstance(state, AheadState)
-        return state.ahead(self.k, room, uniforms)
+        return state.ahead(self.k, remaining, uniforms)

@@ -1,4 +1,4 @@
-"""Drafters whose queries ride behind the nodes of the verify pass, and become the next round's heads."""
+"""Drafters whose queries ride after the nodes of the verify pass, and become the next round's heads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class QueryDrafter(ModuleDrafter):
                 )
 
     def chains(self, module: Any) -> ProbeLayout:
-        """The queries behind a node."""
+        """The queries after a node."""
         raise NotImplementedError
 
     def begin(self, queries: ProbeNodes, module: Any) -> ProbeNodes:
@@ -67,10 +67,10 @@ class QueryDrafter(ModuleDrafter):
         module = self.fitting_module(context)
         return QueryState(context, module, len(self.chains(module).step))
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: QueryState) -> Draft:
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: QueryState) -> Draft:
         module = module_of(context)
-        draft = state.draft(self.k, room, uniforms)
-        return replace(draft, queries=self.begin(behind(draft, self.chains(module), room, self._carry), module))
+        draft = state.draft(self.k, remaining, uniforms)
+        return replace(draft, queries=self.begin(behind(draft, self.chains(module), remaining, self._carry), module))
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: QueryState) -> None:
         state.observe(outcome)
@@ -83,11 +83,12 @@ class QueryDrafter(ModuleDrafter):
 
 
 class QueryState(HeadsState):
-    """The heads of the coming round: the states of the queries behind the last accepted node, by its steps.
+    """The heads of the coming round: the states of the queries after the last accepted node, by its steps.
 
     `states` are [B, L, E] here, of all queries of a node.
     """
 
+    per_row = ("known",)
     ahead: Tensor  # float32 [B, D, V] logits of this round
 
     def __init__(self, context: DecodeContext, module: Any, count: int) -> None:
@@ -96,8 +97,8 @@ class QueryState(HeadsState):
         self.known = np.zeros_like(context.text.length)  # [B] steps whose states there are, on the host
         self.each = count // len(set(module.step[:count]))  # queries of a step
 
-    def draft(self, most: int, room: np.ndarray, uniforms: Uniforms) -> Draft:
-        return super().draft(most, np.minimum(room, self.known), uniforms)
+    def draft(self, most: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:
+        return super().draft(most, np.minimum(remaining, self.known), uniforms)
 
     def observe(self, outcome: RoundResult) -> None:
         queries, states = outcome.draft.queries, outcome.states
@@ -115,13 +116,3 @@ class QueryState(HeadsState):
     def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
         level, self.level = self.level, self.level + 1
         return self._level_wide(self.ahead[:, level : level + 1], draft, nodes)
-
-    def keep(self, rows: np.ndarray) -> None:
-        super().keep(rows)
-        self.known = self.known[rows]
-
-    def put(self, where: np.ndarray, other: HeadsState) -> None:
-        super().put(where, other)
-        assert isinstance(other, QueryState)
-        self.known = self.known.copy()
-        self.known[where] = other.known

@@ -1,14 +1,14 @@
-"""Drafts with learned prompt tokens: the verify pass carries them behind every node, so no forward is added.
+"""Drafts with learned prompt tokens: the verify pass carries them after every node, so no forward is added.
 
 PPD: Hardware-Aware Parallel Prompt Decoding for Memory-Efficient Acceleration of LLM Inference,
 https://arxiv.org/abs/2405.18628
 
-    v_1 .. v_s are fed behind node n at the positions 1 .. s after it;  v_j predicts the token j + 1 positions after n
+    v_1 .. v_s are fed after node n at the positions 1 .. s after it;  v_j predicts the token j + 1 positions after n
     the logits at the vectors of the last accepted node are the next round's, for depths 1 .. s of its draft
 
 A vector attends to its node, to what the node attends to, and to earlier vectors of the node; no node attends to one.
 
-Deviates from the authors' code: any batch, shape, acceptance and number of steps; `carry` gives the vectors behind a
+Deviates from the authors' code: any batch, shape, acceptance and number of steps; `carry` gives the vectors after a
 node, and one draft has one shape, where theirs has a tree of its own for every number of vectors; for measured hit
 rates, `scripts/prompt_tree.py` writes the spec of the best one. The prompt's forward carries no vectors, so the first
 draft comes a round later.

@@ -13,7 +13,7 @@ Deviates from the authors' code: chunks are ranked by the tokens that they share
 model's embeddings, and are cut anywhere; the query is what the prompt ends with; rows of any lengths in a batch.
 Exact: greedy and distribution, with an exact acceptance.
 
-Shared by drafters that read a shortened prompt: the text behind it is the row's own, at nearer positions.
+Shared by drafters that read a shortened prompt: the text after it is the row's own, at nearer positions.
 
 BM25: how well chunks of tokens answer a query, by the tokens that they have in common.
 
@@ -52,6 +52,7 @@ from .draft_checkpoint import check_pair
 class ShortContextState(DraftModelState):
     """A drafting model whose text is a short prompt [P_b] of each row and what the row has generated."""
 
+    per_row = ("lag", "prompt", "short")
     lag: np.ndarray  # type: ignore[misc,assignment]  # [B] tokens of each row's prompt that the model does not read
     short: Tensor  # [B, P] int64 the short prompts, on the text's device
     prompt: np.ndarray  # [B] their lengths
@@ -67,20 +68,6 @@ class ShortContextState(DraftModelState):
         for row, prompt in zip(whole, prompts, strict=True):
             row[: len(prompt)] = prompt
         self.short = torch.from_numpy(whole).to(text.device)
-
-    def keep(self, rows: np.ndarray) -> None:
-        super().keep(rows)
-        self.lag, self.prompt = self.lag[rows], self.prompt[rows]
-        self.short = self.short[torch.from_numpy(rows).to(self.short.device)]
-
-    def put(self, where: np.ndarray, other: DraftModelState) -> None:
-        assert isinstance(other, ShortContextState), "states of one drafter"
-        super().put(where, other)
-        self.lag, self.prompt = self.lag.copy(), self.prompt.copy()
-        self.lag[where], self.prompt[where] = other.lag, other.prompt
-        most = max(self.short.shape[1], other.short.shape[1])
-        ours, theirs = (torch.nn.functional.pad(each, (0, most - each.shape[1])) for each in (self.short, other.short))
-        self.short = ours.index_copy(0, torch.from_numpy(where).to(ours.device), theirs)
 
     def _committed_tokens(self, rows: Tensor, where: Tensor) -> Tensor:
         tokens, index = self.context.text.tokens[rows], rows.cpu().numpy()
@@ -167,8 +154,10 @@ class Rapid(Drafter):
         best = np.argsort(-bm25(chunks, query), kind="stable")[: self.chunks]  # the earlier of equal ones
         return np.concatenate((begin, *(chunks[at] for at in np.sort(best)), query))
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: ShortContextState) -> Draft:
-        return state.draft(self.k, room, uniforms)
+    def propose(
+        self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: ShortContextState
+    ) -> Draft:
+        return state.draft(self.k, remaining, uniforms)
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: ShortContextState) -> None:
         state.compact_cache(outcome)

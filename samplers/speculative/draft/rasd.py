@@ -3,8 +3,8 @@
 RASD: Retrieval-Augmented Speculative Decoding, https://arxiv.org/abs/2503.03434
 
     retrieve:  up to `branches` continuations of the longest suffix that occurs in the text or the store
-    prune:     branches whose first token x has q(x) < least, q being the model's distribution behind the text
-    fuse:      a continuation shares the model's nodes as long as both agree; its other nodes stand behind the siblings
+    prune:     branches whose first token x has q(x) < least, q being the model's distribution after the text
+    fuse:      a continuation shares the model's nodes as long as both agree; its other nodes stand after the siblings
                that the model has drafted, up to `nodes` in all
 
 The nodes that most continuations share are added first.
@@ -47,7 +47,7 @@ from .tries import Node, best
 
 
 class FirstDistribution(Shape):
-    """A shape that remembers the drafting model's distribution behind the text's last token; for one request."""
+    """A shape that remembers the drafting model's distribution after the text's last token; for one request."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -70,7 +70,7 @@ class FirstDistribution(Shape):
         return self.shape.grow(_Watched(draft_model, self), context, budget, uniforms, context.state(self.shape))
 
     def probs(self, at: int, tokens: list[int]) -> list[float]:
-        """The probability of each of these tokens behind node 0 of the row at index `at`."""
+        """The probability of each of these tokens after node 0 of the row at index `at`."""
         assert self.first is not None, "a model has drafted"
         probs, ids = self.first.logits[at, 0].softmax(-1), self.first.ids
         wanted = torch.tensor(tokens, dtype=torch.int64, device=probs.device)
@@ -106,9 +106,9 @@ class _Watched(DraftModel):
 
 
 def fused(draft: Draft, rows: Sequence[Sequence[Node]], most: int) -> Draft:
-    """`draft` and, behind its own nodes, those of each row's tree that it has not, up to `most` nodes behind node 0.
+    """`draft` and, after its own nodes, those of each row's tree that it has not, up to `most` nodes after node 0.
 
-    A path of a tree is followed in the draft as far as both agree; what goes on from there are point masses, behind the
+    A path of a tree is followed in the draft as far as both agree; what goes on from there are point masses, after the
     siblings that the model has drafted. So these keep the distributions that they were sampled from. A draft that has
     more nodes already stays as it is.
     """
@@ -159,7 +159,7 @@ def _extended(draft: Draft, sizes: np.ndarray, table: Tensor, added: Tensor) -> 
 
     point = None
     if draft.q is not None:
-        point = added if draft.point is None else added | wide(draft.point)
+        point = added if draft.is_point_mass is None else added | wide(draft.is_point_mass)
     return replace(
         draft,
         tokens=table[0],
@@ -169,12 +169,12 @@ def _extended(draft: Draft, sizes: np.ndarray, table: Tensor, added: Tensor) -> 
         levels=int(table[2].max()),
         verify=None if draft.verify is None else added | wide(draft.verify),
         q=None if draft.q is None else pad(draft.q, (0, 0, 0, extra)),
-        point=point,
+        is_point_mass=point,
         ignores_length_controller=added.any(1).cpu().numpy(),
     )
 
 
-_END = -1  # behind each text of a store
+_END = -1  # after each text of a store
 
 
 class Store:
@@ -191,7 +191,7 @@ class Store:
         self.order = np.lexsort(windows.T[::-1]).tolist() if len(windows) else []
 
     def find(self, suffix: tuple[int, ...]) -> list[int]:
-        """The indices behind each occurrence of `suffix`, of at most `most` tokens."""
+        """The indices after each occurrence of `suffix`, of at most `most` tokens."""
         size = len(suffix)
 
         def key(start: int) -> tuple[int, ...]:
@@ -214,9 +214,9 @@ class Retrieval:
         self.store, self.longest = store, longest
         self.text = SuffixIndex()
 
-    def grow(self, tokens: list[int]) -> None:
+    def extend(self, tokens: list[int]) -> None:
         """Appends `tokens` to the text."""
-        self.text.grow(tokens)
+        self.text.extend(tokens)
 
     def continuations(self, count: int, most: int) -> list[list[int]]:
         """At most `most` continuations, of up to `count` tokens, of the longest suffix that has any; the row's first.
@@ -318,14 +318,14 @@ class Rasd(Nesting):
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: _Sources) -> None:
         self._model.read_prompt(rows, hidden, context, state.model)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: _Sources) -> Draft:
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: _Sources) -> Draft:
         state.shape.first = None
-        draft = self._model.propose(context, room, uniforms, state.model)
+        draft = self._model.propose(context, remaining, uniforms, state.model)
         text = context.text
         rows = list[list[Node]]()
         for at, retrieval in enumerate(state.texts.rows):
-            retrieval.grow(text.row(at)[retrieval.text.length :].tolist())
-            branches = retrieval.continuations(min(self.span, int(room[at])), self.branches)
+            retrieval.extend(text.row(at)[retrieval.text.length :].tolist())
+            branches = retrieval.continuations(min(self.span, int(remaining[at])), self.branches)
             if branches and draft.sizes[at] > 1 and state.shape.first is not None:
                 likely = state.shape.probs(at, [branch[0] for branch in branches])
                 branches = [branch for branch, p in zip(branches, likely, strict=True) if p >= self.least]

@@ -4,7 +4,7 @@ Turning Trash into Treasure: Accelerating Inference of Large Language Models wit
 https://arxiv.org/abs/2408.08696
 
     tree:    child r of a node x is M[x, r]
-    update:  M[x] <- the k most likely tokens behind x, for every node x fed, accepted or not; the last of equal x
+    update:  M[x] <- the k most likely tokens after x, for every node x fed, accepted or not; the last of equal x
 
 Deviates from the authors' code: a token that was never fed has no candidates (there it has token 0), so the first trees
 are small; every round updates the matrix, including the last one and the prompt's forward (`prefill=false` omits the
@@ -29,35 +29,34 @@ from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 
+from ...batching import RowState
 from ...limits import check_nodes
 from ...registry import register
 from ...traits import NONE, Trait
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
-from ..trees import Template, compact, ranked
+from ..ops.trees import Template, compact, ranked
 
 
-class Matrix:
+class Matrix(RowState):
     """k candidates for each token, one table a row or one for all rows; -1 until a token is written."""
+
+    per_row = ("tables",)
 
     def __init__(self, rows: int | None, vocab: int, k: int, device: torch.device) -> None:
         self.shared = rows is None
         self.vocab, self.k = vocab, k
-        # Behind the tables: a line of -1 that is only read, and one that receives masked writes.
+        # After the tables: a line of -1 that is only read, and one that receives masked writes.
         self.table = torch.full(((rows or 1) * vocab + 2, k), -1, dtype=torch.int32, device=device)
 
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps the tables of these live rows."""
-        if self.shared:
-            return
-        own = self.table[:-2].view(-1, self.vocab, self.k)[torch.from_numpy(rows).to(self.table.device)]
-        self.table = torch.cat((own.flatten(0, 1), self.table[-2:]))
+    @property
+    def tables(self) -> Tensor | None:
+        """[B, V, k] the table of each live row; None: all rows share one."""
+        return None if self.shared else self.table[:-2].view(-1, self.vocab, self.k)
 
-    def put(self, target: np.ndarray, other: Matrix) -> None:
-        """The tables of `other` in place of those of the live rows at `where`."""
-        if self.shared:
-            return
-        rows = torch.from_numpy(target).to(self.table.device)
-        self.table[:-2].view(-1, self.vocab, self.k)[rows] = other.table[:-2].view(-1, self.vocab, self.k)
+    @tables.setter
+    def tables(self, tables: Tensor | None) -> None:
+        if tables is not None:
+            self.table = torch.cat((tables.flatten(0, 1), self.table[-2:]))
 
     def read(self, tokens: Tensor, ranks: Tensor) -> Tensor:
         """[B, n] int64: candidate `ranks` [n] of `tokens` [B, n], -1 if there is none or the token is -1."""
@@ -65,7 +64,7 @@ class Matrix:
         return self.table[index, ranks].long()
 
     def write(self, rows: Tensor, tokens: Tensor, distributions: Tensor, real: Tensor) -> None:
-        """Stores the top of `distributions` [n, T, V] behind `tokens` [n, T] of live `rows` [n], where `real`.
+        """Stores the top of `distributions` [n, T, V] after `tokens` [n, T] of live `rows` [n], where `real`.
 
         Of equal tokens the last one is stored (with a shared table that of the last row).
         """
@@ -145,13 +144,13 @@ class Recycling(Drafter):
             matrices[stack] = Matrix(None, vocab, self.k, text.device)
         return _Recycled(matrices[stack], tree)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: _Recycled) -> Draft:
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: _Recycled) -> Draft:
         text, tree, matrix = context.text, state.tree, state.matrix
         tokens = torch.full((len(text), len(tree.parents)), -1, device=text.device)
         tokens[:, 0] = text.last
         for level in tree.levels:
             tokens[:, level] = matrix.read(tokens[:, tree.parents[level]], tree.ranks[level])
-        deep = torch.from_numpy(room).to(text.device)[:, None]
+        deep = torch.from_numpy(remaining).to(text.device)[:, None]
         real = (tokens >= 0) & (tree.depths <= deep.clamp(min=0))
         tokens, parents, depths, sizes = compact(tokens, tree.parents, tree.depths, real)
         return Draft(
@@ -183,17 +182,10 @@ class Recycling(Drafter):
             state.matrix.write(which, tokens[:, start : start + step][:, : positions.shape[1]], distributions, real)
 
 
-@dataclass(frozen=True)
-class _Recycled:
+@dataclass
+class _Recycled(RowState):
     """The state of one request; the tree is shared by all rows."""
 
+    per_row = ("matrix",)
     matrix: Matrix
     tree: Template
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows."""
-        self.matrix.keep(rows)
-
-    def put(self, where: np.ndarray, other: _Recycled) -> None:
-        """The rows of `other` in place of the live rows at `where`."""
-        self.matrix.put(where, other.matrix)

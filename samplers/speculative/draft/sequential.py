@@ -31,5 +31,5 @@ class Sequential(Drafter):
     def width(self, model: LanguageModel) -> int:
         return 1
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: None) -> Draft:
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: None) -> Draft:
         return Draft.none(context.text)

@@ -6,13 +6,13 @@ MC-SJD: Maximal Coupling Speculative Jacobi Decoding, https://arxiv.org/abs/2510
 SJD++: Improved Speculative Jacobi Decoding, https://arxiv.org/abs/2512.07503 (reuse)
 
     x_i ~ q_i = p(. | text, x'_1 .. x'_(i-1)),  x' the tokens of the round before;  accepted iff u q_i(x_i) < p_i(x_i)
-    behind the first rejection every x_i is sampled again from p_i, its q_i in the next round
+    after the first rejection every x_i is sampled again from p_i, its q_i in the next round
 
-The distribution behind node i predicts the position of node i + 1: the new sample is coupled with that node's token and
+The distribution after node i predicts the position of node i + 1: the new sample is coupled with that node's token and
 q. Fresh tokens of an image are copied from the left, in a window of 32, while text has random ones in a window of 16:
 the longer window pays off if neighbours are similar and samples are coupled.
 
-With `reuse` a token behind the rejection stays where p_i gives it more than that. Which do depends on the tokens, so
+With `reuse` a token after the rejection stays where p_i gives it more than that. Which do depends on the tokens, so
 that all are labelled with the mixture q' = q [p > reuse] + (1 - sum q [p > reuse]) p; with their own q, as SJD++ labels
 those that stay, samples do not follow the target.
 
@@ -100,7 +100,7 @@ _TEXT, _IMAGE = 16, 32  # the default window
 
 @dataclass(slots=True)
 class WindowState:
-    """The newest distributions at the K positions behind each row's text, and their tokens of the round before."""
+    """The newest distributions at the K positions after each row's text, and their tokens of the round before."""
 
     distribution: Tensor  # [B, K, V] float32
     known: np.ndarray  # [B] on the host: the number of positions that have a distribution
@@ -153,8 +153,8 @@ class Sjd(Drafter):
         distribution = torch.zeros(batch, 0, context.model.vocab_size, device=device)
         return WindowState(distribution, np.zeros_like(context.text.length), token, distribution, token.bool())
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: WindowState) -> Draft:
-        counts = np.minimum(room, self.width(context.model) - 1)
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: WindowState) -> Draft:
+        counts = np.minimum(remaining, self.width(context.model) - 1)
         most = int(counts.max(initial=0))
         known = np.minimum(state.known, most)
         redrawn, distribution, stays = (each[:, :most] for each in self._redraw(context, uniforms, state))
@@ -166,7 +166,7 @@ class Sjd(Drafter):
         q = pad(distribution, (0, 0, 1, missing))
         if self.uniform:
             return Draft.chain(context.text, tokens, counts, q=q.masked_fill(new[..., None], 1 / q.shape[-1]))
-        return Draft.chain(context.text, tokens, counts, q=q, point=new | pad(stays, (1, missing)))
+        return Draft.chain(context.text, tokens, counts, q=q, is_point_mass=new | pad(stays, (1, missing)))
 
     def _redraw(self, context: DecodeContext, uniforms: Uniforms, state: WindowState) -> tuple[Tensor, Tensor, Tensor]:
         """[B, K] a token of each position with a distribution, [B, K, V] what it is from, [B, K] bool: a point mass."""
@@ -197,7 +197,7 @@ class Sjd(Drafter):
         state.distribution = slice_from(outcome.distributions.probs, gained, most)
         state.old = slice_from(draft.tokens, gained + 1, most)
         state.q = state.distribution if draft.q is None else slice_from(draft.q, gained + 1, most)
-        if draft.point is not None:
-            state.point = slice_from(draft.point, gained + 1, most)
+        if draft.is_point_mass is not None:
+            state.point = slice_from(draft.is_point_mass, gained + 1, most)
         else:
             state.point = torch.full_like(state.old, draft.q is None, dtype=torch.bool)

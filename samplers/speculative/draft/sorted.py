@@ -37,7 +37,6 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.models.trimmed import parameters_read
 
-from ...batching import scatter_rows
 from ...conditioning import conditioned_model
 from ...registry import register
 from ...spec import ModelName
@@ -58,6 +57,8 @@ class NestedState(DraftModelState):
             before it.
     """
 
+    per_row = ("reach", "inputs")
+
     def __init__(self, context: DecodeContext, model: LanguageModel, exits: tuple[int, ...], tau: float) -> None:
         rows, cache = len(context.text), context.drafter_cache(model)
         super().__init__(context, model, cache, own=True)
@@ -69,7 +70,7 @@ class NestedState(DraftModelState):
 
     def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
         calls, live = self.calls, nodes[:, 0] >= 0
-        stop = self.base + nodes[:, 0].cpu().numpy() + 1  # [B] behind the token that is fed
+        stop = self.base + nodes[:, 0].cpu().numpy() + 1  # [B] after the token that is fed
         rows = np.flatnonzero(live.cpu().numpy())
         result: Tensor | None = None
         for part in range(len(self.parts)):
@@ -97,19 +98,8 @@ class NestedState(DraftModelState):
         """Rejected tokens are not in the text; the last one of it was never fed."""
         self.reach = np.minimum(self.reach, self.context.text.length[:, None] - 1)
 
-    def keep(self, rows: np.ndarray) -> None:
-        super().keep(rows)
-        self.reach = self.reach[rows]
-        self.inputs = self.inputs[torch.from_numpy(rows).to(self.inputs.device)]
-
-    def put(self, where: np.ndarray, other: DraftModelState) -> None:
-        assert isinstance(other, NestedState)
-        super().put(where, other)
-        self.reach = scatter_rows(self.reach, where, other.reach)
-        self.inputs = scatter_rows(self.inputs, where, other.inputs)
-
     def _advance(self, part: int, rows: np.ndarray, stop: np.ndarray, draft: Draft) -> Tensor:
-        """Runs a part on the tokens of `rows` [n] before `stop` [n] that it lacks: logits [n, 1, V] behind the last."""
+        """Runs a part on the tokens of `rows` [n] before `stop` [n] that it lacks: logits [n, 1, V] after the last."""
         missing = stop - self.reach[rows, part]
         raw: Tensor | None = None
         for group in catch_up_groups(missing):
@@ -156,7 +146,7 @@ class NestedState(DraftModelState):
         return states.gather(1, at[..., None].expand(-1, -1, states.shape[-1]))
 
     def _give(self, part: int, rows: np.ndarray, where: Tensor, states: Tensor) -> None:
-        """Stores `states` [copies * n, Q, E] as inputs of the next part; what lies behind a row's last is replaced."""
+        """Stores `states` [copies * n, Q, E] as inputs of the next part; what lies after a row's last is replaced."""
         more = int(where.max()) + 1 - self.inputs.shape[3]
         if more > 0:
             self.inputs = pad(self.inputs, (0, 0, 0, more))
@@ -214,8 +204,8 @@ class Sorted(Drafter):
         fitting_exits("sorted", exits, drafter.layers, drafter.name)
         return NestedState(context, conditioned_model(drafter, context.request), exits, self.tau)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: NestedState) -> Draft:
-        return state.draft(self.k, room, uniforms)
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: NestedState) -> Draft:
+        return state.draft(self.k, remaining, uniforms)
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: NestedState) -> None:
         state.settle()

@@ -85,8 +85,8 @@ class SparseKV(Drafter):
         state = QueryReadingState if isinstance(self._reading, QueryReading) else ReadingState
         return state(context, self._reading, self.k)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: _State) -> Draft:
-        return state.draft(self.k, room, uniforms)
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: _State) -> Draft:
+        return state.draft(self.k, remaining, uniforms)
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: _State) -> None:
         state.follow()

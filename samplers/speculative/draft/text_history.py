@@ -8,26 +8,20 @@ from typing import Generic, TypeVar
 import numpy as np
 import torch
 
+from ...batching import RowState
 from ..contracts import Draft
 from ..sequences import Sequences
 
 Row = TypeVar("Row")
 
 
-class PerRow(Generic[Row]):
+class PerRow(RowState, Generic[Row]):
     """One state object for each live row."""
+
+    per_row = ("rows",)
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self.rows = list(rows)
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows."""
-        self.rows = [self.rows[row] for row in rows]
-
-    def put(self, where: np.ndarray, other: PerRow[Row]) -> None:
-        """The rows of `other` in place of the live rows at `where`."""
-        for row, state in zip(where.tolist(), other.rows, strict=True):
-            self.rows[row] = state
 
 
 class NGramIndex:
@@ -35,34 +29,32 @@ class NGramIndex:
 
     def __init__(self, sizes: Iterable[int], *, first: bool = False) -> None:
         self.sizes = tuple(sizes)
+        self._longest_first = sorted(self.sizes, reverse=True)
         self.first = first  # of several occurrences keep the first, else the last
         self.text: list[int] = []
         self.starts: dict[tuple[int, ...], int] = {}
 
-    def grow(self, tokens: list[int]) -> None:
+    def extend(self, tokens: list[int]) -> None:
         """Appends `tokens` and indexes all n-grams that now have a successor."""
-        text, known = self.text, len(self.text)
+        text, known, starts = self.text, len(self.text), self.starts
         text += tokens
         for size in self.sizes:
-            if size >= len(text):
-                continue
-            begin, end = max(known - size, 0), len(text) - size
-            runs = zip(*(text[begin + offset : max(end, 0) + offset] for offset in range(size)), strict=True)
-            starts = zip(runs, range(begin, end), strict=True)
-            if not self.first:
-                self.starts.update(starts)
-                continue
-            for run, start in starts:
-                self.starts.setdefault(run, start)
+            for start in range(max(known - size, 0), len(text) - size):
+                run = tuple(text[start : start + size])
+                if not self.first or run not in starts:
+                    starts[run] = start
 
     def match(self) -> int | None:
-        """The index behind an earlier occurrence of the longest n-gram that ends the text; None if there is none."""
-        size = self.longest()
-        return self.starts[tuple(self.text[-size:])] + size if size else None
+        """The index after an earlier occurrence of the longest n-gram that ends the text; None if there is none."""
+        text, starts = self.text, self.starts
+        for size in self._longest_first:
+            if size <= len(text) and (start := starts.get(tuple(text[-size:]))) is not None:
+                return start + size
+        return None
 
     def longest(self) -> int:
         """Tokens of the longest n-gram that ends the text and occurs before; 0 if there is none."""
-        for size in sorted(self.sizes, reverse=True):
+        for size in self._longest_first:
             if size <= len(self.text) and tuple(self.text[-size:]) in self.starts:
                 return size
         return 0
@@ -72,12 +64,12 @@ class GridIndex:
     """The index of an image token for each pair of neighbours, to the left and above, in a growing image."""
 
     def __init__(self, prompt: int, columns: int, *, first: bool = False) -> None:
-        """Image tokens begin behind `prompt` tokens, `columns` in a row; of equal pairs keep the `first` or last."""
+        """Image tokens begin after `prompt` tokens, `columns` in a row; of equal pairs keep the `first` or last."""
         self.prompt, self.columns, self.first = prompt, columns, first
         self.text: list[int] = []
         self.starts: dict[tuple[int, int], int] = {}
 
-    def grow(self, tokens: list[int]) -> None:
+    def extend(self, tokens: list[int]) -> None:
         """Appends `tokens`."""
         for token in tokens:
             if len(self.text) >= self.prompt and not (self.first and self._around() in self.starts):
@@ -103,7 +95,7 @@ class SuffixIndex:
         self.text = np.empty(64, dtype=np.int64)
         self.common = np.zeros(64, dtype=np.int64)  # before index 0, 1, ...
 
-    def grow(self, tokens: list[int]) -> None:
+    def extend(self, tokens: list[int]) -> None:
         """Appends `tokens`."""
         for token in tokens:
             if self.length + 1 == len(self.text):
@@ -114,7 +106,7 @@ class SuffixIndex:
             self.text[end], self.length = token, end + 1
 
     def match(self) -> int | None:
-        """The index behind the longest earlier match of the text's end, the last of equally long ones; or None."""
+        """The index after the longest earlier match of the text's end, the last of equally long ones; or None."""
         common = self.common[: self.length][::-1]
         if not len(common) or not common.max():
             return None
@@ -122,16 +114,16 @@ class SuffixIndex:
 
 
 def repeated(text: np.ndarray, start: int, count: int) -> np.ndarray:
-    """`count` tokens of `text` from `start` on, repeated periodically behind the text's end."""
+    """`count` tokens of `text` from `start` on, repeated periodically after the text's end."""
     return text[start : start + count] if start + count <= len(text) else np.resize(text[start:], count)
 
 
-def chain(text: Sequences, most: int, room: np.ndarray, guess: Callable[[int, int], np.ndarray]) -> Draft:
+def chain(text: Sequences, most: int, remaining: np.ndarray, guess: Callable[[int, int], np.ndarray]) -> Draft:
     """A chain from guess(row, budget), which gives up to `budget` tokens."""
     drafted = np.zeros((len(text), most), dtype=np.int64)
     counts = np.zeros_like(text.length)
     for at in range(len(text)):
-        budget = min(most, int(room[at]))
+        budget = min(most, int(remaining[at]))
         tokens = guess(at, budget)[:budget] if budget > 0 else drafted[at, :0]
         drafted[at, : len(tokens)], counts[at] = tokens, len(tokens)
     return Draft.chain(text, torch.from_numpy(drafted).to(text.device), counts)

@@ -2,13 +2,13 @@
 
 Parallel Decoding via Hidden Transfer for Lossless Large Language Model Acceleration, https://arxiv.org/abs/2404.12022
 
-    behind layer l_j every node t of the draft gets a query at position t + j with the state T_j f^(l_j)_t
+    after layer l_j every node t of the draft gets a query at position t + j with the state T_j f^(l_j)_t
     the logits at the queries of the last accepted node are the next round's, for depths 1 .. k of its draft
 
-A query runs the layers behind l_j and attends to its node, to what the node attends to, and to the node's earlier
+A query runs the layers after l_j and attends to its node, to what the node attends to, and to the node's earlier
 queries. No node attends to one.
 
-Deviates from the paper: any batch, shape and acceptance; `carry` gives the queries behind a node by its depth. The
+Deviates from the paper: any batch, shape and acceptance; `carry` gives the queries after a node by its depth. The
 prompt's forward has none, so the first draft comes a round later.
 Exact: greedy and distribution, with an exact acceptance.
 """

@@ -15,7 +15,7 @@ Node = tuple[int, int, int]  # token, index of the parent, depth; node 0 is the 
 
 
 def tree_draft(text: Sequences, rows: Sequence[Sequence[Node]], **more: Any) -> Draft:
-    """The draft of each row's tree; `rows` have the nodes behind node 0, parents first; `more` are for `Draft`."""
+    """The draft of each row's tree; `rows` have the nodes after node 0, parents first; `more` are for `Draft`."""
     counts = np.array([len(nodes) for nodes in rows], dtype=np.int64)
     if not counts.any():
         return Draft.none(text)
@@ -33,7 +33,7 @@ def tree_draft(text: Sequences, rows: Sequence[Sequence[Node]], **more: Any) -> 
 def best(nodes: Sequence[tuple[float, Node]], most: int) -> list[Node]:
     """The `most` nodes of the highest value, in descending order; no node may have a higher value than its parent.
 
-    Parents are indices from 1 on into `nodes`, 0 for node 0, in which each stands behind its parent.
+    Parents are indices from 1 on into `nodes`, 0 for node 0, in which each stands after its parent.
 
     >>> best([(0.5, (7, 0, 1)), (0.2, (8, 1, 2)), (0.4, (9, 0, 1))], 2)
     [(7, 0, 1), (9, 0, 1)]

@@ -5,7 +5,7 @@ https://arxiv.org/abs/2404.11912
 
     until a row has gamma tokens:
       y_i ~ m(. | text, x, y_1 .. y_(i-1)),  i = 1 .. k                         the small model
-      y_i kept  iff  u m(y_i) < p'(y_i);  then one token of norm([p' - m]+), or of p' behind the last     the reading
+      y_i kept  iff  u m(y_i) < p'(y_i);  then one token of norm([p' - m]+), or of p' after the last     the reading
     x_j accepted  iff  u p'(x_j) < p(x_j);  at the first rejection  next ~ norm([p - p']+)                the target
 
 A token that leaves the inner loop is distributed as p' given what is before it, so that q = p' at the time it was drawn
@@ -90,7 +90,7 @@ class DraftedText:
         self.text.commit(on_host, counts, np.zeros(on_host.shape, dtype=np.float32))
 
     def distribution(self, raw: Tensor, draft: Draft, nodes: Tensor) -> Tensor:
-        """Processed logits behind `nodes` [B, K] of an inner draft, which is a chain: see `DecodeContext`."""
+        """Processed logits after `nodes` [B, K] of an inner draft, which is a chain: see `DecodeContext`."""
         count = torch.from_numpy(self.count).to(nodes.device)[:, None]
         chain = self._chain(int(self.count.max()) + draft.width)
         order = torch.arange(chain.shape[1], device=nodes.device) - count
@@ -148,7 +148,7 @@ class MiddleModel(ReadingState):
     """The target that reads a part, as what verifies an inner draft."""
 
     def verify(self, draft: Draft) -> Tensor:
-        """Raw logits [B, T, V] behind the nodes of a chain."""
+        """Raw logits [B, T, V] after the nodes of a chain."""
         base, device = draft.base, draft.tokens.device
         same = bool((base == base[0]).all() and (draft.sizes == draft.width).all())
         start, stop = int(base[0]), int(base[0]) + draft.width
@@ -187,16 +187,6 @@ class Hierarchy:
     def failure(self) -> PardecError:
         """The error for logits of this round that are not finite."""
         return (self.small if bool(self.middle.highest.isfinite()) else self.middle).failure()
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows."""
-        for part in (self.middle, self.small):
-            part.keep(rows)
-
-    def put(self, where: np.ndarray, other: Hierarchy) -> None:
-        """The rows of `other` in place of those at `where`."""
-        self.middle.put(where, other.middle)
-        self.small.put(where, other.small)
 
 
 @register("triforce", stage="draft", paper="arXiv:2404.11912", exact="greedy", checked="joint")
@@ -250,7 +240,7 @@ class TriForce(Drafter):
         state.reuse_prefixes()
         return Hierarchy(drafted, middle, state)
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Hierarchy) -> Draft:
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: Hierarchy) -> Draft:
         assert isinstance(uniforms, InverseCDFUniforms), "the loop's are"
         drafted, text, middle, small = state.drafted, state.drafted.text, state.middle, state.small
         drafted.begin()
@@ -258,11 +248,11 @@ class TriForce(Drafter):
         forwards, highest = 0, middle.highest
         sampling = context.request.temperature > 0
         for number in range(self.gamma):  # each gives every open row a token at least
-            open_rows = drafted.count < np.minimum(room, self.gamma)
+            open_rows = drafted.count < np.minimum(remaining, self.gamma)
             if not open_rows.any():
                 break
             own = InnerUniforms(uniforms, number)
-            left = np.where(open_rows, room - drafted.count - 1, 0)
+            left = np.where(open_rows, remaining - drafted.count - 1, 0)
             draft = small.draft(self.k, left, own)
             forwards += draft.forwards
             highest = highest + (0 if draft.highest is None else draft.highest)

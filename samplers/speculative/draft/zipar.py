@@ -2,13 +2,13 @@
 
 ZipAR: Accelerating Auto-regressive Image Generation through Spatial Locality, https://arxiv.org/abs/2412.04062
 
-    each forward samples one token in every row q that has begun;  row q + 1 begins behind `window` tokens of row q
+    each forward samples one token in every row q that has begun;  row q + 1 begins after `window` tokens of row q
     a token attends to all sampled tokens before it in raster order;  the missing end of the row above is masked
     the first token of a row follows its newest neighbour above, which temporarily stands in for that row's last token,
     or the end of that row, where a family writes one: it is known
 
 The loop commits text without gaps, so tokens of later rows remain guesses until the rows before are complete, and are
-then accepted untested. Each forward feeds these guesses again, in raster order behind the last committed token, so that
+then accepted untested. Each forward feeds these guesses again, in raster order after the last committed token, so that
 missing tokens are masked and the K/V include the tokens sampled since.
 
 Deviates from the authors' code, which feeds each token once and keeps K/V with less context; the number of forwards is
@@ -64,7 +64,7 @@ class Zipar(Drafter):
 
     def width(self, model: LanguageModel) -> int:
         lag, layout = self._lag(model), layout_of(model, "zipar", _HINT)
-        # Behind the last committed token: those of later rows, and the stand-in before the newest row; ends of rows.
+        # After the last committed token: those of later rows, and the stand-in before the newest row; ends of rows.
         ends = 0 if layout.row_end is None else layout.columns // lag + 1
         return 2 + sum(range(layout.columns - lag, 0, -lag)) + ends + len(layout.closing)
 
@@ -81,13 +81,13 @@ class Zipar(Drafter):
         forced = np.tile(layout_of(context.model, "zipar", _HINT).forced().numpy(), (len(context.text), 1))
         return ImageProgress(forced.clip(0), forced >= 0, np.full((len(forced), 1), -1))
 
-    def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: ImageProgress) -> Draft:
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: ImageProgress) -> Draft:
         text, layout = context.text, layout_of(context.model, "zipar", _HINT)
         raster = np.arange(state.sampled.shape[1])
         last = (text.length - text.prompt - 1)[:, None]  # the cell of node 0
         later = state.sampled & (raster > last) & self._due(state, layout, self._lag(context.model))
         stand_in = self._row_start(state, layout, self._lag(context.model))
-        # Nodes: the last committed token, later ones in raster order, and the stand-in behind them.
+        # Nodes: the last committed token, later ones in raster order, and the stand-in after them.
         nodes = later | (raster == last) | (raster == stand_in)
         sizes = nodes.sum(1)
         order = np.argsort(~nodes, axis=1, kind="stable")[:, : int(sizes.max())]
@@ -107,7 +107,7 @@ class Zipar(Drafter):
             torch.from_numpy(depth).to(device),
             levels=int(depth.max()),
             verify=torch.from_numpy(sure).to(device),
-            sure=torch.from_numpy(sure).to(device),
+            preaccepted=torch.from_numpy(sure).to(device),
         )
 
     def _due(self, state: ImageProgress, layout: ImageLayout, lag: int) -> np.ndarray:
@@ -115,7 +115,7 @@ class Zipar(Drafter):
         counts, body = _counts(state, layout), layout.rows * layout.stride
         due = np.ones_like(state.sampled)
         due[:, body:] = counts[:, -1:] == layout.columns
-        if layout.row_end is not None:  # the next row begins behind it
+        if layout.row_end is not None:  # the next row begins after it
             due[:, layout.columns : body : layout.stride] = counts >= [*[lag] * (layout.rows - 1), layout.columns]
         return due
 

@@ -2,7 +2,7 @@
 
 SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths, https://arxiv.org/abs/2405.19715
 
-    stop behind token i  iff  1 - a_1 a_2 .. a_i > h
+    stop after token i  iff  1 - a_1 a_2 .. a_i > h
     a_j = (prior m + accepted) / (prior + tried)  of the bucket of max q_j, m its middle; counts fade by `decay` a round
     with `cost` c:  h = 1 - c r / a
 
@@ -11,7 +11,7 @@ tokens are gained at the rate r, per unit of cost, in the rounds so far. So a dr
 less than the average unit of cost. With the best rate for r that is the best threshold; r approaches it. Where a <= c
 nothing is drafted: no round then gains more than the token that costs 1.
 
-Deviates from the paper: no trained head; acceptance is counted while decoding, for each row. Tokens behind the first
+Deviates from the paper: no trained head; acceptance is counted while decoding, for each row. Tokens after the first
 rejection are not counted. On a tree whole levels are counted.
 Exact: greedy and distribution, with an exact acceptance.
 """

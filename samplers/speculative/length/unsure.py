@@ -2,7 +2,7 @@
 
 Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting, https://arxiv.org/abs/2404.18911
 
-    stop behind token i  iff  max q_i < tau
+    stop after token i  iff  max q_i < tau
 
 Deviates from the authors' code: q is processed like the target's distribution, temperature and filters included.
 Exact: greedy and distribution, with an exact acceptance.

@@ -91,7 +91,7 @@ class Momentum(Logits):
         return torch.where(new, logits, resisted)
 
     def _depths(self, ids: Tensor, vocabulary: int) -> Tensor:
-        """[N, V] int64: the depth of the circuit that each token would close behind `ids` [N, C], cut to the table."""
+        """[N, V] int64: the depth of the circuit that each token would close after `ids` [N, C], cut to the table."""
         count, length = ids.shape
         deepest = len(self.by_depth)
         # agreed[:, j]: how many tokens before position j equal those at the end of the text, one by one from the end.

@@ -13,6 +13,7 @@ from torch import Tensor
 from pardec.models import finite
 from pardec.models.errors import SpecError
 
+from ...batching import RowState
 from ...ops.allowed import AllowedRows
 from ...ops.distribution import filter_logits
 from ...ops.penalties import without_ends
@@ -23,13 +24,15 @@ from ..sequences import Sequences
 _Change = Callable[[Tensor, Tensor, Tensor], Tensor]  # live rows [N], texts [N, C], logits [N, V] -> logits [N, V]
 
 
-class Processing:
+class Processing(RowState):
     """The processing of one request; the same for the target and for a drafter, so that p and q can be compared.
 
     Logits processors of transformers see, for each node, the row's committed tokens and the node's own path; grammars
-    see what of these was generated. The sampler's own `stages` come behind all that excludes tokens, and for the target
+    see what of these was generated. The sampler's own `stages` come after all that excludes tokens, and for the target
     alone.
     """
+
+    per_row = ("allowed", "grammars")
 
     def __init__(self, request: Request, text: Sequences, stages: Sequence[Logits] = ()) -> None:
         self.request, self.text, self.stages = request, text, tuple(stages)
@@ -40,12 +43,13 @@ class Processing:
             from transformers import RepetitionPenaltyLogitsProcessor
 
             self.processors = (RepetitionPenaltyLogitsProcessor(request.repetition_penalty), *self.processors)
+        self.compose()
 
-    def __call__(self, raw: Tensor, draft: Draft, nodes: Tensor | None = None) -> Tensor:
+    def of_target(self, raw: Tensor, draft: Draft, nodes: Tensor | None = None) -> Tensor:
         """The target's processed logits.
 
         Args:
-            raw: [B, K, V] logits behind `nodes`.
+            raw: [B, K, V] logits after `nodes`.
             draft: the nodes so far.
             nodes: [B, K] int64, which of them, -1 where there is none; None is all.
         """
@@ -54,21 +58,38 @@ class Processing:
             logits = self._by_length(logits, draft, nodes, self._staged)
         return self._filtered(logits)
 
+    def compose(self) -> None:
+        """Chooses the steps that this request needs; called again when rows leave or join.
+
+        Attributes:
+            excludes: whether any row may be without some tokens, before the filters.
+            unchanged: whether the target's logits stay as they are.
+        """
+        self.excludes = bool(self.allowed or any(self.grammars) or self.request.min_new_tokens)
+        steps = (
+            (self.processors, Processing._processed),
+            (self.allowed, Processing._allowed),
+            (any(self.grammars), Processing._grammatical),
+            (self.request.min_new_tokens, Processing._without_early_ends),
+        )
+        self._constraints = tuple(step for applies, step in steps if applies)
+        self._filters = self.request.filters
+        self._filters_apply = bool(self._filters) or self.request.temperature not in (0, 1)
+        self.unchanged = not (self._constraints or self.stages or self._filters_apply)
+
     def _constrained(self, raw: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
         """What the request asks of the logits, before temperature and filters."""
-        logits = raw
-        if self.processors:
-            logits = self._by_length(logits, draft, nodes, self._run)
-        if self.allowed:
-            logits = self._allowed(logits, draft, nodes)
-        if any(self.grammars):
-            logits = self._grammatical(logits, draft, nodes)
-        if self.request.min_new_tokens:
-            logits = self._without_early_ends(logits, draft, nodes)
-        return logits
+        for step in self._constraints:
+            raw = step(self, raw, draft, nodes)
+        return raw
 
     def _filtered(self, logits: Tensor) -> Tensor:
-        return filter_logits(logits, temperature=self.request.temperature, order="top_k", **self.request.filters)
+        if not self._filters_apply:
+            return logits
+        return filter_logits(logits, temperature=self.request.temperature, order="top_k", **self._filters)
+
+    def _processed(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
+        return self._by_length(logits, draft, nodes, self._run)
 
     def drafted(self, raw: Tensor, draft: Draft, nodes: Tensor | None = None) -> Tensor:
         """Processed logits of a drafter; all tokens are equally likely where what it can draft is ruled out.
@@ -79,11 +100,6 @@ class Processing:
         if not self.processors and not self.excludes:
             return logits
         return torch.where(logits.amax(-1, keepdim=True) == -torch.inf, 0, logits)
-
-    @property
-    def excludes(self) -> bool:
-        """Whether any row may be without some tokens, before the filters."""
-        return bool(self.allowed or any(self.grammars) or self.request.min_new_tokens)
 
     def reads_ids(self) -> bool:
         """Whether it tells the ids of logits apart; temperature and filters do not, and take those of some ids."""
@@ -140,7 +156,7 @@ class Processing:
     def _histories(self, draft: Draft, row: Tensor, node: Tensor) -> Tensor:
         """[N, C] int64: the committed tokens of the live rows `row` [N], then those of the path to `node` [N]."""
         past, depth = torch.from_numpy(self.text.length).to(row.device)[row], draft.depth[row, node]
-        deepest = int(depth.max())  # nodes that are never tested may stand behind the row's limit
+        deepest = int(depth.max())  # nodes that are never tested may stand after the row's limit
         texts = torch.nn.functional.pad(self.text.tokens[row], (0, deepest))
         index = torch.arange(len(row), device=row.device)
         for step in range(deepest):  # from the node up, one level at a time
@@ -173,14 +189,14 @@ class Processing:
         return scores
 
     def _allowed(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
-        """Nothing but the allowed tokens at each position behind a node."""
+        """Nothing but the allowed tokens at each position after a node."""
         rows = torch.arange(len(self.text), device=logits.device)[:, None]
         return logits.masked_fill(
             ~self.allowed.mask(rows, self._next_positions(draft, nodes, self.text.length)), -torch.inf
         )
 
     def _grammatical(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
-        """Nothing but what each row's grammar allows behind a node."""
+        """Nothing but what each row's grammar allows after a node."""
         row, column, texts, lengths = self._real_nodes(logits, draft, nodes)
         each = zip(row.tolist(), texts.tolist(), lengths.tolist(), strict=True)
         masks = np.ones((len(row), logits.shape[-1]), dtype=bool)
@@ -196,19 +212,9 @@ class Processing:
         return without_ends(logits, early, self.request.stop_ids)
 
     def _next_positions(self, draft: Draft, nodes: Tensor | None, first: np.ndarray) -> Tensor:
-        """[B, K]: the position behind each node, where node 0's is `first` [B]."""
+        """[B, K]: the position after each node, where node 0's is `first` [B]."""
         depth = draft.depth if nodes is None else draft.depth.gather(1, nodes.clamp(min=0))
         return torch.from_numpy(first).to(depth.device)[:, None] + depth
 
-    # --- rows that leave and enter ---
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows."""
-        self.allowed.keep(rows)
-        self.grammars = [self.grammars[at] for at in rows.tolist()]
-
-    def put(self, where: np.ndarray, other: Processing) -> None:
-        """Puts the rows of `other` in place of those at `where`."""
-        self.allowed.put(where, other.allowed)
-        for at, grammar in zip(where.tolist(), other.grammars, strict=True):
-            self.grammars[at] = grammar
+    def rows_changed(self) -> None:
+        self.compose()

@@ -10,7 +10,7 @@ from .verification import Rule, Trial, drafted_probs, judge_siblings
 
 
 def relaxed(draft: Draft, p: torch.Tensor, uniforms: Uniforms, rule: Rule) -> Verdict:
-    """The verdict of `rule`; p [B, T, V] are the target's distributions behind the nodes of the draft.
+    """The verdict of `rule`; p [B, T, V] are the target's distributions after the nodes of the draft.
 
     The deviation is the sum of |a(x) - min(1, r(x) / q(x))| over the tested tokens, a(x) being the rule's acceptance
     probability and r the residual before the test. Where a rejection leaves the residual of the exact test, the mean
@@ -34,7 +34,7 @@ def relaxed(draft: Draft, p: torch.Tensor, uniforms: Uniforms, rule: Rule) -> Ve
     gap[:, 1:] = (accept_prob - trial.exact_probability(r)).abs().view(len(p), width)
     path, count = descend(draft, draft.tested & passed)
     tested = reached(draft, path, count)
-    # The node behind the last accepted one was rejected, where there is one.
+    # The node after the last accepted one was rejected, where there is one.
     above, after = count, (count + 1).clamp(max=width)
     rejected = (count < width) & tested[rows, after]
     distribution = p[rows, above]

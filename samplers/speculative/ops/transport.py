@@ -112,7 +112,7 @@ def _points(draft: Draft) -> Tensor:
     """[B, T] bool: the nodes that are point masses."""
     if draft.q is None:
         return torch.ones_like(draft.tested)
-    return torch.zeros_like(draft.tested) if draft.point is None else draft.point
+    return torch.zeros_like(draft.tested) if draft.is_point_mass is None else draft.is_point_mass
 
 
 def _above(draft: Draft) -> Tensor:

@@ -1,4 +1,4 @@
-"""The two rules behind most acceptances: comparing with the target's own choice, and the exact test."""
+"""The two rules after most acceptances: comparing with the target's own choice, and the exact test."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def follow(draft: Draft, pick: Tensor) -> Verdict:
     if draft.width == 1:
         first = torch.zeros_like(draft.tokens)
         return Verdict(first, first[:, 0], pick[:, 0], first.bool(), first.float(), pick=pick)
-    if draft.parents is not None and draft.sure is None:
+    if draft.parents is not None and draft.preaccepted is None:
         return _follow_on_host(draft, pick)
     if draft.parents is None:
         same = draft.tested & pad(draft.tokens[:, 1:] == pick[:, :-1], (1, 0))
     else:
         same = draft.tested & (draft.tokens == pick.gather(1, draft.parent.clamp(min=0)))
-    accepted = same if draft.sure is None else same | (draft.tested & draft.sure)
+    accepted = same if draft.preaccepted is None else same | (draft.tested & draft.preaccepted)
     path, count = descend(draft, accepted)
     end = path.gather(1, count[:, None])
     tested = reached(draft, path, count)
-    if draft.sure is not None:
-        tested &= ~draft.sure
+    if draft.preaccepted is not None:
+        tested &= ~draft.preaccepted
     return Verdict(path, count, pick.gather(1, end)[:, 0], tested, same.float(), pick=pick)
 
 
 def _follow_on_host(draft: Draft, pick: Tensor) -> Verdict:
-    """The same for trees without `sure`, number by number: operations on arrays take longer to begin than all of it."""
+    """The same for trees without `preaccepted`, number by number: one operation on arrays takes longer to begin."""
     tokens, parents, tests, picks = (part.tolist() for part in (draft.tokens, draft.parent, draft.tested, pick))
     rows = zip(tokens, parents, tests, picks, strict=True)
     results = [_follow_row(*row, deepest=draft.deepest) for row in rows]
@@ -76,7 +76,7 @@ def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Verdict:
 
         accepted  iff  u q[x] < r[x]         rejected: r <- norm([r - q]+), for a point mass r without x
 
-    r starts as the distribution behind the current node, `p` [B, T, V] float32. With q conditional on earlier siblings
+    r starts as the distribution after the current node, `p` [B, T, V] float32. With q conditional on earlier siblings
     this is speculative sampling for chains, and recursive rejection sampling for siblings with and without
     replacement (arXiv:2211.17192, 2302.01318, 2305.09781).
     """
@@ -84,7 +84,7 @@ def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Verdict:
         from .verification_triton import judge_chains
 
         u, next_u = uniforms.accepts(draft.width), uniforms.draw_uniform("next")
-        count, following, ratio = judge_chains(draft.tokens, draft.tested, p, draft.q, draft.point, u, next_u)
+        count, following, ratio = judge_chains(draft.tokens, draft.tested, p, draft.q, draft.is_point_mass, u, next_u)
         index = torch.arange(draft.width, device=p.device)
         within = draft.tested & (index <= count[:, None] + 1)
         return Verdict(index.expand_as(draft.tokens), count, following, within, ratio)
@@ -101,7 +101,7 @@ def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Verdict:
         bar = (bar - _before(draft, wide(target))).clamp(min=0)
     path, count = descend(draft, draft.tested & (uniforms.accepts(draft.width) * bar < target))
     tested = reached(draft, path, count)
-    if draft.parents is not None:  # siblings behind the accepted one are not tested
+    if draft.parents is not None:  # siblings after the accepted one are not tested
         chosen = path.gather(1, draft.depth.clamp(max=path.shape[1] - 1))
         tested &= (draft.depth > count[:, None]) | (torch.arange(draft.width, device=p.device) <= chosen)
     last = path.gather(1, count[:, None])
@@ -148,12 +148,12 @@ class Trial:
     token: Tensor  # [N]
     bar: Tensor  # [N] its probability under q; 1 for a point mass
     q: Tensor | None  # [N, V]; None: all are point masses
-    point: Tensor | None  # [N] bool, with `q`
+    is_point_mass: Tensor | None  # [N] bool, with `q`
 
     @staticmethod
     def of(draft: Draft, row: Tensor, node: Tensor, parent: Tensor, bars: Tensor) -> Trial:
         """The `node` [N] of each `row` [N], a child of `parent` [N]; `bars` [B, T] of all nodes."""
-        point = None if draft.point is None else draft.point[row, node]
+        point = None if draft.is_point_mass is None else draft.is_point_mass[row, node]
         q = None if draft.q is None else draft.q[row, node]
         return Trial(row, parent, draft.ids[row, node], bars[row, node], q, point)
 
@@ -181,13 +181,13 @@ class Exact:
         return r.gather(1, trial.token[:, None])[:, 0]
 
     def after_rejection(self, r: Tensor, trial: Trial) -> Tensor:
-        if trial.q is not None and trial.point is None:
+        if trial.q is not None and trial.is_point_mass is None:
             return residual(r, trial.q)
         rest = without(r, torch.zeros_like(r, dtype=torch.bool).scatter_(1, trial.token[:, None], True))
         rest = rest / total(rest)
-        if trial.q is None or trial.point is None:
+        if trial.q is None or trial.is_point_mass is None:
             return rest
-        return torch.where(trial.point[:, None], rest, residual(r, trial.q))
+        return torch.where(trial.is_point_mass[:, None], rest, residual(r, trial.q))
 
 
 def _residual_after(draft: Draft, r: Tensor, rejected: Tensor) -> Tensor:
@@ -198,8 +198,8 @@ def _residual_after(draft: Draft, r: Tensor, rejected: Tensor) -> Tensor:
     node = rejected.long().argmax(1)
     rows, any_lost = torch.arange(len(r), device=r.device), rejected.any(1)
     left = residual(r, draft.q[rows, node])
-    if draft.point is not None:
-        left = torch.where(draft.point[rows, node][:, None], without(r, removed), left)
+    if draft.is_point_mass is not None:
+        left = torch.where(draft.is_point_mass[rows, node][:, None], without(r, removed), left)
     return torch.where(any_lost[:, None], left, r)
 
 
@@ -208,7 +208,7 @@ def drafted_probs(draft: Draft) -> Tensor:
     if draft.q is None:
         return torch.ones(draft.tokens.shape, device=draft.tokens.device)
     at: Tensor = draft.q.gather(-1, draft.ids[..., None])[..., 0]
-    return at if draft.point is None else torch.where(draft.point, 1, at)
+    return at if draft.is_point_mass is None else torch.where(draft.is_point_mass, 1, at)
 
 
 def judge_siblings(

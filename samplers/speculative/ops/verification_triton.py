@@ -109,7 +109,7 @@ def judge_chains(
 
     Args:
         tokens: [B, T], node 0 first; `tested` and `point` [B, T] bool, as a draft has them.
-        p: [B, T, V] the target's distribution behind each node; `q` what each was sampled from, or None.
+        p: [B, T, V] the target's distribution after each node; `q` what each was sampled from, or None.
         u: [B, T] float64 uniforms of the tests; `next_u` [B] of the next token.
     """
     batch, nodes, vocab = p.shape

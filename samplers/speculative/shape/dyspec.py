@@ -50,7 +50,7 @@ class DySpec(Shape):
         tree, live, sampling = Tree(context.text), budget > 0, context.request.temperature > 0
         rows, device = tree.rows, context.text.device
         reach = np.ones(tree.tokens.shape)  # [B, M] value of each node's token
-        column = np.zeros_like(tree.tokens)  # [B, M] index of the distribution behind each node's parent
+        column = np.zeros_like(tree.tokens)  # [B, M] index of the distribution after each node's parent
         distributions: list[Tensor] = []
         frontier = np.where(live, 0, -1)[:, None]
         for depth in range(int(budget.max())):

@@ -26,7 +26,7 @@ from torch import Tensor
 from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, SubsetLogits, Uniforms
-from ..trees import Path
+from ..ops.trees import Path
 from .paths_tree import read_tree, tree_levels
 from .siblings import conditional_distributions, likeliest, siblings
 from .tree_growth import drops_last, stopped_rows

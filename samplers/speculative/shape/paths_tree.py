@@ -19,7 +19,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError, did_you_mean
 
 from ...spec_values import MAX_INT_PARAM
-from ..trees import Path, Template
+from ..ops.trees import Path, Template
 
 _DIGITS = {
     "mc_sim_7b_63": (

@@ -14,7 +14,7 @@ nothing would be the last to draft; the loop ends where the limit is met.
 
 The tree of paths that is accepted the longest, for given hit rates of ranks.
 
-    rates a[d][r]: how often the token of rank r behind a node of depth d is right;  a node's value is the product of
+    rates a[d][r]: how often the token of rank r after a node of depth d is right;  a node's value is the product of
     the rates on its path;  the accepted tokens of a tree, expected for independent heads, are the sum of its values
 
 A node's value is at most its parent's. Where rates fall with the rank, it is also at most that of its sibling of the
@@ -31,7 +31,7 @@ import numpy as np
 
 from pardec.models.errors import SpecError
 
-from ..trees import Path
+from ..ops.trees import Path
 from .paths_tree import tree_text
 
 Rates = Sequence[Sequence[float]]
@@ -40,7 +40,7 @@ Rates = Sequence[Sequence[float]]
 def best_paths(rates: Rates, nodes: int) -> tuple[Path, ...]:
     """The `nodes` paths of the greatest values, in the order in which they were added; fewer if there are no more.
 
-    A rank is only added behind the one before it, whatever the rates say. Of equal values the shorter path, and then
+    A rank is only added after the one before it, whatever the rates say. Of equal values the shorter path, and then
     the one of lower ranks, comes first.
 
     >>> best_paths([[0.6, 0.2], [0.5, 0.1]], 3)
@@ -77,7 +77,7 @@ def accepted(rates: Rates, paths: Sequence[Path]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PromptTree:
-    """A tree, and the prompt tokens behind each of its nodes."""
+    """A tree, and the prompt tokens after each of its nodes."""
 
     paths: tuple[Path, ...]  # sorted, node 0 not among them
     carried: tuple[int, ...]  # of node 0 and of each path
@@ -101,8 +101,8 @@ def prompt_tree(rates: Rates, limit: int) -> PromptTree:
     """The tree that gains the most tokens a round, of those that feed at most `limit` inputs.
 
     Args:
-        rates: how often the token of each rank behind a node of each depth is right; their length is the number of
-            prompt tokens behind a node at most.
+        rates: how often the token of each rank after a node of each depth is right; their length is the number of
+            prompt tokens after a node at most.
         limit: tokens and prompt tokens together, at least 3: the last token, a draft, and a prompt token.
     """
     if limit < 3 or not rates or not all(rates):

@@ -23,7 +23,7 @@ class Siblings:
 
 
 def siblings(logits: Tensor, count: int, context: DecodeContext, uniforms: Uniforms, keys: Tensor) -> Siblings:
-    """`count` children behind each node: at temperature 0 the most likely tokens, else samples.
+    """`count` children after each node: at temperature 0 the most likely tokens, else samples.
 
     Sampling is without replacement (a descending top-k of Gumbel-perturbed log-probabilities), or independent if the
     acceptance requires that.
@@ -55,7 +55,7 @@ def siblings(logits: Tensor, count: int, context: DecodeContext, uniforms: Unifo
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` most likely tokens behind each node [B, K, W], the likeliest first, and whether each is possible.
+    """The `count` most likely tokens after each node [B, K, W], the likeliest first, and whether each is possible.
 
     Args:
         logits: [B, K, V] processed; where all nodes of a row have the same, as a view without copies, it is read once.

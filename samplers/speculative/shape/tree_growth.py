@@ -14,7 +14,7 @@ from ..sequences import Sequences
 class Tree:
     """The nodes grown so far, with a value each; node 0 is the row's last committed token.
 
-    Every level is added behind the ones above, siblings in order, so any choice of nodes that includes their parents
+    Every level is added after the ones above, siblings in order, so any choice of nodes that includes their parents
     is in topological order. It grows on the host: a level is a handful of numbers, and an operation on a device takes
     longer to begin than all of them to compute.
     """
@@ -93,7 +93,7 @@ def stopped_rows(
     """[B] bool: the rows that stop after level `step`, from 0, which is about to be drafted; None if none stops.
 
     Args:
-        logits: [B, K, V] processed, behind `nodes` [B, K], of the last forward of `draft_model`.
+        logits: [B, K, V] processed, after `nodes` [B, K], of the last forward of `draft_model`.
     """
     length = context.sampler.length
     if length is None:

@@ -7,7 +7,7 @@ Superposed Decoding: Multiple Generations from a Single Autoregressive Inference
     score       of the draft + (1 - alpha) * log p(v) + alpha * log g(v | draft)
     kept        the k best of them all
 
-g interpolates relative frequencies behind one to five tokens (2- to 6-grams) of a corpus; `weights` are theirs. The K/V
+g interpolates relative frequencies after one to five tokens (2- to 6-grams) of a corpus; `weights` are theirs. The K/V
 of superposed inputs are all that there are: of one row, whatever k. The first forward reads the prompt, and its k best
 tokens begin the drafts. A draft that ends is set apart; the pass ends with the length, or when k drafts have ended and
 no other can score better. Texts are in the order of their scores, those that have ended before those that have not.
@@ -52,7 +52,7 @@ def check(name: str, k: int, request: Request) -> None:
 
 
 class Ngrams:
-    """Counts of the tokens behind 1, 2, ... tokens, and their relative frequencies, interpolated.
+    """Counts of the tokens after 1, 2, ... tokens, and their relative frequencies, interpolated.
 
     >>> Ngrams([5, 6, 5, 6, 5, 7], (0.25, 0.75)).probabilities([6, 5], [6, 7, 8]).tolist()
     [0.5416666666666666, 0.4583333333333333, 0.0]

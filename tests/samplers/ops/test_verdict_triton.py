@@ -57,7 +57,7 @@ def test_a_ragged_chain_is_judged_as_it_is_defined(batch, nodes, vocab, kind, mo
     more = {
         "distributions": {"q": q},
         "points": {},
-        "mixed": {"q": q, "point": (torch.rand(batch, nodes, generator=drawn) < 0.5).to(DEVICE)},
+        "mixed": {"q": q, "is_point_mass": (torch.rand(batch, nodes, generator=drawn) < 0.5).to(DEVICE)},
     }[kind]
     verify = torch.rand(batch, nodes, generator=drawn) < 0.95
     draft = Draft(tokens.to(DEVICE), sizes, np.zeros(batch, int), verify=verify.to(DEVICE), **more)

@@ -90,14 +90,14 @@ def test_what_was_read_spells_the_text_however_it_grew(names: tuple[str, str]) -
     ids = model.tokenizer(text)["input_ids"]
     tokens = TokenMap(drafter, model)
     whole = Reading(tokens, drafter, model)
-    whole.grow(ids)
+    whole.extend(ids)
     assert whole.text.decode() == text
     random = np.random.RandomState(0)
     for _ in range(5):
         reading, size = Reading(tokens, drafter, model), 0
         while size < len(ids):
             size = min(size + random.randint(1, 6), len(ids))
-            reading.grow(ids[:size])
+            reading.extend(ids[:size])
             spelled = b"".join(tokens.drafter.tokens[token] for token in reading.ids)
             assert spelled.removeprefix(b" ") == reading.text
             assert reading.ends[-1] - reading.ends[0] == len(spelled)
@@ -117,7 +117,7 @@ def test_an_id_is_the_likeliest_behind_all_before_it_without_a_cache() -> None:
     def watched(self: CrossVocabularyState, at: list[int], width: int) -> None:
         nonlocal compared
         feed(self, at, width)
-        for row in (self.rows.rows[index] for index in at):
+        for row in (self.rows[index] for index in at):
             expected = logits(letters(), [row.ids[:-1]])[0, -1]
             assert row.ids[-1] == int(expected.argmax())
             assert row.pending[-1][1] == pytest.approx(float(expected.softmax(-1).max()), abs=1e-5)

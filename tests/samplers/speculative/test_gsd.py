@@ -205,7 +205,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
 
     def judged(which: slice) -> list[tuple[list[int], float]]:
         draft = Draft(
-            tokens[which], sizes[which], np.zeros(len(sizes[which]), np.int64), q=q[which], point=point[which]
+            tokens[which], sizes[which], np.zeros(len(sizes[which]), np.int64), q=q[which], is_point_mass=point[which]
         )
         own = Given(uniforms[which])
         made = Grouped(6).accept(draft, distributions(p[which]), own, looks)

@@ -215,16 +215,16 @@ def test_neighbours_that_were_seen_before_by_hand() -> None:
     # 4 2 3     behind 4 | 2 above: nothing; behind 2 | 3: nothing; the cell below 4 has 4 above, nothing to the left
     # 4 5 .     left 5, above 3: none
     cells = GridIndex(2, 3)
-    cells.grow([-1, -1, 1, 2, 3, 4, 2, 3, 4, 5])
+    cells.extend([-1, -1, 1, 2, 3, 4, 2, 3, 4, 5])
     assert cells.match() is None
     again = GridIndex(1, 3)
-    again.grow([-1, 1, 2, 2, 1, 2, 2])
+    again.extend([-1, 1, 2, 2, 1, 2, 2])
     assert again.match() == 4  # first column, 1 above: as the cell at place 4 has
-    again.grow([1])
+    again.extend([1])
     assert again.match() == 5  # 1 to the left, 2 above
     first, last = GridIndex(0, 2, first=True), GridIndex(0, 2)
     for cells in (first, last):
-        cells.grow([1, 1, 1, 1, 1, 5, 1])  # rows 1 1 / 1 1 / 1 5 / 1 .
+        cells.extend([1, 1, 1, 1, 1, 5, 1])  # rows 1 1 / 1 1 / 1 5 / 1 .
     assert last.starts[1, 1] == 5
     assert first.starts[1, 1] == 3
 

@@ -130,8 +130,8 @@ class Literal(Sjd):
         super().observe(outcome, context, state)
         draft, gained, most = outcome.draft, outcome.gained, state.distribution.shape[1]
         state.old = slice_from(draft.tokens, gained, most)
-        if draft.q is not None and draft.point is not None:
-            state.q, state.point = slice_from(draft.q, gained, most), slice_from(draft.point, gained, most)
+        if draft.q is not None and draft.is_point_mass is not None:
+            state.q, state.point = slice_from(draft.q, gained, most), slice_from(draft.is_point_mass, gained, most)
 
 
 @dataclass(frozen=True)
@@ -168,18 +168,18 @@ class Truncated(Sjd):
 
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: WindowState) -> Draft:
         draft = super().propose(context, room, uniforms, state)
-        if draft.q is None or draft.point is None or "held" not in self.over:
+        if draft.q is None or draft.is_point_mass is None or "held" not in self.over:
             return draft
         live = torch.from_numpy(np.searchsorted(self.over["rows"], context.text.rows))
         here, kept, was, mass, whole = (values[live][:, : draft.width - 1] for values in self.over["held"])
         part = slice(1, 1 + here.shape[1])
-        tokens, q, point = draft.tokens.clone(), draft.q.clone(), draft.point.clone()
+        tokens, q, point = draft.tokens.clone(), draft.q.clone(), draft.is_point_mass.clone()
         tokens[:, part] = torch.where(here, kept, tokens[:, part])
         if not self.relabelled:
             old = here & ~whole
             q[:, part] = torch.where(old[..., None], was, q[:, part])
             point[:, part] = torch.where(old, mass, point[:, part])
-        return replace(draft, tokens=tokens, q=q, point=point)
+        return replace(draft, tokens=tokens, q=q, is_point_mass=point)
 
 
 def lockstep(relabelled: bool) -> Callable[[], SpeculativeSampler]:

@@ -176,7 +176,7 @@ def test_sure_nodes_stand_whatever_the_pick_and_count_as_no_test() -> None:
         torch.tensor([[1, 2, 3, 4]] * 2),
         np.array([4, 4]),
         np.array([0, 0]),
-        sure=torch.tensor([[False, True, True, False], [False] * 4]),
+        preaccepted=torch.tensor([[False, True, True, False], [False] * 4]),
     )
     made = follow(draft, torch.tensor([[9, 9, 4, 5], [2, 9, 9, 9]]))
     assert made.count.tolist() == [3, 1]

@@ -156,7 +156,7 @@ def test_random_trees_follow_the_plain_rule(greedy: bool) -> None:
     for _ in range(60):
         nodes, p, draft = random_tree(seeded, points=2, size=10)
         if greedy:
-            draft = replace(draft, q=None, point=None)
+            draft = replace(draft, q=None, is_point_mass=None)
         states, u = torch.from_numpy(seeded.standard_normal((1, 10, 4))).float(), seeded.rand(1, 10)
         head = random_judge(4, seed=1)
         important = head(states)[0].tolist()

@@ -214,7 +214,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
 
     def judged(rule: Lantern, which: slice) -> list[tuple[int, int, float]]:
         part = sizes[which]
-        draft = Draft(tokens[which], part, np.zeros(len(part), np.int64), q=q[which], point=point[which])
+        draft = Draft(tokens[which], part, np.zeros(len(part), np.int64), q=q[which], is_point_mass=point[which])
         made = rule.accept(draft, distributions(p[which]), Given(uniforms[which]), near)
         off = torch.zeros(len(part)) if made.deviation is None else made.deviation
         return list(zip(made.count.tolist(), made.next.tolist(), off.double().round(decimals=12).tolist(), strict=True))
@@ -229,7 +229,7 @@ def test_many_ids_and_many_nodes_go_another_way(monkeypatch: pytest.MonkeyPatch)
     drawn = np.random.RandomState(6)
     p, q = (torch.from_numpy(drawn.dirichlet([0.5] * 9, (4, 7))) for _ in range(2))
     point = torch.from_numpy(drawn.uniform(size=(4, 7)) < 0.3)
-    draft = tree(torch.from_numpy(drawn.randint(0, 9, (4, 7))), None, q, point=point)
+    draft = tree(torch.from_numpy(drawn.randint(0, 9, (4, 7))), None, q, is_point_mass=point)
 
     def by(dense: int, gathered: int) -> tuple[Tensor, Tensor]:
         monkeypatch.setattr(transport, "_DENSE", dense)

@@ -32,7 +32,9 @@ def test_the_published_rule_on_trees_and_chains(points: int) -> None:
         delta, ratio = ((0.3, None), (0.1, None), (0.1, 3.0))[trial % 3]
         if trial % 2:
             nodes = [node._replace(parent=i - 1) for i, node in enumerate(nodes)]
-            draft = Draft(draft.tokens, draft.sizes, draft.base, verify=draft.verify, q=draft.q, point=draft.point)
+            draft = Draft(
+                draft.tokens, draft.sizes, draft.base, verify=draft.verify, q=draft.q, is_point_mass=draft.is_point_mass
+            )
         uniforms = torch.from_numpy(drawn.uniform(size=(1, 8)) ** 0.5)
 
         def test(distribution: np.ndarray, node: Node, above: int) -> naive.Test:

@@ -213,7 +213,7 @@ def test_every_draft_is_of_one_forward_over_the_whole_text(shape: str, shift: in
     def compared(self: MaskedBlocks, draft: Draft, nodes: Tensor) -> Tensor:
         found, text = forward(self, draft, nodes), self.context.text
         for row in range(len(nodes)):
-            masks = min(4, int(text.room[row]) - 1)
+            masks = min(4, int(text.remaining[row]) - 1)
             for at, node in enumerate(nodes[row].tolist()):
                 if node >= 0:
                     with torch.inference_mode():

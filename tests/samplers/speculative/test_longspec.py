@@ -21,7 +21,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 from pardec.requests import draft_models
 from pardec.samplers import registry
-from pardec.samplers.speculative import forward as shared_prompt
+from pardec.samplers.speculative import forward_features as shared_prompt
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft.longspec import LongSpecState
 from tests.samplers import module_files

@@ -52,7 +52,7 @@ def test_the_longest_suffix_is_searched_as_a_plain_version_does() -> None:
         retrieval, text = Retrieval(store, 4), list[int]()
         for _ in range(6):
             fresh = random.randint(0, 6, 2).tolist()
-            retrieval.grow(fresh)
+            retrieval.extend(fresh)
             text += fresh
             continuations = retrieval.continuations(3, 99)
             assert continuations == naive_continuations(text, texts, 4, 3)
@@ -64,7 +64,7 @@ def test_the_longest_suffix_is_searched_as_a_plain_version_does() -> None:
 def test_without_a_store_the_text_alone_is_searched() -> None:
     retrieval = Retrieval(None, 3)
     assert retrieval.continuations(4, 9) == []
-    retrieval.grow([1, 2, 3, 1, 2])
+    retrieval.extend([1, 2, 3, 1, 2])
     assert retrieval.continuations(4, 9) == [[3, 1, 2]]
 
 
@@ -142,8 +142,8 @@ def test_added_nodes_are_point_masses_behind_sampled_siblings() -> None:
     assert result.sizes.tolist() == [3, 2]
     assert result.tokens.tolist() == [[0, 2, 4], [0, 2, 0]]
     assert result.parent[0].tolist() == [-1, 0, 1]
-    assert result.point is not None
-    assert result.point.tolist() == [[False, False, True], [False, True, False]]
+    assert result.is_point_mass is not None
+    assert result.is_point_mass.tolist() == [[False, False, True], [False, True, False]]
     assert result.ignores_length_controller is not None
     assert result.ignores_length_controller.tolist() == [True, True]
 

@@ -16,7 +16,7 @@ from pardec.samplers.batching import take_rows
 from pardec.samplers.speculative.draft import recycling
 from pardec.samplers.speculative.draft.recycling import Matrix
 from pardec.samplers.speculative.loop import VerifyLoop
-from pardec.samplers.speculative.trees import Template, compact, ranked
+from pardec.samplers.speculative.ops.trees import Template, compact, ranked
 from tests.reference.naive_lookup import Recycled
 from tests.samplers.ar_toys import is_greedy, plain_greedy, prompts, request, rows, run, toy_ar
 from tests.samplers.drafter_checks import RAGGED, cyclic, gained, greedy_holds

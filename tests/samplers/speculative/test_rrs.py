@@ -113,7 +113,7 @@ def random_tree(  # type: ignore[no-untyped-def]
     tokens = torch.tensor([[node.token for node in nodes]])
     more = {"verify": torch.tensor([[node.tested for node in nodes]])}
     if points == 1:
-        more["point"] = torch.from_numpy(point)[None]
+        more["is_point_mass"] = torch.from_numpy(point)[None]
     q = None if points == 2 else torch.from_numpy(distribution)[None]
     return nodes, torch.from_numpy(p)[None], tree(tokens, parents, q, **more)
 

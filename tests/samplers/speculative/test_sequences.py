@@ -18,7 +18,7 @@ def test_a_new_request_holds_its_prompts() -> None:
     text = made()
     assert len(text) == 3
     assert text.length.tolist() == text.prompt.tolist() == [2, 3, 1]
-    assert text.room.tolist() == [3, 1, 5]
+    assert text.remaining.tolist() == [3, 1, 5]
     assert text.last.tolist() == [8, 9, 4]
     assert text.tokens.tolist() == [[7, 8, 0, 0, 0, 0], [5, 6, 9, 0, 0, 0], [4, 0, 0, 0, 0, 0]]
     assert text.commit_step[0].tolist() == [PROMPT, PROMPT, UNCOMMITTED, UNCOMMITTED, UNCOMMITTED, UNCOMMITTED]
@@ -37,7 +37,7 @@ def test_a_commit_appends_to_each_row_as_many_as_it_is_told() -> None:
     assert text.commit_step[2].tolist() == [PROMPT, 1, 1, UNCOMMITTED, UNCOMMITTED, UNCOMMITTED]
     assert text.commit_step[0].tolist() == [PROMPT, PROMPT, 0, 0, 0, UNCOMMITTED]
     assert text.commit_score[2, 1:3].tolist() == [0.5, 0.25]
-    assert text.room.tolist() == [0, 0, 3]
+    assert text.remaining.tolist() == [0, 0, 3]
     assert text.tokens.numpy().tolist() == text.host.tolist()
 
 

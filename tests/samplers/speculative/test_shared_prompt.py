@@ -10,7 +10,7 @@ import pardec
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.request import Request
-from pardec.samplers.speculative import forward as shared_prompt
+from pardec.samplers.speculative import forward_features as shared_prompt
 from pardec.samplers.speculative.loop import VerifyLoop
 from tests.models.traced import captured
 from tests.samplers.ar_toys import joint, plain_greedy, prompts, request, rows, run, toy_ar

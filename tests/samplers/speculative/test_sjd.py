@@ -62,8 +62,8 @@ class Scripted:
             for node in range(1, WINDOW):
                 for before in range(V):
                     rows = draft.tokens[:, node - 1] == before
-                    if draft.point is not None:
-                        rows &= ~draft.point[:, node]
+                    if draft.is_point_mass is not None:
+                        rows &= ~draft.is_point_mass[:, node]
                     q = draft.q[rows, node].double()
                     seen = torch.nn.functional.one_hot(draft.tokens[rows, node], V)
                     found += ((seen - q).sum(0).abs() / (q * (1 - q)).sum(0).sqrt().clamp(min=1)).tolist()
@@ -102,8 +102,8 @@ def test_after_two_refreshes_tokens_are_from_the_law_they_are_labelled_with(mode
     for at in range(1, ROUNDS):
         old, draft, first = made.drafts[at - 1], made.drafts[at], int(made.drafts[at].base[0])
         assert draft.q is not None
-        assert draft.point is not None
-        assert not draft.point.any()  # one token more is known than the window had guesses
+        assert draft.is_point_mass is not None
+        assert not draft.is_point_mass.any()  # one token more is known than the window had guesses
         for node in range(1, WINDOW):  # the token of the place first + node, behind the one that was there
             assert torch.equal(draft.q[:, node], made.distributions[at - 1, first + node, old.tokens[:, node]])
     assert made.worst() < 4.5
@@ -194,8 +194,8 @@ class Literal(Sjd):
         super().observe(outcome, context, state)
         draft, gained, most = outcome.draft, outcome.gained, state.distribution.shape[1]
         state.old = slice_from(draft.tokens, gained, most)
-        if draft.q is not None and draft.point is not None:
-            state.q, state.point = slice_from(draft.q, gained, most), slice_from(draft.point, gained, most)
+        if draft.q is not None and draft.is_point_mass is not None:
+            state.q, state.point = slice_from(draft.q, gained, most), slice_from(draft.is_point_mass, gained, most)
 
 
 def test_mutation_the_index_one_place_off_is_told_by_the_script(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from pardec.models.errors import SpecError
 from pardec.models.load import load
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
-from pardec.samplers.speculative.prompt_decode import decode
+from pardec.samplers.speculative.texts.prompt_decode import decode
 from pardec.samplers.speculative.texts.superposed import Superposed
 from tests.samplers.ar_toys import logits, plain_greedy, request, rows, run, toy_ar
 

@@ -21,7 +21,7 @@ from pardec.models.model import LanguageModel
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.events import Accepted, Finished, RowFinished, Started
-from pardec.samplers.speculative import forward as shared_prompt
+from pardec.samplers.speculative import forward_features as shared_prompt
 from pardec.samplers.speculative.loop import VerifyLoop, decode
 from tests.grids import one_in, pairwise, thinned
 from tests.models.toys import SMALL

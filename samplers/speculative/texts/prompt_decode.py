@@ -20,11 +20,11 @@ from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
-from ..events import Event, Finished, RowFinished, Started, Step
-from ..masked.canvas import PROMPT
-from ..request import Request
-from ..trace import Fed, Trace
-from .contracts import Texts
+from ...events import Event, Finished, RowFinished, Started, Step
+from ...masked.canvas import PROMPT
+from ...request import Request
+from ...trace import Fed, Trace
+from ..contracts import Texts
 
 
 @dataclass(frozen=True, slots=True)
