@@ -4,7 +4,7 @@
 
 - `README.md`: the checkpoints that load, from `docs/checkpoints.md`, the methods by stage, and rows from the committed
   benchmarks;
-- `CONTRIBUTING.md`: the stages, with the signatures of their contracts;
+- `docs/guides/add-a-sampler.md`: the stages, with the signatures of their contracts;
 - `docs/concepts/compatibility.md`: what goes with what, from the traits that methods declare;
 - `docs/papers.md`: the papers, from `docs/papers.toml`, the methods' files and the tests that are marked with one;
 - `benchmarks/gpu.md`, from the results of `scripts/gpu_queue` in `benchmarks/gpu/`;
@@ -117,11 +117,11 @@ def main() -> None:
 
 def files() -> dict[Path, str]:
     """Every committed file with a generated part, as it should be."""
-    readme, contributing, papers = ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "papers.md"
+    readme, guide, papers = ROOT / "README.md", ROOT / "docs" / "guides" / "add-a-sampler.md", ROOT / "docs" / "papers.md"
     together = ROOT / "docs" / "concepts" / "compatibility.md"
     return {
         readme: _filled(readme, checkpoints=checkpoints(), methods=methods(), measured=measured()),
-        contributing: _filled(contributing, stages=stages()),
+        guide: _filled(guide, stages=stages()),
         papers: _filled(papers, papers=_pages().papers.papers(ROOT)),
         together: _filled(
             together, masked=_pages().compatibility.table("masked"), ar=_pages().compatibility.table("ar")

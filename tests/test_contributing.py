@@ -1,4 +1,4 @@
-"""Every block of CONTRIBUTING.md runs, and one broken file of a contributor ends no other command."""
+"""Every block of the guides for contributors runs, and one broken file of a contributor ends no other command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+GUIDES = ("add-a-sampler", "add-an-argument", "add-a-family")
+PAGE = "\n".join((ROOT / "docs" / "guides" / f"{name}.md").read_text() for name in GUIDES)
 BLOCKS = [textwrap.dedent(block) for block in re.findall(r"(?ms)^ *```python\n(.*?)^ *```", PAGE)]
 
 

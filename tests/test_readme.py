@@ -90,7 +90,7 @@ def test_every_link_to_a_file_leads_to_one() -> None:
 
 
 def test_the_sampler_of_the_contributing_page_works(tmp_path: Path) -> None:
-    (code,) = [code for _, code in MARKED.findall((ROOT / "CONTRIBUTING.md").read_text())]
+    (code,) = [code for _, code in MARKED.findall((ROOT / "docs" / "guides" / "add-a-sampler.md").read_text())]
     (tmp_path / "surest.py").write_text(code)
     script = """
 import surest, pardec
