@@ -117,7 +117,11 @@ def main() -> None:
 
 def files() -> dict[Path, str]:
     """Every committed file with a generated part, as it should be."""
-    readme, guide, papers = ROOT / "README.md", ROOT / "docs" / "guides" / "add-a-sampler.md", ROOT / "docs" / "papers.md"
+    readme, guide, papers = (
+        ROOT / "README.md",
+        ROOT / "docs" / "guides" / "add-a-sampler.md",
+        ROOT / "docs" / "papers.md",
+    )
     together = ROOT / "docs" / "concepts" / "compatibility.md"
     return {
         readme: _filled(readme, checkpoints=checkpoints(), methods=methods(), measured=measured()),
