@@ -10,6 +10,9 @@ import numpy as np
 
 from .logprobs import TokenLogprobs
 
+PROMPT = -1  # commit_step of a token that the request gave
+UNCOMMITTED = -2  # commit_step of a position that was never committed
+
 Fed = range | tuple[int, ...]  # the positions one forward queried: a span, or any set
 
 

@@ -29,10 +29,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import pardec
 from pardec.samplers import registry
-from pardec.samplers.masked.canvas import UNCOMMITTED
 from pardec.samplers.masked.contracts import Canvas, Evidence, Logits
 from pardec.samplers.ops.distribution import Distribution
 from pardec.samplers.ops.learned_filters import WEIGHTS, Filter
+from pardec.samplers.trace import UNCOMMITTED
 
 TASKS = ("arithmetic", "lists", "records")
 BLOCK, NEW = 32, 64

@@ -98,6 +98,24 @@ def test_samplers_load_no_models() -> None:
     assert [file.name for file in sources("samplers") for name in imported(file) if within(name, loaders)] == []
 
 
+LOOPS = ("masked", "speculative", "continuous", "scales")
+
+
+@pytest.mark.parametrize("room", ["ops", *LOOPS])
+def test_rules_and_loops_import_no_other_loop(room: str) -> None:
+    others = tuple(f"pardec.samplers.{loop}" for loop in LOOPS if loop != room)
+    files = [file for module, file in MODULES.items() if within(module, (f"pardec.samplers.{room}",))]
+    assert files
+    assert [(file.name, name) for file in files for name in imported(file) if within(name, others)] == []
+
+
+def test_what_reads_files_imports_no_model() -> None:
+    above = tuple(f"pardec.models.{name}" for name in ("model", "decoder", "load", "loading", "layers", "caches"))
+    files = [file for module, file in MODULES.items() if within(module, ("pardec.models.files",))]
+    assert files
+    assert [(file.name, name) for file in files for name in imported(file) if within(name, above)] == []
+
+
 def test_the_decoder_names_no_backend() -> None:
     text = (ROOT / "models" / "decoder.py").read_text().lower()
     assert [word for word in ("triton", "_c(", "kernels.cpu", "backend") if word in text] == []

@@ -16,8 +16,8 @@ from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import ModelError
 
 from ..host_transfer import to_host
-from ..masked.canvas import UNCOMMITTED
 from ..rng import Source
+from ..trace import UNCOMMITTED
 
 if TYPE_CHECKING:
     from pardec.models.images.contracts import Condition

@@ -24,9 +24,7 @@ from pardec.models.errors import SpecError
 
 from ..batching import RowState
 from ..host_transfer import to_host
-
-PROMPT = -1  # commit_step of a token that the request gave
-UNCOMMITTED = -2  # commit_step of a position that was never committed
+from ..trace import PROMPT, UNCOMMITTED
 
 
 def rearrange(columns: Sequence[tuple[Tensor, Tensor | float]], window: Tensor, source: Tensor) -> None:

@@ -33,10 +33,11 @@ from ..logprobs import LogprobRecorder
 from ..ops.rank import best
 from ..registry import resolve
 from ..rng import assign_rows
+from ..trace import UNCOMMITTED
 from ..traits import Trait
 from . import compatibility
 from .build import fit
-from .canvas import UNCOMMITTED, Canvas, Revision, Span, Update
+from .canvas import Canvas, Revision, Span, Update
 from .compatibility import Read, demand_finite, mask_chosen
 from .contracts import (
     Block,

@@ -27,8 +27,9 @@ from ..batching import RowState
 from ..ops.chunked_distribution import CHUNK_BYTES, ChunkedDistribution, RowDistribution, join, needs_chunks
 from ..ops.distribution import DenseDistribution, Distribution, split
 from ..prefix_reuse import PrefixReuse
+from ..trace import PROMPT
 from ..traits import Trait
-from .canvas import PROMPT, Canvas
+from .canvas import Canvas
 from .constraints import EarlyEnds, RepetitionPenalty, TokenLimits
 from .contracts import AttentionMaps, AttentionSpec, Cache, Evidence, MaskedSampler, Request, united
 from .query_plan import Group, Layout, Queries, QueryPlanner, VisiblePositions, wanted_columns

@@ -11,8 +11,8 @@ from ..events import Finished, RowFinished, Started, Step
 from ..logprobs import LogprobRecorder
 from ..ops.chunked_distribution import CHUNK_BYTES
 from ..ops.distribution import split
-from ..trace import Trace
-from .canvas import UNCOMMITTED, Canvas
+from ..trace import UNCOMMITTED, Trace
+from .canvas import Canvas
 from .contracts import Decision, Evidence, Proposal
 from .predict import RawDistribution
 from .query_plan import Queries

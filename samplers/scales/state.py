@@ -14,8 +14,8 @@ from pardec.models.errors import ModelError
 from pardec.models.scales.contracts import ScaleModel
 
 from ..host_transfer import to_host
-from ..masked.canvas import UNCOMMITTED
 from ..rng import Source
+from ..trace import UNCOMMITTED
 
 
 @dataclass(frozen=True)

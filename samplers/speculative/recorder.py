@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ..events import Finished, RowFinished
 from ..logprobs import LogprobRecorder
-from ..masked.canvas import PROMPT
-from ..trace import Trace
+from ..trace import PROMPT, Trace
 from .contracts import Draft
 from .forward import VerifyForward
 from .sequences import Sequences

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..batching import RowState
-from ..masked.canvas import PROMPT, UNCOMMITTED
+from ..trace import PROMPT, UNCOMMITTED
 
 
 class Sequences(RowState):

@@ -27,8 +27,7 @@ from pardec.models.kernels.attention import visible_slots
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.samplers.events import Finished
-from pardec.samplers.masked.canvas import PROMPT, UNCOMMITTED
-from pardec.samplers.trace import Trace
+from pardec.samplers.trace import PROMPT, UNCOMMITTED, Trace
 
 from ...api import Model
 from ...requests.call import Call

@@ -19,9 +19,9 @@ from pardec.models import finite
 from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
+from pardec.samplers.trace import PROMPT
 
 from ...events import Event, Finished, RowFinished, Started, Step
-from ...masked.canvas import PROMPT
 from ...request import Request
 from ...trace import Fed, Trace
 from ..contracts import Texts

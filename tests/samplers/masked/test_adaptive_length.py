@@ -13,7 +13,7 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.events import Step
-from pardec.samplers.masked.canvas import UNCOMMITTED
+from pardec.samplers.trace import UNCOMMITTED
 from tests.samplers.toys import EOS, MASK, PAD, events, fill, prompts, request, run, same, table, toy
 
 GOLDEN = Path(__file__).parents[2] / "golden"

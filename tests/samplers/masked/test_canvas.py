@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pardec.samplers.masked.canvas import PROMPT, UNCOMMITTED, Canvas, Update
+from pardec.samplers.masked.canvas import Canvas, Update
+from pardec.samplers.trace import PROMPT, UNCOMMITTED
 
 MASK, PAD = 9, 8
 M = MASK

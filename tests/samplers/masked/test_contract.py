@@ -16,9 +16,9 @@ from pardec.samplers import registry
 from pardec.samplers.cards import MASKED
 from pardec.samplers.events import Finished, Step
 from pardec.samplers.masked.build import SINGLE
-from pardec.samplers.masked.canvas import PROMPT, UNCOMMITTED
 from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.masked.loop import MaskedLoop, decode
+from pardec.samplers.trace import PROMPT, UNCOMMITTED
 from pardec.samplers.traits import Trait
 from tests.grids import pairwise, thinned
 from tests.samplers.toys import (

@@ -18,10 +18,10 @@ from pardec.requests.image_layout import intersect
 from pardec.requests.prompts import Row
 from pardec.samplers import registry
 from pardec.samplers.events import Event, Finished, Step
-from pardec.samplers.masked.canvas import PROMPT
 from pardec.samplers.masked.loop import decode
 from pardec.samplers.request import Request
 from pardec.samplers.rng import Keyed
+from pardec.samplers.trace import PROMPT
 from tests.grids import chequered
 from tests.reference.naive_pictures import Half, picture
 from tests.samplers.masked.test_contract import SPECS, drawn

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pardec.samplers.masked.canvas import PROMPT, UNCOMMITTED
 from pardec.samplers.speculative.sequences import Sequences
+from pardec.samplers.trace import PROMPT, UNCOMMITTED
 
 
 def made() -> Sequences:
