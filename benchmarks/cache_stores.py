@@ -3,7 +3,7 @@
     python benchmarks/cache_stores.py [--model tiny-llama ...] [--prompt 352] [--steps 64] [--rows 2] [--out NAME]
 
 Rows of text are read once with the plain cache and once with each store: the prompt in one forward, then token by token
-as they stand in the text. Compared are the next-token distributions at every step behind the prompt.
+as they stand in the text. Compared are the next-token distributions at every step after the prompt.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def texts(model: pardec.Model, rows: int, length: int) -> Tensor:
 
 
 def read(model: LanguageModel, cache: KVCache, tokens: Tensor, prompt: int) -> tuple[Tensor, float]:
-    """Log-probabilities [B, steps, V] behind the prompt and each later token but the last; seconds of a median step."""
+    """Log-probabilities [B, steps, V] after the prompt and each later token but the last; seconds of a median step."""
     batch, width = tokens.shape
     out, seconds = [], []
     for start, stop in ((0, prompt), *((at, at + 1) for at in range(prompt, width - 1))):

@@ -77,7 +77,7 @@ def page(document: dict[str, Any]) -> str:
     lines = [
         "# What seven papers promise, measured\n",
         f"`{document['command']}`\n",
-        "The tables behind the page on claims, which says what is promised and what was found. "
+        "The tables of the page on claims, which says what is promised and what was found. "
         "[What the columns mean](#columns).\n",
     ]
     for name, section in document["sections"].items():

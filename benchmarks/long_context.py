@@ -9,12 +9,12 @@ The texts are files that come with Python: the language reference in `pydoc_data
     document   the reference, to be summarised
     code       a module of the library, to be continued
 
-Each prompt is decoded by every spec, right behind `sequential`. Seconds are process time of one thread from the first
-token on, so that reading the prompt is left out; what the model's prefix cache has need not be read again. Specs behind
+Each prompt is decoded by every spec, right after `sequential`. Seconds are process time of one thread from the first
+token on, so that reading the prompt is left out; what the model's prefix cache has need not be read again. Specs after
 `@` read their prompts themselves. For each prompt and spec a line says
 
-    tokens a forward, seconds, the pair's ratio (above 1: faster than sequential), the share of tokens that are those of
-    sequential, whether the planted number is in the answer, and the bytes of all K/V that the spec keeps.
+    tokens per forward, seconds, the pair's ratio (above 1: faster than sequential), the share of tokens equal to those
+    of sequential, whether the planted number is in the answer, and the bytes of all K/V that the spec keeps.
 
 An exact spec whose tokens differ is reported, and the command ends with status 1.
 """
@@ -84,7 +84,7 @@ class Run:
     kind: str
     prompt: int  # tokens
     seconds: float  # from the first token on
-    per_forward: float  # tokens a forward, the prompt's left out
+    per_forward: float  # tokens per forward, the prompt's left out
     kv_bytes: int
     tokens: list[int]
     text: str
@@ -150,7 +150,7 @@ def compared(plain: Run, other: Run) -> dict[str, Any]:
 def show(line: dict[str, Any]) -> None:
     answered = {None: "", True: ", answered", False: ", not answered"}[line["answered"]]
     print(
-        f"{line['kind']:8} {line['prompt']:5}  {line['spec']}: {line['per_forward']:.2f} tokens a forward, "
+        f"{line['kind']:8} {line['prompt']:5}  {line['spec']}: {line['per_forward']:.2f} tokens per forward, "
         f"{line['seconds']:.2f} s, ratio {line['ratio']:.2f}, agreement {line['agreement']:.2f}{answered}, "
         f"K/V {line['kv_bytes'] / 2**20:.0f} MiB",
         flush=True,

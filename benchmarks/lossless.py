@@ -36,7 +36,7 @@ Tokens of {prompts} held-out problems of {task} beside those of one token a forw
 models in blocks of {block}, {batch} rows at once, {processor}, torch {torch}. Unequal: answers with another
 token. Forwards count every forward, drafts and verification alike; rows count the hypotheses in them.
 
-| model | cache | sampler | unequal | forwards a token | rows a token |
+| model | cache | sampler | unequal | forwards per token | rows a token |
 |---|---|---|---|---|---|
 """
 

@@ -2,7 +2,7 @@
 
     python benchmarks/prefix_reuse.py [--model tiny-llama ...] [--tokens 1000] [--new 32] [--repeats 5] [--out NAME]
 
-Each repeat starts with an empty cache and asks two questions behind the same examples, then goes on from the second
+Each repeat starts with an empty cache and asks two questions after the same examples, then goes on from the second
 answer, as a chat does; the same three requests follow without the cache. The examples are cut to `--tokens`, or to what
 the model has positions for. Tokens of both are compared. Seconds are process time of one thread, which other load on
 the machine changes little; figures are medians, and the ratio is that of each repeat's first and second request.
@@ -25,12 +25,12 @@ from pardec.environment import processor
 
 HERE = Path(__file__).resolve().parent
 MIB = 1024
-PAGE = """# Time to the first token behind a shared few-shot prompt
+PAGE = """# Time to the first token after a shared few-shot prompt
 
 `{command}`
 
 Weights and K/V in float32 unless the file has fewer bits, one thread of {processor}, torch {torch}. Three requests
-follow each other: two questions behind the same examples, and one that goes on from the second answer. `first` fills an
+follow each other: two questions after the same examples, and one that goes on from the second answer. `first` fills an
 empty prefix cache; `second` and `chat` reuse it; the columns `off` are the same requests without a cache. Milliseconds
 of process time to the first token are medians of {repeats} repeats, `first / second` is the median (least to greatest)
 of the repeats' own ratios. Tokens were the same with and without in every request.
@@ -71,7 +71,7 @@ def request(model: pardec.Model, ids: list[int], new: int) -> Timed:
 
 
 def requests(model: pardec.Model, shared: list[int], new: int) -> list[Timed]:
-    """Two questions behind the examples, then the first one once more behind the second answer."""
+    """Two questions after the examples, then the first one once more after the second answer."""
     questions = [model.tokenizer(f"\n{each.prompt}")["input_ids"] for each in
                  pardec.task("arithmetic").problems("heldout", 2, 7)]  # fmt: skip
     first, second = (request(model, [*shared, *question], new) for question in questions)

@@ -10,8 +10,8 @@ prompts each are decoded greedily by every exact drafter, in batches of 8, and c
 tokens ("equal"). The first `--timed` of each kind are also decoded one by one by all arms in turn (every prompt begins
 with the next arm), each in all of `--runs`: float32 with kernels in C, float32 with PyTorch's, and bfloat16. An arm is
 compared with transformers over the prompts that it has done, whose number stands beside it. "Over sequential" is of all
-tokens and all seconds; "Spec-Bench's speedup", as its script has it, of the mean of the prompts' tokens a second, where
-a prompt of few tokens counts as much as one whose long text is most of its seconds. Seconds are of this process
+tokens and all seconds; "Spec-Bench's speedup", as its script has it, of the mean of the prompts' tokens per second: a
+prompt of few tokens counts as much as one whose long text is most of its seconds. Seconds are of this process
 on one thread, the prompt's forward among them, which other load on the machine changes little; a last column has those
 of the clock. What is done is kept in FOLDER, and the same command goes on from there; `--only` does a part of it.
 """
@@ -260,7 +260,7 @@ def _ratio(rows: list[Row], base: Row, seconds: str) -> float | None:
 
 
 def _mean_ratio(rows: list[Row], base: Row) -> float | None:
-    """Spec-Bench's speedup: the mean of the prompts' tokens a second over that of `base`."""
+    """Spec-Bench's speedup: the mean of the prompts' tokens per second over that of `base`."""
     common = [(row, base[row["id"]]) for row in rows if row["id"] in base]
     if not common:
         return None
@@ -269,10 +269,10 @@ def _mean_ratio(rows: list[Row], base: Row) -> float | None:
 
 
 COLUMNS = (
-    ("tokens a forward", "tokens_per_forward", "{:.2f}"),
+    ("tokens per forward", "tokens_per_forward", "{:.2f}"),
     ("acceptance length", "acceptance_length", "{:.2f}"),
-    ("drafter's forwards a prompt", "drafter_forwards", "{:.0f}"),
-    ("tokens a second", "tokens_per_second", "{:.1f}"),
+    ("drafter's forwards per prompt", "drafter_forwards", "{:.0f}"),
+    ("tokens per second", "tokens_per_second", "{:.1f}"),
     ("over sequential", "over_sequential_process_s", "{:.2f}"),
     ("Spec-Bench's speedup", "spec_bench", "{:.2f}"),
     ("by the clock", "over_sequential_clock_s", "{:.2f}"),
@@ -365,7 +365,7 @@ def _page(head: Row, equality: list[Row], runs: Row, kinds: Row, ratios: Row, fa
             name = row["arm"] if row["arm"].startswith(PLAIN) else f"`{row['arm']}`"
             yield f"| {name} | {row['prompts']} | {cells} | {row['equal']} |"
         yield ""
-        yield "Over sequential, by kind; in brackets tokens a forward:\n"
+        yield "Over sequential, by kind; in brackets tokens per forward:\n"
         yield f"| arm | {' | '.join(kinds[run])} |"
         yield "|---" * (len(kinds[run]) + 1) + "|"
         for row in rows:

@@ -72,7 +72,7 @@ SETS = {
 
 
 def stopping(sampler: str) -> str:
-    """The spec with `eos`; a cache alone stands behind it."""
+    """The spec with `eos`; a cache alone stands after it."""
     body, mark, cache = sampler.partition("@")
     return f"{body}{'+' if body else ''}eos{mark}{cache}"
 

@@ -39,7 +39,7 @@ PAGE = """# One prompt, several rows: K/V in memory once
 
 Weights and K/V in float32 unless the file has fewer bits, one thread of {processor}, torch {torch}. Rows of one prompt
 are decoded with its keys and values in memory once (`shared`) and in each row (`each`), in pairs. Milliseconds of process
-time are medians of {repeats} repeats, a step is the median of those behind the prompt, and ratios are medians of the
+time are medians of {repeats} repeats, a step is the median of those after the prompt, and ratios are medians of the
 pairs: above 1, sharing is faster. `even at` is the number of steps at which slower steps would have used up what the
 prompt saved. Prompts are shared from {least} slots saved on; here they always are.
 Tokens `differ` where rounding decided a draw: scores of equal texts agree to 1e-5, and a draw between two tokens of

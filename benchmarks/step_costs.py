@@ -49,7 +49,7 @@ A row of {known} known tokens and {masks} masks, blocks of 32, {shape} with rand
 "Beside" is the median over {pairs} pairs of a method's seconds over those of the line it is compared with, timed in
 turn: `threshold` with the same cache, and without one for caches.
 
-| sampler | ms a step | positions a step | beside | of |
+| sampler | ms a step | positions per step | beside | of |
 |---|---|---|---|---|
 """
 
@@ -58,7 +58,7 @@ class Cost(NamedTuple):
     """What the first steps of a decode cost."""
 
     seconds: float
-    fed: float  # positions a step
+    fed: float  # positions per step
 
 
 def decode(model: pardec.Model, spec: str, ids: torch.Tensor, steps: int) -> Cost:

@@ -141,7 +141,7 @@ def stages() -> None:
 
 
 def caches() -> None:
-    """Which of 24 positions a step inside the second block computes, and which it reads from the cache."""
+    """Which of 24 positions per step inside the second block computes, and which it reads from the cache."""
     groups = [("prompt", 6), ("block 1, done", 6), ("block 2, being decoded", 6), ("block 3, still masked", 6)]
     rows = [("@none", {0, 1, 2, 3}), ("@prefix", {2, 3}), ("@dual", {2}), ("@block", {2})]
     width, left = 26, 78

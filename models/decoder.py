@@ -161,7 +161,7 @@ class Decoder(nn.Module):
         return self.unembed(self.norm.forward(states))
 
     def unembed(self, normed: Tensor) -> Tensor:
-        """The head alone: states behind the final norm [M, E] -> logits [M, V] in the model's dtype."""
+        """The head alone: states after the final norm [M, E] -> logits [M, V] in the model's dtype."""
         logits = self.head.forward(normed)
         if self.config.logit_cap is not None:
             logits = (logits / self.config.logit_cap).tanh() * self.config.logit_cap

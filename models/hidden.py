@@ -27,7 +27,7 @@ class TargetStates:
     """The states of a target that a drafter reads at every position."""
 
     layers: tuple[int, ...] = ()  # outputs of these layers, side by side in this order; -1 is the embedding
-    normed: bool = False  # behind them the state after the final norm
+    normed: bool = False  # after them the state after the final norm
 
     def of(self, hidden: Hidden) -> Tensor:
         """[B, Q, S] of a forward whose plan has these layers in `hidden`; without the copies that guidance adds."""

@@ -34,7 +34,7 @@ Attention = Literal["bidirectional", "block-causal", "windowed-causal", "causal-
 
 @dataclass(frozen=True, slots=True)
 class BlockDenoising:
-    """How the weights of a model that is loaded as a causal one fill in a block of masks behind a text."""
+    """How the weights of a model that is loaded as a causal one fill in a block of masks after a text."""
 
     mask_id: int
     shift: Literal[0, 1]  # the logits for position p of the block stand at p - shift
@@ -136,7 +136,7 @@ class LanguageModel:
         Two kinds of attention follow the canvas; without its state they are causal.
 
         Args:
-            masks: [B, C] bool, the slots of masks. Windowed-causal attention sees them behind all others, each part in
+            masks: [B, C] bool, the slots of masks. Windowed-causal attention sees them after all others, each part in
                 the order of positions.
             begin: [B] where the active block begins. With a causal prefix all of it sees what is before it, and itself.
         """
@@ -239,9 +239,7 @@ class LanguageModel:
     def prefix_off_reason(self) -> str | None:
         """Why K/V of a prefix cannot be used for other texts that begin with it; None where they can."""
         if self.decoding_config.attention == "bidirectional":
-            return (
-                "its attention is bidirectional, so that keys and values of a prompt change with the tokens behind it"
-            )
+            return "its attention is bidirectional, so that keys and values of a prompt change with the tokens after it"
         if self.imaging is not None:
             return "its rows begin with the condition of an image, which is no token"
         if self.processes > 1:

@@ -13,7 +13,7 @@ from .plan import Plan
 
 
 class Stack(Protocol):
-    """What runs plans: the native decoder, or a transformers model behind the same contract."""
+    """What runs plans: the native decoder, or a transformers model through the same contract."""
 
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden: ...
 

@@ -28,7 +28,7 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class DrafterCard:
-    """An embedded draft module: the target it reads, and how many tokens a forward it gained there."""
+    """An embedded draft module: the target it reads, and how many tokens per forward it gained there."""
 
     name: str
     kind: str

@@ -1,4 +1,4 @@
-"""How far a decoded answer is from what its model predicts behind every prefix of it, with all keys and values."""
+"""How far a decoded answer is from what its model predicts after every prefix of it, with all keys and values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Deviation:
     """One number a row.
 
     Attributes:
-        agreement: the share of the generated tokens that are the model's likeliest behind the text before them.
+        agreement: the share of the generated tokens that are the model's likeliest after the text before them.
         nats: the mean absolute difference of log-probability between the decoding, with its cache, and the model.
     """
 
@@ -39,7 +39,7 @@ def deviation(model: LanguageModel, result: Result) -> Deviation:
     """
     if not result.trace.accepted or result.latents is not None or result.grid:
         raise SpecError(
-            "only texts of autoregressive models can be compared with what the model predicts behind each prefix",
+            "only texts of autoregressive models can be compared with what the model predicts after each prefix",
             hint="masked models commit tokens in any order, so that there is no such prefix",
         )
     agreement, nats = list[float](), list[float]()

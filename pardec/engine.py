@@ -125,7 +125,7 @@ class Engine:
             raise ModelError(
                 f"the weights of {self.name} were replaced after this request was prepared (version {version}, now "
                 f"{self.network.weights_version}): its keys and values are those of the old ones",
-                "finish or close requests before load_weights, and start them again behind it",
+                "finish or close requests before load_weights, and start them again after it",
             )
 
     @property

@@ -49,7 +49,7 @@ class MemoryPlan:
         largest_k: depth of drafts that fits `batch` rows, at most the spec's; 0 if none does; None: it drafts no chain.
         largest_tree: drafted tokens of a tree that fit, at most the spec's; None: its shape has no such number.
         least: the peak with drafts of one token, below which there is no speculation.
-        speedup: tokens a round over its cost in the target's forwards, for chains of the spec's depth and the given
+        speedup: tokens per round over its cost in the target's forwards, for chains of the spec's depth and the given
             acceptance: a lower bound for a tree, whose likeliest path is such a chain.
         speedup_within: the same at `largest_k`, which a budget leaves.
         pays_from: the least probability of accepting a token at which drafting is faster than decoding one by one.
@@ -204,7 +204,7 @@ class _Sizes:
         return stored_bytes(stage.store, shapes, like.k[0].dtype, rows=rows, capacity=slots, scratch=scratch)
 
     def _work(self, batch: int, width: int, extent: int, plain: bool) -> int:
-        """What a forward of `width` queries a row over `extent` slots computes on the way in its widest layer."""
+        """What a forward of `width` queries per row over `extent` slots computes on the way in its widest layer."""
         config = getattr(self.model.decoder, "config", None)
         tokens, size, on_cpu = batch * width, self.model.dtype.itemsize, self.model.device.type == "cpu"
         if config is None or not hasattr(config, "mlp_width"):  # of transformers: what is usual

@@ -28,8 +28,8 @@ class Result(ResultData):
 
         Returns:
             prompts [B, P] int64 and prompt_mask [B, P] bool; tokens [B, T] int64, mask [B, T] bool and step_map
-            [B, T] int64 (-1 behind a row); with `logprobs`, token_logprobs [B, T], and top_ids and top_logprobs
-            [B, T, k]; with `logprob_ids`, candidate_logprobs [B, T, c]; NaN, and ids of -1, behind a row.
+            [B, T] int64 (-1 after a row); with `logprobs`, token_logprobs [B, T], and top_ids and top_logprobs
+            [B, T, k]; with `logprob_ids`, candidate_logprobs [B, T, c]; NaN, and ids of -1, after a row.
 
         Raises:
             SpecError: the tokens are continuous.
@@ -41,7 +41,7 @@ class Result(ResultData):
         if self.shown:
             content = "image" if self.shown[0] is None else "no class" if self.shown[0] == -1 else self.shown[0]
         more = f" and {len(self.tokens) - 1} more" if len(self.tokens) > 1 else ""
-        summary = f"{self.spec}, nfe {self.nfe}, {self.tokens_per_forward:.2f} tokens a forward"
+        summary = f"{self.spec}, nfe {self.nfe}, {self.tokens_per_forward:.2f} tokens per forward"
         return plain(f"<Result {content!r}{more}: {summary}>")
 
     def _repr_html_(self) -> str:

@@ -45,7 +45,7 @@ class ResultData:
     Attributes:
         sequences: [B, L] int64, prompt and generation, right-padded; for a masked model the whole canvas. Continuous
             tokens have no ids: [B, 0].
-        tokens: ids per row behind the prompt, cut after the first end token that was generated, or the token that
+        tokens: ids per row after the prompt, cut after the first end token that was generated, or the token that
             completes a stop string; none for continuous tokens.
         latents: the continuous tokens of images, [B, h, w, d] float32; None for discrete tokens.
         text: the same as text, special tokens left out and cut before a stop string; None without a tokenizer.
@@ -144,7 +144,7 @@ class ResultData:
         return None if form is None or self.text is None else [json.loads(text) for text in self.text]
 
     def span(self, row: int) -> slice:
-        """The positions of a row's tokens in the trace: behind the prompt, up to and with the first end token."""
+        """The positions of a row's tokens in the trace: after the prompt, up to and with the first end token."""
         start = self.prompts[row]
         return slice(start, start + (len(self.tokens[row]) if self.latents is None else self.generated[row]))
 

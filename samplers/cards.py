@@ -295,7 +295,7 @@ def name_of(stage: object) -> str:
 
 
 def cards_named(name: str) -> list[Card]:
-    """The cards of every method of this name, one a family; UnknownNameError names the nearest if there is none."""
+    """The cards of every method of this name, one per family; UnknownNameError names the nearest if there is none."""
     _load_all()
     matches = [card for card in _methods.values() if card.name == name]
     if not matches:

@@ -99,9 +99,9 @@ PRESETS = (
         "prophet",
         "fixed+prophet:start=202,length=5,decided=true",
         "arXiv:2508.19982",
-        "Prophet on GSM8K: the answer stands behind a suffix at offset 200 (give it by template=)",
+        "Prophet on GSM8K: the answer stands after a suffix at offset 200 (give it by template=)",
         _BLOCKS,
-        "the suffix that the answer stands behind, at offset 200",
+        "the suffix that the answer stands after, at offset 200",
     ),
     Preset("entropy-bound", "entropy_bound:gamma=0.1", "arXiv:2505.24857", "EB-Sampler: 0.1 nat of shared information"),
     *(
@@ -372,7 +372,7 @@ def presets() -> tuple[Preset, ...]:
 
 
 def preset(name: str) -> Preset:
-    """The preset called `name`, with or without `preset:` before it; parameters behind it are of its first method.
+    """The preset called `name`, with or without `preset:` before it; parameters after it are of its first method.
 
     >>> preset("preset:hydra:name=FOLDER,k=2").spec
     'hydra:name=FOLDER,k=2+paths:tree=mc_sim_7b_63,top=true'

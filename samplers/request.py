@@ -32,7 +32,7 @@ class Request:
         repetition_penalty: makes tokens that stand in the row less likely; None is off.
         min_new_tokens: at this many positions after the prompt no end token is committed.
         cfg: guidance scale in l_u + cfg * (l_c - l_u); None is off.
-        cfg_interval: of images: tokens behind the first interval + 2 are not guided; None guides all.
+        cfg_interval: of images: tokens after the first interval + 2 are not guided; None guides all.
         conditions: of images: what each row shows; positions before the first image token hold -1.
         prefix: what the model makes of the conditions.
         size: of images: height and width in pixels; None is the model's own.
@@ -151,7 +151,7 @@ class Grammar(Protocol):
     def mask(self, ids: Sequence[int]) -> np.ndarray:
         """[V] bool: what may follow the generated `ids`, at least one token; it depends on them alone.
 
-        Behind ids that the grammar does not allow the answer means nothing.
+        After ids that the grammar does not allow the answer means nothing.
         """
         ...
 

@@ -95,7 +95,7 @@ def build_single(spec: Spec, family: Family, what: str) -> tuple[Spec, str, Any]
 def by_stage(spec: Spec, family: Family) -> dict[str, Named]:
     """The methods of a spec, by their stages, all of which the family has.
 
-    Raises SpecError for a cache that does not follow '@', and for what is none behind it.
+    Raises SpecError for a cache that does not follow '@', and for what is none after it.
     """
     stages: dict[str, Named] = {stage: [] for stage in STAGES_OF[family]}
     for part in spec.every:

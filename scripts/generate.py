@@ -90,7 +90,7 @@ CONTRACTS = {
         ("budget", "stop", "observe"),
         "[B] tokens; [B] bool, or None; nothing",
     ),
-    ("ar", "logits"): ("how the target's logits change", ("scores",), "logits [N, V] behind N texts"),
+    ("ar", "logits"): ("how the target's logits change", ("scores",), "logits [N, V] after N texts"),
     ("ar", "cache"): (
         "how the target's K/V are stored, and which of them a forward reads",
         ("new_cache", "max_depth", "settle"),

@@ -50,7 +50,7 @@ def main() -> int:
         for sampler in given.sampler or samplers:
             settings = with_defaults(model.imaging, {**shaping, "sampler": sampler})  # of the checkpoint's authors
             result = model.generate(**what, num_images=given.images, seed=given.seed, **settings)
-            rate = f"{sum(result.nfe):4d} forwards  {result.tokens_per_forward:5.2f} tokens a forward"
+            rate = f"{sum(result.nfe):4d} forwards  {result.tokens_per_forward:5.2f} tokens per forward"
             parts = "".join(f", {name} {seconds:.2f} s" for name, seconds in result.timing.parts.items())
             print(f"{sampler:24s} {rate}  {result.timing.total_s:6.2f} s{parts}  {result.exact}")
             if given.out is not None and result.images:

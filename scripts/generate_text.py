@@ -44,7 +44,7 @@ def main() -> int:
         prompt = [{"role": "user", "content": given.prompt}] if given.chat else given.prompt
         for sampler in given.sampler or samplers_of(model):
             result = model.generate(prompt, sampler=sampler, max_new_tokens=given.tokens)
-            rate = f"{result.nfe[0]:4d} forwards  {result.tokens_per_forward:5.2f} tokens a forward"
+            rate = f"{result.nfe[0]:4d} forwards  {result.tokens_per_forward:5.2f} tokens per forward"
             print(f"{sampler:24s} {rate}  {result.timing.total_s:6.2f} s  {result.text[0] if result.text else ''}")
             if given.save is not None:
                 result.save(given.save / sampler.replace(":", "-").replace("@", "-"))

@@ -1,7 +1,7 @@
 """Lets type checkers see pardec in an editable install of this checkout.
 
 pip finds such an install by a hook that only a running Python asks, so mypy and editors see nothing (`Any`). PEP 561
-has a place for types beside a package, `pardec-stubs`; here it is made of links, one a file. Nothing is
+has a place for types beside a package, `pardec-stubs`; here it is made of links, one per file. Nothing is
 imported from there. `scripts/install` runs this with the environment's own Python, each time anew.
 """
 

@@ -26,7 +26,7 @@ SPACE = "▁"
 SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>", "<mask>")
 PIECE = rf"{SPACE}?[0-9]|{SPACE}?[A-Za-z']+|{SPACE}?[^\s{SPACE}A-Za-z0-9']|{SPACE}"
 SPACED_MARKS = '+-*/={["('  # punctuation that the tasks write after a space
-# the last user message after <bos>, and what the assistant said to it; the models answer straight behind the prompt
+# the last user message after <bos>, and what the assistant said to it; the models answer straight after the prompt
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% set last = namespace(user=0) %}"
     "{% for message in messages if message['role'] == 'user' %}{% set last.user = loop.index0 %}{% endfor %}"
@@ -71,7 +71,7 @@ def build() -> Tokenizer:
 
 
 def build_bytes() -> Tokenizer:
-    """A tokenizer whose tokens are the 256 bytes, behind the special ones but the mask."""
+    """A tokenizer whose tokens are the 256 bytes, after the special ones but the mask."""
     special = SPECIAL[:-1]
     vocab = {token: index for index, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     tokenizer = Tokenizer(models.BPE(vocab, []))

@@ -1,11 +1,11 @@
-"""The tree of paths, with the prompt tokens behind each node, that gains the most for hit rates; printed as a spec.
+"""The tree of paths, with the prompt tokens after each node, that gains the most for hit rates; printed as a spec.
 
     python scripts/prompt_tree.py tiny-llama-prompts --rates "0.6 0.15 / 0.4 0.1 / 0.3 0.1" --inputs 24
     python scripts/prompt_tree.py FOLDER --rates rates.json --seconds "8:0.021 16:0.024 32:0.035 64:0.061"
 
-Rates are how often the token of rank 0, 1, .. is right behind a node of depth 0, 1, ..: of a text, or of a file with
+Rates are how often the token of rank 0, 1, .. is right after a node of depth 0, 1, ..: of a text, or of a file with
 lists of lists. With `--seconds`, times of forwards by their inputs, the number of inputs is chosen, too: the tree of
-the most tokens a second. Measure them where the tree is to run: on a processor they grow with every input.
+the most tokens per second. Measure them where the tree is to run: on a processor they grow with every input.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (SpecError, ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
     print(tree.spec(options.name, len(rates)))
-    print(f"{tree.tokens:.3f} tokens a round expected, {tree.inputs} inputs", file=sys.stderr)
+    print(f"{tree.tokens:.3f} tokens per round expected, {tree.inputs} inputs", file=sys.stderr)
 
 
 if __name__ == "__main__":

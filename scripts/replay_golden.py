@@ -40,7 +40,7 @@ DECLARED = {
     "dinfer-fast-*-earlystop": "what follows an end token, committed or not, prompt included, is overwritten",
     "llada2-pipe-eos*": "a row ends at an end token though tokens before it may still be edited",
     "sjd-init-[0-3]": "start tokens of a row copy the last known one, here the cell to the left, which may be a copy",
-    "llada2-pipe-tail": "positions behind the canvas, which nothing sees, take a share of the schedule",
+    "llada2-pipe-tail": "positions after the canvas, which nothing sees, take a share of the schedule",
 }
 
 

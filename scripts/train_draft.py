@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--decay", type=float, default=0.8, help="of the loss from depth to depth")
     run.add_argument("--minutes", type=float, help="wall-clock length of the training, resumed parts included")
     run.add_argument("--steps", type=int, help="length in steps, in place of --minutes")
-    run.add_argument("--batch", type=int, default=3000, help="tokens a step")
+    run.add_argument("--batch", type=int, default=3000, help="tokens per step")
     run.add_argument("--lr", type=float, help="peak learning rate")
     run.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
     run.add_argument("--weight-decay", type=float, default=0.02)

@@ -5,14 +5,14 @@
 The labels are AutoJudge's (https://arxiv.org/abs/2504.20039), without annotators. The target answers a problem of the
 train split. At the first token that the drafter would have written otherwise, the drafter's token is put in its stead
 and the target finishes the answer: if that is still right the token is unimportant, and the new answer takes the old
-one's part, else the token is important and the answer stays. So on behind it, until the two agree to the end. An answer
+one's part, else the token is important and the answer stays. So on after it, until the two agree to the end. An answer
 that gets longer is not right: it takes the forwards that were saved. Problems that the target gets wrong say nothing of
 its tokens and are left out.
 
 The head reads the target's normed state at each of these tokens: standardised, then logistic regression, its penalty
 chosen by the AUC on problems that were held back. The threshold keeps `--recall` of their important tokens. Last,
 held-out problems are decoded with a grid of thresholds; what they gave is in card.json. Mined problems lie in the file
---labels, one a line; a command that finds some goes on behind them.
+--labels, one per line; a command that finds some goes on after them.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from pardec.models.plan import Plan  # noqa: E402
 from pardec.samplers.ops.judge_heads import JudgeHead  # noqa: E402
 
 NEW = 64  # tokens of an answer
-SLACK = 2  # by which a right answer may be longer than the target's own: what is gained is lost behind it otherwise
+SLACK = 2  # by which a right answer may be longer than the target's own: what is gained is lost after it otherwise
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the squared weights
 THRESHOLDS = (0.0, 0.05, 0.1, 0.2, 0.4)
 Score = Callable[[Sequence[int]], float]  # of the tokens of an answer
-Continue = Callable[[list[list[int]]], list[list[int]]]  # texts -> the tokens that the target writes behind them
-Choices = Callable[[list[list[int]]], list[list[int]]]  # texts -> what the drafter would write behind each token
+Continue = Callable[[list[list[int]]], list[list[int]]]  # texts -> the tokens that the target writes after them
+Choices = Callable[[list[list[int]]], list[list[int]]]  # texts -> what the drafter would write after each token
 
 
 @dataclass
@@ -130,7 +130,7 @@ def drafter_choices(model: pardec.Model, drafter: str) -> Choices:
 def mined(
     model: pardec.Model, drafter: str, task: str, count: int, *, seed: int, batch: int, known: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """One line a problem of the train split behind the first `known`: its labels, none where the target is wrong."""
+    """One line a problem of the train split after the first `known`: its labels, none where the target is wrong."""
     source, ends = pardec.task(task), frozenset(model.network.decoding_config.eos_ids)
     choices, tokenizer = drafter_choices(model, drafter), model.tokenizer
 

@@ -60,7 +60,7 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--state", type=Path, help="folder of state and log (default runs/<model>)")
     parser.add_argument("--fresh", action="store_true", help="start over though there is a state")
     parser.add_argument("--shape", default="", help="changed sizes, e.g. hidden_size=64,num_hidden_layers=2")
-    parser.add_argument("--exits", default="", help="layers behind which the head learns too, as 1-2-4: for `sorted`")
+    parser.add_argument("--exits", default="", help="layers after which the head learns too, as 1-2-4: for `sorted`")
     given = parser.parse_args(argv)
     if (given.minutes is None) == (given.steps is None):
         parser.error("give one of --minutes and --steps")

@@ -49,7 +49,7 @@ def test_what_the_two_copies_see() -> None:
 
 
 def test_training_sees_what_decoding_sees(tmp_path: Path) -> None:
-    """The logits of each block are those of pardec's block-causal forward behind clean blocks."""
+    """The logits of each block are those of pardec's block-causal forward after clean blocks."""
     run = adaptation(tmp_path, 0)
     run.train()
     engine = pardec.load(tmp_path / "out", device="cpu", dtype="float32").language_model

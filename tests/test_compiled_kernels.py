@@ -268,7 +268,7 @@ def cases() -> dict[str, Callable[[], object]]:
         add(attention, kind, FULL)
     add(attention, "segments")
     add(attention, "trees", dim=24)
-    add(attention, "trees", HALF, queries=16, slots=3000, dim=64, kv=8)  # in parts, of two queries a block
+    add(attention, "trees", HALF, queries=16, slots=3000, dim=64, kv=8)  # in parts, of two queries per block
     add(attention, "blocks", dim=80, queries=512)
     add(attention, "bidirectional", FULL, queries=1, slots=4096, kv=8)
     add(attention, "causal", queries=1, slots=1, batch=1, heads=1, kv=1)

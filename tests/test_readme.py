@@ -108,7 +108,7 @@ assert run(["show", "surest"]) == 0
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    assert "positions a step" in done.stdout
+    assert "positions per step" in done.stdout
 
 
 def test_the_changelog_has_a_dated_section_for_this_version() -> None:

@@ -268,7 +268,7 @@ def test_what_captions_say_in_numbers() -> None:
     assert row[red] == 1  # small, circle, the first
     assert row[blue] == 1 + 3 + 2 + 6  # large, triangle, the second
     assert sorted(row[:6]) == [0, 0, 0, 0, 1, 12]
-    assert row[6:] == [9, 2]  # the first relation behind nine places; white
+    assert row[6:] == [9, 2]  # the first relation after nine places; white
     assert all(value < kinds for value, kinds in zip(row, words.KINDS, strict=True))
 
 

@@ -48,7 +48,7 @@ def _quote(name: str, chosen: Sequence[tuple[Table, Sequence[Row]]]) -> str:
 
 
 def _table(chosen: Sequence[tuple[Table, Sequence[Row]]]) -> str:
-    """The rows, behind the table's first, which is the baseline; with the heading where there are several tables."""
+    """The rows, after the table's first, which is the baseline; with the heading where there are several tables."""
     first, _ = chosen[0]
     named = any(one.heading for one, _ in chosen)
     shown = [

@@ -175,7 +175,7 @@ def _parameters(card: Any) -> str:
 
 
 def _kind(hint: Any) -> str:
-    """What may stand behind the name, in words."""
+    """What may follow the name, in words."""
     if get_origin(hint) is Literal:
         return " or ".join(f"`{value}`" for value in get_args(hint))
     if get_args(hint) and type(None) in get_args(hint):

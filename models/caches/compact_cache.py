@@ -1,4 +1,4 @@
-"""A cache of chosen slots: copies of keys and values of a longer text, and room for the tokens behind it.
+"""A cache of chosen slots: copies of keys and values of a longer text, and room for the tokens after it.
 
     slot j < filled[b] of layer l and head h:  K/V of the text's slot chosen[l][b, j, h]
     slot filled[b] + i:                        K/V of the text's slot first[b] + i
@@ -35,7 +35,7 @@ class CompactCache(KVCache):
 
     Attributes:
         filled: [B] on the host: slots with copies.
-        first: [B] on the host: the first slot of the text that stands behind them.
+        first: [B] on the host: the first slot of the text that stands after them.
     """
 
     by_row: ClassVar[tuple[str, ...]] = ("filled", "first", "holes")
@@ -65,7 +65,7 @@ class CompactCache(KVCache):
     def fill(
         self, source: KVCache, rows: np.ndarray, chosen: Sequence[Tensor], first: np.ndarray, stop: np.ndarray
     ) -> None:
-        """Begins some rows anew: copies of chosen slots, and behind them of the text's slots first[b] .. stop[b] - 1.
+        """Begins some rows anew: copies of chosen slots, and after them of the text's slots first[b] .. stop[b] - 1.
 
         Args:
             source: the cache of the whole text, with the same rows as this one.
@@ -101,11 +101,11 @@ class CompactCache(KVCache):
         self.copy(source, start, behind)
 
     def copy(self, source: KVCache, start: np.ndarray, stop: np.ndarray) -> None:
-        """Copies the text's slots start[b] .. stop[b] - 1, at or behind `first`, from `source`, for all rows."""
+        """Copies the text's slots start[b] .. stop[b] - 1, at or after `first`, from `source`, for all rows."""
         _copy_slots(source, np.zeros_like(start), self, self.gap, start, stop)
 
     def give(self, target: KVCache, start: np.ndarray, stop: np.ndarray) -> None:
-        """Copies the text's slots start[b] .. stop[b] - 1, at or behind `first`, to `target`."""
+        """Copies the text's slots start[b] .. stop[b] - 1, at or after `first`, to `target`."""
         _copy_slots(self, self.gap, target, np.zeros_like(start), start, stop)
 
     def layout(self, plan: Plan) -> Plan:

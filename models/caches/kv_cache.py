@@ -50,7 +50,7 @@ class KVCache:
         device: torch.device | str | Sequence[torch.device] = "cpu",
         shared: int = 0,
     ) -> None:
-        """Raises CapacityError for a batch or capacity below 1. Shape and device may be one a layer.
+        """Raises CapacityError for a batch or capacity below 1. Shape and device may be one per layer.
 
         `shared` of the first slots are the same for all rows; at least one slot is a row's own.
         """
@@ -77,7 +77,7 @@ class KVCache:
 
         self.copies = 1  # of each sequence: rows 0 .. R-1 are the first copy of all of them, then come the second ones
         self.ids = torch.arange(batch)  # [R] on the host: which sequence of the first ones each row still is
-        self.shift: Tensor | None = None  # [copies * R] slots by which a row's own lie behind those that are named
+        self.shift: Tensor | None = None  # [copies * R] slots by which a row's own lie after those that are named
         self._views: dict[tuple[int, int, int], list[Views]] = {}
 
     @property
@@ -125,7 +125,7 @@ class KVCache:
         return None
 
     def slots(self, plan: Plan, *, in_parts: bool = False) -> Slots:
-        """Where `plan` writes: computed once a forward, for all layers.
+        """Where `plan` writes: computed once per forward, for all layers.
 
         Raises CacheError where there is a shared part and the caller does not attend `in_parts`.
         """
@@ -137,7 +137,7 @@ class KVCache:
         return Slots(self, plan)
 
     def flat(self, plan: Plan) -> Tensor:
-        """Where `plan` writes, as flat indices [B * Q] into the rows' own slots and a bin behind those of each."""
+        """Where `plan` writes, as flat indices [B * Q] into the rows' own slots and a bin after those of each."""
         rows = plan.rows if plan.rows is not None else torch.arange(plan.batch, device=plan.slots.device)
         self._demand_own(plan.slots)
         return self._flat(rows, plan.slots)

@@ -4,7 +4,7 @@
 
 SGLang: Efficient Execution of Structured Language Model Programs, https://arxiv.org/abs/2312.07104
 
-So two texts with the same first tokens share them, whatever the sampler, the seed and the tokens behind. A row has a
+So two texts with the same first tokens share them, whatever the sampler, the seed and the tokens after. A row has a
 lease of the blocks that it has copied or stored, which are not evicted before it ends. Of the others, those that no
 stored text goes on from are evicted, the least recently used first. Not thread-safe: one thread decodes.
 """
@@ -26,7 +26,7 @@ from .kv_cache import KVCache
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """The tokens of one block behind those of the blocks above it."""
+    """The tokens of one block after those of the blocks above it."""
 
     key: bytes  # its token ids
     above: Block | None  # None for the root, which has no tokens

@@ -98,13 +98,13 @@ class ReuseCache(KVCache):
         return whole
 
     def _least(self, cosine: Tensor, plan: Plan, index: int) -> Tensor | None:
-        """[B, M] the queries that a layer computes, in the order of their slots, -1 behind those of a row; None: all.
+        """[B, M] the queries that a layer computes, in the order of their slots, -1 after those of a row; None: all.
 
         `cosine` is [B, Q].
         """
         assert plan.similar is not None
         queries = plan.slots >= 0
-        if self._counted is None or self._counted[0] is not plan:  # read once a forward: the host waits for it
+        if self._counted is None or self._counted[0] is not plan:  # read once per forward: the host waits for it
             self._counted = plan, queries.sum(1).cpu(), plan.similar.cpu()
         _, every, similar = self._counted
         count = (every.double() * self.reuse.shares[index]).long().clamp(min=1).minimum(every)

@@ -6,7 +6,7 @@ LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language Models, 
     a query at position p sees slot s  iff  s < sink  or  s > p - window
     slot s of the text stands in slot s, or from `sink` on in slot sink + (s - sink) mod R
 
-R is the window and room for the nodes of a draft, so that no query of a round loses what it sees to one behind it. A
+R is the window and room for the nodes of a draft, so that no query of a round loses what it sees to one after it. A
 prompt that does not fit is attended to block by block as it is fed, and of it only what stays visible is stored.
 """
 
@@ -34,7 +34,7 @@ class WindowCache(KVCache):
     ) -> None:
         """Takes the storage of `plain`, which has sink + window + nodes - 1 slots, for texts of up to `reach` slots.
 
-        `nodes` are the most that a forward feeds behind the prompt. `far` says where sinks from before the window
+        `nodes` are the most that a forward feeds after the prompt. `far` says where sinks from before the window
         stand for a query, which meets them as one at position `window`; None: it meets them as it is.
         """
         vars(self).update(vars(plain))
@@ -43,7 +43,7 @@ class WindowCache(KVCache):
 
     @property
     def ring(self) -> int:
-        """R: slots behind the sinks."""
+        """R: slots after the sinks."""
         return self.capacity - self.sink
 
     def layout(self, plan: Plan) -> Plan:
@@ -85,8 +85,8 @@ class WindowCache(KVCache):
         order = torch.arange(plan.width, device=plan.slots.device)
         if plan.slots.device.type == "cpu" and bool(((plan.slots != order) & (plan.slots >= 0)).any()):
             raise CacheError(
-                f"{plan.width} tokens behind others do not fit into a window of {self.window}",
-                "feed a prompt at once, and drafts behind it",
+                f"{plan.width} tokens after others do not fit into a window of {self.window}",
+                "feed a prompt at once, and drafts after it",
             )
         stays = (plan.slots < self.sink) | (plan.slots >= plan.lengths[:, None] - self.ring)
         return replace(

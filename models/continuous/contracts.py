@@ -54,7 +54,7 @@ class Gaussian:
 class Fed:
     """The tokens that a backbone with a cache was fed; those of guidance are as many again."""
 
-    spans: np.ndarray  # [R, 2] int64: the first one that the last call fed to each of its rows, and behind the last one
+    spans: np.ndarray  # [R, 2] int64: the first one that the last call fed to each of its rows, and after the last one
     prompts: np.ndarray  # [B] int64: tokens of the prompts of each condition, guidance included
 
 

@@ -40,7 +40,7 @@ class Modulated(nn.Module):
         super().__init__()
         self.in_ln = nn.LayerNorm(width, eps=EPS)
         self.mlp = nn.ModuleDict({"0": Linear(width, width), "2": Linear(width, width)})
-        self.adaLN_modulation = nn.ModuleDict({"1": Linear(width, 3 * width)})  # behind a SiLU that all share
+        self.adaLN_modulation = nn.ModuleDict({"1": Linear(width, 3 * width)})  # after a SiLU that all share
 
     def modulations(self, y: Tensor) -> Modulations:
         shift, scale, gate = self.adaLN_modulation["1"](y).chunk(3, -1)

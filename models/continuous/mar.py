@@ -26,7 +26,7 @@ class LayerCache:
     def __init__(self) -> None:
         self.k, self.v = torch.empty(0), torch.empty(0)  # [R, H, L, D / H]
         self.at: Tensor | None = None  # [R, K] the positions that the coming calls compute; None: they replace all
-        self.first: int | None = None  # instead: so many at the beginning, and new ones behind the end
+        self.first: int | None = None  # instead: so many at the beginning, and new ones after the end
 
     def put(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keeps what a call computes, and returns the keys and values of all positions."""
@@ -156,7 +156,7 @@ class MARBackbone(nn.Module):
         rows, width = len(x), x.shape[-1]
         first, known = x[:, : self.buffer], x[:, self.buffer :]
         canvas = self.mask_token.to(x.dtype).expand(rows, self.tokens + 1, width)
-        # Padding goes to a position behind the last token.
+        # Padding goes to a position after the last token.
         canvas = canvas.scatter(1, index[..., None].expand(-1, -1, width), known)[:, : self.tokens]
         return torch.cat((first, canvas), 1)
 

@@ -5,7 +5,7 @@ NextStep-1: Toward Autoregressive Image Generation with Continuous Tokens at Sca
     input    caption <|image_area|>rows*columns <boi>, then in_projector(token 0), in_projector(token 1), ...
     state    cond_embed(out_projector(norm(h))) of token i, from the output h at the position before it
 
-Guidance feeds the same tokens behind a second prompt. Keys and values of both are cached for the length of a request.
+Guidance feeds the same tokens after a second prompt. Keys and values of both are cached for the length of a request.
 Letters: B rows of a request, C rows of the cache (B, or 2 B with guidance), R rows of a call, S tokens of an image,
 d values of a token, E width, N wanted tokens.
 """
@@ -103,7 +103,7 @@ class NextStepReader:
         return out
 
     def conditions(self, outputs: Tensor) -> Tensor:
-        """Outputs [..., E] of the decoder, behind its last norm, as the head adds them to times."""
+        """Outputs [..., E] of the decoder, after its last norm, as the head adds them to times."""
         out: Tensor = self.head.cond_embed(self.projectors.image_out_projector(outputs))
         return out
 
@@ -139,7 +139,7 @@ class NextStepSession:
         plan = Plan.full(ids, Visible.causal(), self.prefix)
         hidden = reader.decoder(plan, self.cache)
         last = (self.prefix - 1)[:, None, None].expand(-1, 1, hidden.states.shape[-1])
-        self.first = hidden.normed().gather(1, last)[:, 0]  # [C, E] the output behind each prompt
+        self.first = hidden.normed().gather(1, last)[:, 0]  # [C, E] the output after each prompt
 
     def start(self, conditions: Sequence[Condition], *, size: tuple[int, int] | None, guided: bool) -> NextStepSession:
         """Of other conditions."""
@@ -180,7 +180,7 @@ class NextStepSession:
         self.fed = Fed(spans.cpu().numpy(), self.fed.prompts)
         feeding = (stop > start).nonzero()[:, 0]
         outputs = self._feed(rows[feeding], tokens[feeding], start[feeding], stop[feeding])
-        # What was fed again, and is the same, leaves what stands behind it valid.
+        # What was fed again, and is the same, leaves what stands after it valid.
         self.count[rows] = torch.where((stop > start) & (stop > cached), stop, count)
         row, token = wanted.nonzero(as_tuple=True)
         result: Tensor = self.first[rows[row]]

@@ -6,9 +6,9 @@ DFlash 2, https://github.com/z-lab/dflash (`DFlash2DraftModel`)
 
     c_i = norm(fc [f_a; f_b; ..]_i)      of the target's states at verified positions i
     layer:  q of the block, [last token, mask, mask, ..];  k, v of c_i and of the block;  k by rotation at its position
-    logits of the token j places behind the last one = head(norm(h_j))
+    logits of the token j places after the last one = head(norm(h_j))
 
-K/V of the context are made once and stay in a cache; those of the block lie behind it until the context is that long.
+K/V of the context are made once and stay in a cache; those of the block lie after it until the context is that long.
 The queries of a block see each other, both ways. DSpark's first query drafts, too, a Markov head adds what the token
 before does (see `dflash_heads`), and a^_j = sigmoid(w [h_j; W1 token] + b) estimates whether a token is accepted.
 DFlash 2 convolves what enters and leaves attention and MLP along the block (see `dflash_conv`), and a selector scores
@@ -279,7 +279,7 @@ def _rope(config: DecoderConfig) -> Rope:
 KIND = register(
     DraftKind(
         "dflash",
-        "DFlash, DFlash 2 and DSpark: a block of masks behind the target's states, denoised in one pass",
+        "DFlash, DFlash 2 and DSpark: a block of masks after the target's states, denoised in one pass",
         is_dflash,
         load,
         {

@@ -4,7 +4,7 @@ DFlash 2, https://github.com/z-lab/dflash (`DFlash2DraftModel`)
 
     out[i, c] = sum over taps t of (base[t, c] + d[i, t, g(c)]) x[i - t, c];   d = P x, g(c) the group of channel c
 
-x is 0 in front of the block. One projection of a layer's input gives the kernels of its input and of its output.
+x is 0 before the block. One projection of a layer's input gives the kernels of its input and of its output.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ DFlash 2, https://github.com/z-lab/dflash (`DFlash2DraftModel`)
 
     selector: bias_b = <W1[token] * H h, W2[b]> of the K likeliest ids b there;  the others are not drafted
 
-s is 0 in front of the block and is handed on along the drafted path, so that siblings have one each.
+s is 0 before the block and is handed on along the drafted path, so that siblings have one each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Transition(nn.Module):
     """The Markov head of one type."""
 
     def __init__(self, kind: str, *, ids: int, drafted: int, rank: int, width: int) -> None:
-        """Biases of `drafted` ids behind a token of `ids`."""
+        """Biases of `drafted` ids after a token of `ids`."""
         super().__init__()
         self.kind, self.rank = kind, rank
         self.table = nn.Parameter(torch.empty(ids, rank))
@@ -54,7 +54,7 @@ class Transition(nn.Module):
     def scores(
         self, raw: Tensor, embedded: Tensor, states: Tensor, memory: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits [..., Vd] behind the tokens, and what the children's `memory` is; `raw` [..., Vd] are without them."""
+        """Logits [..., Vd] after the tokens, and what the children's `memory` is; `raw` [..., Vd] are without them."""
         bias, memory = self(embedded, states, memory)
         return raw + bias, memory
 
@@ -101,7 +101,7 @@ class Selector(nn.Module):
     def scores(
         self, raw: Tensor, embedded: Tensor, states: Tensor, memory: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits [B, K, V] behind tokens `embedded` [B, K, r]; -inf for ids that are not drafted.
+        """Logits [B, K, V] after tokens `embedded` [B, K, r]; -inf for ids that are not drafted.
 
         Args:
             raw: [B, 1, V] or [B, K, V], which decide on the ids.

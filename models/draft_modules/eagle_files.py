@@ -5,7 +5,7 @@
     Dovetail                 as EAGLE-1, with `fc1.*` and `gate.*` in place of `fc.*`: names of pardec's own, since the
                              authors' files were not at hand
     EAGLE-3                  `fc.weight`, `midlayer.*`, `norm.weight`, `lm_head.weight`, `d2t`, `t2d`
-    EAGLE-3, speculators     the same with `layers.0.*`, more layers behind it, and a nested config
+    EAGLE-3, speculators     the same with `layers.0.*`, more layers after it, and a nested config
 
 Tensors decide where a config can be wrong: biases, norms of heads and widths of heads are those of the file.
 """

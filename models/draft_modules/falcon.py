@@ -1,10 +1,10 @@
-"""A drafter that gives the distributions of several coming tokens a pass: blocks of pairs behind an EAGLE-1.
+"""A drafter that gives the distributions of several coming tokens a pass: blocks of pairs after an EAGLE-1.
 
 Falcon: Faster and Parallel Inference of Large Language Models through Enhanced Semi-Autoregressive Drafting and
 Custom-Designed Decoding Tree, https://arxiv.org/abs/2412.12639
 
-    block behind the pair (e(x_i), g_(i-1)):  queries (e(x_i), g_(i-1) + o_j) at its position + j;  o_0 = 0, j < k
-    query j predicts x_(i+1+j);  the next block stands behind (e(x_(i+k)), the output of query k - 1)
+    block after the pair (e(x_i), g_(i-1)):  queries (e(x_i), g_(i-1) + o_j) at its position + j;  o_0 = 0, j < k
+    query j predicts x_(i+1+j);  the next block stands after (e(x_(i+k)), the output of query k - 1)
 
 Queries j > 0 see the whole block and all before it; query 0, an EAGLE-1's own, does not see the others, so that its K/V
 are those of a committed pair. Deviates from the paper: there an LSTM couples the tokens of a block, here the learned
@@ -72,7 +72,7 @@ def _matches(config: Mapping[str, Any], published: Mapping[str, Published]) -> b
 KIND = register(
     DraftKind(
         name="falcon",
-        summary="blocks of pairs behind an EAGLE-1: several distributions a pass",
+        summary="blocks of pairs after an EAGLE-1: several distributions a pass",
         matches=_matches,
         load=load,
         published={"EAGLE-1 with block_offsets (pardec's own)": "a plain version"},

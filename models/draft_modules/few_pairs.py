@@ -17,7 +17,7 @@ from ..plan import Plan
 def few_pairs(
     layer: Int8Layer, h: Tensor, inputs: Tensor, plan: Plan, cache: KVCache, rope: Rope, *, last: bool
 ) -> Tensor | None:
-    """The states behind `layer` of pairs h [M, E], or of the `last` one alone, which attend among `inputs` [M, I].
+    """The states after `layer` of pairs h [M, E], or of the `last` one alone, which attend among `inputs` [M, I].
 
     None where the layer is to run operation by operation: for several rows, a text's first pairs, many of them, or
     another cache.

@@ -3,7 +3,7 @@
 Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding, https://arxiv.org/abs/2402.05109
 
     z_i = [h ; e(x_(t+1)) ; .. ; e(x_(t+i))],  g_i = R_i z_i + c_i + silu(W_i z_i + b_i), then Medusa's blocks
-    logits_i = U_i g_i + u_i;  h the state of token t behind the final norm
+    logits_i = U_i g_i + u_i;  h the state of token t after the final norm
     prefix-mlp (Hydra++): h~ in place of h, h~_t = norm'(layer(h_1 .. h_t))_t, a layer of the target's kind
 
 Heads that are not grounded read h alone, as Medusa's do. What a file holds decides, not its config; copies of the
@@ -35,13 +35,13 @@ from .token_heads import Head, HeadNames, matrix, read_heads
 
 _BLOCK = re.compile(r"(?P<stem>hydra_mlp\.(?P<head>\d+)\.(?P<block>\d+)\.linear)\.(?:weight|bias)")
 _ENTRY = re.compile(r"(?P<stem>hydra_mlp\.(?P<head>\d+)\.(?P<block>\d+)\.res_connection)\.(?:weight|bias)")
-_OUT = re.compile(r"(?P<stem>hydra_lm_head\.(?P<head>\d+)(?:\.\d+)?)\.(?:weight|bias)")  # behind dropout: another index
+_OUT = re.compile(r"(?P<stem>hydra_lm_head\.(?P<head>\d+)(?:\.\d+)?)\.(?:weight|bias)")  # after dropout: another index
 _PREFIX = "prefix_embeding_layer."  # spelt so
 _LEFT_OUT = re.compile(rf"input_embed_fn\.weight|{re.escape(_PREFIX)}(?:embed_tokens\.weight|.*rotary_emb\.inv_freq)")
 
 
 class Hydra(DraftModule):
-    """J heads, and for Hydra++ the layer in front of them."""
+    """J heads, and for Hydra++ the layer before them."""
 
     kind = "hydra"
     states = TargetStates(normed=True)
@@ -102,7 +102,7 @@ def _load(files: DraftFiles, target: LanguageModel) -> Hydra:
     prefix = _read_prefix(files, target, layer) if layer else None
     read = read_heads(files, target, heads, inputs=inputs)
     module = Hydra(files, target, read, grounded=grounded, prefix=prefix)
-    kinds = f"{'' if grounded else 'not '}grounded" + (", behind a layer of their own (Hydra++)" if prefix else "")
+    kinds = f"{'' if grounded else 'not '}grounded" + (", after a layer of their own (Hydra++)" if prefix else "")
     copies = dict.fromkeys(("input_embed_fn", f"{_PREFIX}embed_tokens"), target.decoder.embedding)
     own = None if prefix is None else prefix.config
     module.about = (f"{len(heads)} heads of {len(heads[0].blocks)} blocks, {kinds}", *left_out(files, own, **copies))
@@ -131,7 +131,7 @@ def _names(files: DraftFiles) -> tuple[list[HeadNames], list[str]]:
 
 
 def _read_prefix(files: DraftFiles, target: LanguageModel, names: list[str]) -> Decoder:
-    """The layer in front of the heads and its norm, of the target's shape. Raises ModelError where they do not fit."""
+    """The layer before the heads and its norm, of the target's shape. Raises ModelError where they do not fit."""
     config = _prefix_config(files, target, names)
     decoder = assemble.empty(config)
     tensors: dict[str, Tensor] = {
@@ -154,7 +154,7 @@ def _read_prefix(files: DraftFiles, target: LanguageModel, names: list[str]) -> 
         parts = [read[source] for source in sources]
         tensors[name] = matrix(*parts) if parameter.dim() > 1 else torch.cat(parts)
     if foreign := [name for name in names if name not in used]:
-        raise ModelError(f"{files.name}: the layer in front of the heads has {listed(foreign)}, which is not known")
+        raise ModelError(f"{files.name}: the layer before the heads has {listed(foreign)}, which is not known")
     for name, tensor in tensors.items():
         owner, _, leaf = name.rpartition(".")
         setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))

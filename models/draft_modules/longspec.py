@@ -51,7 +51,7 @@ class TargetKeys:
     k: Tensor  # [B, >= S, K, D]
     v: Tensor  # [B, >= S, K, D]
     count: Tensor  # [B] int64
-    uniform: int | None = None  # host knowledge: all rows have as many, and all queries stand behind them
+    uniform: int | None = None  # host knowledge: all rows have as many, and all queries stand after them
 
 
 class CrossLayer(DecoderLayer):

@@ -2,9 +2,9 @@
 
 Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads, https://arxiv.org/abs/2401.10774
 
-    g_j = h + silu(W_j h + b_j), some times;  logits_j = U_j g_j,  j = 1 .. J,  h the state behind the final norm
+    g_j = h + silu(W_j h + b_j), some times;  logits_j = U_j g_j,  j = 1 .. J,  h the state after the final norm
 
-Head j predicts the token j + 1 positions behind the one whose state it reads. How many heads and blocks there are is
+Head j predicts the token j + 1 positions after the one whose state it reads. How many heads and blocks there are is
 counted in the file: published configs name fewer. Rows of a padded vocabulary are cut off.
 """
 

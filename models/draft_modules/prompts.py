@@ -1,9 +1,9 @@
-"""Prompt tokens that draft: learned input vectors, fed behind a token, whose outputs predict the tokens after the next.
+"""Prompt tokens that draft: learned input vectors, fed after a token, whose outputs predict the tokens after the next.
 
 PPD: Hardware-Aware Parallel Prompt Decoding for Memory-Efficient Acceleration of LLM Inference,
 https://arxiv.org/abs/2405.18628
 
-    vector i of step j is fed j + 1 positions behind a token and predicts the token j + 2 positions behind it
+    vector i of step j is fed j + 1 positions after a token and predicts the token j + 2 positions after it
     logits of a step = the mean over its vectors, or their weighted sum
 
 The layout is that of peft's prompt tuning, with the authors' settings in its config: `prompt_embeddings` [s * c, E],
@@ -113,7 +113,7 @@ def _matches(config: Mapping[str, Any], published: Mapping[str, Published]) -> b
 KIND = register(
     DraftKind(
         name="prompts",
-        summary="prompt tokens of PPD: learned input vectors behind a token",
+        summary="prompt tokens of PPD: learned input vectors after a token",
         matches=_matches,
         load=load,
         published={

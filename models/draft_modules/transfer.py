@@ -2,7 +2,7 @@
 
 Parallel Decoding via Hidden Transfer for Lossless Large Language Model Acceleration, https://arxiv.org/abs/2404.12022
 
-    s_(t+j) = T_j f^(l_j)_t,  j = 1 .. k,  l_1 < .. < l_k;  it runs the layers behind l_j at position t + j
+    s_(t+j) = T_j f^(l_j)_t,  j = 1 .. k,  l_1 < .. < l_k;  it runs the layers after l_j at position t + j
     logits_j = head(norm(its output)) predict the token j + 1 positions after t
 
 f^l is the output of layer l, from 0. The authors have published no files. Layout, pardec's own: `transfer.{j}.weight`
@@ -40,10 +40,10 @@ class HiddenTransfer(DraftModule):
         self.maps = nn.ParameterList(nn.Parameter(weight, requires_grad=False) for weight in maps)
         self.steps = self.depth = self.default_k = len(maps)
         self.step = tuple(range(len(maps)))
-        self.about = (f"states are made behind layers {', '.join(map(str, layers))} of 0..{target.layers - 1}",)
+        self.about = (f"states are made after layers {', '.join(map(str, layers))} of 0..{target.layers - 1}",)
 
     def make(self, step: int, states: Tensor) -> Tensor:
-        """The states of the positions step + 1 behind those of `states` [.., E], outputs of that step's layer."""
+        """The states of the positions step + 1 after those of `states` [.., E], outputs of that step's layer."""
         return matmul(states.contiguous(), self.maps[step])
 
     def logits(self, normed: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Lumina-DiMOO: LLaDA with an image codebook behind its text vocabulary; it draws captions, and writes text.
+"""Lumina-DiMOO: LLaDA with an image codebook after its text vocabulary; it draws captions, and writes text.
 
 Lumina-DiMOO: An Omni Diffusion Large Language Model for Multi-Modal Generation and Understanding,
 https://arxiv.org/abs/2510.06308

@@ -1,4 +1,4 @@
-"""MMaDA: LLaDA with the codes of MAGVIT-v2 behind its text vocabulary; it draws captions, and writes text.
+"""MMaDA: LLaDA with the codes of MAGVIT-v2 after its text vocabulary; it draws captions, and writes text.
 
 MMaDA: Multimodal Large Diffusion Language Models, https://arxiv.org/abs/2505.15809
 """

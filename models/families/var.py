@@ -4,7 +4,7 @@ Visual Autoregressive Modeling: Scalable Image Generation via Next-Scale Predict
 
 Published files hold tensors alone. What they leave open is stated by a config.json or an `args.json` beside them, with
 the names of the authors' arguments, or follows from the tensors as published: heads from the normalised attention, else
-one a block; the sides of the token maps from how many tokens an image has.
+one per block; the sides of the token maps from how many tokens an image has.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""WeDLM: Qwen2.5's or Qwen3's stack and names, causal over known tokens first and masks behind (arXiv:2512.22737).
+"""WeDLM: Qwen2.5's or Qwen3's stack and names, causal over known tokens first and masks after (arXiv:2512.22737).
 
 Both flags of the config are read: `attention_bias` (7B) and `qk_norm` (8B). Predictions are at their own position.
 """

@@ -40,7 +40,7 @@ _WHOLE = re.compile(r"\.base_layer(?=\.)|\.modules_to_save\.[^.]+(?=\.)")  # wha
 _MERGE = "merge it with PEFT (merge_and_unload), save the result and load that"
 # Settings under which W' is another one than above, or none.
 _FOREIGN: Mapping[str, str] = {
-    "alora_invocation_tokens": "is active behind certain tokens alone",
+    "alora_invocation_tokens": "is active after certain tokens alone",
     "layer_replication": "repeats layers",
     "target_parameters": "changes parameters that are no layer's weight",
     "trainable_token_indices": "changes rows of single tokens",

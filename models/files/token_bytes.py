@@ -12,7 +12,7 @@ class TokenBytes:
     """What the tokens of a model write.
 
     Attributes:
-        tokens: the bytes of each id; none for special tokens, for those that are not known, and behind the tokenizer's.
+        tokens: the bytes of each id; none for special tokens, for those that are not known, and after the tokenizer's.
         special: the ids that decoded text leaves out.
     """
 
@@ -38,7 +38,7 @@ class TokenBytes:
     def greedy(self, value: bytes) -> list[int] | None:
         """`value` as tokens, the longest first; None where that leads to bytes without a token.
 
-        What stands behind the first token is tokenized as it would be alone.
+        What stands after the first token is tokenized as it would be alone.
         """
         ids: list[int] = []
         start = 0

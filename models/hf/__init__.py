@@ -1,1 +1,1 @@
-"""Models of transformers behind pardec's forward contract."""
+"""Models of transformers through pardec's forward contract."""

@@ -1,4 +1,4 @@
-"""Any other causal language model of transformers behind the native decoder's contract.
+"""Any other causal language model of transformers through the native decoder's contract.
 
 The library's own layers run; only their attention is replaced, through its `AttentionInterface`, by pardec's `attend`
 over a position-addressed cache. Loading checks that this gives the library's own logits.
@@ -67,7 +67,7 @@ class Parts:
 
 
 class HFAdapter:
-    """A transformers causal LM behind `forward(plan, cache) -> Hidden`.
+    """A transformers causal LM after `forward(plan, cache) -> Hidden`.
 
     `Plan.soft` is added to the library's input embeddings; `Plan.layers`, `Plan.skip` and `Plan.parallel` are refused.
     """

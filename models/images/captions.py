@@ -48,7 +48,7 @@ class TextEncoder:
         return tokenizer, model.to(self.device).eval().requires_grad_(False)
 
     def __call__(self, captions: Sequence[str]) -> list[Tensor]:
-        """Features [n, D] of each caption, one a token; those of a caption are the same in any batch, to the last bit.
+        """Features [n, D] of each caption, one per token; a caption has the same ones in any batch, to the last bit.
 
         Raises ArgumentError for a caption with a word that has no token, or one that the tokenizer reduces to nothing.
         """

@@ -20,7 +20,7 @@ _MOST_GRID = 64  # units of 32 pixels, at most as many as have a name
 
 
 class ChameleonWords:
-    """What a checkpoint writes before, between and behind the codes of an image."""
+    """What a checkpoint writes before, between and after the codes of an image."""
 
     def __init__(self, tokenizer: Any, vocabulary: Mapping[str, int], name: str, *, rows: bool = False) -> None:
         """`rows`: images have sizes and rows with an end.

@@ -204,7 +204,7 @@ class Shifted(Hidden):
 def copy_cache_rows(stack: Stack, cache: KVCache, rows: Tensor, others: Stack, other: KVCache) -> None:
     """The rows of `other`, a cache of the stack `others`, in place of `rows` [n] of a cache of `stack`.
 
-    The two stacks are one, or the same one behind other conditions.
+    The two stacks are one, or the same one after other conditions.
     """
     cache.put(rows, other)
     if isinstance(stack, Conditioned) and isinstance(others, Conditioned):

@@ -67,7 +67,7 @@ class ImageLayout:
 
     @property
     def code_shape(self) -> tuple[int, ...]:
-        """The shape of an image's codes, as `Imaging.decode` takes them behind the batch."""
+        """The shape of an image's codes, as `Imaging.decode` takes them after the batch."""
         return self.grid
 
     @property

@@ -43,7 +43,7 @@ class Tokens:
 
 
 class Emu3Words:
-    """What a checkpoint writes before, between and behind the codes of an image."""
+    """What a checkpoint writes before, between and after the codes of an image."""
 
     def __init__(self, tokenizer: Any, vocabulary: Mapping[str, int], name: str) -> None:
         """Raises ModelError for a vocabulary without codes, or without a token that stands around an image."""

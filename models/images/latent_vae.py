@@ -3,7 +3,7 @@
     pixels = decode(latents / scaling_factor + shift_factor)
 
 A folder holds config.json with the weights, as diffusers writes them (diffusion_pytorch_model.safetensors) or as
-NextStep-1's authors do (checkpoint.pt, with latent diffusion's names and no convolution behind the latents).
+NextStep-1's authors do (checkpoint.pt, with latent diffusion's names and no convolution after the latents).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ GROUPS = 32  # of every group norm: channel counts are multiples of it
 
 
 class LevelShape:
-    """The base of a frozen dataclass that declares `ch`, channels at the first level, and `ch_mult`, one a level."""
+    """The base of a frozen dataclass that declares `ch`, channels at the first level, and `ch_mult`, one per level."""
 
     ch: int
     ch_mult: tuple[int, ...]

@@ -5,7 +5,7 @@ MMaDA: Multimodal Large Diffusion Language Models, https://arxiv.org/abs/2505.15
     <|t2i|> bos caption eos <|soi|> codes <|eoi|>;  without a caption nothing stands between bos and eos
 
 The published prompt is padded on the left to 513 ids, and nothing attends to the padding. As positions are relative,
-it is left out here. Codes begin behind the last token of the tokenizer, as in the published loop.
+it is left out here. Codes begin after the last token of the tokenizer, as in the published loop.
 """
 
 from __future__ import annotations

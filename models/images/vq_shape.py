@@ -23,7 +23,7 @@ class VQShape(LevelShape):
     codebook_embed_dim: int = 8
     z_channels: int = 256
     ch: int = 128  # channels at the first level
-    ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)  # times ch, one a level; each level but the last halves the image
+    ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)  # times ch, one per level; each level but the last halves the image
     num_res_blocks: int = 2  # a level of the encoder; the decoder has one more
     codebook_l2_norm: bool = True  # codes and features are compared and looked up on the unit sphere
 

@@ -2,7 +2,7 @@
 
     attend(q, k, v, pattern)[b, i] = sum_s softmax_s(q[b, i] . k[r, s] / sqrt(D)) v[r, s]
 
-over the slots s that query i of row b sees, r being the cache row of b. `attention_pattern` works out once a forward
+over the slots s that query i of row b sees, r being the cache row of b. `attention_pattern` works out once per forward
 what a plan's queries see and which version runs; `attend` then runs per layer. The definition is
 `scaled_dot_product_attention`: without a mask where everything read is seen, with its causal flag where the pattern is
 that, and with an explicit mask elsewhere.

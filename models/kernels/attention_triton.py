@@ -212,7 +212,7 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: Any, *, split: int |
     out = torch.empty((batch, queries, heads, dim), dtype=q.dtype, device=q.device)
     if not out.numel():
         return out
-    stacked = queries * (heads // kv)  # queries in front of one key head
+    stacked = queries * (heads // kv)  # queries before one key head
     large = dim <= 64 and q.dtype != torch.float32  # what fits the shared memory of small GPUs
     block_q = 16 if stacked <= 16 else 64 if large else 32
     if split is None:
@@ -266,7 +266,7 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: Any, *, split: int |
 
 
 def parts_of(stacked: int) -> int:
-    """How many slots one program reads, `stacked` queries and heads standing in front of one key head; 0: all of them.
+    """How many slots one program reads, `stacked` queries and heads standing before one key head; 0: all of them.
 
     A part's sums are written and read once more, in float32: with 16 slots for each of them that stays an eighth of
     what reading its keys and values in 16 bits costs, or less.

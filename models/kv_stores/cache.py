@@ -72,14 +72,14 @@ class EncodedKV:
 
 
 class StoredCache(KVCache):
-    """The cache of a `Store`. `k` and `v` are each row's exact slots, from its own `first` on; a bin lies behind them.
+    """The cache of a `Store`. `k` and `v` are each row's exact slots, from its own `first` on; a bin lies after them.
 
     A forward that writes a row's first slot feeds its prompt: what it leaves settled is encoded layer by layer, so that
     a prompt is never exact in all layers at once. `settle` encodes what has been committed since.
     """
 
     def __init__(self, like: KVCache, store: Store, capacity: int, *, scratch: int, ropes: Ropes | None = None) -> None:
-        """`like` has the layers, heads, dtypes, devices and rows. `scratch` slots are for drafts behind the text.
+        """`like` has the layers, heads, dtypes, devices and rows. `scratch` slots are for drafts after the text.
 
         `ropes` are needed by a store of keys before rotation.
         """

@@ -89,7 +89,7 @@ class Store:
         return self.sinks + chunks * self.chunk if chunks > 0 else 0
 
     def room(self, length: int) -> int:
-        """Tokens that can be drafted behind `length` before the next chunk is encoded: sequential decoding, which
+        """Tokens that can be drafted after `length` before the next chunk is encoded: sequential decoding, which
         would encode it between them, reads what a whole draft reads."""
         chunks = max(0, (length - self.residual - self.sinks) // self.chunk)
         return self.residual + self.sinks + (chunks + 1) * self.chunk - length - 1

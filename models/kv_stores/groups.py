@@ -75,7 +75,7 @@ def finite(stored: Tensor) -> Tensor:
     if not bool(stored.isfinite().all()):
         raise CacheError(
             f"keys or values are not finite, or beyond {_INFO.max:.0f}: they cannot be quantized",
-            "decode without a store behind '@'",
+            "decode without a store after '@'",
         )
     return stored
 

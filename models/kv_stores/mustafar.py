@@ -1,4 +1,4 @@
-"""The largest entries of each token's head, packed behind a bitmap that says where they were.
+"""The largest entries of each token's head, packed after a bitmap that says where they were.
 
 Mustafar: Promoting Unstructured Sparsity for KV Cache Pruning in LLM Inference, https://arxiv.org/abs/2505.22913
 """

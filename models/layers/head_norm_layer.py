@@ -1,4 +1,4 @@
-"""Chameleon's layers: queries and keys are centred and scaled head by head, and in its largest form norms stand behind.
+"""Chameleon's layers: queries and keys are centred and scaled head by head, and in its largest form norms stand after.
 
 q, k <- LN(q) * w_h + b_h, LN(k) * w_h + b_h;  then Llama's layer, or h += norm(attention(h)); h += norm(mlp(h))
 """

@@ -1,4 +1,4 @@
-"""Layers that run at the same time, one a device, on the same input.
+"""Layers that run at the same time, one per device, on the same input.
 
 EasySpec: Layer-Parallel Speculative Decoding for Efficient Multi-GPU Utilization, https://arxiv.org/abs/2502.02493
 

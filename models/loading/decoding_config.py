@@ -87,7 +87,7 @@ def build_decoding_config(
     if overrides.attention is None and not spec.imaging:
         check_autoregressive(name or spec.name, spec, config, generation)
     mask, sources["mask"] = _mask(spec, config, generation, tokenizer, vocab, overrides.mask_id, as_masked=as_masked)
-    # Only behind a causal prefix do masks read the keys and values that a causal model has.
+    # Only after a causal prefix do masks read the keys and values that a causal model has.
     both = causal and spec.attention == "causal-prefix" and not spec.uniform and mask is not None
     ends = end_ids(config, generation, tokenizer, vocab)
     for number, token in spec.turn_ends.items():

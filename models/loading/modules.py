@@ -15,7 +15,7 @@ NamedTensors = Mapping[str, tuple[nn.Module, str]]  # published name -> module, 
 
 
 def named_tensors(module: nn.Module, prefix: str = "") -> dict[str, tuple[nn.Module, str]]:
-    """Where each tensor of a module goes, by its name behind `prefix`."""
+    """Where each tensor of a module goes, by its name after `prefix`."""
     return {prefix + name: (module, name) for name in module.state_dict()}
 
 

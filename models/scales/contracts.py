@@ -101,11 +101,11 @@ class TokenReduction(Protocol):
         ...
 
     def restore(self, layer: int, states: Tensor, tokens: Tensor) -> Tensor:
-        """The states [R, n_s, E] behind `layer`, from those of `tokens` [R, k], [R, k, E]."""
+        """The states [R, n_s, E] after `layer`, from those of `tokens` [R, k], [R, k, E]."""
         ...
 
     def observe(self, layer: int, states: Tensor) -> None:
-        """Sees the last scale's states [R, n_s, E] behind each layer, complete ones and those that `restore` gave."""
+        """Sees the last scale's states [R, n_s, E] after each layer, complete ones and those that `restore` gave."""
         ...
 
 

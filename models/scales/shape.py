@@ -23,9 +23,9 @@ class TokenizerShape(LevelShape):
     vocab_size: int = 4096
     z_channels: int = 32  # numbers of a code's vector
     ch: int = 160  # channels at the first level
-    ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)  # times ch, one a level; each level but the last halves the image
+    ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)  # times ch, one per level; each level but the last halves the image
     num_res_blocks: int = 2  # a level of the encoder; the decoder has one more
-    share_quant_resi: int = 4  # convolutions behind the scales, which share them
+    share_quant_resi: int = 4  # convolutions after the scales, which share them
     quant_resi: float = 0.5  # their weight
     encoder: bool = True  # False: the file has no encoder, and images cannot be encoded
 

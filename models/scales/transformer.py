@@ -73,7 +73,7 @@ class ScaleCache(KVCache):
             self.scales[row] = last + 1
 
     def append(self, layer: int, k: Tensor, v: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Stores k, v [R, n, H, D] behind what is there; K and V of these rows so far, [R, S, H, D]."""
+        """Stores k, v [R, n, H, D] after what is there; K and V of these rows so far, [R, S, H, D]."""
         each = range(self.batch) if rows is None else rows.tolist()
         start = self.filled[layer][each[0]] if each else 0
         stop = start + k.shape[1]
@@ -216,7 +216,7 @@ class VARTransformer(nn.Module):
         rows: Tensor | None = None,
         reduction: TokenReduction | None = None,
     ) -> Tensor:
-        """[R, n, D]: the states of the scales `first` to `last` behind the last block. Raises CacheError."""
+        """[R, n, D]: the states of the scales `first` to `last` after the last block. Raises CacheError."""
         if not isinstance(cache, ScaleCache):
             raise CacheError(f"token maps need a cache of `new_cache`, got {type(cache).__name__}")
         which_rows = list(range(cache.batch)) if rows is None else rows.tolist()

@@ -30,7 +30,7 @@ _TRIALS = 5
 class Rates:
     """The measured speed of the device: the best of a few trials."""
 
-    bandwidth: float  # bytes a second
+    bandwidth: float  # bytes per second
     operations: float  # a second, in matmuls of the dtype
     buffer_bytes: int
 

@@ -47,7 +47,7 @@ class Fed:
     """What the floor needs to know of one forward of the native stack."""
 
     rows: int
-    width: int  # queries a row, padding included
+    width: int  # queries per row, padding included
     extent: int  # slots that each of them may read
     last: int  # queries of all rows that go through the whole last layer
     cached: bool

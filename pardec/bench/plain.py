@@ -49,7 +49,7 @@ class Plain:
 
     @torch.inference_mode()
     def run(self, tokens: Tensor, prompt: int, block: int) -> Tensor:
-        """`tokens` [B, L] with every mask behind the `prompt` tokens filled."""
+        """`tokens` [B, L] with every mask after the `prompt` tokens filled."""
         tokens, mask, shift = tokens.clone(), self.mask, self.shift
         for lo in range(prompt, tokens.shape[1], block):
             hi = min(lo + block, tokens.shape[1])

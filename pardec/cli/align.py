@@ -58,7 +58,7 @@ def align(
     revision: o.Revision = None,
     offline: o.Offline = False,
 ) -> None:
-    """Train a drafter further on requests that it served, and print the tokens a round gains before and after.
+    """Train a drafter further on requests that it served, and print the tokens per round gains before and after.
 
     pardec generate MODEL --prompts today.jsonl -s eagle:name=FOLDER,k=4 -o served.jsonl
 
@@ -103,5 +103,5 @@ def align(
         return
     for name, measured in (("before", result.before), ("after", result.after)):
         depths = ", ".join(f"{share:.0%}" for share in measured.depths)
-        show(f"{name}: {measured.length:.3f} tokens a round; the first 1 to {drafts} drafted tokens right: {depths}")
+        show(f"{name}: {measured.length:.3f} tokens per round; the first 1 to {drafts} drafted tokens right: {depths}")
     show(f"wrote {result.out}")

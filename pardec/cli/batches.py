@@ -175,7 +175,7 @@ class Batches:
         plural = "" if self.forwards == 1 else "s"
         return (
             f"{self.tokens} tokens in {self.forwards} forward{plural}, "
-            f"{self.tokens / self.forwards:.2f} tokens a forward, {self.tokens / self.seconds:.0f} tokens/s"
+            f"{self.tokens / self.forwards:.2f} tokens per forward, {self.tokens / self.seconds:.0f} tokens/s"
         )
 
     def warn(self) -> None:

@@ -119,7 +119,7 @@ class Drawing:
         """The rates of this run in one line."""
         tokens, forwards = (sum(one[name] for one in self.records) for name in ("generated", "nfe"))
         many = f"{len(self.records)} image{'' if len(self.records) == 1 else 's'}"
-        rate = f"{tokens / max(forwards, 1):.2f} tokens a forward"
+        rate = f"{tokens / max(forwards, 1):.2f} tokens per forward"
         drafts = f", {self.accepted} of {self.tested} drafts accepted" if self.tested else ""
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.parts.items())
         where = f" ({parts})" if parts else ""

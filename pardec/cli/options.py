@@ -36,7 +36,7 @@ ModelName = Annotated[
 ]
 
 Prompt = Annotated[list[str] | None, _option(IO, "A prompt; may be repeated.", "--prompt", "-p")]
-Prompts = Annotated[Path | None, _option(IO, "Prompts, .jsonl, .csv or text, one a line; - is stdin.", "--prompts")]
+Prompts = Annotated[Path | None, _option(IO, "Prompts, .jsonl, .csv or text, one per line; - is stdin.", "--prompts")]
 Output = Annotated[
     Path | None, _option(IO, "FILE.jsonl gets rows and resumes; other names save for pardec view.", "--output", "-o")
 ]
@@ -90,7 +90,7 @@ TurnSeed = Annotated[int, _option(SHAPE, "Random seed; turn i uses a seed derive
 # --- of `image` ---
 
 Captions = Annotated[list[str] | None, _option(IO, "A caption; may be repeated.", "--prompt", "-p")]
-CaptionFile = Annotated[Path | None, _option(IO, "Captions, one a line, .jsonl or text; - is stdin.", "--prompts")]
+CaptionFile = Annotated[Path | None, _option(IO, "Captions, one per line, .jsonl or text; - is stdin.", "--prompts")]
 Classes = Annotated[list[int] | None, _option(IO, "A class; may be repeated; -1 is none (MAR only).", "--class", "-c")]
 NumImages = Annotated[int | None, _option(IO, "Images of each, by default as many as fill --grid.", min=1)]
 OutputImage = Annotated[Path | None, _option(IO, "FILE.png for all images, side by side.", "--output", "-o")]

@@ -23,7 +23,7 @@ Schedules = Annotated[
     typer.Option("--schedule", help="pearl, easyspec, mirror, dovetail, plain or sequential; may be repeated."),
 ]
 ExitLayer = Annotated[int | None, typer.Option(help="Of mirror: the target's early exit, counted from 0.", min=0)]
-Kappa = Annotated[int, typer.Option(help="Of mirror: tokens that the exit names behind each node.", min=1)]
+Kappa = Annotated[int, typer.Option(help="Of mirror: tokens that the exit names after each node.", min=1)]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write everything as JSON.", metavar="FILE")]
 HtmlFile = Annotated[
     Path | None, typer.Option("--html", help="Write one HTML file with the timelines.", metavar="FILE")

@@ -21,11 +21,11 @@ def curve_table(run: Run) -> list[Figures]:
 
     Of each task:
         accuracy: the accuracy at which costs are compared, 1 point below that of sequential decoding.
-        sequential, oracle: their accuracy and forwards a problem; None where they were not decoded.
+        sequential, oracle: their accuracy and forwards per problem; None where they were not decoded.
         curves: of each curve its name, parameter and reference, `aup`; for each cost the cost at that accuracy (`at`)
             and its ratio to the reference's (`ratio`), with intervals; and its `points`, cheapest first: accuracy with
-            interval, costs, tokens a forward, the setting that dominates it (`dominated_by`), and how far its accuracy
-            lies above the reference's curve at equal forwards (`gain`).
+            interval, costs, tokens per forward, the setting that dominates it (`dominated_by`), and how far its
+            accuracy lies above the reference's curve at equal forwards (`gain`).
     """
     swept: Sequence[Figures] = run.config.get("curves") or ()
     return [_of_task(run, task["name"], swept) for task in run.config["tasks"]] if swept else []
@@ -121,7 +121,7 @@ def title(task: Mapping[str, Any]) -> str:
 
 
 def cells(task: Mapping[str, Any], mark: str = "`") -> list[list[str]]:
-    """The short table of a task's curves: a line of heads, then one a curve."""
+    """The short table of a task's curves: a line of heads, then one per curve."""
     lines = []
     for curve in task["curves"]:
         ratio = curve["ratio"] or {}
@@ -143,7 +143,7 @@ def legend(task: Mapping[str, Any]) -> dict[str, str]:
     return {
         "curve": "the sampler as written; threshold and fixed are always there",
         "swept": "the parameter that has another value at each setting",
-        "AUP": "area under accuracy (percent) against tokens a forward, losses weighted down (arXiv:2601.07568)",
+        "AUP": "area under accuracy (percent) against tokens per forward, losses weighted down (arXiv:2601.07568)",
         f"forwards at {level}": "a problem, where the curve reaches this accuracy (1 point below sequential decoding); "
         "in brackets the 95% interval of a paired bootstrap over problems",
         "to reference": "the same over that of the curve that it is judged against; below 1 it needs fewer forwards",

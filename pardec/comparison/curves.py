@@ -133,12 +133,12 @@ def dominated(some: Sequence[Setting], cost: str = "nfe") -> dict[str, str]:
 
 
 def area_under_parallelism(curve: Sequence[Setting], best: float) -> float:
-    """AUP of d3LLM (arXiv:2601.07568): the area under accuracy against tokens a forward, losses weighted down.
+    """AUP of d3LLM (arXiv:2601.07568): the area under accuracy against tokens per forward, losses weighted down.
 
         rho_1 y_1 + sum over i > 1 of (rho_i - rho_(i-1)) (y_i W(y_i) + y_(i-1) W(y_(i-1))) / 2
         W(y) = min(exp(-3 (1 - y / best)), 1)
 
-    rho is in tokens a forward, ascending, and y an accuracy in percent. Settings more than 5 points below that of the
+    rho is in tokens per forward, ascending, and y an accuracy in percent. Settings more than 5 points below that of the
     least parallel one are left out. `best` is the highest accuracy (0..1) of any method on the task.
 
     >>> one = Setting("a", np.ones(2), {"nfe": np.array([4.0, 4.0])}, np.array([8.0, 8.0]))

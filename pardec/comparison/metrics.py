@@ -152,7 +152,7 @@ def padding(rows: Rows) -> float | None:
 def simulated(rows: Rows, cost_ratio: float | None) -> dict[str, float | None]:
     """The speed-up over one forward a token if a forward cost the same however many tokens it is fed.
 
-        tokens gained a round / (drafter's forwards a round * c + 1)
+        tokens gained a round / (drafter's forwards per round * c + 1)
 
     c is `cost_ratio`, or what the rows say of it; 0 where no drafting model ran, and with nothing known no speed-up.
     """

@@ -25,7 +25,7 @@ def broken(row: Mapping[str, Any]) -> bool:
 
 
 def notes(rows: Sequence[Mapping[str, Any]], run: Run, device: str | None) -> list[str]:
-    """Failures, broken exactness promises, and assumptions behind figures; speeds are those on `device`."""
+    """Failures, broken exactness promises, and assumptions of figures; speeds are those on `device`."""
     messages = [
         f"{row['sampler']}: {row['failed']} rows failed, most often with {row['error']}"
         for row in rows

@@ -146,5 +146,5 @@ def seeds_of(settings: Settings, count: int) -> tuple[int, ...]:
     if not isinstance(settings.seed, Sequence):
         return row_seeds(int(settings.seed), count)
     if len(settings.seed) != count:
-        raise SpecError(f"{len(settings.seed)} seeds for {count} rows", hint="give one seed, or one a row")
+        raise SpecError(f"{len(settings.seed)} seeds for {count} rows", hint="give one seed, or one per row")
     return tuple(int(seed) for seed in settings.seed)

@@ -37,7 +37,7 @@ def _optional(rows: Sequence[np.ndarray] | None, blank: float) -> np.ndarray | N
 
 
 def _padded(rows: Sequence[np.ndarray], blank: float) -> np.ndarray:
-    """[B, T, ...] of rows [n, ...], with `blank` behind each."""
+    """[B, T, ...] of rows [n, ...], with `blank` after each."""
     whole = np.full((len(rows), max(map(len, rows)), *rows[0].shape[1:]), blank, dtype=rows[0].dtype)
     for target, row in zip(whole, rows, strict=True):
         target[: len(row)] = row

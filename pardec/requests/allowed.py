@@ -4,7 +4,7 @@ A constraint belongs to a position, so it holds in any order of committing. Inde
 prompt; the fixed tokens of a template have indices too, and do not change. A row's constraint is one of
 
     a function (row, index) -> choices      called once for each position to fill
-    a list of choices, one a position       may be shorter than what is generated; the rest is free
+    a list of choices, one per position       may be shorter than what is generated; the rest is free
     a dict {index: choices}                 the others are free
     None                                    all of them are free
 
@@ -76,7 +76,7 @@ def _for_rows(argument: Any, count: int) -> list[Any]:
     if len(argument) != count:
         raise SpecError(
             f"allowed has constraints for {len(argument)} rows, and there are {count}",
-            hint="give one constraint for all rows, or one a row",
+            hint="give one constraint for all rows, or one per row",
         )
     return list(argument)
 

@@ -40,7 +40,7 @@ class Call:
         return call.seeded(seeds) if isinstance(self.request.source, Keyed) else replace(call, seeds=seeds)
 
     def seeded(self, seeds: Sequence[int]) -> Self:
-        """The same request with other seeds, one a row."""
+        """The same request with other seeds, one per row."""
         return replace(self, seeds=tuple(seeds), request=replace(self.request, source=Keyed(tuple(seeds))))
 
     def batch_key(self, request: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Constraints from an image family's token grid: codes in its cells, fixed tokens between and behind its rows."""
+"""Constraints from an image family's token grid: codes in its cells, fixed tokens between and after its rows."""
 
 from __future__ import annotations
 

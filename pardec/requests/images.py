@@ -168,7 +168,9 @@ def _with_negative(conditions: list[Condition], settings: Settings) -> list[Cond
     texts = [negative] * len(conditions) if isinstance(negative, str) else negative
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         kind = type(negative).__name__
-        raise SpecError(f"negative_prompt is a caption, or one a prompt, got {kind}", hint="pass text, or leave it out")
+        raise SpecError(
+            f"negative_prompt is a caption, or one per prompt, got {kind}", hint="pass text, or leave it out"
+        )
     if len(texts) != len(conditions):
         raise SpecError(
             f"{len(texts)} negative prompts for {len(conditions)} prompts", hint="give one, or one for each prompt"

@@ -229,7 +229,7 @@ def check_block(name: str, block_length: int | None, longest: int, fixed: int | 
 
 
 def check_room(kind: Kind, settings: Settings) -> None:
-    """Refuses more new tokens than the model has positions behind the shortest prompt, and blocks that do not fit."""
+    """Refuses more new tokens than the model has positions after the shortest prompt, and blocks that do not fit."""
     if settings.template is None:
         if kind.positions is not None and settings.max_new_tokens >= kind.positions:
             raise SpecError(

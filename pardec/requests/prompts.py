@@ -50,7 +50,7 @@ def encode(
         prompt: str, list of str, one conversation (list of messages) or a list of conversations.
         input_ids: in place of a prompt, [B, P] or a list of 1-D tensors or lists, which may differ in length.
         template: what follows the prompt, in place of max_new_tokens masks: text with mask tokens, or ids with None or
-            the mask id at positions to fill. One for all rows, or a list with one a row. With a template the prompt
+            the mask id at positions to fill. One for all rows, or a list with one per row. With a template the prompt
             may be left out.
         beyond: rows may be longer than the checkpoint was made for.
 

@@ -222,19 +222,19 @@ class Settings:
         option=Option("Guide the first N + 2 tokens only.", images=True, more={"metavar": "N"}),
     )
     seed: int | Sequence[int] = argument(
-        0, doc="one number (row i gets the seed derived from it and i), or a list with one a row.", check=_check_seed,
+        0, doc="one number (row i gets the seed derived from it and i), or a list with one per row.", check=_check_seed,
         example="seed=0, or seed=[0, 1] with one seed a row", per_prompt=True,
         option=Option("Random seed; prompt i uses a seed derived from it and i.", alone=True),
-        related=("random_seed", "generator", "manual_seed", "seeds"), hint="seed=0, or seed=[0, 1] with one a row",
+        related=("random_seed", "generator", "manual_seed", "seeds"), hint="seed=0, or seed=[0, 1] with one per row",
     )
     template: Any = argument(
         doc="text with mask tokens, or ids with None, that follows the prompt in place of max_new_tokens masks; one, "
-        "or one a row.",
+        "or one per row.",
         check=check_count, takes=Takes.TEXT, fills=True, per_prompt=True,
     )
     allowed: Any = argument(
         doc="which tokens each position may take: a function (row, index) -> ids, texts of one token, or None for "
-        "any; a list of such choices, one a position; a dict {index: choices}; or a list with one of these a row. "
+        "any; a list of such choices, one per position; a dict {index: choices}; or a list with one of these a row. "
         "Index 0 is the first position after the prompt. It holds in any order, and for every stage.",
         takes=Takes.TEXT | Takes.CODES, fills=True, per_prompt=True,
         option=Option("JSON file: the tokens allowed at each position.", ("--allowed",), alone=True),
@@ -313,7 +313,7 @@ class Settings:
         takes=Takes.IMAGES,
     )
     negative_prompt: Any = argument(
-        doc="for captions with guidance, what guidance steers away from: one, or one a prompt.", takes=Takes.IMAGES,
+        doc="for captions with guidance, what guidance steers away from: one, or one per prompt.", takes=Takes.IMAGES,
         option=Option("A caption that guidance moves away from.", images=True),
     )
     source: Any = argument(

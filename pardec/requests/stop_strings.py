@@ -3,7 +3,7 @@
 A row ends with the first generated token that completes one of them; the text is cut before the string. Where a token
 completes several, the string that ends first counts, and of those that end at one character the one that begins first.
 Only generated text is searched, without special tokens. The text up to each token decides alone, so that the result
-does not depend on how many tokens a step commits.
+does not depend on how many tokens per step commits.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class StopStrings:
         return special_ids(self.tokenizer)
 
     def _tail_start(self, ids: Sequence[int], count: int) -> int:
-        """The first token that can belong to a stop string that ends behind `count` tokens."""
+        """The first token that can belong to a stop string that ends after `count` tokens."""
         remaining, start = _BYTES * max(map(len, self.texts)) + _MARGIN, count
         while start and remaining:
             start -= 1

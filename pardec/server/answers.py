@@ -255,7 +255,7 @@ def number(value: float) -> float | None:
 
 
 def _joined(first: TokenLogprobs | None, second: TokenLogprobs | None) -> TokenLogprobs | None:
-    """Those of two texts, one behind the other."""
+    """Those of two texts, one after the other."""
     if first is None or second is None:
         return None
     parts = ((getattr(first, name.name), getattr(second, name.name)) for name in fields(first))

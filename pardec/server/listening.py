@@ -32,7 +32,7 @@ class Advanced:
     text: str
     tokens: list[int] = field(default_factory=list)  # those that settled since the last event
     logprobs: TokenLogprobs | None = None  # theirs
-    canvas: list[int | None] | None = None  # tokens behind the prompt, None where open; where asked for
+    canvas: list[int | None] | None = None  # tokens after the prompt, None where open; where asked for
     forwards: int = 0
 
 

@@ -2,7 +2,7 @@
 
 Mirror Speculative Decoding: Breaking the Serial Barrier in LLM Inference, https://arxiv.org/abs/2510.13161
 
-    hit  <=>  the token behind the accepted path is among the kappa likeliest of head(norm(h_l)) there
+    hit  <=>  the token after the accepted path is among the kappa likeliest of head(norm(h_l)) there
 
 One forward over each finished row gives this for all layers: with causal attention, states of an accepted path are
 those of the text.
@@ -33,7 +33,7 @@ class Exit:
     ranks: tuple[tuple[int, ...], ...]  # [row][round] of the layer, see `ExitRanks`
 
     def hit(self, row: int, round: int) -> bool:
-        """Whether the token behind this round's accepted path was named."""
+        """Whether the token after this round's accepted path was named."""
         return self.ranks[row][round] < self.kappa
 
     @property
@@ -50,11 +50,11 @@ class ExitRanks:
     ranks: tuple[tuple[tuple[int, ...], ...], ...]  # [layer][row][round]; every layer but the last
 
     def at(self, layer: int, kappa: int) -> Exit:
-        """The hits of an exit behind `layer`, counted from 0."""
+        """The hits of an exit after `layer`, counted from 0."""
         return Exit(layer, kappa, self.ranks[layer])
 
     def accepted_by_rank(self, layer: int, kappa: int, rows: Sequence[Sequence[Round]]) -> list[float | None]:
-        """Tokens of the rollout that are accepted, on average, behind the exit's first to `kappa`-th token.
+        """Tokens of the rollout that are accepted, on average, after the exit's first to `kappa`-th token.
 
         That rollout is the draft of the next round, which goes on from the same text. None where there was none.
         """

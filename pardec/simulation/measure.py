@@ -39,7 +39,7 @@ def measured(target: LanguageModel, draft: LanguageModel | DraftModule | None, d
 
 @torch.inference_mode()
 def costs_here(model: LanguageModel, tokens: Sequence[int] = TOKENS) -> PartCosts:
-    """Median seconds of a layer, and of the head, in forwards of one row behind a short text."""
+    """Median seconds of a layer, and of the head, in forwards of one row after a short text."""
     limit = model.max_positions or _BEHIND + max(tokens)
     behind = min(_BEHIND, limit - max(tokens))
     layers, heads = [], []

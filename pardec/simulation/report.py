@@ -60,9 +60,9 @@ def _schedule(report: Report, simulation: Simulation) -> dict[str, Any]:
 
 
 def exits(report: Report) -> list[dict[str, Any]]:
-    """Per layer of the target but the last: the share of rounds in which its exit names the token behind them.
+    """Per layer of the target but the last: the share of rounds in which its exit names the token after them.
 
-    `accepted_by_rank` are the tokens accepted of the rollout behind the exit's first, second, ... token, on average.
+    `accepted_by_rank` are the tokens accepted of the rollout after the exit's first, second, ... token, on average.
     """
     if report.exits is None:
         return []
@@ -100,7 +100,7 @@ def _row(report: Report, simulation: Simulation) -> tuple[str, ...]:
 
 def exit_columns(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The heading and the rows of the table of early exits."""
-    head = ("exit behind layer", *(f"top {kappa}" for kappa in KAPPAS))
+    head = ("exit after layer", *(f"top {kappa}" for kappa in KAPPAS))
     return head, [
         (str(each["layer"] + 1), *(f"{each['hits'][kappa]:.0%}" for kappa in KAPPAS)) for each in exits(report)
     ]

@@ -27,7 +27,7 @@ class Round:
 
 
 def rounds(result: ResultData) -> list[list[Round]]:
-    """Per row, the rounds behind the prompt's, whose forward is not timed.
+    """Per row, the rounds after the prompt's, whose forward is not timed.
 
     The forwards of a drafter are recorded per row, and spread over the rounds by their depth. Without a drafting model
     there are none.

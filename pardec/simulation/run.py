@@ -39,7 +39,7 @@ class Simulation:
     spec: str
     timeline: Timeline
     drafted: tuple[tuple[int, ...], ...]  # per row and round
-    tokens: int  # behind the first one of each row, which the prompt's forward gives
+    tokens: int  # after the first one of each row, which the prompt's forward gives
     rounds: int
 
     @property
@@ -101,8 +101,8 @@ def simulate(
         sampler: a spec whose drafter is a model or a module, copies, or there is none.
         machine: a machine, or its file; None measures the costs on this one.
         schedules: names of `SCHEDULES`; by default the one that fits the spec.
-        exit_layer: for `mirror`, the layer behind which the target's early exit is, counted from 0; by default half.
-        kappa: for `mirror`, the tokens that it names behind each node.
+        exit_layer: for `mirror`, the layer after which the target's early exit is, counted from 0; by default half.
+        kappa: for `mirror`, the tokens that it names after each node.
         arguments: as `generate` takes them.
 
     Raises:

@@ -57,7 +57,7 @@ def plain(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exit |
 
 
 def dovetail(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exit | None) -> str | None:
-    """`plain` with two devices: tokens cross once a round, and states of the target that the drafter reads."""
+    """`plain` with two devices: tokens cross once per round, and states of the target that the drafter reads."""
     machine = row.setting.machine
     if machine.target in machine.draft:
         raise SpecError(
@@ -70,7 +70,7 @@ def dovetail(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exi
 def pearl(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exit | None) -> str | None:
     """The target verifies what was drafted in the round before, while the drafter goes on.
 
-    Whether the drafter was right about the token behind the draft is known when both are ready.
+    Whether the drafter was right about the token after the draft is known when both are ready.
     """
     setting, machine = row.setting, row.setting.machine
     device = machine.draft[0]
@@ -95,9 +95,9 @@ def easyspec(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exi
 
 
 def mirror(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exit | None) -> str | None:
-    """While the upper layers verify, the drafter rolls out behind every token that the early exit names.
+    """While the upper layers verify, the drafter rolls out after every token that the early exit names.
 
-    Behind each of a draft's nodes the exit names kappa tokens. The next draft is ready where the token that follows
+    After each of a draft's nodes the exit names kappa tokens. The next draft is ready where the token that follows
     the accepted path is one of them.
     """
     if exit_hits is None:

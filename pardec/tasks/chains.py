@@ -89,7 +89,7 @@ class Chains(Generator):
         return Draw("|".join(key), prompt, " ".join([*lines, f"answer {x}"]))
 
     def score(self, problem: Problem, text: str) -> float:
-        """1.0 if every line is right, in any of the wordings, and the answer behind them, else 0.0."""
+        """1.0 if every line is right, in any of the wordings, and the answer after them, else 0.0."""
         return float(_meaning(text) == _meaning(str(problem.answer)) is not None)
 
     def lenient(self, problem: Problem, text: str) -> float:

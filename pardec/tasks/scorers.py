@@ -65,7 +65,7 @@ def normalised(text: str) -> str:
 # --- number ---
 
 _NUMBER = re.compile(
-    r"""(?<![0-9A-Za-z.])                                              # not inside a word, nor behind a decimal point
+    r"""(?<![0-9A-Za-z.])                                              # not inside a word, nor after a decimal point
         [-+]?
         (?: [0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?             # 1,234.5
           | [0-9]+(?:\.[0-9]+)?                                        # 1234.5

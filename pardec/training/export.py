@@ -94,7 +94,7 @@ these weights.
 
 ## Curve
 
-| seconds | step | loss | tokens a forward |
+| seconds | step | loss | tokens per forward |
 |---|---|---|---|
 {curve}
 """

@@ -15,9 +15,9 @@ _TOKENS = 6000  # of one batch
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Of greedy chains behind the target's greedy texts."""
+    """Of greedy chains after the target's greedy texts."""
 
-    length: float  # tokens a round, the target's own included
+    length: float  # tokens per round, the target's own included
     depths: tuple[float, ...]  # share of the positions at which the first j drafted tokens are all right
     rounds: int
 

@@ -123,7 +123,7 @@ class Run:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def progress(self) -> float:
-        """Share of the run that is behind, 0 to 1."""
+        """Share of the run that is done, 0 to 1."""
         if self.plan.steps is not None:
             return min(1.0, self.step / self.plan.steps)
         return min(1.0, self.seconds / (60 * (self.plan.minutes or 0) + 1e-9))

@@ -2,7 +2,7 @@
 
 A folder has four files that only grow. `index.jsonl` has the length of the prompt and of the whole text, one text a
 line; in the others texts follow one another without gaps: `ids.bin` int32 [N], `best.bin` int32 [N] (the likeliest
-token behind each position), `states.bin` bfloat16 [N, n + 1, E] (n layers' outputs, the state behind the final norm).
+token after each position), `states.bin` bfloat16 [N, n + 1, E] (n layers' outputs, the state after the final norm).
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Batch:
 
     ids: Tensor  # [B, W] int64
     taps: Tensor  # [B, W, n, E] bfloat16 outputs of the layers
-    normed: Tensor  # [B, W, E] bfloat16 states behind the final norm
-    best: Tensor  # [B, W] int64 the likeliest token behind each position
+    normed: Tensor  # [B, W, E] bfloat16 states after the final norm
+    best: Tensor  # [B, W] int64 the likeliest token after each position
     begins: Tensor  # [B] where the answers begin
     lengths: Tensor  # [B]
 
@@ -124,7 +124,7 @@ class States:
                 self._files[name] = np.memmap(path, dtype, "r", shape=(start, *shape))
 
     def write(self, rows: Iterable[Row]) -> int:
-        """Add texts, as (prompt, answer), behind those that are there; returns the tokens that were added."""
+        """Add texts, as (prompt, answer), after those that are there; returns the tokens that were added."""
         texts = _by_length(rows)
         added = 0
         with ExitStack() as stack:

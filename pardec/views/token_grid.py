@@ -40,4 +40,4 @@ def last_step(rows: list[list[TracedToken]]) -> int:
 def heading(result: ResultData) -> str:
     """The run in one line: model, spec and forwards."""
     forwards = ", ".join(map(str, result.nfe[:8])) + (", ..." if len(result.nfe) > 8 else "")
-    return f"{result.model} | {result.spec} | forwards {forwards} | {result.tokens_per_forward:.2f} tokens a forward"
+    return f"{result.model} | {result.spec} | forwards {forwards} | {result.tokens_per_forward:.2f} tokens per forward"

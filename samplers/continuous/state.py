@@ -41,7 +41,7 @@ class ImageRequest:
         return replace(self, labels=labels, conditions=conditions)
 
     def join(self, others: Iterable[ImageRequest]) -> ImageRequest:
-        """This request with the rows of others of its kind behind its own; the same of `source`."""
+        """This request with the rows of others of its kind after its own; the same of `source`."""
         parts = zip(self._rows, *(other._rows for other in others), strict=True)
         labels, conditions = (tuple(chain.from_iterable(part)) for part in parts)
         return replace(self, labels=labels, conditions=conditions)

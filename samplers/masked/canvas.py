@@ -156,7 +156,7 @@ class Canvas(RowState):
         prompt, total: [B] where generation begins and the row ends. `planned`: [B] where it was to end at the start.
         lo, hi: [B] the active block, the one with the first open position, or with `sliding` beginning at it.
         entered: [B] bool, whether the row has come to this block just now.
-        end: [B] how far a forward may see: `total`, or the block's end in families that see nothing behind it.
+        end: [B] how far a forward may see: `total`, or the block's end in families that see nothing after it.
         step: [B] the schedule's clock. `nfe`: [B] forwards the row took part in.
         entry_step: [B] the clock when the active block was entered.
         to_fill: [B] open positions at the start. `total_steps`: [B] steps of the schedule in all, 0 if it has none.
@@ -191,7 +191,7 @@ class Canvas(RowState):
     ) -> None:
         """Columns are those of the longest row, and at least `length`.
 
-        `bounded`: forwards see nothing behind the active block. `sliding`: it moves with the first open position.
+        `bounded`: forwards see nothing after the active block. `sliding`: it moves with the first open position.
         `moving`: it is where `move` puts it.
         """
         total = np.array([len(row) for row in rows])
@@ -469,7 +469,7 @@ class Canvas(RowState):
         self._pad(self.open_host & rows[:, None])
 
     def cut(self, total: np.ndarray) -> None:
-        """Ends rows at `total` [B], behind their active blocks; open positions from there on become padding."""
+        """Ends rows at `total` [B], after their active blocks; open positions from there on become padding."""
         behind = self.open_host & (np.arange(self.length + 1) >= total[:, None])
         self.total, self.num_masked = total, self.num_masked - behind.sum(1)
         self.block_end, self.end = np.minimum(self.block_end, total), np.minimum(self.end, total)

@@ -360,7 +360,7 @@ class Branch(Stage):
     def draft(self, step: int, number: np.ndarray, choice: Choice, proposal: Proposal) -> Choice:
         """What each of N hypotheses adds at its `step`, from 1 to its depth, by what the last forward predicted.
 
-        `number` [N] is which of its row each is. `choice` is what the sampler would commit next by that forward, behind
+        `number` [N] is which of its row each is. `choice` is what the sampler would commit next by that forward, after
         the hypothesis's earlier steps; a hypothesis that adds nothing at a step is dropped.
         """
         raise NotImplementedError
@@ -585,7 +585,7 @@ class Finish(Stage):
         raise NotImplementedError
 
     def cut(self, predictions: Predictions, canvas: Canvas, request: Request) -> np.ndarray:
-        """In a step that enters a block, before its commit: where rows end from now on, behind their block; [B]."""
+        """In a step that enters a block, before its commit: where rows end from now on, after their block; [B]."""
         raise NotImplementedError
 
 

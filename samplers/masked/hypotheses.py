@@ -7,7 +7,7 @@ What a hypothesis is made from, and which of them survives, is up to the branch 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -15,10 +15,30 @@ import torch
 from ..batching import take_rows
 from ..traits import Trait
 from .canvas import Update
-from .contracts import Branch, Decision, Evidence, Hypotheses, Proposal
+from .contracts import Branch, Canvas, Choice, Decision, Evidence, Hypotheses, MaskedSampler, Proposal, Stage
 
 if TYPE_CHECKING:
-    from .loop import MaskedLoop
+    from .predict import MaskedForward
+
+
+class Loop(Protocol):
+    """What hypotheses need of the masked loop."""
+
+    canvas: Canvas
+    sampler: MaskedSampler
+    forward: MaskedForward
+
+    def take(self, keep: np.ndarray) -> None:
+        """Keeps these live rows; one may be repeated."""
+        ...
+
+    def choose(self, evidence: Evidence) -> tuple[Choice, Proposal, Stage]:
+        """What the stages commit by this evidence."""
+        ...
+
+    def ended_rows(self) -> np.ndarray:
+        """[B] bool: the live rows that a finish stage ends."""
+        ...
 
 
 @dataclass
@@ -32,7 +52,7 @@ class _Past:
 class Branching:
     """The hypotheses of one loop."""
 
-    def __init__(self, loop: MaskedLoop, branch: Branch) -> None:
+    def __init__(self, loop: Loop, branch: Branch) -> None:
         self.loop, self.branch = loop, branch
         self.past: _Past | None = None
         canvas, traits = loop.canvas, loop.sampler.traits

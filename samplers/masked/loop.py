@@ -326,7 +326,8 @@ class MaskedLoop:
             tuple(evidence),
             tuple(distribution),
         )
-        self.with_decision, self.after_commit, self.ended = tuple(decision), tuple(after), tuple(ended)
+        self.with_decision, self.after_commit = tuple(decision), tuple(after)
+        self.ended: tuple[Callable[[], np.ndarray], ...] = tuple(ended)
 
     def state(self, stage: Stateful) -> Any:
         """What `stage` remembers of this request."""

@@ -33,7 +33,7 @@ class TraceRecorder:
 
     def __init__(self, canvas: Canvas, copies: int, logprobs: LogprobRecorder | None = None) -> None:
         self.canvas, self.copies, self.logprobs = canvas, copies, logprobs
-        self.history: list[Queries] = []  # one a forward
+        self.history: list[Queries] = []  # one per forward
         self.ends: dict[int, RowFinished] = {}
         self.contents = [getattr(canvas, name).cpu().clone() for name in _RECORDED]
         self.lengths = canvas.total

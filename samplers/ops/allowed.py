@@ -18,8 +18,8 @@ class AllowedRows(RowState):
     """Of every live row, the set of each position.
 
     Attributes:
-        sets: [S, V] bool; set 0 allows everything, as behind a row's end. None while every row may take everything.
-        at: [B, C] int64: the set of each position; positions behind the last column have set 0.
+        sets: [S, V] bool; set 0 allows everything, as after a row's end. None while every row may take everything.
+        at: [B, C] int64: the set of each position; positions after the last column have set 0.
     """
 
     per_row = ("at",)

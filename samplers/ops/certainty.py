@@ -13,7 +13,7 @@ _REACH = 12  # standard deviations, from which on a Gaussian adds nothing in flo
 def certainty_density(known: Tensor, total: Tensor, sigma: float) -> Tensor:
     """The share of tokens around each position that are known, weighted by a Gaussian of `sigma` positions.
 
-    Everything before a row counts as known, and everything behind it is what its last position is.
+    Everything before a row counts as known, and everything after it is what its last position is.
 
     Args:
         known: [B, L] bool.

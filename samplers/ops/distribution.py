@@ -270,7 +270,7 @@ class BoostedDistribution(DerivedDistribution):
     def _raise(self, first: Tensor, top1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The logits of what was raised before and after, [B, W, K], and of what may lead: the old argmax, then those.
 
-        Whatever was not raised ranks behind the old argmax `first` [B, W], whose logit was `top1` [B, W, 1].
+        Whatever was not raised ranks after the old argmax `first` [B, W], whose logit was `top1` [B, W, 1].
         """
         old = self.base.logits_of(self.tokens).masked_fill(self.by == 0, -torch.inf)
         new = old + self.by

@@ -24,7 +24,7 @@ _WEIGHTS = ("mean", "scale", "w", "b")
 
 @dataclass(frozen=True, eq=False)
 class JudgeHead:
-    """P(important) = sigmoid(w . (h - mean) / scale + b), h the target's state behind the final norm."""
+    """P(important) = sigmoid(w . (h - mean) / scale + b), h the target's state after the final norm."""
 
     mean: Tensor  # [E] float32
     scale: Tensor  # [E]

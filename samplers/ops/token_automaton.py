@@ -21,7 +21,7 @@ class TokenAutomaton:
 
     Attributes:
         kind: [V] int: the kind of each token, 0 for those that may stand nowhere.
-        step: [S, K] int: the state behind a token of each kind, S where there is none; column 0 is S throughout.
+        step: [S, K] int: the state after a token of each kind, S where there is none; column 0 is S throughout.
         accepting: [S] bool: the states in which the last position may end. State 0 is the start.
     """
 
@@ -63,7 +63,7 @@ class TokenAutomaton:
         return result
 
     def _behind(self, kinds: np.ndarray) -> np.ndarray:
-        """[n + 1, S] bool: the states before each position, and behind the last, from which the rest can be filled."""
+        """[n + 1, S] bool: the states before each position, and after the last, from which the rest can be filled."""
         result = np.zeros((self.length + 1, len(self.accepting)), dtype=bool)
         result[-1] = self.accepting
         for position in range(self.length - 1, -1, -1):

@@ -11,7 +11,7 @@ from .contracts import ScaleContext
 
 
 class ScaleForward:
-    """A transformer and its keys and values; the unconditioned halves of guided rows stand behind all rows.
+    """A transformer and its keys and values; the unconditioned halves of guided rows stand after all rows.
 
     At scale 0 guidance is 0. The halves are fed there all the same, without logits: a token each, in the call that is
     made anyway, while feeding them with scale 1 would take a second call there.

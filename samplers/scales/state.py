@@ -35,7 +35,7 @@ class ScaleRequest:
         return replace(self, labels=tuple(self.labels[row] for row in rows))
 
     def join(self, others: Iterable[ScaleRequest]) -> ScaleRequest:
-        """This request with the rows of others of its kind behind its own; the same of `source`."""
+        """This request with the rows of others of its kind after its own; the same of `source`."""
         return replace(self, labels=self.labels + tuple(label for other in others for label in other.labels))
 
     def guided(self, row: int) -> bool:

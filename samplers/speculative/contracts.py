@@ -294,7 +294,7 @@ class Stage(Policy):
 
     @property
     def last_queries(self) -> int:
-        """How many of the target's queries in front of each row's next token `DecodeContext.queries` is to give.
+        """How many of the target's queries before each row's next token `DecodeContext.queries` is to give.
 
         Of each layer they are [B, n, H, D], as they met the keys: that many of the prompt's last tokens, in later
         rounds that of the last accepted node alone, n = 1. Only the native decoder has them.
@@ -624,7 +624,7 @@ class ProbeNodes:
     index: Tensor  # [B, L, T] int64: the number of query l of node n among the row's nodes and queries, -1: none
     counts: np.ndarray  # [B, L] on the host: each row's queries 0, queries 1, and so on
     inputs: Tensor | None = None  # [L, E] input vectors
-    splices: tuple[ProbeInjection, ...] = ()  # one a step instead of `inputs`: one query a step then
+    splices: tuple[ProbeInjection, ...] = ()  # one per step instead of `inputs`: one query a step then
 
     def rows(self, rows: np.ndarray) -> ProbeNodes:
         """The queries of these rows."""

@@ -1,4 +1,4 @@
-"""The verify loop: autoregressive models, several tokens a forward, every row at its own pace.
+"""The verify loop: autoregressive models, several tokens per forward, every row at its own pace.
 
 Fast Inference from Transformers via Speculative Decoding, https://arxiv.org/abs/2211.17192
 

@@ -1,6 +1,6 @@
 """Where a drafter's queries stand among the nodes of a draft.
 
-The target's own queries in front of each row's next token, by which a stage may choose what is read.
+The target's own queries before each row's next token, by which a stage may choose what is read.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class QueryVectors:
     """What the forwards of a round keep of their queries; does nothing where `count` is 0.
 
     Attributes:
-        layers: of each layer [B, n, H, D]: `count` in front of the token that follows the prompt, later one.
+        layers: of each layer [B, n, H, D]: `count` before the token that follows the prompt, later one.
     """
 
     def __init__(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Recorded acceptances: a draft, the laws behind it and the uniforms, and what was taken of it."""
+"""Recorded acceptances: a draft, the laws after it and the uniforms, and what was taken of it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Consumed(Indexed):
 
 
 class Tree:
-    """Candidate paths merged into a tree: equal tokens behind one node, with the same logits, are one node."""
+    """Candidate paths merged into a tree: equal tokens after one node, with the same logits, are one node."""
 
     def __init__(self, root: tuple[int, list[float]], paths: Sequence[Sequence[tuple[int, list[float]]]]) -> None:
         self.tokens, self.parents, self.depths, self.logits = [root[0]], [-1], [0], [root[1]]

@@ -1,7 +1,7 @@
 """SJD's ports over Chameleon: grammars by position, guidance, and rounds over a small Lumina-mGPT.
 
-The port draws the ends of rows like other tokens, and commits them one a forward where a draft is refused; pardec has
-them for nothing. Rounds are therefore compared one by one: the laws behind the recorded window, and what is accepted.
+The port draws the ends of rows like other tokens, and commits them one per forward where a draft is refused; pardec has
+them for nothing. Rounds are therefore compared one by one: the laws after the recorded window, and what is accepted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _names(layout: ImageLayout, names: dict[tuple[int, ...], str], vocabulary: i
 def lumina_window(case: Case, *_: object) -> str | None:
     """Outside of an image nothing is held; the two grid tokens are given, where the port leaves them open.
 
-    Behind the end of an image the port goes on with rows: there its rule token by token, `grammar`, is right.
+    After the end of an image the port goes on with rows: there its rule token by token, `grammar`, is right.
     """
     p = case["params"]
     words = ChameleonWords(None, _lumina(p), case["id"], rows=True)
@@ -73,7 +73,7 @@ def lumina_window(case: Case, *_: object) -> str | None:
 
 
 def anole_grammar(case: Case, *_: object) -> str | None:
-    """From the first code to the end of the image; what comes before is given, and nothing comes behind."""
+    """From the first code to the end of the image; what comes before is given, and nothing comes after."""
     p = case["params"]
     own = _names(_square(p), _anole_names(p), p["vocab_size"])
     begin = case["history"].index(p["boi"]) - p["prompt_length"] + 1
@@ -165,7 +165,7 @@ class _Given(LuminaImaging):
 
 
 def _rounds(case: Case, model: pardec.Model, imaging: _Given) -> str | None:
-    """The laws behind each recorded window, and which of its tokens are accepted."""
+    """The laws after each recorded window, and which of its tokens are accepted."""
     p, network = case["params"], model.language_model
     layout, sets = imaging.layout, None
     row = Row(torch.tensor([0]), torch.full((layout.tokens,), -1))
@@ -183,7 +183,7 @@ def _rounds(case: Case, model: pardec.Model, imaging: _Given) -> str | None:
         places = [len(text) - width + 1 + at - start for at in range(width)]
         laws = []
         for at, place in enumerate(places):
-            if place >= layout.tokens:  # behind the end of the image, where a row has ended here
+            if place >= layout.tokens:  # after the end of the image, where a row has ended here
                 break
             scores = guided[at].masked_fill(~sets[place], -torch.inf)
             laws.append(filter_logits(scores[None, None], temperature=1.0, top_k=p["image_top_k"])[0, 0].softmax(-1))

@@ -39,7 +39,7 @@ _Path = tuple[int, ...]
 
 
 class _Differs(Exception):
-    """What differs first; nothing behind it could be compared."""
+    """What differs first; nothing after it could be compared."""
 
 
 class _Over(Exception):
@@ -106,7 +106,7 @@ def _values(plan: Plan) -> dict[str, Any]:
 
 
 def _unroll(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
-    """Steps of a drafter that was given every true token; behind the first step each query sees its own later keys.
+    """Steps of a drafter that was given every true token; after the first step each query sees its own later keys.
 
     The recorded code adds 1 to the scores of those, and hides none of the others of these steps: attention's masks are
     floats there, and 0 and 1 are added as they are. The first step, which drafting begins with, hides as it should.
@@ -138,7 +138,7 @@ def _unroll(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
 
 @contextmanager
 def _added(visible: Tensor, count: int) -> Iterator[None]:
-    """Attention as the record has it: what `visible` [Q, C] says of the keys behind the first `count` is added."""
+    """Attention as the record has it: what `visible` [Q, C] says of the keys after the first `count` is added."""
     bias = visible.float()
     bias[:, :count] = torch.zeros(count, count).masked_fill(~visible[:, :count], -torch.inf)
 

@@ -1,4 +1,4 @@
-"""Emu3's grammar as its authors and SJD's port record it: what may stand at each position behind the image token."""
+"""Emu3's grammar as its authors and SJD's port record it: what may stand at each position after the image token."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _allowed(case: Case) -> list[str]:
 
 
 def grammar(case: Case, *_: object) -> str | None:
-    """The rule token by token, which asks for an end of row first, also behind the image: a fault that is left out."""
+    """The rule token by token, which asks for an end of row first, also after the image: a fault that is left out."""
     own, rows = _allowed(case), case["params"]["height"] * (case["params"]["width"] + 1)
     for index, recorded in enumerate(case["allowed"]):
         expected = own[index] if index < len(own) else "pad"

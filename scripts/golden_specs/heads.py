@@ -1,7 +1,7 @@
 """Heads of Medusa and Hydra: their logits, their trees, and every round of their decoding.
 
 Medusa's nucleus acceptance is replayed here alone: paths that share a node sample the node's successor anew, so that a
-drafted token has several chances. pardec's is `match` with `top_p`, which samples once a node.
+drafted token has several chances. pardec's is `match` with `top_p`, which samples once per node.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _models(case: Case, folder: Path) -> tuple[pardec.Model, DraftModule]:
 
 
 def _states(model: pardec.Model, ids: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """The states behind the final norm [B, T, E], and the logits [B, T, V]."""
+    """The states after the final norm [B, T, E], and the logits [B, T, V]."""
     engine = model.language_model
     hidden = engine.forward(Plan.full(torch.tensor(ids), engine.visible()))
     return hidden.normed(), hidden.logits()
@@ -60,7 +60,7 @@ def _far(found: dict[str, Tensor], case: Case, tensors: dict[str, Tensor]) -> st
 
 
 def _medusa_logits(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
-    """Every head behind every token."""
+    """Every head after every token."""
     model, module = _models(case, folder)
     module_any: Any = module
     states, target = _states(model, case["input_ids"])
@@ -71,7 +71,7 @@ def _medusa_logits(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str 
 
 
 def _hydra_logits(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
-    """Every head behind every token that has the tokens which the last head reads."""
+    """Every head after every token that has the tokens which the last head reads."""
     model, module = _models(case, folder)
     module_any: Any = module
     states, _ = _states(model, case["input_ids"])
@@ -110,7 +110,7 @@ def _buffers(case: Case, *_: object) -> str | None:
 
 
 def _leaves(parents: list[int]) -> list[list[int]]:
-    """The nodes from the root to each leaf, the last leaf first, with -1 behind shorter paths."""
+    """The nodes from the root to each leaf, the last leaf first, with -1 after shorter paths."""
     inner, rows = set(parents), []
     for node in reversed(range(1, len(parents))):
         if node not in inner:
@@ -137,7 +137,7 @@ class _Nucleus(Acceptance):
         path, count = torch.zeros(1, 1, dtype=torch.int64), 0
         if draft.width > 1:
             rows = torch.tensor(_leaves(draft.parent[0].tolist()))
-            candidates = torch.where(rows < 0, 0, tokens[rows])  # behind a path's end, token 0 at the last node
+            candidates = torch.where(rows < 0, 0, tokens[rows])  # after a path's end, token 0 at the last node
             sampled = _pick(probs[rows[:, :-1]].flatten(0, 1), next(self.uniforms)).view(len(rows), -1)
             counts = (candidates[:, 1:] == sampled).long().cumprod(1).sum(1)
             best = int(counts.argmax())
@@ -192,7 +192,7 @@ def _rounds(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
             return f"round {number}: parents {draft.parent[0].tolist()}, expected {case['parents']}"
     if (accepted := loop.recorder.accepted[0][1:]) != case["accept_lengths"]:
         return f"accepted {accepted}, expected {case['accept_lengths']}"
-    if (text := loop.text.row(0).tolist()[:-1]) != case["output_ids"]:  # they commit no token behind the last round
+    if (text := loop.text.row(0).tolist()[:-1]) != case["output_ids"]:  # they commit no token after the last round
         return f"text {text}, expected {case['output_ids']}"
     if isinstance(sampler.accept, _Nucleus) and sampler.accept.chosen != case["best_paths"]:
         return f"paths {sampler.accept.chosen}, expected {case['best_paths']}"

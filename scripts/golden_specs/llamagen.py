@@ -84,7 +84,7 @@ def arguments(case: Case, tensors: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _forward_logits(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
-    """The whole sequence in one forward, condition included; the class behind the last one says nothing."""
+    """The whole sequence in one forward, condition included; the class after the last one says nothing."""
     model = model_of(folder, case["params"]["kind"]).language_model
     imaging = model.imaging
     assert imaging is not None, "it is a model of pictures"

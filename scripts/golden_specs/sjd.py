@@ -32,7 +32,7 @@ from pardec.samplers.speculative.ops.verification import follow
 
 
 class _Differs(Exception):
-    """What differs first; nothing behind it could be compared."""
+    """What differs first; nothing after it could be compared."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class _Tape:
     case: Case
     tensors: dict[str, Tensor]
     now: Case = field(init=False)
-    kept: list[int] = field(default_factory=list)  # tokens drawn behind the last rejection
+    kept: list[int] = field(default_factory=list)  # tokens drawn after the last rejection
     number: int = -1
 
     def differs(self, what: str, found: Any, expected: Any) -> None:
@@ -113,7 +113,7 @@ class _Judged(Acceptance):
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
         tape = self.tape
-        if tape.number < 0:  # the first token, behind the condition
+        if tape.number < 0:  # the first token, after the condition
             first = tape.case["output_ids"][0]
             tape.differs("chance of the first token is 0", not distributions.probs[0, 0, first], False)
             return follow(draft, torch.tensor([[first]]))

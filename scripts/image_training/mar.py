@@ -178,7 +178,7 @@ _HALVES = {"embed_dim": "width", "depth": "depth", "num_heads": "heads"}
 
 
 def masked_of(step: int, tokens: int) -> int:
-    """How many tokens a step masks, 1 to `tokens`: evenly spread quantiles of the distribution of shares."""
+    """How many tokens per step masks, 1 to `tokens`: evenly spread quantiles of the distribution of shares."""
     normal = torch.distributions.Normal(0.0, 1.0)
     lowest = float(normal.cdf(torch.tensor(-1 / SPREAD)))
     even = ((step + 0.5) * GOLDEN) % 1.0

@@ -1,4 +1,4 @@
-"""The network that is trained: LlamaGen's transformer behind a small text encoder, tensors named as LlamaGen publishes.
+"""The network that is trained: LlamaGen's transformer after a small text encoder, tensors named as LlamaGen publishes.
 
 Written for training alone: every position at once, attention by two matmuls. pardec's own stack runs what comes
 out of it, and a test compares the two.
@@ -116,7 +116,7 @@ class Drawer(nn.Module):
         return torch.cat((torch.zeros(self.places, *table.shape[1:]), table))
 
     def states(self, features: Tensor, known: Tensor, codes: Tensor) -> Tensor:
-        """States [B, cells, E] that say each cell of `codes` [B, cells], behind right-aligned captions.
+        """States [B, cells, E] that say each cell of `codes` [B, cells], after right-aligned captions.
 
         `features` [B, P, D] and which places are taken, `known` [B, P] bool.
         """

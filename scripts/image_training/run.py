@@ -83,7 +83,7 @@ class Training(ABC):
     # -- schedule ----------------------------------------------------------------------------------------------
 
     def progress(self) -> float:
-        """Share of the run that is behind, 0 to 1."""
+        """Share of the run that is done, 0 to 1."""
         if self.o.steps is not None:
             return min(1.0, self.step / max(1, self.o.steps))
         return min(1.0, self.seconds / (60 * (self.o.minutes or 0) + 1e-9))

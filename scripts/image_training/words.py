@@ -34,7 +34,7 @@ def tokenizer() -> Any:
 
 
 def ids(captions: list[str]) -> Tensor:
-    """[B, 16] int64, padding behind each caption."""
+    """[B, 16] int64, padding after each caption."""
     known = vocabulary()
     rows = torch.full((len(captions), PLACES_OF_A_CAPTION), PAD)
     for row, caption in enumerate(captions):

@@ -89,7 +89,7 @@ class Adaptation:
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def _read(self, file: Path) -> Iterator[tuple[list[int], int]]:
-        """Rows of `pardec generate -o FILE.jsonl`: prompts and what the model wrote behind them."""
+        """Rows of `pardec generate -o FILE.jsonl`: prompts and what the model wrote after them."""
         for line in file.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
             prompt, text = row["prompt"], row["text"]
@@ -133,7 +133,7 @@ class Adaptation:
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def progress(self) -> float:
-        """Share of the run that is behind, 0 to 1."""
+        """Share of the run that is done, 0 to 1."""
         if self.o.steps is not None:
             return min(1.0, self.step / max(1, self.o.steps))
         return min(1.0, self.seconds / (60 * (self.o.minutes or 0) + 1e-9))

@@ -100,12 +100,12 @@ def logits_of(model: nn.Module, ids: Tensor, masked: bool) -> Tensor:
 
 
 def logits_at(model: nn.Module, ids: Tensor, exits: Iterable[int]) -> list[Tensor]:
-    """Logits [B, L, V] of full rows of a causal model behind its first layers, as many as each of `exits` says.
+    """Logits [B, L, V] of full rows of a causal model after its first layers, as many as each of `exits` says.
 
     Sorted fine-tuning, https://arxiv.org/abs/2309.08968: all exits share the norm and the head.
     """
     states = model.model(input_ids=ids, output_hidden_states=True, use_cache=False)
-    inner = states.hidden_states[:-1]  # the last ones are behind the norm already
+    inner = states.hidden_states[:-1]  # the last ones are after the norm already
     each = [states.last_hidden_state if exit_ == len(inner) else model.model.norm(inner[exit_]) for exit_ in exits]
     return [model.lm_head(normed) for normed in each]
 

@@ -33,4 +33,4 @@ class Options:
     state: Path
     fresh: bool
     shape: dict[str, int]
-    exits: tuple[int, ...] = ()  # layers behind which the head learns too; none: behind the last alone
+    exits: tuple[int, ...] = ()  # layers after which the head learns too; none: after the last alone

@@ -1,4 +1,4 @@
-"""Command lines are fuzzed, through the function behind the command."""
+"""Command lines are fuzzed, through the function of the command."""
 
 from __future__ import annotations
 

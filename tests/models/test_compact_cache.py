@@ -44,7 +44,7 @@ def fed(network: Decoder, lengths: list[int], capacity: int = 24) -> KVCache:
 
 
 def plan(lengths: list[int], visible: Visible | None = None) -> Plan:
-    """Four nodes behind texts of these lengths: a chain, or a tree."""
+    """Four nodes after texts of these lengths: a chain, or a tree."""
     base = torch.tensor(lengths)
     order, depth = torch.arange(4).expand(len(lengths), 4), torch.arange(4)
     if visible is not None:

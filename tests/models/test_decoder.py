@@ -86,7 +86,7 @@ def test_a_tree_draft_equals_its_branches_as_chains():
         for path in ([0, 1, 3], [0, 2, 4]):
             chain = torch.cat((prompt[row, :start], nodes[row, path]))[None]
             close(out[row, path], whole(toy, chain)[0, start:])
-    # The accepted path moves together, and decoding goes on behind it.
+    # The accepted path moves together, and decoding goes on after it.
     path = torch.tensor([[0, 2, 4], [0, 1, 3]])
     cache.move(slots.gather(1, path), slots[:, :3])
     following = ids(2, 1, seed=4)

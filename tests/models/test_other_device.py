@@ -57,8 +57,8 @@ def test_the_spec_says_where_it_is_loaded() -> None:
 
 @pytest.mark.seeds("arXiv:2412.18934")
 def test_a_drafter_on_a_second_device_beats_the_target_alone_on_the_clock() -> None:
-    """The target's forward is slow and grows with its tokens; the drafter is fast, behind a link that tokens cross
-    once a round each way. Output is greedy."""
+    """The target's forward is slow and grows with its tokens; the drafter is fast, after a link that tokens cross
+    once per round each way. Output is greedy."""
     model = pardec.load("tiny-llama", device="cpu")
     prompts = [problem.prompt for problem in pardec.task("records").problems(split="heldout", n=4, seed=7)]
     devices = {"cpu": {"target": {"layer": [1e-3, 5e-4]}}, "gpu": {"draft": {"layer": 1e-4}}}

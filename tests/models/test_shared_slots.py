@@ -77,7 +77,7 @@ def test_forwards_equal_those_of_rows_that_hold_all_of_it(dtype: torch.dtype, at
     nodes = tree([SHARED + each for each in (3, 1, 4, 2)])
     agree(target, nodes, shared, plain, atol)
     base = nodes.slots[:, :1]
-    path = torch.tensor([[2, 3]])  # the second child, and its child, behind the root
+    path = torch.tensor([[2, 3]])  # the second child, and its child, after the root
     for cache in (shared, plain):
         cache.move(base + path, (base + torch.tensor([[1, 2]])).where(torch.tensor([[1], [0], [1], [1]]) > 0, -1))
         cache.keep(torch.tensor([3, 0, 2]))

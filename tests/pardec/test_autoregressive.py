@@ -112,7 +112,7 @@ def test_logits_are_those_of_transformers(pair: Callable[[str], Pair]) -> None:
 
 @pytest.mark.parametrize("sampler", ["sequential", "lookup+speculative", "lookup+match", "lookup+match:noise=seeded"])
 def test_samples_follow_the_law_of_the_checkpoint(pair: Callable[[str], Pair], sampler: str) -> None:
-    """Two tokens behind a prompt that repeats itself, four tokens of the vocabulary kept."""
+    """Two tokens after a prompt that repeats itself, four tokens of the vocabulary kept."""
     _, model = pair("llama")
     prompt, count = [5, 6, 7, 5, 6, 7, 5, 6], 3000
     distribution = joint(model.language_model, prompt, 2, temperature=0.9, top_k=4)
@@ -251,7 +251,7 @@ def test_a_result_says_what_was_drafted_and_accepted(llama: pardec.Model, tmp_pa
 
 
 def test_acceptance_length_counts_what_was_committed(pair: Callable[[str], Pair]) -> None:
-    """Where an end token cuts an accepted draft short, what stood behind it does not count."""
+    """Where an end token cuts an accepted draft short, what stood after it does not count."""
     _, model = pair("llama")
     pattern = [10, 20, 30, 40, 50]
 

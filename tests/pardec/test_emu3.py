@@ -98,7 +98,7 @@ def naive_zipar(both: Both, caption: str, rows: int, columns: int, lag: int) -> 
     codes, end = torch.tensor(sets[0]), sets[columns][0]
 
     def likeliest(cells: list[tuple[int, int]]) -> int:
-        """Behind the last of `cells`, each a position and a token."""
+        """After the last of `cells`, each a position and a token."""
         cond, uncond = (
             both.library(
                 input_ids=torch.cat((prompt, torch.tensor([token for _, token in cells], dtype=torch.int64)))[None],

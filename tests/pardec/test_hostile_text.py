@@ -93,7 +93,7 @@ _KEPT = ("key", "id", "format", "exact", "finish", "family", "kind")  # not what
 
 
 def swapped(value: Any, said: str, key: str = "") -> Any:
-    """Every text of a value with `said` behind it."""
+    """Every text of a value with `said` after it."""
     if isinstance(value, dict):
         return {name: swapped(held, said, name) for name, held in value.items()}
     if isinstance(value, list):

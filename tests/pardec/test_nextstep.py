@@ -151,7 +151,7 @@ def test_accepted_and_redrawn_tokens_have_the_targets_distribution(tmp_path: Pat
 
 
 def test_methods_that_do_not_apply_are_refused_by_name(tmp_path: Path, folder: Path, model: pardec.Model) -> None:
-    with pytest.raises(SpecError, match="mar samples several tokens a step, and model predicts each from all before"):
+    with pytest.raises(SpecError, match="mar samples several tokens per step, and model predicts each from all before"):
         model.generate("x", sampler="mar:steps=4")
     with pytest.raises(SpecError, match="mode=reference tests drafts without those before them"):
         model.generate("x", sampler=f"cspd:draft={folder}")

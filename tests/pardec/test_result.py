@@ -116,7 +116,7 @@ def test_rates_are_made_of_the_counts(result: pardec.Result) -> None:
     assert result.tokens_per_forward == sum(result.generated) / sum(result.nfe)
     assert result.timing.tokens == sum(result.generated)
     assert result.timing.tokens_per_second == pytest.approx(result.timing.tokens / result.timing.total_s)
-    assert "tokens a forward" in repr(result)
+    assert "tokens per forward" in repr(result)
 
 
 def test_the_trace_replays_to_the_sequences(result: pardec.Result, model: pardec.Model) -> None:

@@ -1,4 +1,4 @@
-"""Images of several sizes: the size is a request's argument, and everything behind it follows the request's grid."""
+"""Images of several sizes: the size is a request's argument, and everything after it follows the request's grid."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_the_command_draws_and_its_file_reproduces_it(tmp_path: Path, capsys: py
 
 def test_the_summary_names_the_refiner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["image", str(LARGE), "--class", "3", "-s", SPEC, "-o", str(tmp_path / "out.png")]) == 0
-    assert "1 image, 55 tokens in 3 forwards and 2 of the refiner, 18.33 tokens a forward" in capsys.readouterr().err
+    assert "1 image, 55 tokens in 3 forwards and 2 of the refiner, 18.33 tokens per forward" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

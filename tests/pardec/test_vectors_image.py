@@ -171,7 +171,7 @@ def test_the_script_compares_samplers_of_vectors(
     assert (ended.value.code, err) == (0, "")
     lines = out.splitlines()
     assert [line.split()[0] for line in lines] == ["sequential", "mar:steps=64", "mar:steps=16", "mar:steps=16,head=25"]
-    assert [line.split()[1] for line in lines] == ["32", "32", "32", "32"]  # two images of 16 tokens, one a forward
+    assert [line.split()[1] for line in lines] == ["32", "32", "32", "32"]  # two images of 16 tokens, one per forward
     assert all(re.search(r"s, backbone \d+\.\d\d s, head \d+\.\d\d s  distribution$", line) for line in lines)
     assert len(list(tmp_path.glob("*.png"))) == 4
 

@@ -21,7 +21,7 @@ def values(*shape: int, seed: int, scale: float = 0.4) -> Tensor:
 def medusa(
     width: int = 16, vocab: int = 40, heads: int = 3, blocks: int = 1, *, bias: bool = True, seed: int = 0
 ) -> Tensors:
-    """v0.1: `{head}.{block}.linear`, and the last linear behind the blocks."""
+    """v0.1: `{head}.{block}.linear`, and the last linear after the blocks."""
     tensors: Tensors = {}
     for head in range(heads):
         for block in range(blocks):

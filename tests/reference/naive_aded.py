@@ -8,7 +8,7 @@ from math import sqrt
 
 
 def table(texts: Sequence[Sequence[int]]) -> dict[tuple[int, int], Counter[int]]:
-    """Every trigram of the texts, which begin behind two tokens -1."""
+    """Every trigram of the texts, which begin after two tokens -1."""
     counts: dict[tuple[int, int], Counter[int]] = {}
     for text in texts:
         padded = [-1, -1, *text]

@@ -95,7 +95,7 @@ def block() -> Rule:
 def decode(
     model: Any, prompt: list[int], new: int, rule: Rule, *, size: int, count: int = 1, order: list[int] | None = None
 ) -> tuple[list[int], dict[int, int], list[tuple[int, ...]]]:
-    """`count` tokens a forward, the surest first, or in `order`. Tokens, commit forwards and the positions queried.
+    """`count` tokens per forward, the surest first, or in `order`. Tokens, commit forwards and the positions queried.
 
     Every forward queries the positions of the rule and those that predict the wanted ones; the first all it may see.
     """

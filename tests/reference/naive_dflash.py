@@ -43,7 +43,7 @@ class NaiveDFlash:
         )
 
     def block(self, states: Tensor, last: int, mask: int, width: int) -> Tensor:
-        """[width, E] normed states of the block [last, mask, ..] behind the context of `states` [P, S]."""
+        """[width, E] normed states of the block [last, mask, ..] after the context of `states` [P, S]."""
         config, eps, past = self.config, self.config["rms_norm_eps"], len(states)
         context = self.context(states)
         h = self.embedding[torch.tensor([last] + [mask] * (width - 1))] * config.get("input_embedding_scale", 1.0)
@@ -120,7 +120,7 @@ class NaiveDFlash:
     # --- DFlash 2 ---
 
     def chosen(self, states: Tensor, tokens: Sequence[int]) -> Tensor:
-        """Logits [len(tokens), V] of the places behind each of `tokens`, a path."""
+        """Logits [len(tokens), V] of the places after each of `tokens`, a path."""
         tensors, count = self.tensors, self.config.get("dflash_config", self.config)["selector_top_k"]
         before, after = (tensors[f"candidate_selector.{name}_codebook"] for name in ("predecessor", "successor"))
         rows = []
@@ -135,7 +135,7 @@ class NaiveDFlash:
     # --- DSpark ---
 
     def walk(self, states: Tensor, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Logits [len(tokens), Vd] of the places behind each of `tokens`, a path, and the estimates there."""
+        """Logits [len(tokens), Vd] of the places after each of `tokens`, a path, and the estimates there."""
         tensors, kind = self.tensors, self.config["markov_head_type"]
         table, output = tensors["markov_head.markov_w1.weight"], tensors["markov_head.markov_w2.weight"]
         memory = torch.zeros(table.shape[1], dtype=states.dtype)

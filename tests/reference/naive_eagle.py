@@ -112,9 +112,9 @@ def draft(
     config: Mapping[str, Any],
     flags: Mapping[str, Any],
 ) -> tuple[Tensor, Tensor]:
-    """What is fed back, and what the head multiplies, behind each pair of `tokens` [Q]: both [Q, E].
+    """What is fed back, and what the head multiplies, after each pair of `tokens` [Q]: both [Q, E].
 
-    The first pairs have `features` [P, E]; each of the others has what was fed back behind the one before.
+    The first pairs have `features` [P, E]; each of the others has what was fed back after the one before.
     """
     known, size = list(features), features.shape[-1]
     for count in range(len(known), len(tokens) + 1):

@@ -39,7 +39,7 @@ def medusa(t: Tensors, h: Tensor) -> list[Tensor]:
 
 
 def hydra(t: Tensors, h: Tensor, embedded: Sequence[Tensor]) -> Tensor:
-    """[V] of the head behind the tokens of a path, whose embeddings [E] are `embedded`; h [E] is refined already."""
+    """[V] of the head after the tokens of a path, whose embeddings [E] are `embedded`; h [E] is refined already."""
     head = len(embedded) - 1
     blocks = count(t, rf"hydra_mlp\.{head}\.(\d+)\.linear")
     x = h
@@ -55,7 +55,7 @@ def hydra(t: Tensors, h: Tensor, embedded: Sequence[Tensor]) -> Tensor:
 
 
 def prefix(t: Tensors, states: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """[T, E] of the layer in front of Hydra++'s heads, for the target's states [T, E] from the first token on."""
+    """[T, E] of the layer before Hydra++'s heads, for the target's states [T, E] from the first token on."""
     stem, epsilon = f"{PREFIX}layers.0.", config["rms_norm_eps"]
     at = torch.arange(len(states))
     visible = at <= at[:, None]

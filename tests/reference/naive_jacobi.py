@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-Picks = Callable[[Sequence[int]], Sequence[int]]  # a text -> the pick behind each of its tokens
+Picks = Callable[[Sequence[int]], Sequence[int]]  # a text -> the pick after each of its tokens
 
 
 def sliding(picks: Picks, prompt: Sequence[int], new: int, window: int) -> tuple[list[int], int]:

@@ -48,7 +48,7 @@ class Copying:
 
 
 def aggressive(source: Sequence[int], output: Sequence[int], most: int, agree: int = 0) -> list[int]:
-    """What is left of the source behind the output, all of which is gone through anew.
+    """What is left of the source after the output, all of which is gone through anew.
 
     With `agree` > 0 tokens that deviate replace those of the source one by one, until as many in a row agree.
     """

@@ -78,7 +78,7 @@ def sample(
 
 
 def states(model: Any, weights: Weights, prompt: list[int], tokens: Tensor, *, use_norm: bool = False) -> Tensor:
-    """[n + 1, E]: the projected outputs behind a prompt and after each of n `tokens` [n, d]."""
+    """[n + 1, E]: the projected outputs after a prompt and after each of n `tokens` [n, d]."""
     if use_norm:
         tokens = F.layer_norm(tokens, tokens.shape[-1:], eps=1e-6)
     words = model.get_input_embeddings()(torch.tensor(prompt))

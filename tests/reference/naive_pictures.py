@@ -23,7 +23,7 @@ Uniform = Callable[[int, int, str, int], np.ndarray]  # step, position in the ro
 
 @dataclass
 class Half:
-    """One sequence: a prompt and the picture behind it."""
+    """One sequence: a prompt and the picture after it."""
 
     model: LanguageModel
     prompt: list[int]
@@ -77,7 +77,7 @@ def picture(
 
     Args:
         halves: with the caption, and without it where `scale` (their s, in (1 + s) c - s u) is above 0.
-        image: the ids behind the prompt, masks in the cells.
+        image: the ids after the prompt, masks in the cells.
         uniform: position counts from the first of the image.
         published: whose noise it is, "dimoo" or "mmada".
         cache: the share that is reused, the steps between refreshes, and the share of steps before the first.

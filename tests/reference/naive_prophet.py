@@ -24,7 +24,7 @@ class Told:
     tokens: list[int]
     when: dict[int, int] = field(default_factory=dict)
     steps: int = 0
-    idle: int = 0  # steps that committed nothing, in front of the last that did
+    idle: int = 0  # steps that committed nothing, before the last that did
 
     @property
     def forwards(self) -> dict[int, int]:
@@ -40,7 +40,7 @@ def prophet(
     *,
     mask: int,
     block: int,
-    steps: int | None,  # of the plan, shared out evenly over the blocks; None: one a token
+    steps: int | None,  # of the plan, shared out evenly over the blocks; None: one per token
     gaps: tuple[float, float, float],
     region: Callable[[list[int], list[int]], list[int]],  # (open, open in the block) -> where the gap is taken
     least: bool,

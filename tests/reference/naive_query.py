@@ -1,6 +1,6 @@
 """Decoding without some of the masks, from the papers: they are deleted, and the rest goes through one full forward.
 
-One row, no cache, plain Python. `rule` names the masks behind a block that stay, when the block begins.
+One row, no cache, plain Python. `rule` names the masks after a block that stay, when the block begins.
 """
 
 from __future__ import annotations

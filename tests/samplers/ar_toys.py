@@ -151,7 +151,7 @@ def joint(
 
 
 def is_greedy(model: LanguageModel, text: Sequence[int], start: int) -> bool:
-    """Whether every token from `start` on is the likeliest behind those before it, by one whole forward."""
+    """Whether every token from `start` on is the likeliest after those before it, by one whole forward."""
     return bool((logits(model, [text])[0, start - 1 : -1].argmax(-1) == torch.tensor(text[start:])).all())
 
 
@@ -159,7 +159,7 @@ def is_greedy(model: LanguageModel, text: Sequence[int], start: int) -> bool:
 
 
 def counted(done: Finished, prompt: int, n: int, vocab: int, which: slice = slice(None)) -> np.ndarray:
-    """How often each continuation of `n` tokens came out behind prompts of this length, [V] * n."""
+    """How often each continuation of `n` tokens came out after prompts of this length, [V] * n."""
     ends = done.tokens[which, prompt : prompt + n]
     index = (ends * vocab ** np.arange(n)[::-1]).sum(1)
     return np.bincount(index, minlength=vocab**n).reshape((vocab,) * n)

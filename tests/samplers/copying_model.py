@@ -1,4 +1,4 @@
-"""A model that copies what once stood behind the newest token, wherever in a long text that was."""
+"""A model that copies what once stood after the newest token, wherever in a long text that was."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ WORDS = {
 
 
 def cyclic(vocab: int = 7) -> LanguageModel:
-    """Says token x + 1 behind token x, and 0 behind the last."""
+    """Says token x + 1 after token x, and 0 after the last."""
     model = toy_ar(0, vocab)
     stack: Any = model.decoder
     with torch.no_grad():
@@ -47,7 +47,7 @@ def cyclic(vocab: int = 7) -> LanguageModel:
 
 
 def greedy_holds(spec: str, given: Sequence[Sequence[int]] = RAGGED, new: int = 40) -> float:
-    """Every row of a ragged batch is greedy decoding's, in the rounds and nodes it takes alone; tokens a forward."""
+    """Every row of a ragged batch is greedy decoding's, in the rounds and nodes it takes alone; tokens per forward."""
     model = toy_ar(3, vocab=11, sharp=2.0)
     counts = [new - 3 * row for row in range(len(given))]
     done = run(model, spec, given, counts)

@@ -88,7 +88,7 @@ def committed_slots_suffice(spec: str) -> None:
 
 
 def path(draft: Draft, row: int, node: int) -> list[int]:
-    """The tokens from behind node 0 to `node`."""
+    """The tokens from after node 0 to `node`."""
     found: list[int] = []
     while node > 0:
         found.append(int(draft.tokens[row, node]))
@@ -97,7 +97,7 @@ def path(draft: Draft, row: int, node: int) -> list[int]:
 
 
 def distribution(model: LanguageModel, text: Sequence[int], **part: Any) -> Tensor:
-    """Raw logits [V] behind `text`, by a forward without a cache; `part` of the stack."""
+    """Raw logits [V] after `text`, by a forward without a cache; `part` of the stack."""
     plan = Plan.full(torch.tensor([list(text)]), model.visible())
     return model.forward(Plan(**{**{name: getattr(plan, name) for name in Plan.__slots__}, **part})).logits()[0, -1]
 
@@ -109,7 +109,7 @@ def apart(found: Tensor, expected: Tensor) -> float:
 
 @contextmanager
 def heard(truth: Callable[[list[int]], Tensor] | None = None) -> Iterator[list[float]]:
-    """Compares the drafter's law behind every node with `truth` of its whole text, and the target's with `law`.
+    """Compares the drafter's law after every node with `truth` of its whole text, and the target's with `law`.
 
     Gives the greatest difference of each law, as a share of its greatest logit.
     """
@@ -141,7 +141,7 @@ def heard(truth: Callable[[list[int]], Tensor] | None = None) -> Iterator[list[f
 
 
 class Told(DraftModel):
-    """A voice whose law behind a path is drawn once for that path, [V] logits."""
+    """A voice whose law after a path is drawn once for that path, [V] logits."""
 
     def __init__(self, text: Sequences, vocab: int = 6, sharp: float = 2.0, least: float = -np.inf) -> None:
         self.text, self.vocab, self.sharp, self.least = text, vocab, sharp, least

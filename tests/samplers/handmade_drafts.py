@@ -13,7 +13,7 @@ from pardec.samplers.speculative.contracts import Acceptance, Draft, TargetDistr
 
 
 class Given:
-    """Chances with chosen uniforms [B, T], one a node; the next token is the likeliest, and `left` what it was from."""
+    """Chosen uniforms [B, T], one per node; the next token is the likeliest, and `left` what it was from."""
 
     def __init__(self, uniforms: Tensor) -> None:
         self.uniforms, self.left = uniforms, Tensor()
@@ -65,7 +65,7 @@ def tree(tokens: Tensor, parents: Sequence[int] | None, q: Tensor | None = None,
 
 
 def emitted(rule: Acceptance, p: Tensor, q: Tensor, k: int, *, replacement: bool) -> tuple[Tensor, float]:
-    """The law of the first token behind a node with `k` siblings drawn from `q` [V], and how often one is accepted.
+    """The law of the first token after a node with `k` siblings drawn from `q` [V], and how often one is accepted.
 
     Every tuple of siblings is a row, weighted by its probability; all tests are failed, so that the rule says how
     likely it was to accept each and what is left in the end. Nothing is drawn.

@@ -68,7 +68,7 @@ class World:
 
     @cached_property
     def distributions(self) -> list[np.ndarray]:
-        """The truth behind each prompt."""
+        """The truth after each prompt."""
         options = {"temperature": self.temperature, "top_k": self.top_k}
         return [joint(self.model, prompt, self.n, **options) for prompt in self.prompts]  # type: ignore[arg-type]
 

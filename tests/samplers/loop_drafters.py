@@ -37,7 +37,7 @@ class Forest(Drafter):
     right: float = 0.6
     nodes: int = 7
     over: int = 0  # levels drafted beyond what there is room for
-    truth: Callable[[Sequence[int]], int] | None = None  # the right token behind a text
+    truth: Callable[[Sequence[int]], int] | None = None  # the right token after a text
 
     def width(self, model: LanguageModel) -> int:
         return self.nodes + 1

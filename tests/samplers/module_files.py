@@ -33,7 +33,7 @@ def medusa(folder: Path, model: LanguageModel) -> Path:
 
 
 def hydra(folder: Path, model: LanguageModel) -> Path:
-    """Hydra++: behind a layer of the model's sizes."""
+    """Hydra++: after a layer of the model's sizes."""
     stack: Any = model.decoder
     sizes = stack.config
     layer = {"heads": sizes.heads, "kv_heads": sizes.kv_heads, "head_dim": sizes.head_dim, "inner": sizes.mlp_width}
@@ -91,7 +91,7 @@ def falcon(folder: Path, model: LanguageModel, block: int = 2, **more: Any) -> P
 
 
 def kangaroo(folder: Path, model: LanguageModel, exit_layer: int = 1, **more: Any) -> Path:
-    """An adapter behind the first layer."""
+    """An adapter after the first layer."""
     stack: Any = model.decoder
     sizes = stack.config
     shape = {"heads": sizes.heads, "kv_heads": sizes.kv_heads, "head_dim": sizes.head_dim}

@@ -1,6 +1,6 @@
 """A target that counts, in one of two spellings of each digit: what a judge of its states is tried on.
 
-Ids 0..D-1 spell the digits, and D..2D-1 spell them again. Behind either spelling of x the target says x + 1, in the
+Ids 0..D-1 spell the digits, and D..2D-1 spell them again. After either spelling of x the target says x + 1, in the
 first spelling, and the second is the next likeliest: a second spelling does no harm, a wrong digit spoils the rest.
 """
 
@@ -68,12 +68,12 @@ def _normal(seeded: np.random.RandomState, *shape: int) -> torch.Tensor:
 
 
 def right(before: int, token: int) -> bool:
-    """Whether `token` is a spelling of the digit behind that of `before`."""
+    """Whether `token` is a spelling of the digit after that of `before`."""
     return token % DIGITS == (before + 1) % DIGITS
 
 
 def guess(before: int, u: float) -> int:
-    """What the drafter says behind `before`: 2 in 5 the second spelling, 1 in 4 a wrong digit, for a uniform u."""
+    """What the drafter says after `before`: 2 in 5 the second spelling, 1 in 4 a wrong digit, for a uniform u."""
     following = (before + 1) % DIGITS
     if u < 0.4:
         return DIGITS + following
@@ -81,7 +81,7 @@ def guess(before: int, u: float) -> int:
 
 
 class Careless(Drafter):
-    """Chains of guesses, each behind the one before."""
+    """Chains of guesses, each after the one before."""
 
     def __init__(self, k: int = 6) -> None:
         self.k = k
@@ -98,7 +98,7 @@ class Careless(Drafter):
 
 
 def chain(before: int, noise: Sequence[float]) -> list[int]:
-    """One guess behind the other."""
+    """One guess after the other."""
     tokens: list[int] = []
     for u in noise:
         tokens.append(guess(tokens[-1] if tokens else before, u))

@@ -97,7 +97,7 @@ class _Reader:
         return ModelError(f"{self.file} is damaged: {problem}", _AGAIN)
 
     def take(self, size: int) -> int:
-        """Where the next `size` bytes begin, which are then behind."""
+        """Where the next `size` bytes begin, which are then read."""
         start, self.at = self.at, self.at + size
         if self.at > len(self.content):
             raise ModelError(f"{self.file} is damaged or cut short: it ends within its header", _AGAIN)

@@ -27,7 +27,7 @@ _ARGUMENTS = (COUNT, POINTER, STEP, *[POINTER] * 3, STEP, COUNT, POINTER, STEP, 
 class Int8Weight(PackedWeight):
     """A matrix [N, K] of weights in 8 bits; see above."""
 
-    packed: Tensor  # [ceil(N / 32), ceil(K / 4), 32, 4] uint8, 0 behind the last row and k, which is 128
+    packed: Tensor  # [ceil(N / 32), ceil(K / 4), 32, 4] uint8, 0 after the last row and k, which is 128
     scale: Tensor  # [N, filled up to whole panels] float32
 
     @staticmethod

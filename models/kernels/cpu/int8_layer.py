@@ -45,7 +45,7 @@ class Int8Layer:
         first: int,
         mask: Tensor | None,
     ) -> Tensor:
-        """The states [N, E] behind the layer of the last N of M queries.
+        """The states [N, E] after the layer of the last N of M queries.
 
         Args:
             h: [N, E] their states, contiguous, of the type of all that follows.

@@ -38,7 +38,7 @@ _ARGUMENTS = (POINTER, STEP, POINTER, COUNT, POINTER, STEP, POINTER, COUNT, COUN
 class Panels(PackedWeight):
     """A matrix [N, K] of weights in panels."""
 
-    packed: Tensor  # [ceil(N / 48), K, 48, 1], or [ceil(N / 48), ceil(K / 2), 48, 2]; zero behind the last row and k
+    packed: Tensor  # [ceil(N / 48), K, 48, 1], or [ceil(N / 48), ceil(K / 2), 48, 2]; zero after the last row and k
 
     @staticmethod
     def __new__(cls, packed: Tensor, rows: int, columns: int) -> Panels:

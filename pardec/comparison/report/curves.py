@@ -15,8 +15,8 @@ from .columns import NOTHING, percent, plain
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _EDGE = 300, 200, 42, 34, 10
 
 _LEAD = """<p>Each chart has a method's settings in colour and those of its reference in grey: up is more accurate, left
-is fewer forwards a problem. A hollow point is dominated: another setting of any method is no worse in both. The dashed
-line is the accuracy at which costs are compared, 1 point below sequential decoding.</p>"""
+is fewer forwards per problem. A hollow point is dominated: another setting of any method is no worse in both. The
+dashed line is the accuracy at which costs are compared, 1 point below sequential decoding.</p>"""
 
 
 def section(some: Sequence[Mapping[str, Any]]) -> str:
@@ -65,7 +65,7 @@ def _chart(curve: Mapping[str, Any], reference: Mapping[str, Any] | None, scale:
         *(_tick(scale, share) for share in (scale.low, (1 + scale.low) / 2, 1.0)),
         f'<text x="{_LEFT}" y="{_HEIGHT - 18}">{plain(scale.left)}</text>',
         f'<text x="{_WIDTH - _EDGE}" y="{_HEIGHT - 18}" text-anchor="end">{plain(scale.right)}</text>',
-        f'<text x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 4}" text-anchor="middle">forwards a problem</text>',
+        f'<text x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 4}" text-anchor="middle">forwards per problem</text>',
         _line(reference, scale, "reference") if reference else "",
         _line(curve, scale, "own"),
     ]

@@ -56,7 +56,7 @@ def _name(row: Row) -> str:
 
 
 def _forwards(row: Row) -> str:
-    return f"{plain(row['nfe'])} forwards a problem"
+    return f"{plain(row['nfe'])} forwards per problem"
 
 
 def _beside(row: Row, base: Row) -> str:
@@ -66,7 +66,7 @@ def _beside(row: Row, base: Row) -> str:
 
 def _speed(row: Row, base: Row) -> str:
     own, other = row.get("tokens_per_second"), base.get("tokens_per_second")
-    return f", at {times(own / other)} its tokens a second" if own and other else ""
+    return f", at {times(own / other)} its tokens per second" if own and other else ""
 
 
 def _accuracies(row: Row, base: Row) -> str:

@@ -86,7 +86,7 @@ def _task(figures: Row | None) -> str:
     if nfe is not None:
         lines.append(f"{plain(nfe)} forwards")
     if figures.get("acceptance_length") is not None:
-        lines.append(f"{plain(figures['acceptance_length'])} tokens a round")
+        lines.append(f"{plain(figures['acceptance_length'])} tokens per round")
     lines.append(f"{figures['problems']} problems")
     small = "".join(f"<small>{line}</small>" for line in lines)
     return f"<td>{NOTHING if accuracy is None else percent(accuracy)}{small}</td>"

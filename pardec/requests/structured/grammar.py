@@ -1,6 +1,6 @@
 """A schema as a context-free grammar, its prefixes, and how many tokens the shortest end of each takes.
 
-A prefix of an answer is known by what may follow: the state of a terminal's automaton, and the symbols behind it. The
+A prefix of an answer is known by what may follow: the state of a terminal's automaton, and the symbols after it. The
 shortest end of such a configuration is the sum of the shortest ends of its parts, each written in tokens by itself.
 """
 
@@ -131,7 +131,7 @@ class Grammar:
         if most is not None:
             most = max(min(most, _MOST_ITEMS), least)
         last = least if most is None else most
-        following = ""  # the rule behind so many items, from the last one to none
+        following = ""  # the rule after so many items, from the last one to none
         for count in range(max(last, 1), -1, -1):
             name = self._new()
             comma = (self._text(","),) if count else ()

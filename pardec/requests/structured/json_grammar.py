@@ -1,7 +1,7 @@
 """JSON of a schema from left to right: which tokens may follow what a row has generated, within its budget.
 
 The masks over the vocabulary are llguidance's, which takes a fraction of a millisecond for each. What it does not know
-is how long the rest of an answer has to be: a token is left out where the shortest end behind it would not fit in what
+is how long the rest of an answer has to be: a token is left out where the shortest end after it would not fit in what
 remains of `max_new_tokens`. So every answer is complete, however it is sampled.
 """
 
@@ -85,7 +85,7 @@ class JsonGrammar:
             )
         self._matcher: Any = compiled.matcher()
         self._ids: list[int] = []  # that the matcher has read
-        self._states = [0]  # before each of them, and behind the last
+        self._states = [0]  # before each of them, and after the last
 
     def mask(self, ids: Sequence[int]) -> np.ndarray:
         """[V] bool: the tokens that may follow the generated `ids`; all, where these are no prefix of an answer."""
@@ -120,7 +120,7 @@ class JsonGrammar:
         return None
 
     def _fitting(self, state: int, allowed: np.ndarray, left: int) -> np.ndarray:
-        """The tokens of `allowed` behind which an answer can end within `left` further ones; else any such token."""
+        """The tokens of `allowed` after which an answer can end within `left` further ones; else any such token."""
         for each in (allowed.nonzero()[0], np.arange(len(allowed))):
             fits = each[self.compiled.costs(state, each) <= left]
             if len(fits):
@@ -130,7 +130,7 @@ class JsonGrammar:
         return result
 
     def _read(self, ids: Sequence[int]) -> bool:
-        """Moves to the state behind `ids`; whether they are a prefix of an answer."""
+        """Moves to the state after `ids`; whether they are a prefix of an answer."""
         same = 0
         for old, new in zip(self._ids, ids, strict=False):
             if old != new:

@@ -6,7 +6,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 from .regular import NOTHING, Expression, Repeat, characters, choice, literal, optional, sequence
 
-DIGITS = 15  # most digits before the point, and behind it: what a float64 tells apart
+DIGITS = 15  # most digits before the point, and after it: what a float64 tells apart
 _DIGIT = characters("0123456789")
 _LARGEST = 10**DIGITS - 1
 

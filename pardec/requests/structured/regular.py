@@ -358,15 +358,15 @@ def optional(item: Expression) -> Expression:
 class States:
     """States numbered from 0, the start, as bytes first lead to them; -1 is the dead end."""
 
-    _next: list[dict[int, int]]  # of each state, those behind the bytes tried so far
+    _next: list[dict[int, int]]  # of each state, those after the bytes tried so far
 
     def step(self, state: int, byte: int) -> int:
-        """The state behind `byte`."""
+        """The state after `byte`."""
         known = self._next[state].get(byte)
         return self._advance(state, byte) if known is None else known
 
     def run(self, state: int, value: Sequence[int]) -> int:
-        """The state behind the bytes `value`."""
+        """The state after the bytes `value`."""
         for byte in value:
             if state < 0:
                 break
@@ -374,7 +374,7 @@ class States:
         return state
 
     def _advance(self, state: int, byte: int) -> int:
-        """The state behind `byte`, asked for the first time."""
+        """The state after `byte`, asked for the first time."""
         raise NotImplementedError
 
 
@@ -402,7 +402,7 @@ class Automaton(States):
         return self.states[state] == EMPTY
 
     def row(self, state: int) -> list[int]:
-        """[256] the state behind each byte."""
+        """[256] the state after each byte."""
         representatives = {of: byte for byte, of in reversed(list(enumerate(self.classes)))}
         behind = {of: self.step(state, byte) for of, byte in representatives.items()}
         return [behind[of] for of in self.classes]

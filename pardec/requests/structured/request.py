@@ -34,7 +34,7 @@ class Structure:
     grammars: tuple[JsonGrammar, ...] = ()
 
     def filled(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows, with the template behind each prompt."""
+        """The rows, with the template after each prompt."""
         return [row if self.template is None else Row(row.prompt, self.template.rest) for row in rows]
 
     def hold(self, request: Request) -> Request:

@@ -41,7 +41,7 @@ class Gap:
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """What stands behind the prompt.
+    """What stands after the prompt.
 
     Attributes:
         rest: [T] int64: fixed tokens, the mask id in gaps.

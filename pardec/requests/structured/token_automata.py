@@ -62,7 +62,7 @@ def value_automaton(
     """The strings of an expression that `length` tokens can write, then pads."""
     automaton, table, tokens = Automaton(expression), np.zeros((0, 256), dtype=np.int64), _padded(vocabulary)
     most = _MOST_ENTRIES // len(vocabulary)
-    rows: list[np.ndarray] = []  # of each state: the one behind each token, -1 where there is none
+    rows: list[np.ndarray] = []  # of each state: the one after each token, -1 where there is none
     number = {0: 0}  # of the states of `automaton`, in the order in which they are met
     reached = [0]
     kind, kinds = np.zeros(len(vocabulary), dtype=np.int64), 1  # tokens of one kind lead to the same states
@@ -118,7 +118,7 @@ def _padded(vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
 def _behind(
     automaton: Automaton, state: int, tokens: tuple[np.ndarray, np.ndarray], table: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The state of bytes behind each token [V], -1 where there is none; and the `table` [N, 256] of states so far."""
+    """The state of bytes after each token [V], -1 where there is none; and the `table` [N, 256] of states so far."""
     padded, lengths = tokens
     states = np.where(lengths > 0, state, -1)
     for at in range(padded.shape[1]):

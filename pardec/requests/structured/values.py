@@ -91,7 +91,7 @@ class Schema:
         return json.dumps(name, ensure_ascii=self.ascii) + ":"
 
     def resolve(self, value: Value) -> Value:
-        """The value behind a reference."""
+        """The value that a reference names."""
         while isinstance(value, Reference):
             value = self.definitions[value.name]
         return value

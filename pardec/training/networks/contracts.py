@@ -111,7 +111,7 @@ class Network(nn.Module):
     config_file: ClassVar[str] = "config.json"
     depths: int  # tokens that it learns to draft ahead
     taps: tuple[int, ...] = ()  # layers whose outputs it reads
-    progress: float = 1.0  # share of the run that is behind
+    progress: float = 1.0  # share of the run that is done
 
     def __init__(self, target: Target, options: Options) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class Network(nn.Module):
         Args:
             states: [N, E] what the head makes draft logits of.
             head: [Vd, E] that is frozen, or a function that learns.
-            normed: [N, E] the target's states behind its final norm.
+            normed: [N, E] the target's states after its final norm.
             best: [N] the target's likeliest tokens.
         """
         labels = best if self.index is None else self.index[best]

@@ -3,7 +3,7 @@
 DFlash: Block Diffusion for Flash Speculative Decoding, https://arxiv.org/abs/2602.06036
 
     c_t = norm(fc([f^a ; f^b ; f^c]_t)): keys and values of the context in every layer, for positions before the anchor
-    queries: [anchor, mask x (B - 1)], which see the context and one another;  row k says the token k behind the anchor
+    queries: [anchor, mask x (B - 1)], which see the context and one another;  row k says the token k after the anchor
 
 The anchor is the token that the target has just chosen: the target's state at its position is not known. Embedding and
 head are the target's. Training: anchors are drawn from the answers; the loss of row k counts exp(-(k - 1) / gamma),
@@ -135,7 +135,7 @@ class DFlash(Network):
                 layer.mlp.down.mul_(0.5)
 
     def _blocks(self, batch: Batch, anchors: Tensor) -> Tensor:
-        """States behind the final norm [B, A, S, E] of blocks that begin at `anchors` [B, A]."""
+        """States after the final norm [B, A, S, E] of blocks that begin at `anchors` [B, A]."""
         context = self.fc(batch.taps.flatten(2).to(self.compute))
         context = self.drop(rms(context, self.hidden_norm, self.target.eps))
         positions = anchors[..., None] + torch.arange(self.options.block, device=self.device)

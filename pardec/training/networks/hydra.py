@@ -49,7 +49,7 @@ class Hydra(Network):
                 bias.append(nn.Parameter(torch.zeros(size)))
 
     def _states(self, normed: Tensor, tokens: list[Tensor], head: int) -> Tensor:
-        """g of a head for states [..., E] and the tokens behind them, head + 1 times [...]."""
+        """g of a head for states [..., E] and the tokens after them, head + 1 times [...]."""
         embedded = [F.embedding(ids, self.target.embedding) for ids in tokens]
         z = torch.cat([normed.to(self.compute), *(rows.to(self.compute) for rows in embedded)], -1)
         skip = linear(z, self.skip[head]) + self.skip_bias[head].to(z.dtype)

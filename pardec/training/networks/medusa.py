@@ -1,11 +1,11 @@
-"""Medusa: heads that say the tokens behind the next one from the target's state alone.
+"""Medusa: heads that say the tokens after the next one from the target's state alone.
 
 Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads, https://arxiv.org/abs/2401.10774
 
     g_j = h_t + silu(W_j h_t + b_j);  logits_j = U_j g_j: the distribution of x_(t+1+j), j = 1 .. J
 
 W and b start at 0 and U as the target's head, so that an untrained head says what the target says. h is the state
-behind the final norm. Deviates from the authors' recipe: soft targets are the target's own distributions (loss fkl).
+after the final norm. Deviates from the authors' recipe: soft targets are the target's own distributions (loss fkl).
 """
 
 from __future__ import annotations

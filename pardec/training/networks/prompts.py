@@ -1,11 +1,11 @@
-"""PPD: learned input vectors, fed behind a token, whose outputs say the tokens behind the next one.
+"""PPD: learned input vectors, fed after a token, whose outputs say the tokens after the next one.
 
 PPD: Hardware-Aware Parallel Prompt Decoding, https://arxiv.org/abs/2405.18628
 
     v_1 .. v_s at p + 1 .. p + s see the text up to p and one another in order;  v_j says the token at p + j + 1
 
 The target runs them with its own weights, which are frozen; only the vectors learn. Deviates from the authors' recipe:
-one vector a step, the tokens to stand behind are drawn from the answers, where they cut texts at random.
+one vector a step, the tokens to stand after are drawn from the answers, where they cut texts at random.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Prompts(Network):
             self.vectors.copy_(self.target.embedding[common].float())
 
     def _run(self, batch: Batch, anchors: Tensor) -> Tensor:
-        """States behind the final norm [B, A, s, E] of vectors behind the tokens at `anchors` [B, A]."""
+        """States after the final norm [B, A, s, E] of vectors after the tokens at `anchors` [B, A]."""
         decoder: Any = self.target.model.decoder
         decoder.requires_grad_(False)
         rows, width, steps, device = len(batch.ids), batch.width, self.depths, self.device

@@ -5,13 +5,13 @@ Continuous Speculative Decoding for Autoregressive Image Generation, https://arx
     reference: each of k steps' tokens x = mu_q,1 is accepted if u < ratio(x) (`ops/density_ratios.py`), target and
                draft with the same noise; the target sees what was known at its last test; a rejected one is replaced
     exact:     log u < log p(path) - log q(path), the path being the draft's; a rejected one is sampled from
-               max(0, p - q) over paths, and groups behind it are dropped and drafted anew
+               max(0, p - q) over paths, and groups after it are dropped and drafted anew
 
 Deviates from the authors' code: in `mode=reference` a rejected token takes its first accepted proposal, and after 100
 tries the target's own token. `reference=true` restores theirs: all tokens of all rows are tried until each had one, the
 last accepted counts, and zeros may remain, so that a row depends on its batch. Rounds count from the schedule's start.
 `mode=exact` is not theirs; it runs the target on each group from what precedes it, drafts included, in one call.
-Exact: no: the published ratio is not that of the tokens' distributions, and drafts behind a replaced one stay; the
+Exact: no: the published ratio is not that of the tokens' distributions, and drafts after a replaced one stay; the
 deviation is not bounded. With `mode=exact` the distribution is that of `mar` with the same steps, last, guidance, head.
 
 The parameters of `cspd`, which both of its rounds read.
@@ -53,7 +53,7 @@ class CSpDSettings(LookaheadMethod):
     draft: Annotated[ModelName | None, "of the drafting checkpoint: embedded name, folder or hub id"] = None
     k: Annotated[int, "steps that the draft takes before the target tests them"] = 8
     mode: Annotated[Literal["reference", "exact"], "as published, or keeping the target's distribution"] = "reference"
-    steps: Annotated[int, "of the schedule, at most one a token; models that predict one by one take all"] = 64
+    steps: Annotated[int, "of the schedule, at most one per token; models that predict one by one take all"] = 64
     guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
     last: Annotated[Last | None, "the token, at a path's end: map, x1 or noise; none: map, or x1 with mode=exact"] = (
         None
@@ -204,7 +204,7 @@ def split_drafts(accepted: Tensor, number: Tensor, count: int) -> tuple[Tensor, 
     """The drafts that stay, those that are sampled again, and those that are dropped; [n, S] bool each.
 
     `accepted` [n, S] marks those that passed; `number` [n, S] is the group of each draft, `count` where there is none.
-    Nothing stays of groups behind the first one with a rejection.
+    Nothing stays of groups after the first one with a rejection.
     """
     rejected = (number < count) & ~accepted
     first = torch.where(rejected, number, count).amin(1, keepdim=True)

@@ -104,7 +104,7 @@ _SHARES = ((20, 1.0), (21, 0.6), (25, 0.5), (30, 0.4), (35, 0.15), (40, 0.12), (
 class MAR(GroupMethod):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (64, 32, 16, 8)}
 
-    steps: Annotated[int, "K, at most one a token"] = 64
+    steps: Annotated[int, "K, at most one per token"] = 64
     guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
     last: Annotated[Last, "the token, at a path's end: map, x1 or noise"] = "map"
     head: Annotated[int | None, "transitions of the head; none takes the model's"] = None
@@ -141,7 +141,7 @@ class MAR(GroupMethod):
         super().check_model(model)
         if model.backbone.next_token:
             raise SpecError(
-                f"mar samples several tokens a step, and {model.name} predicts each from all before it",
+                f"mar samples several tokens per step, and {model.name} predicts each from all before it",
                 hint="use sequential; seeded_jacobi and cspd:mode=exact take fewer forwards",
             )
         if self.order == "local" and model.backbone.causal:

@@ -44,7 +44,7 @@ class Iterate:
 class SeededJacobi(LookaheadMethod):
     window: Annotated[int, "groups that are sampled at once"] = 8
     tol: Annotated[float, "largest change of a value in a settled token, in units of the tokens"] = 1e-3
-    steps: Annotated[int, "of the schedule, at most one a token; models that predict one by one take all"] = 64
+    steps: Annotated[int, "of the schedule, at most one per token; models that predict one by one take all"] = 64
     guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
     last: Annotated[Last, "the token, at a path's end: map, x1 or noise"] = "map"
     head: Annotated[int | None, "transitions of the head; none takes the model's"] = None
@@ -78,7 +78,7 @@ class SeededJacobi(LookaheadMethod):
             change = torch.full_like(latents[..., 0], math.inf)
             change[wanted] = (tokens - latents[wanted]).abs().amax(1)
             settled = (change <= self.tol) & state.sampled
-            # A group behind one that changed was sampled from other tokens than those committed.
+            # A group after one that changed was sampled from other tokens than those committed.
             first = torch.where(wanted & ~settled, number, len(groups)).amin(1, keepdim=True)
             final = wanted & (number <= first)
         state.latents[wanted], state.sampled[wanted] = tokens, True

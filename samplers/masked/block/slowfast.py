@@ -10,7 +10,7 @@ https://arxiv.org/abs/2506.10848
 
 p is the probability of the likeliest token; the paper commits by `threshold:tau=0.9` in both phases.
 Deviates from the published code, which makes all `steps` forwards of the slow phase (`all=true`), and in the fast phase
-feeds nothing behind the stretch: use a cache such as `dual`.
+feeds nothing after the stretch: use a cache such as `dual`.
 Exact: no.
 """
 

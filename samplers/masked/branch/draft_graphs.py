@@ -8,7 +8,7 @@ https://arxiv.org/abs/2509.18085
 count(q) is how often, over a few samples, what the sampler committed in the steps after a forward was q, by the ranks
 of that forward. Nodes are added one by one, each the one that adds the most of those that a node, or the row, leads to.
 The paper publishes no code, and how it searches is not known. With `parents=False` only count(q) is summed: the second
-sum prefers states behind the most frequent one, however rare they are themselves.
+sum prefers states after the most frequent one, however rare they are themselves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ State = tuple[int, frozenset[Commit]]  # steps from the row, and what they have 
 class _View:
     """The ranks by one forward, and what has been committed since."""
 
-    ranks: dict[int, int]  # of each position that is open behind its commits
+    ranks: dict[int, int]  # of each position that is open after its commits
     tokens: dict[int, list[int]]  # of these, the likeliest first
     committed: frozenset[Commit] = frozenset()
     steps: int = 0

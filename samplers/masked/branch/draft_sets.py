@@ -122,7 +122,7 @@ def tree_tokens(drafts: int, width: int) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """The nodes of a graph as arrays: at each step, of each hypothesis, ranks among what is open behind its others."""
+    """The nodes of a graph as arrays: at each step, of each hypothesis, ranks among what is open after its others."""
 
     nodes: tuple[Node, ...]
 

@@ -27,8 +27,8 @@ Speculative Decoding, https://arxiv.org/abs/2605.15609): drafts of several depth
 deepest kept that agrees with the updated predictions.
 Deviates from the published code, which drafts for one row; `eager` drafts, beyond the block, are not built. SSD, Spiffy
 and PSD publish no code. Left open there, and decided here: SSD's tree branches over tokens, cheapest nodes first;
-Spiffy's nodes may commit several positions a step, and are not pruned while decoding; PSD's drafts agree where the step
-commits their tokens, not where it predicts them alone.
+Spiffy's nodes may commit several positions per step, and are not pruned while decoding; PSD's drafts agree where the
+step commits their tokens, not where it predicts them alone.
 Exact: greedy: the output of the sampler without it, greedy or sampled; not with `subset=true`.
 
 Positions and tokens by their ranks in a proposal.

@@ -1,1 +1,1 @@
-"""Cache policies: which positions a forward recomputes, one method per file."""
+"""Cache policies: which positions per forward recomputes, one method per file."""

@@ -36,7 +36,7 @@ from ...traits import Reasons, Trait, Why
 from ..contracts import Cache, Canvas, QuerySpec
 from .changes import LEAVE_ONE_OUT_REUSED, elapsed
 
-_LEAST = 1 / 32  # share of the answer, in front of the peak
+_LEAST = 1 / 32  # share of the answer, before the peak
 _PUBLISHED = ((0.75, 0.12, 0.52), (0.5, 1 / 6, 5 / 6))  # peak, first and last, of LLaDA and of shifted families
 
 
@@ -58,7 +58,7 @@ class SingularProxyCache(Cache):
     rank: Annotated[int, "singular directions that are compared"] = 128
     peak: Annotated[float | None, "where in the stack most is computed, from 0 to 1; none: as published"] = None
     first: Annotated[float | None, "share of `ratio` at the first layer; none: as published"] = None
-    last: Annotated[float | None, "share of `ratio` behind the last layer; none: as published"] = None
+    last: Annotated[float | None, "share of `ratio` after the last layer; none: as published"] = None
 
     def __post_init__(self) -> None:
         self.require("ratio", least=0, most=1)

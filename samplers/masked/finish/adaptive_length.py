@@ -1,4 +1,4 @@
-"""Shortens a row to the block in which an end token is predicted with confidence, far behind the active block.
+"""Shortens a row to the block in which an end token is predicted with confidence, far after the active block.
 
 Orchestrating Dual-Boundaries: An Arithmetic Intensity Inspired Acceleration Framework for Diffusion Language Models
 (ODB-dLLM), https://arxiv.org/abs/2511.21759
@@ -11,7 +11,7 @@ W is `block_length`. Masks from there on become padding that no forward queries 
 so many tokens had been asked for. No end token is committed by this; `eos` ends the row at one that is. The paper's tau
 is 0.9 without a cache, and 0.93 to 0.95 with `prefix` or `dual`.
 Deviates from the authors' code, in which words of a prompt format count as ends too (by their ids), and `beyond` is 128
-or 0 by the task. Here the end tokens are those of the request. A row with given tokens behind the new end stays as it
+or 0 by the task. Here the end tokens are those of the request. A row with given tokens after the new end stays as it
 is, and only positions that the forward has queried count.
 Exact: no.
 """

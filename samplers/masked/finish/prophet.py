@@ -90,7 +90,7 @@ class Prophet(Finish):
             behind = len(canvas) - prompt
             if self._answer and self.start is not None and self.start >= behind:
                 raise SpecError(
-                    f"prophet: start={self.start} lies behind row {row}, which has {behind} tokens to come",
+                    f"prophet: start={self.start} lies after row {row}, which has {behind} tokens to come",
                     hint="ask for more tokens, or leave start out: the gap is then taken over whatever is open",
                 )
 

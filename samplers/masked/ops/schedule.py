@@ -52,7 +52,7 @@ class BlockClock:
 
 
 def total_steps(canvas: Canvas, steps: int | None) -> np.ndarray:
-    """How many steps the whole canvas takes, [B]: `steps`, or one a token."""
+    """How many steps the whole canvas takes, [B]: `steps`, or one per token."""
     return canvas.num_masked if steps is None else np.full(len(canvas), steps)
 
 
@@ -63,7 +63,7 @@ def block_share(canvas: Canvas, steps: np.ndarray | int) -> np.ndarray:
 
 
 def block_begin(canvas: Canvas, steps: int | None) -> np.ndarray:
-    """How many steps the blocks before the active one get in all, [B]; without `steps`, one a token."""
+    """How many steps the blocks before the active one get in all, [B]; without `steps`, one per token."""
     if steps is None:
         before = np.arange(canvas.length + 1) < canvas.block_start[:, None]
         tokens: np.ndarray = (before & ~canvas.given_host).sum(1)

@@ -2,7 +2,7 @@
 
 Large Language Diffusion Models ("random remasking"), https://arxiv.org/abs/2502.09992
 
-    score = u(position), uniform in (0, 1), drawn once a request
+    score = u(position), uniform in (0, 1), drawn once per request
 
 An order drawn beforehand has the same distribution as fresh scores at every step, and is known before a forward.
 Exact: no; `sequential` is defined in order of confidence.

@@ -2,14 +2,14 @@
 
 DPad: Efficient Diffusion Language Models with Suffix Dropout, https://arxiv.org/abs/2508.14148
 
-    a mask at distance d < window behind the block stays with probability scale * N(x; 0, 1), x = d k / window,
+    a mask at distance d < window after the block stays with probability scale * N(x; 0, 1), x = d k / window,
     N the density of the standard normal distribution; farther masks do not stay
 
 Drawn when a block is entered, by the row's seed, the block and the position. Every position keeps its number, and with
 it the angles of its keys. What is left out is neither queried nor attended to: a forward is shorter, with any cache.
 The paper's settings are k 4, scale 2, window 256 for GSM8K, and 3, 2.3, 512 for HumanEval.
-Deviates from the authors' code: tokens that were given behind the block stay; a row ends by `eos`, where it fills all
-blocks behind one that has an end token. That d is 0 at the first position behind the block, and that each mask is drawn
+Deviates from the authors' code: tokens that were given after the block stay; a row ends by `eos`, where it fills all
+blocks after one that has an end token. That d is 0 at the first position after the block, and that each mask is drawn
 by itself, is pardec's reading of the rule: the part of the code that draws has not been compared.
 Exact: no.
 """
@@ -36,7 +36,7 @@ class SuffixDropout(SuffixQuery):
 
     k: Annotated[float, "standard deviations from the block to the end of the window"] = 4.0
     scale: Annotated[float, "factor of the density"] = 2.0
-    window: Annotated[int, "positions behind the block, of which some stay"] = 256
+    window: Annotated[int, "positions after the block, of which some stay"] = 256
 
     def __post_init__(self) -> None:
         self.require("k", "scale", "window", least=0)

@@ -8,8 +8,8 @@ The last position carries the length of the answer. Every position keeps its num
 What is left out is neither queried nor attended to: a forward is shorter, with any cache. The set holds from when a
 block is entered until the next one is. The paper's windows are 96 and 256, its cache is `prefix`, and its threshold
 falls with the share of masks that are left: `threshold:relax`.
-Deviates from the authors' code: tokens that were given behind the block stay, where it counts them among the masks; a
-row ends by `eos`, where it fills all blocks behind one that has an end token.
+Deviates from the authors' code: tokens that were given after the block stay, where it counts them among the masks; a
+row ends by `eos`, where it fills all blocks after one that has an end token.
 Exact: no; yes where the window reaches to the end.
 """
 
@@ -31,7 +31,7 @@ class SuffixWindow(SuffixQuery):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"window": (256, 96, 32)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"window": (256, 96, 32, 8, 0)}
 
-    window: Annotated[int, "masks behind the block that stay"] = 96
+    window: Annotated[int, "masks after the block that stay"] = 96
     tail: Annotated[int, "positions at the end of the row that stay"] = 1
 
     def __post_init__(self) -> None:

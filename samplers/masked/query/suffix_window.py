@@ -1,6 +1,6 @@
-"""The base of query stages that leave out masks behind the block, chosen when the block is entered.
+"""The base of query stages that leave out masks after the block, chosen when the block is entered.
 
-Where blocks move, one that grows takes in what is behind it; one whose end comes nearer is a new choice.
+Where blocks move, one that grows takes in what is after it; one whose end comes nearer is a new choice.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class State:
 
 @dataclass(frozen=True)
 class SuffixQuery(Query):
-    """Keeps some of the masks behind the block; a subclass says which."""
+    """Keeps some of the masks after the block; a subclass says which."""
 
     def start(self, canvas: Canvas) -> State:
         none = np.full(len(canvas), -1)
         return State(np.zeros((len(canvas), canvas.length), dtype=bool), none, none.copy())
 
     def survivors(self, distance: np.ndarray, canvas: Canvas, request: Request) -> np.ndarray:
-        """[B, L] bool: the masks behind the block that stay.
+        """[B, L] bool: the masks after the block that stay.
 
-        `distance` [B, L] counts from the first position behind it, which has 0; before that it is negative.
+        `distance` [B, L] counts from the first position after it, which has 0; before that it is negative.
         """
         raise NotImplementedError
 

@@ -137,7 +137,7 @@ def edit_sources(movable: Tensor, deleted: Tensor, split: Tensor) -> Tensor:
     begin = torch.where(movable, 0, order + 1).cummax(1).values  # of the stretch
     before = torch.where(movable, 0, total).cummax(1).values  # tokens that come of earlier stretches
     stop = torch.where(movable, width, order).flip(1).cummin(1).values.flip(1)
-    last = begin + total - before - 1  # where a token goes: behind the mask that is inserted before it
+    last = begin + total - before - 1  # where a token goes: after the mask that is inserted before it
     target = torch.where(movable, last, order)
     target = torch.where(movable & ((count == 0) | (last >= stop)), width, target)
     source = torch.full((len(movable), width + 1), -1, device=device)

@@ -45,7 +45,7 @@ class Carry(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}
 
     tau: Annotated[float, "least score, a probability"] = 0.9
-    steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
+    steps: Annotated[int | None, "for the whole canvas; none is one per token"] = None
 
     def __post_init__(self) -> None:
         self.require("tau", least=0, most=1)

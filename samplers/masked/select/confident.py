@@ -6,7 +6,7 @@ https://arxiv.org/abs/2505.16990
     commit = {i : score_i > tau}, or if there is none the best int(n (1 - s / t)) of n open tokens,
     t = n / n_0, s the first of the times still to come, below t, for which that is 1 or more; all if s is the last time
 
-The times are those of `timesteps`, one a step; at the last step everything is committed. n_0 is the number of
+The times are those of `timesteps`, one per step; at the last step everything is committed. n_0 is the number of
 tokens open when the block was entered. `steps` is for the whole canvas and is shared out over its blocks, at least one
 each; Dimple itself decodes the canvas as one block. The published code takes a threshold of 0 or less as none.
 `order=left` is Dimple's "autoregressive" with a threshold: where nothing is sure enough, the leftmost token alone.
@@ -55,7 +55,7 @@ class Confident(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)}
 
     tau: Annotated[float | None, "score to exceed, a probability; none leaves the schedule alone"] = 0.95
-    steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
+    steps: Annotated[int | None, "for the whole canvas; none is one per token"] = None
     eps: Annotated[float, "where the time ends"] = 1e-3
     order: Annotated[Literal["score", "left"], "what is committed where nothing is sure enough"] = "score"
     reference: Annotated[bool, "the published order among equal scores"] = False

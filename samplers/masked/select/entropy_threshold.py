@@ -54,7 +54,7 @@ class EntropyThreshold(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.05, 0.1, 0.2, 0.45, 0.7, 1.0)}
 
     tau: Annotated[float, "most entropy, nats"] = 0.45
-    floor: Annotated[Literal["linear", "cosine"] | None, "the schedule of the fewest positions; none: one a step"] = (
+    floor: Annotated[Literal["linear", "cosine"] | None, "the schedule of the fewest positions; none: one per step"] = (
         None
     )
     steps: Annotated[int, "of that schedule, for the whole canvas"] = 16

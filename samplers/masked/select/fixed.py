@@ -44,7 +44,7 @@ class Fixed(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}
 
-    steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
+    steps: Annotated[int | None, "for the whole canvas; none is one per token"] = None
     order: Annotated[Literal["confidence", "random"], "by score, or at random"] = "confidence"
     reference: Annotated[bool, "the published order among equal scores"] = False
 

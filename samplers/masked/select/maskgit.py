@@ -49,7 +49,7 @@ class MaskGIT(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}
 
-    steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
+    steps: Annotated[int | None, "for the whole canvas; none is one per token"] = None
     noise: Annotated[float, "weight of the Gumbel noise that is added to ln p; 0 is off"] = 4.5
     anneal: Annotated[Literal["linear", "product", "none"], "how the noise fades over a block's steps"] = "linear"
 

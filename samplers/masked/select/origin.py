@@ -48,7 +48,7 @@ class Origin(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}
 
-    steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
+    steps: Annotated[int | None, "for the whole canvas; none is one per token"] = None
     eps: Annotated[float, "where the time ends"] = 1e-3
 
     def __post_init__(self) -> None:

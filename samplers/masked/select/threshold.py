@@ -8,7 +8,7 @@ https://arxiv.org/abs/2505.22618
 With `fall`, the threshold starts at 1 and falls by that much a forward until it reaches tau, as dInfer does beside its
 iteration smoothing (https://arxiv.org/abs/2510.08666). With `relax` it falls as the block fills, as in Streaming-dLLM
 (https://arxiv.org/abs/2601.17917): tau (1 - relax (1 - r)) where r is the share of the block's positions that are open.
-Its authors count the masks that a pruned canvas still has behind the block too.
+Its authors count the masks that a pruned canvas still has after the block too.
 Fast-dLLM's extra forward on a block that is complete already is left out.
 Exact: no; tau = 1 leaves only the tokens that the model is certain of.
 """

@@ -51,7 +51,7 @@ class Timesteps(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}
 
-    steps: Annotated[int | None, "for the whole canvas; none is one a token"] = None
+    steps: Annotated[int | None, "for the whole canvas; none is one per token"] = None
     eps: Annotated[float, "where the time ends"] = 1e-3
     alg_temp: Annotated[float | None, "draw positions by softmax(score / alg_temp); none or 0 takes the best"] = None
     reference: Annotated[bool, "the published order among equal scores"] = False

@@ -61,7 +61,7 @@ class Lantern(Acceptance):
 
     k: Annotated[int, "nearest tokens that one may borrow from"] = 1000
     delta: Annotated[
-        float, "probability borrowed at most: by a token (reference), in all behind a node (principled)"
+        float, "probability borrowed at most: by a token (reference), in all after a node (principled)"
     ] = 0.1
     ratio: Annotated[
         float | None, "a token's probability grows at most so many times; in reference mode instead of delta"

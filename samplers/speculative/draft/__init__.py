@@ -1,1 +1,1 @@
-"""Drafters, which propose the tokens to verify: one a file."""
+"""Drafters, which propose the tokens to verify: one per file."""

@@ -121,7 +121,7 @@ def roll_out(table: Trigrams, behind: Pair, uniforms: np.ndarray, explore: float
     took this token before, of N that passed the node.
 
     Args:
-        uniforms: [depth, R] in (0, 1): one a step, for R roll-outs of `depth` tokens.
+        uniforms: [depth, R] in (0, 1): one per step, for R roll-outs of `depth` tokens.
     """
     root = _Branch.of(table, 0, behind, 1.0)
     nodes: list[tuple[float, Node]] = []
@@ -152,7 +152,7 @@ class Aded(Drafter):
     explore: Annotated[float, "weight of the bonus for rarely visited tokens"] = 0.5
     top: Annotated[int, "likeliest tokens of the target that a node teaches; 0: none"] = 4
     decay: Annotated[float, "factor of a pair's weights when it occurs again"] = 1.0
-    corpus: Annotated[str | None, "a file of texts that the table begins with, one a line; .jsonl: ids, too"] = None
+    corpus: Annotated[str | None, "a file of texts that the table begins with, one per line; .jsonl: ids, too"] = None
     update: Annotated[bool, "learn while decoding; false: the table stays as it begins"] = True
     keep: Annotated[bool, "one table for all rows and requests of the sampler object; drafts then depend on them"] = (
         False

@@ -185,7 +185,7 @@ class BlockState(RowState, DraftModel):
         self.memory = known.scatter(1, target, memory)[:, :-1]
 
     def _plan(self, first: np.ndarray, counts: np.ndarray, width: int) -> Plan:
-        """Positions and slots of `counts` [B] queries a row from `first` [B] on; tokens are to be filled in."""
+        """Positions and slots of `counts` [B] queries per row from `first` [B] on; tokens are to be filled in."""
         device = self.context.text.device
         same = bool((first == first[0]).all() and (counts == width).all())
         start = torch.from_numpy(first).to(device)[:, None]

@@ -63,7 +63,7 @@ class HeadsState(RowState, DraftModel):
         return states.gather(1, end[..., None].expand(-1, -1, states.shape[-1]))[:, 0].to(self.states)
 
     def draft(self, most: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:
-        """A draft of the spec's shape and length, at most `most` tokens, one a head, and `remaining` [B] deep."""
+        """A draft of the spec's shape and length, at most `most` tokens, one per head, and `remaining` [B] deep."""
         context, shape = self.context, self.context.sampler.shape
         budget = depth_budget(context, min(most, self.module.depth), remaining)
         self.most, self.level, self.calls = int(budget.max(initial=0)), 0, 0

@@ -27,7 +27,7 @@ def parse_exits(method: str, text: str | None) -> tuple[int, ...] | None:
     if len(exits) < len(parts) or exits[0] < 1 or any(later <= earlier for earlier, later in pairwise(exits)):
         raise SpecError(
             f"{method}: exits lists rising numbers of layers joined by '-', got {text!r}",
-            hint=f"{method}:exits=2-4 can stop behind the first 2 layers, and behind the first 4",
+            hint=f"{method}:exits=2-4 can stop after the first 2 layers, and after the first 4",
         )
     return exits
 
@@ -36,7 +36,7 @@ def fitting_exits(method: str, exits: tuple[int, ...], most: int, name: str) -> 
     """`exits`. Raises SpecError if one lies after layer `most`, the last that the model called `name` can stop at."""
     if not exits or exits[-1] > most:
         raise SpecError(
-            f"{method}: the last exit of {name} lies behind layer {most}, got {'-'.join(map(str, exits)) or 'none'}",
+            f"{method}: the last exit of {name} lies after layer {most}, got {'-'.join(map(str, exits)) or 'none'}",
             hint="name fewer layers, or draft with another method" if most < 1 else f"{method}:exits={most}",
         )
     return exits

@@ -53,7 +53,7 @@ class Hydra(ModuleDrafter):
 
 
 class HydraState(StaticState):
-    """The heads, and the K/V of the layer in front of them."""
+    """The heads, and the K/V of the layer before them."""
 
     per_row = ("cache",)
 

@@ -100,7 +100,7 @@ class LookaheadState:
 class Lookahead(Drafter):
     window: Annotated[int, "columns of the window, the text's last token included"] = 7
     ngram: Annotated[int, "tokens of the n-grams in the pool, the key included"] = 5
-    guesses: Annotated[int, "n-grams kept behind each token, and drafted"] = 7
+    guesses: Annotated[int, "n-grams kept after each token, and drafted"] = 7
     init: Annotated[Literal["random", "prompt"], "fresh guesses: any token, or any of the prompt's"] = "prompt"
     pool_from_prompt: Annotated[bool, "the n-grams of the prompt, and then of the text, enter the pool"] = True
     reference: Annotated[bool, "as published: the last token of a guess is not drafted"] = False

@@ -10,7 +10,7 @@ drafting forward is counted. `k` is cut to the number of heads.
 Deviates from the authors' code: any shape, length controller and acceptance, rows of any lengths in a batch; a path is
 never accepted beyond its own end. Their tree is the shape `paths` with `top=true`, their acceptance
 `typical:reference=true`, after which the next token is the argmax; their nucleus acceptance, in which paths that share
-a node sample after it again and again, is here `match` with `top_p`, which samples once a node.
+a node sample after it again and again, is here `match` with `top_p`, which samples once per node.
 Exact: greedy and distribution, with an exact acceptance.
 """
 

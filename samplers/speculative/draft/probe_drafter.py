@@ -31,7 +31,7 @@ class QueryDrafter(ModuleDrafter):
     k: Annotated[int, "tokens drafted, which is how deep a tree grows; as many steps as were trained at most"] = 3
     carry: Annotated[
         str | None,
-        "steps behind a node by its depth, joined by '-'; those of one depth by '.'; by default k everywhere",
+        "steps after a node by its depth, joined by '-'; those of one depth by '.'; by default k everywhere",
     ] = None
 
     def __post_init__(self) -> None:
@@ -41,8 +41,8 @@ class QueryDrafter(ModuleDrafter):
                 raise SpecError(
                     f"{self.registered[0]}: carry lists whole numbers up to k={self.k} joined by '-', "
                     f"got {self.carry!r}",
-                    hint="carry=3-3-2-1 has 3 steps behind node 0 and its children, 1 behind depth 3 and more;"
-                    " 3-3.1 has 3 behind the first child, 1 behind the others",
+                    hint="carry=3-3-2-1 has 3 steps after node 0 and its children, 1 after depth 3 and more;"
+                    " 3-3.1 has 3 after the first child, 1 after the others",
                 )
 
     def chains(self, module: Any) -> ProbeLayout:

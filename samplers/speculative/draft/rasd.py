@@ -280,7 +280,7 @@ class _Sources:
 class Rasd(Nesting):
     example: ClassVar[str] = 'rasd:model="model:name=...",store=texts.txt; shape, length and acceptance stand beside it'
 
-    store: Annotated[str | None, "a file of texts to retrieve from, one a line; .jsonl: ids, too"] = None
+    store: Annotated[str | None, "a file of texts to retrieve from, one per line; .jsonl: ids, too"] = None
     span: Annotated[int, "tokens of a continuation"] = 10
     branches: Annotated[int, "the most continuations of a round"] = 8
     suffix: Annotated[int, "the most tokens of the suffix that is searched"] = 8

@@ -168,7 +168,7 @@ class Sorted(Drafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.7, 0.4, 0.9), "k": (5, 3, 8)}
 
     name: Annotated[ModelName | None, "of the drafting checkpoint: embedded name, folder or hub id"] = None
-    exits: Annotated[str | None, "layers it can stop behind, joined by '-'; by default half of them, and all"] = None
+    exits: Annotated[str | None, "layers it can stop after, joined by '-'; by default half of them, and all"] = None
     tau: Annotated[float, "probability of the likeliest token, under which more layers run"] = 0.7
     k: Annotated[int, "tokens drafted"] = 5
 

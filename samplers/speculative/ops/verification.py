@@ -217,7 +217,7 @@ def judge_siblings(
     """`judge` by any rule: level by level, and within a level sibling by sibling, each against the residual r.
 
     `rescue` takes the children [B, T] bool of the nodes all of whose children were rejected, and returns those of them
-    that are accepted all the same, at most one a row.
+    that are accepted all the same, at most one per row.
     The deviation is the sum of |a(x) - min(1, r(x) / q(x))| over the tested tokens, a being the rule's probability.
     """
     rows, bars = torch.arange(len(p), device=p.device), drafted_probs(draft)

@@ -8,8 +8,8 @@ DySpec: Faster Speculative Decoding with Dynamic Token Tree Structure, https://a
 A slot is valued before its token is sampled, so that choosing slots changes no distribution. At temperature 0 the
 tokens themselves are valued, by the product of q along their path.
 
-Deviates from the paper: the drafter runs once a level, on all nodes that may still be kept; as no child has a higher
-value than its parent, the tree is the one of the paper's greedy search, which runs the drafter once a node.
+Deviates from the paper: the drafter runs once per level, on all nodes that may still be kept; as no child has a higher
+value than its parent, the tree is the one of the paper's greedy search, which runs the drafter once per node.
 Exact: greedy and distribution, with an exact acceptance.
 """
 

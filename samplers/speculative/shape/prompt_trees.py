@@ -98,7 +98,7 @@ class PromptTree:
 
 
 def prompt_tree(rates: Rates, limit: int) -> PromptTree:
-    """The tree that gains the most tokens a round, of those that feed at most `limit` inputs.
+    """The tree that gains the most tokens per round, of those that feed at most `limit` inputs.
 
     Args:
         rates: how often the token of each rank after a node of each depth is right; their length is the number of
@@ -128,7 +128,7 @@ def prompt_tree(rates: Rates, limit: int) -> PromptTree:
 
 
 def fastest_tree(rates: Rates, seconds: Mapping[int, float]) -> PromptTree:
-    """The tree of the most tokens a second, where a forward of n inputs takes seconds[n], as measured."""
+    """The tree of the most tokens per second, where a forward of n inputs takes seconds[n], as measured."""
     trees = {limit: prompt_tree(rates, limit) for limit in seconds if limit >= 3}
     if not trees:
         raise SpecError("the measured forwards have fewer than 3 inputs", hint="measure more, such as 4, 8, 16, 32")
@@ -136,7 +136,7 @@ def fastest_tree(rates: Rates, seconds: Mapping[int, float]) -> PromptTree:
 
 
 def steady(rates: Rates, paths: tuple[Path, ...], carried: tuple[int, ...]) -> tuple[float, np.ndarray, np.ndarray]:
-    """Expected tokens a round, how often each node is the last one [N + 1], and the tokens of each state [s + 1]."""
+    """Expected tokens per round, how often each node is the last one [N + 1], and the tokens of each state [s + 1]."""
     return _steady(_last(rates, paths), _gains(rates, paths), carried)
 
 

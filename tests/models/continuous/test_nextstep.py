@@ -59,7 +59,7 @@ def plain(
 
 
 SPANS: list[list[tuple[int, int]]] = [
-    [(0, 1), (0, 1), (0, 1)],  # right behind the prompts: nothing is fed
+    [(0, 1), (0, 1), (0, 1)],  # right after the prompts: nothing is fed
     [(0, 4), (0, 1), (0, 9)],  # windows
     [(2, 5), (1, 2), (0, 0)],  # rows at tokens of their own; nothing of one row
     [(8, 9), (3, 6), (5, 6)],

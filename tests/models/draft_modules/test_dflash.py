@@ -86,7 +86,7 @@ def rotation_in_float64() -> Iterator[None]:
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.inference_mode()
 def test_a_block_equals_the_plain_module_s(variant: str, tmp_path: Path) -> None:
-    """Rows of unequal contexts, which are remembered in two parts, behind NaN in every slot that is not."""
+    """Rows of unequal contexts, which are remembered in two parts, after NaN in every slot that is not."""
     module, naive = loaded(tmp_path, **VARIANTS[variant])
     width = len(module.states.layers) * 16
     drawn = torch.Generator().manual_seed(3)

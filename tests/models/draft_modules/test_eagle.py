@@ -91,7 +91,7 @@ def hidden(model: LanguageModel, module: Any, tokens: list[int]) -> Tensor:
 
 
 def drafted(module: Any, tokens: list[int], features: Tensor) -> tuple[Tensor, Tensor]:
-    """States and logits behind pairs, those of `features` [P, E] in one pass and the others one by one."""
+    """States and logits after pairs, those of `features` [P, E] in one pass and the others one by one."""
     cache, count = module.new_cache(1, len(tokens)), len(features)
     states, logits = [], []
     for start in [0, *range(count, len(tokens))]:

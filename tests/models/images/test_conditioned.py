@@ -37,7 +37,7 @@ def dressed(prefix: Prefix, extra: int = 0, **options: float | int | None) -> La
 
 
 def half(cond: Tensor, tokens: list[int]) -> Tensor:
-    """Logits behind the condition and behind each token, of one row alone: no cache, no second half."""
+    """Logits after the condition and after each token, of one row alone: no cache, no second half."""
     toy, size = model(), len(cond)
     row = torch.tensor([[-1] * size + tokens])
     soft = torch.nn.functional.pad(cond, (0, 0, 0, len(tokens)))[None]
@@ -55,7 +55,7 @@ def truth(prefix: Prefix, row: int, tokens: list[int], cfg: float | None = CFG) 
 
 
 def whole(made: LanguageModel, places: list[int], tokens: Tensor, cache: KVCache | None = None) -> Tensor:
-    """Logits [B, n + 1, V] behind the conditions and behind each of `tokens` [B, n], in one forward of ragged rows."""
+    """Logits [B, n + 1, V] after the conditions and after each of `tokens` [B, n], in one forward of ragged rows."""
     width = max(places) + tokens.shape[1]
     order = torch.arange(width)
     sizes = torch.tensor(places)[:, None] + tokens.shape[1]

@@ -202,7 +202,7 @@ def test_narrowing_a_sight_keeps_the_picked_queries():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.no_grad()
 def test_rows_of_any_lengths_are_read_to_their_ends_by_the_kernel_in_c(kind, rows, in_c, dtype):
-    """The queries stand at the ends of their rows; one row has fewer, and padding behind them."""
+    """The queries stand at the ends of their rows; one row has fewer, and padding after them."""
     lengths = torch.tensor([12, 8, 4])
     width = 1 if kind == "one query" else 4
     sizes = torch.tensor([width, max(1, width - 1), width])[:, None]

@@ -33,7 +33,7 @@ def llama(dtype: torch.dtype) -> LanguageModel:
 
 
 def logits(of: LanguageModel, shape: str) -> Tensor:
-    """What follows two prompts: a token, a tree of drafts, or a tree behind prompts of two lengths."""
+    """What follows two prompts: a token, a tree of drafts, or a tree after prompts of two lengths."""
     ends = torch.tensor([PROMPT, PROMPT - 20 if shape == "ragged" else PROMPT])
     tokens = ids(2, PROMPT + NODES)
     cache = of.new_cache(2, PROMPT + NODES)

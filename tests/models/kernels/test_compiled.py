@@ -141,7 +141,7 @@ def test_what_another_user_planted_is_not_loaded(monkeypatch, seven, place, tmp_
 @needs_a_compiler
 @pytest.mark.parametrize("damage", ["cut", "empty", "a bit", "longer", "unsealed", "a folder"])
 def test_what_is_damaged_is_compiled_again(seven, place, damage):
-    """A library that ends too early would kill the process that reads behind its end."""
+    """A library that ends too early would kill the process that reads after its end."""
     content = compiler.build(seven, compiler.command(), compiled._openmp())
     file = named(place, seven)
     place.mkdir(parents=True, mode=0o700)

@@ -216,7 +216,7 @@ def halves() -> dict[str, Tensor]:
 SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "another kind": ({"peft_type": "IA3"}, "of peft_type IA3"),
     "no kind": ({"peft_type": None}, "of peft_type None"),
-    "an activated LoRA": ({"alora_invocation_tokens": [1, 2]}, "is active behind certain tokens alone"),
+    "an activated LoRA": ({"alora_invocation_tokens": [1, 2]}, "is active after certain tokens alone"),
     "parameters": ({"target_parameters": ["experts.gate_up_proj"]}, "parameters that are no layer's weight"),
     "layers twice": ({"layer_replication": [[0, 2], [0, 2]]}, "repeats layers"),
     "another base": ({"init_lora_weights": "pissa_niter_4"}, "changes the base as well"),

@@ -22,7 +22,7 @@ IDS = torch.randint(0, 40, (3, 9), generator=torch.Generator().manual_seed(1))
 
 
 def int8(weight: Tensor) -> Tensor:
-    """What a matrix is in int8: 256 values a row, evenly about 0."""
+    """What a matrix is in int8: 256 values per row, evenly about 0."""
     scale = weight.abs().amax(1, keepdim=True) / 127.5
     return (weight * (1 / scale)).round().clamp(-128, 127) * scale  # as torchao: the least value is just between two
 

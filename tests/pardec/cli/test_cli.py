@@ -42,7 +42,7 @@ def test_stdout_has_the_text_and_nothing_else(cli: Cli, folder: Path, model: par
     assert expected is not None
     assert out.splitlines() == expected
     assert "random-dream: dream by model_type 'Dream'" in err
-    assert "tokens a forward" in err
+    assert "tokens per forward" in err
 
 
 def test_quiet_says_nothing_and_stream_draws_on_stderr(cli: Cli, folder: Path) -> None:

@@ -549,7 +549,7 @@ def test_the_script_compares_samplers(
     arguments = ["--model", str(classes), "--class", "1", "--images", "2", "--sampler", "sjd:window=4"]
     monkeypatch.setattr(sys, "argv", ["generate_image.py", *arguments, "--out", str(tmp_path)])
     assert script.main() == 0
-    assert "tokens a forward" in capsys.readouterr().out
+    assert "tokens per forward" in capsys.readouterr().out
     assert len(list(tmp_path.glob("*.png"))) == 1
     monkeypatch.setattr(sys, "argv", ["generate_image.py", *arguments, "--class", "9"])
     assert script.main() == 1

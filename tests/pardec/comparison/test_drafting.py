@@ -55,7 +55,7 @@ MASKED = row(3, drafted=None, accepted=None, draft_forwards=None, cost_ratio=Non
 
 
 def test_rounds_by_hand() -> None:
-    # The prompt's round is left out, and so is what was drafted behind the end token.
+    # The prompt's round is left out, and so is what was drafted after the end token.
     assert metrics.rounds([row(), OTHER, FAILED, MASKED]) == [(3, 2, 3), (4, 0, 1), (2, 2, 2), (1, 1, 2), (0, 0, 1)]
     # One token of the second round had no alternative, and the one of the third: nothing is left of that.
     forced = row(forced=[0, 1, 1, 0], drafted=[0, 2, 0, 4], accepted=[0, 1, 0, 4])

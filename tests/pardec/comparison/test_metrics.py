@@ -130,7 +130,7 @@ def test_speed_is_the_median_over_the_batches_and_not_over_the_rows() -> None:
         return [row(i, generated=one, batch=when) for i, (one, when) in enumerate(zip(generated, calls, strict=True))]
 
     rows = [
-        *batch("x", [10, 30], (2.0, 10), (0.9, 4)),  # 20 tokens a second until its last row left, 0.2 s a forward
+        *batch("x", [10, 30], (2.0, 10), (0.9, 4)),  # 20 tokens per second until its last row left, 0.2 s a forward
         *batch("y", [50], (1.0, 10)),  # 50 and 0.1
         *batch("z", [20, 60, 40], (2.0, 4), (4.0, 8), (1.0, 2)),  # 30 and 0.5
         failed(9),

@@ -358,7 +358,7 @@ def scored(sampler: str, nfe: float, accuracy: float | None, spread: float = 0.0
 BASE = scored("base", 32.0, 0.9, exact="greedy")
 
 
-BESIDE = "`a` takes 4 forwards a problem where `base` takes 32"
+BESIDE = "`a` takes 4 forwards per problem where `base` takes 32"
 
 
 @pytest.mark.parametrize(
@@ -375,18 +375,18 @@ BESIDE = "`a` takes 4 forwards a problem where `base` takes 32"
         ),
         (
             [BASE, scored("a", 4.0, 0.5), scored("b", 2.0, 0.4)],
-            "No sampler with fewer forwards keeps the accuracy of `base`, 90% in 32 forwards a problem: "
+            "No sampler with fewer forwards keeps the accuracy of `base`, 90% in 32 forwards per problem: "
             "the nearest, `a`, reaches 50% in 4.",
         ),
         (
             [BASE, scored("a", 40.0, 1.0)],
             "No other sampler needs fewer than the 32 forwards a problem of `base` at an accuracy of 90%.",
         ),
-        ([BASE], "`base` takes 32 forwards a problem at an accuracy of 90%."),
+        ([BASE], "`base` takes 32 forwards per problem at an accuracy of 90%."),
         ([scored("base", 32.0, None), scored("a", 4.0, None)], f"{BESIDE}; nothing was scored."),
         (
             [BASE, scored("a", 2.0, 0.9, failed=3, error="E")],
-            "`base` takes 32 forwards a problem at an accuracy of 90%. "
+            "`base` takes 32 forwards per problem at an accuracy of 90%. "
             "`a` failed on some problems and is left out of this.",
         ),
         ([row(failed=2, error="OutOfMemory: x")], "No sampler finished all problems: OutOfMemory: x"),

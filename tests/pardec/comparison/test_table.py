@@ -62,7 +62,7 @@ def entry(sampler: str, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def run() -> Run:
-    """`slow`: 10 tokens a second and all right. `fast`: 40 a second, half of them right, one row failed."""
+    """`slow`: 10 tokens per second and all right. `fast`: 40 a second, half of them right, one row failed."""
     rows = [line("slow", task, index) for task in "ab" for index in range(2)]
     quick = {"seconds": 0.25, "nfe": 2, "tokens": [9, 3], "score": 0.0, "lenient": 0.5}
     for task in "ab":
@@ -184,11 +184,11 @@ def test_speed_stands_beside_forwards(run: Run) -> None:
     rows = Table(run).rows
     rows[1] |= {"failed": 0, "accuracy": 1.0}
     assert finding(rows[:2]) == (
-        "`fast` takes 2.67 forwards a problem where `slow` takes 5, at 4× its tokens a second, with the same accuracy "
-        "of 100%."
+        "`fast` takes 2.67 forwards per problem where `slow` takes 5, at 4× its tokens per second, with the same "
+        "accuracy of 100%."
     )
     rows[1] |= {"tokens_per_second": 9.5}
-    assert "at 0.95× its tokens a second" in finding(rows[:2])
+    assert "at 0.95× its tokens per second" in finding(rows[:2])
 
 
 def test_tables_are_data_frames_where_pandas_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

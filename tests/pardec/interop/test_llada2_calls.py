@@ -219,7 +219,7 @@ def test_other_families_take_an_empty_prompt_and_a_threshold_above_one(family: s
         assert out.sequences.shape == (2, 8)
         assert (out.sequences != toys.MASK).all()
         assert pipeline.result is not None
-        assert pipeline.result.nfe == [4, 4]  # two steps a block, whatever is sure
+        assert pipeline.result.nfe == [4, 4]  # two steps per block, whatever is sure
         assert pipeline.result.spec.startswith("confidence:of=filtered+BlockRefinementScheduler:threshold=2.0")
 
 

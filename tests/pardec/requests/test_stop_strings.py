@@ -78,7 +78,7 @@ def test_an_ar_row_ends_with_the_token_that_completes_it(llama: pardec.Model, sa
         assert (result.tokens[row], result.text[row], result.finish[row]) == (made, text, "stop")
         assert result.generated[row] == sum(token != 3 for token in made)
         length = result.prompts[row] + len(made)
-        assert int(result.trace.lengths[row]) == length  # nothing behind it was decoded
+        assert int(result.trace.lengths[row]) == length  # nothing after it was decoded
         assert sum(len(step.positions) for step in result.trace.steps[row]) == len(made)
         alone = llama.generate([QUESTION, OTHER][row], sampler=sampler, stop=list(stop), seed=[result.seeds[row]])
         assert (alone.tokens, alone.nfe) == ([result.tokens[row]], [result.nfe[row]])

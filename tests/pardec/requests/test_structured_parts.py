@@ -193,7 +193,7 @@ def test_masks_depend_on_the_ids_alone(vocabulary: Vocabulary) -> None:
         assert np.array_equal(mask, JsonGrammar(whole, 40, [3]).mask(ids))
         if len(ids) < 30:
             histories.append([*ids, draw.choice(np.flatnonzero(mask).tolist())])
-    assert used.mask([5, 5]).all()  # behind what is no prefix, anything
+    assert used.mask([5, 5]).all()  # after what is no prefix, anything
 
 
 # --- automata over tokens ---

@@ -1,4 +1,4 @@
-"""What a client does wrong is answered with a JSON error, and leaves nothing behind."""
+"""What a client does wrong is answered with a JSON error, and leaves nothing after."""
 
 from __future__ import annotations
 

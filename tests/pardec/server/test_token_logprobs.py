@@ -139,7 +139,7 @@ def test_text_offset_indexes_text(client: TestClient, echo: bool) -> None:
 
 
 def test_offsets_agree_with_the_whole_text() -> None:
-    """Of random tokens, special ones among them: a token begins behind what those before it write."""
+    """Of random tokens, special ones among them: a token begins after what those before it write."""
     tokenizer = pardec.load("tiny-llama", device="cpu").tokenizer
     names, order = TokenNames(tokenizer, 361), random.Random(3)
     letters = [token for token in range(361) if (names.bytes_of(token) or b"\xff").isascii()]

@@ -69,7 +69,7 @@ def cleaning() -> tuple[Any, list[list[int]]]:
 
 
 def run_of(tokens: list[int], stop_ids: tuple[int, ...], seed: int) -> tuple[TextCall, Iterator[Event]]:
-    """A request that commits `tokens` behind a prompt of two, in a random order, some of them in one step."""
+    """A request that commits `tokens` after a prompt of two, in a random order, some of them in one step."""
     length, render = len(tokens) + 2, np.random.RandomState(seed)
     canvas = torch.tensor([3, 4] + [MASK] * len(tokens))
     request = Request((canvas,), (2,), 4, Keyed((0,)), stop_ids=stop_ids)

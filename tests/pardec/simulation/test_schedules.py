@@ -119,7 +119,7 @@ def test_easyspec_takes_stages_in_place_of_layers_but_for_the_first_forward(laye
 @pytest.mark.parametrize("rate", [1, 2, 100])
 def test_mirror_takes_the_longer_of_suffix_and_rollouts_and_drafts_again_after_a_miss(rate: int, d: float) -> None:
     done = timeline("mirror", setting(machine(d=d)), ROWS, hits(rate))
-    target = drafter = 0.0  # when each is free; of three layers the exit is behind the first
+    target = drafter = 0.0  # when each is free; of three layers the exit is after the first
     for number, row in enumerate(ROWS):
         ready = False
         for at in range(len(row)):

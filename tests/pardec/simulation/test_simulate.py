@@ -96,7 +96,7 @@ def test_exits_are_those_of_the_layers_own_states() -> None:
 @pytest.mark.seeds("arXiv:2510.13161")
 def test_deeper_exits_name_more_and_rollouts_hide_behind_the_upper_layers() -> None:
     """Hits rise with kappa and are many at the exit before the last; the tokens are greedy ones; where rollouts fit
-    behind the upper layers, a round of a hit takes the target's time alone, and the whole is sooner than plain."""
+    after the upper layers, a round of a hit takes the target's time alone, and the whole is sooner than plain."""
     report = simulated(DRAFT, "mirror", exit_layer=2, kappa=4, where=machine(target=1.0, draft=0.1))
     assert report.result.tokens == model().generate(prompts(), max_new_tokens=24).tokens
     assert report.exits is not None

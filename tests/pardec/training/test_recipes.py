@@ -44,7 +44,7 @@ def written(count: int, seed: int, by: int = 3) -> Texts:
 
 
 def trained(name: str, texts: Texts, start: Tensor | None = None, steps: int = 150, rate: float = 4.0) -> Tensor:
-    """The table [V, V] of logits behind each token, after plain gradient descent."""
+    """The table [V, V] of logits after each token, after plain gradient descent."""
     table = (torch.zeros(VOCAB, VOCAB) if start is None else start.clone()).requires_grad_()
     function = loss(name)
     with torch.random.fork_rng():

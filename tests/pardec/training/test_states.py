@@ -68,7 +68,7 @@ def test_only_what_is_new_is_added_and_what_was_cut_off_is_cut_away(model: parde
 def test_what_was_cut_off_goes_on_and_no_text_is_there_twice(
     longest: int, more: int, model: pardec.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same call goes on; one with more texts, or of another length, begins again behind what was finished."""
+    """The same call goes on; one with more texts, or of another length, begins again after what was finished."""
     rows = [([2, 50 + n], [70 + at for at in range(2 + n % 5)] + [3]) for n in range(9)]
     monkeypatch.setattr("pardec.training.states._TOKENS", 16)
     whole = States(tmp_path / "whole", (0,), model.network)

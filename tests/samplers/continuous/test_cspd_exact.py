@@ -150,7 +150,7 @@ def narrow(path: DenoisingPath, last: Last) -> Tensor:
 
 
 def all_kept(accepted: Tensor, number: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`settled` that drops nothing behind a rejection."""
+    """`settled` that drops nothing after a rejection."""
     return accepted, (number < count) & ~accepted, torch.zeros_like(accepted)
 
 
@@ -170,7 +170,7 @@ def blind(context: ContinuousContext, groups: list[Group], latents: Tensor) -> A
 FAULTS: dict[str, Callable[[], Any]] = {
     "none": lambda: patch.object(_cspd_exact, "log_density", log_density),
     "no normalisers": lambda: patch.object(_cspd_exact, "log_density", narrow),
-    "groups behind a rejection kept": lambda: patch.object(_cspd_exact, "split_drafts", all_kept),
+    "groups after a rejection kept": lambda: patch.object(_cspd_exact, "split_drafts", all_kept),
     "the target's path for the residual": lambda: patch.object(_cspd_exact, "_residual", first_try),
     "drafts not seen by the test of the next": lambda: patch.object(_cspd_exact, "group_states", blind),
 }

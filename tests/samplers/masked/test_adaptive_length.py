@@ -59,7 +59,7 @@ def test_sixteen_tokens_by_hand(ends: dict[int, float], beyond: int, length: int
 
 
 def test_a_later_block_shortens_the_row_further() -> None:
-    """Behind the first block 9 is too near to its begin, behind the second 13 is not."""
+    """After the first block 9 is too near to its begin, after the second 13 is not."""
     row = request([[6] * 24], [0], block_length=4, stop_ids=(5,))
     got = run(table(distributions({13: 0.95, 21: 0.95}, 24)), SPEC.format(14), row)
     assert [len(positions) for positions in got.trace.fed[0]][:3] == [24, 24, 24]

@@ -104,7 +104,7 @@ def test_maps_of_recorded_checkpoints(name: str) -> None:
 @pytest.mark.parametrize("spec", ["sequential@none", "edit+sequential@none", "wino:draft=0.3+sequential@none"])
 @pytest.mark.covers(1)
 def test_the_maps_of_a_block_are_rows_of_those_of_all_positions(family: str, spec: str) -> None:
-    """Also behind a shadow, whose queries have the positions of the block once more."""
+    """Also after a shadow, whose queries have the positions of the block once more."""
     model, given = toy(family, sharp=1.2), prompts(LENGTHS)
     whole, block = Probe(), Probe(AttentionSpec((1,)))
     for probe in (whole, block):

@@ -28,7 +28,7 @@ from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, run, sam
         ("confident:tau=0", [0] * 8),
         ("confident:tau=0.9,steps=2", [0, 1, 0, 1, 0, 1, 0, 1]),  # the second step is the last
         ("confident:tau=0.9,steps=1", [0] * 8),
-        # .99 passes. Then behind the clock: t = 7/8, int(7 (1 - .334 / .875)) = 4, though .667 is below .875 too.
+        # .99 passes. Then late by the clock: t = 7/8, int(7 (1 - .334 / .875)) = 4, though .667 is below .875 too.
         ("confident:tau=0.98,steps=3", [1, 2, 1, 2, 0, 1, 1, 2]),
         ("confident:tau=0.9,order=left", [0, 1, 0, 2, 0, 3, 0, 4]),
         ("confident:tau=0.9,steps=3,order=left", [0, 1, 0, 2, 0, 2, 0, 2]),

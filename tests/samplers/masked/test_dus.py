@@ -28,7 +28,7 @@ STEPS = {
     "dus:skip=0.92": [0, 2, 1, 2, 0, 2, 2, 2],  # of the second round .91 and .901 wait; one goes, since one has to
     "threshold:tau=0.9+spacing:gap=2": [0, 2, 0, 4, 0, 1, 0, 3],  # .99 .95 .91 .901 are no neighbours
     "threshold:tau=0.8+spacing:gap=2": [0, 2, 0, 4, 0, 1, 0, 3],  # .85 is one of .99
-    "threshold:tau=0.9+spacing:gap=3": [0, 3, 1, 5, 0, 2, 1, 4],  # .99 .95 | .91 .901 | then one a forward
+    "threshold:tau=0.9+spacing:gap=3": [0, 3, 1, 5, 0, 2, 1, 4],  # .99 .95 | .91 .901 | then one per forward
     "threshold:tau=0.9+spacing": [0, 3, 1, 5, 0, 2, 1, 4],  # at first 8 open positions ask for a distance of 4, then 3
     "threshold:tau=0.9+spacing:gap=8": [1, 5, 2, 7, 0, 4, 3, 6],
     "threshold:tau=0.9+spacing:gap=1": [0, 2, 0, 4, 0, 1, 0, 3],

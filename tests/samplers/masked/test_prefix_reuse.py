@@ -1,4 +1,4 @@
-"""Masked models whose final tokens see none behind them: prompts share K/V, and tokens are those without."""
+"""Masked models whose final tokens see none after them: prompts share K/V, and tokens are those without."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pardec.samplers.masked.loop import MaskedLoop, decode
 from tests.samplers.toys import fill, prompts, request, toy
 
 BASE = prompts([40], seed=3)[0]
-SIZES = [(40, 0), (36, 3), (32, 1), (17, 2), (16, 0), (5, 5), (33, 0)]  # tokens shared with BASE, and others behind
+SIZES = [(40, 0), (36, 3), (32, 1), (17, 2), (16, 0), (5, 5), (33, 0)]  # tokens shared with BASE, and others after
 GIVEN = [BASE[:shared] + prompts([own], seed=shared)[0] for shared, own in SIZES]
 BYTES = 16 * 2 * 2 * 8 * 4  # of a block: K and V of two layers with one head of 8
 NEW = [7, 6, 20, 2, 9, 4, 30]

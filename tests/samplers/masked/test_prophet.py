@@ -84,7 +84,7 @@ def test_idle_steps_of_a_plan_count_where_tokens_are_forced(steps: int, gaps: tu
         late += told.idle > 0 and len({*told.when.values()}) < sum(token == MASK for token in canvas)
     assert idle, "no step was idle: the test shows nothing"
     if gaps == GAPS[1]:
-        assert late, "it never fired behind an idle step"
+        assert late, "it never fired after an idle step"
 
 
 def test_a_hand_worked_gap() -> None:
@@ -139,12 +139,12 @@ def test_a_start_before_the_answer_never_fires() -> None:
 def test_an_answer_behind_the_row_is_refused_before_a_forward() -> None:
     method = resolve("fixed+prophet:start=6").finish[0]
     canvases = request([[0, 0, 7, 7, 7, 7, 7, 7, 7], [0, 0, 7, 7, 7, 7, 7, 7]], [2, 2], block_length=2)
-    with pytest.raises(SpecError, match="prophet: start=6 lies behind row 1, which has 6 tokens to come"):
+    with pytest.raises(SpecError, match="prophet: start=6 lies after row 1, which has 6 tokens to come"):
         method.admit(canvases, None)  # type: ignore[attr-defined]
     resolve("fixed+prophet:start=5").finish[0].admit(canvases, None)  # type: ignore[attr-defined]
     model = pardec.load("tiny-dream", device="cpu")
     for arguments in ({"sampler": "fixed+prophet:start=16"}, {"sampler": "preset:prophet", "template": [[None] * 16]}):
-        with pytest.raises(SpecError, match="lies behind row 0, which has 16 tokens to come"):
+        with pytest.raises(SpecError, match="lies after row 0, which has 16 tokens to come"):
             model.prepare("2 + 2 =", max_new_tokens=16, **arguments)
 
 

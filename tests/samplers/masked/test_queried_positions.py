@@ -117,7 +117,7 @@ def test_a_shifted_family_queries_the_rows_that_predict_and_the_token_itself() -
 
 
 def test_the_published_sets_of_dream() -> None:
-    """`un` reuses position i once i + 1 is done, and the last one always; step 1 asks all behind the prompt."""
+    """`un` reuses position i once i + 1 is done, and the last one always; step 1 asks all after the prompt."""
     options = {"steps": 8, "block_length": 8}
     got = in_order("dream", "dkv:refresh=0,settle=next,reference=true", ORDER, **options)
     assert got[:5] == [ALL[:13], tuple(range(4, 13)), (4, 5, 7, 8, 9, 10, 11), (4, 5, 7, 9, 10, 11), (4, 7, 9, 10, 11)]

@@ -37,7 +37,7 @@ def layer_shares(spec: str, layers: int) -> tuple[float, ...]:
 
 
 def test_the_published_shares_of_both_models() -> None:
-    """LLaDA's 32 layers: 0.03 at the first, at least 1/32 in front, 0.25 at layer 24 and 0.13 behind the last."""
+    """LLaDA's 32 layers: 0.03 at the first, at least 1/32 in front, 0.25 at layer 24 and 0.13 after the last."""
     llada = layer_shares("spa", 32)
     assert llada == pytest.approx(naive.shares(32, 0.25, 0.75, 0.03 / 0.25, 0.13 / 0.25))
     assert llada[0] == 1 / 32
@@ -101,7 +101,7 @@ def test_it_is_its_naive_version_layer_by_layer(
 
 
 def test_the_first_layer_computes_the_answer_and_others_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worked out by hand: 12 tokens, of which layer 1 of 2, behind the peak of 0.4, computes floor(0.5 * 12) = 6."""
+    """Worked out by hand: 12 tokens, of which layer 1 of 2, after the peak of 0.4, computes floor(0.5 * 12) = 6."""
     watched = Watched(monkeypatch)
     spec = "sequential@spa:ratio=0.5,refresh=8,response=3,peak=0.4,first=0.5,last=0.999999"
     got = fill(toy(), spec, prompts((5,)), 12)

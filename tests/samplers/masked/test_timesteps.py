@@ -39,7 +39,7 @@ def test_eight_tokens_by_hand(spec: str, steps: list[int]) -> None:
 
 
 def test_the_steps_are_shared_out_over_the_blocks() -> None:
-    """Two steps a block: int(4 * .4995) = 1, then the other three."""
+    """Two steps per block: int(4 * .4995) = 1, then the other three."""
     assert steps_of("timesteps:steps=4", block_length=4) == [0, 1, 1, 1, 2, 3, 3, 3]
 
 

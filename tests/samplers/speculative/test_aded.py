@@ -62,7 +62,7 @@ def test_the_target_teaches_its_likeliest_tokens_behind_every_node() -> None:
     (table,) = vars(sampler.draft)["_shared"].values()
     weights = table.after[(4, 5)]
     assert max(weights, key=weights.__getitem__) == 6
-    assert 1 < weights[6] <= 2 * 6  # what was committed counts 1, and each forward behind it at most 1
+    assert 1 < weights[6] <= 2 * 6  # what was committed counts 1, and each forward after it at most 1
     counted = registry.resolve("aded:keep=true,top=0", "ar")
     run(model, counted, [[3, 4, 5]], 6)
     (table,) = vars(counted.draft)["_shared"].values()
@@ -96,7 +96,7 @@ def test_a_corpus_is_what_the_table_begins_with(tmp_path: Path) -> None:
     file = tmp_path / "texts.jsonl"
     file.write_text("[0, 1, 2, 3]\n\n[4, 5, 6, 0]\n")
     static = f"aded:corpus={file},update=false"
-    assert run(cyclic(), static, [[0, 1]], 3).trace.accepted[0][1:] == (1,)  # 3 behind 2, and nothing behind 3
+    assert run(cyclic(), static, [[0, 1]], 3).trace.accepted[0][1:] == (1,)  # 3 after 2, and nothing after 3
     for content, message in (("[99]", "neither a text nor a list of ids in 0..6"), ('"a"', "has no tokenizer")):
         file.write_text(content)
         with pytest.raises(SpecError, match=message):

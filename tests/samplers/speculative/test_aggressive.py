@@ -37,7 +37,7 @@ def test_behind_another_token_the_draft_goes_on_where_the_ending_stands_once() -
     assert ahead([11, 99, 12]) == []  # one put in: 12 stands twice in the rest
     assert ahead([11, 99, 12, 13, 14]) == [15, 16, 12, 13, 17]
     assert ahead([17]) == []  # at its end
-    assert ahead([13, 17, 11]) == []  # what is behind is never gone back to
+    assert ahead([13, 17, 11]) == []  # what is after is never gone back to
 
 
 def test_behind_a_replaced_token_the_draft_goes_on_at_once() -> None:

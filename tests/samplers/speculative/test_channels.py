@@ -109,7 +109,7 @@ def test_a_budget_as_long_as_the_text_changes_nothing() -> None:
 
 @pytest.mark.parametrize("drafter", ["lookup", "layerskip:k=3+template:widths=2-1"])
 def test_what_is_seen_depends_on_the_text_alone(drafter: str) -> None:
-    """Not on the rows beside one, nor on how many tokens a forward verifies."""
+    """Not on the rows beside one, nor on how many tokens per forward verifies."""
     model, given = toy_ar(3, 8, 1.5, layers=3), prompts(LENGTHS, vocab=8)
     done = run(model, f"sequential@{FEW}", given, NEW)
     assert rows(done) != rows(run(model, "sequential", given, NEW))

@@ -40,7 +40,7 @@ def test_drafts_are_those_of_a_search_of_the_whole_text() -> None:
 def test_a_copy_goes_on_where_it_stood_though_its_ending_stands_later_too() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 2, 3, 9, 9, 1, 2]
     copy = Copy(2)
-    assert copy.position(np.array(text)) == 2  # behind the first 1 2
+    assert copy.position(np.array(text)) == 2  # after the first 1 2
     assert copy.position(np.array([*text, 3, 4])) == 4  # 3 4 were right
     assert copy.position(np.array([*text, 3, 4, 2, 3])) == 15  # 2 was not: 2 3 stood last before 4
     assert Copy(2).position(np.array([*text, 3])) == 10  # anew, the last 2 3 is taken

@@ -144,7 +144,7 @@ def test_shadow_tokens_are_the_argmax_of_every_exit_behind_each_committed_token(
 
     with patch.object(Choice, "count", watched):
         done = run(model, "del:k=4", [[1, 0, 2]], 24)
-    text, at = rows(done)[0], 4  # behind the prompt and its bonus token
+    text, at = rows(done)[0], 4  # after the prompt and its bonus token
     for matched, tested in texts:
         for exit_, hits in zip((1, 2, 3), matched, strict=True):
             shadow = [

@@ -96,7 +96,7 @@ def states(text: list[int], taps: tuple[int, ...]) -> Tensor:
 
 @contextmanager
 def compared(plain: NaiveDFlash, name: str) -> Iterator[list[float]]:
-    """Compares the law behind each node with the plain module's."""
+    """Compares the law after each node with the plain module's."""
     errors: list[float] = []
     forward = BlockState.forward
     anchored = bool(KINDS[name].get("markov")) and KINDS[name].get("sample_from_anchor", True)
@@ -177,7 +177,7 @@ def test_slots_behind_the_context_are_never_read(folders: dict[str, Path]) -> No
 
 @pytest.mark.parametrize("shape", ["", "+dyspec:nodes=6,children=3", "+template:widths=3-2-1+rrs"])
 def test_draws_from_a_few_candidates_have_the_joint_law_of_the_target(shape: str) -> None:
-    """DFlash 2's selector drafts three ids of five at each position, and others behind each token."""
+    """DFlash 2's selector drafts three ids of five at each position, and others after each token."""
 
     def second(folder: Path, model: LanguageModel) -> Path:
         sizes = {"vocab": model.vocab_size, "width": model.width, "mask": model.vocab_size - 1, "taps": (0, 1)}

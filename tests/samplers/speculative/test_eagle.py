@@ -79,7 +79,7 @@ def test_greedy_decoding_is_kept_by_every_layout(name: str, shape: str, tmp_path
 
 @contextmanager
 def compared(tensors: dict[str, Tensor], flat: dict[str, Any], name: str) -> Iterator[list[float]]:
-    """Compares the state behind every drafted node with one pass over its whole text, in float64."""
+    """Compares the state after every drafted node with one pass over its whole text, in float64."""
     errors: list[float] = []
     raw = PairState._raw
     flags = {**flat, "norm_output": flat.get("norm_output") and LAYOUTS[name][0] == "speculators"}

@@ -1,4 +1,4 @@
-"""The target's first layers draft: each layer runs once a position, and the verify pass reads what they left."""
+"""The target's first layers draft: each layer runs once per position, and the verify pass reads what they left."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_a_strong_step_accepts_what_the_drafter_is_sure_of_and_none_is_exact() -
 
 
 def test_the_first_round_of_many_draws_follows_the_rule() -> None:
-    """One token behind one drafted from q: p^ where q is above it is cut, and the residual fills the rest."""
+    """One token after one drafted from q: p^ where q is above it is cut, and the residual fills the rest."""
     vocab, eta = 5, 3.0
     generator = torch.Generator().manual_seed(3)
     z, q = torch.randn(vocab, generator=generator).double(), torch.randn(vocab, generator=generator).double().softmax(0)

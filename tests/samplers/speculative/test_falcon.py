@@ -45,7 +45,7 @@ def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length:
 
 @contextmanager
 def compared(model: LanguageModel, folder: Path, block: int) -> Iterator[list[float]]:
-    """Compares the logits behind every node with passes over its whole text."""
+    """Compares the logits after every node with passes over its whole text."""
     errors: list[float] = []
     forward = BlockPairState.forward
     tensors = {name: tensor.double() for name, tensor in load_file(folder / "model.safetensors").items()}

@@ -174,7 +174,7 @@ def test_one_row_drafts_what_gains_the_most_tokens_over_cost() -> None:
     assert int(np.argmax(rates)) == 3
     assert cut(Goodput(c=0.2, token=0.1), confidence) == [3]
     assert cut(Goodput(c=0.2, token=0.1), confidence[:, :2]) == [2]
-    # A doubtful first token spoils what is sure behind it: each adds 0.05 tokens and costs more.
+    # A doubtful first token spoils what is sure after it: each adds 0.05 tokens and costs more.
     assert cut(Goodput(c=0.2, token=0.1), np.array([[0.05, 1.0, 1.0, 1.0]])) == [0]
 
 

@@ -12,7 +12,7 @@ from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, toy_ar
 from tests.samplers.handmade_drafts import Given, distributions, tree
 from tests.samplers.joint_distributions import drafting, named
 
-# Behind nodes 0..4 the likeliest tokens are 1, 2, 0, 2, 1.
+# After nodes 0..4 the likeliest tokens are 1, 2, 0, 2, 1.
 PICKS = torch.tensor([[1, 2, 0, 2, 1]])
 P = torch.nn.functional.one_hot(PICKS, 3) * 0.5 + 0.1
 

@@ -176,7 +176,7 @@ def counted(text: list[int], prompt: int, k: int) -> tuple[int, int]:
 
 
 def test_untrained_heads_repeat_the_last_token(tmp_path: Path) -> None:
-    """Behind an untrained head is what the target predicted last, the token just committed: counted exactly."""
+    """After an untrained head is what the target predicted last, the token just committed: counted exactly."""
     model = toy_ar(7, 4, 2.0)
     head = model.decoder.head.weight  # type: ignore[attr-defined]
     tensors = head_folders.untrained(head.detach(), 4)
@@ -194,7 +194,7 @@ def test_untrained_heads_repeat_the_last_token(tmp_path: Path) -> None:
 
 
 def whole_states(model: LanguageModel, text: list[int], own: Any) -> Tensor:
-    """[E] what the heads read behind a text, in one forward without a cache."""
+    """[E] what the heads read after a text, in one forward without a cache."""
     states = model.forward(Plan.full(torch.tensor([text]), model.visible())).normed()
     if getattr(own, "prefix", None) is None:
         return states[0, -1]

@@ -212,7 +212,7 @@ def test_a_model_without_a_grid_is_refused_by_name_before_any_forward(spec: str)
 
 def test_neighbours_that_were_seen_before_by_hand() -> None:
     # 1 2 3
-    # 4 2 3     behind 4 | 2 above: nothing; behind 2 | 3: nothing; the cell below 4 has 4 above, nothing to the left
+    # 4 2 3     after 4 | 2 above: nothing; after 2 | 3: nothing; the cell below 4 has 4 above, nothing to the left
     # 4 5 .     left 5, above 3: none
     cells = GridIndex(2, 3)
     cells.extend([-1, -1, 1, 2, 3, 4, 2, 3, 4, 5])
@@ -260,7 +260,7 @@ def test_forced_cells_are_passed_for_certain_and_left_out_of_the_counts(spec: st
         assert trace.gained[row] == free
         for accepted, drafted, gained in zip(trace.accepted[row], trace.drafted[row], free, strict=True):
             assert gained - 1 <= accepted <= min(drafted, gained)
-    if spec != "sequential":  # what stands behind the end of a line was drafted in the same round, never drawn alone
+    if spec != "sequential":  # what stands after the end of a line was drafted in the same round, never drawn alone
         assert all(0 in trace.gained[row] or done.nfe[row] < SIDE * SIDE - 3 for row in range(len(CAPTIONS)))
 
 
@@ -280,7 +280,7 @@ def naive_zipar(caption: torch.Tensor, lag: int) -> tuple[np.ndarray, int]:
     halves = [imaging.embedder(each) for each in (caption, weight[PLACES - len(caption) :])]
 
     def distribution(cells: list[tuple[int, int]]) -> torch.Tensor:
-        """Behind the last of `cells`, each a place and a token."""
+        """After the last of `cells`, each a place and a token."""
         out = []
         for states in halves:
             size = len(states)

@@ -50,7 +50,7 @@ def test_greedy_decoding_is_kept(shape: str) -> None:
 
 @cache
 def whole(layers: int, text: tuple[int, ...]) -> Tensor:
-    """[V] logits behind a text, by a whole forward of the first layers and the adapter written from the paper."""
+    """[V] logits after a text, by a whole forward of the first layers and the adapter written from the paper."""
     model: Any = target()
     sizes = model.decoder.config
     shape = {"heads": sizes.heads, "kv_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
@@ -89,7 +89,7 @@ def test_every_distribution_is_that_of_a_whole_forward(layers: int, shape: str, 
 
 
 def test_the_adapter_is_fed_a_token_once_and_two_behind_a_draft_that_stood() -> None:
-    """The last token of a draft that stood is fed with the one behind it."""
+    """The last token of a draft that stood is fed with the one after it."""
     model, fed, run_adapter = target(), list[list[int]](), Module.run
 
     def watched(self: Module, plan: Plan, cache: Any = None) -> Any:

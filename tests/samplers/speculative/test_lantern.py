@@ -126,7 +126,7 @@ def test_the_transport_by_hand() -> None:
         expected = [0.5 - 0.24 * part, 0.3 - 0.16 * part, 0.1 + 0.3 * part, 0.1 + 0.1 * part]
         assert distribution[0, 0].tolist() == pytest.approx(expected)
         assert off[0].tolist() == pytest.approx([0.4 * part, 0])
-        assert distribution[0, 1].tolist() == p.tolist()  # nothing is tested behind the leaf
+        assert distribution[0, 1].tolist() == p.tolist()  # nothing is tested after the leaf
     distribution, off = move_probability(draft, p.expand(1, 2, 4), near, 1.0, 1.5)
     assert distribution[0, 0, 2:].tolist() == pytest.approx([0.15, 0.15])  # (1.5 - 1) .1 each, and no more
     zero = torch.tensor([0.6, 0.4, 0.0, 0.0], dtype=torch.float64)

@@ -91,7 +91,7 @@ def test_strict_ends_are_the_exact_rule_on_random_trees() -> None:
 
 
 def test_a_model_s_first_token_has_the_mixture_s_distribution_within_the_reported_deviation() -> None:
-    """Draws of the token behind the prompt's, for which a chain is verified; and what is reported bounds its error."""
+    """Draws of the token after the prompt's, for which a chain is verified; and what is reported bounds its error."""
     model, prompt, count = toy_ar(3, 5), (1, 3), 4000
     with drafting(5):
         done = run(model, "model:name=draft,k=1+lenience:mix=0.5", [prompt] * count, 3, temperature=1.0)

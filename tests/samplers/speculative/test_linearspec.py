@@ -49,7 +49,7 @@ def spec(k: int = 4, more: str = "", *, mask: int = 2, shift: int = 0) -> str:
 
 
 class Counting:
-    """Counts up: behind t comes t + 1. Of a block of masks behind t the tokens are t + 1, t + 2, t + 3, and then 0."""
+    """Counts up: after t comes t + 1. Of a block of masks after t the tokens are t + 1, t + 2, t + 3, and then 0."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.blocks = inner, list[tuple[list[list[int]], list[list[int]]]]()
@@ -68,7 +68,7 @@ class Counting:
 
 
 def test_by_hand() -> None:
-    """Five masks behind [1, 2]: 3, which the prompt's forward gives, then drafts 4 5 6 0 0, of which three stand."""
+    """Five masks after [1, 2]: 3, which the prompt's forward gives, then drafts 4 5 6 0 0, of which three stand."""
     toy = toy_ar(0, 20)
     model = replace(toy, decoder=Counting(toy.decoder))  # type: ignore[arg-type]
     done = run(model, spec(5, mask=19), [[1, 2]], 10)
@@ -196,7 +196,7 @@ def test_an_adapter_of_other_tensors_is_refused(adapted: tuple[Path, Any], tmp_p
 
 
 def right(model: LanguageModel, text: list[int], masks: int, *, mask: int, shift: int) -> Tensor:
-    """[masks, V] logits of the block behind `text` in one forward without a cache."""
+    """[masks, V] logits of the block after `text` in one forward without a cache."""
     whole = torch.tensor([text + [mask] * masks])
     at = torch.arange(whole.shape[1])
     visible = (at <= at[:, None]) | (at[:, None] >= len(text) - 1)

@@ -45,7 +45,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
 
 
 def naive(model: LanguageModel, tensors: dict[str, Tensor], text: list[int], base: int, window: int) -> Tensor:
-    """Logits [V] behind `text`, of which the target has verified the first `base` tokens."""
+    """Logits [V] after `text`, of which the target has verified the first `base` tokens."""
     stack: Any = model.decoder
     config, size = stack.config, len(text)
     w = {name: tensor.double() for name, tensor in tensors.items()}

@@ -67,7 +67,7 @@ def test_every_window_is_plain_greedy_in_every_batch(window: int, ngram: int, gu
 
 
 def test_the_window_is_laid_down_beside_the_guesses() -> None:
-    """Two lines of three columns; the pool knows 4 -> 5 6, 4 -> 5 1 behind the text's last token 4."""
+    """Two lines of three columns; the pool knows 4 -> 5 6, 4 -> 5 1 after the text's last token 4."""
     drafter = Lookahead(window=3, ngram=3, guesses=2, pool_from_prompt=False)
     loop = VerifyLoop(toy_ar(0, 8), speculation(drafter, "greedy"), request([[3, 2, 7, 4]], 9, source=Middle()))
     loop.memory[id(drafter)] = state = drafter.start(loop.context)

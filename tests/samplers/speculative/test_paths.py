@@ -212,7 +212,7 @@ def test_the_greedy_tree_is_the_best_of_all(seed: int) -> None:
 
 
 def test_the_search_worked_out_by_hand() -> None:
-    """0.6 and 0.2 at depth 1, 0.5 and 0.1 behind them: 0.6, then 0.3, then 0.2, then 0.1, then 0.06."""
+    """0.6 and 0.2 at depth 1, 0.5 and 0.1 after them: 0.6, then 0.3, then 0.2, then 0.1, then 0.06."""
     rates = [[0.6, 0.2], [0.5, 0.1]]
     assert best_paths(rates, 5) == ((0,), (0, 0), (1,), (1, 0), (0, 1))
     assert [value(rates, path) for path in ((0, 0), (1, 1))] == pytest.approx([0.3, 0.02])

@@ -1,4 +1,4 @@
-"""Trees with prompt tokens behind their nodes: expected tokens by hand, against all choices, and as specs that run."""
+"""Trees with prompt tokens after their nodes: expected tokens by hand, against all choices, and as specs that run."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_what_is_learned_is_what_whole_forwards_of_the_text_and_the_vectors_give
 
 
 def _alone(text: list[int], vectors: Tensor, step: int) -> Tensor:
-    """[1, V] behind the vector of this step, which sees no other one."""
+    """[1, V] after the vector of this step, which sees no other one."""
     with_gap = torch.zeros_like(vectors)
     with_gap[step] = vectors[step]
     from pardec.models.plan import Plan, Visible
@@ -115,7 +115,7 @@ def test_every_distribution_of_the_target_is_that_of_a_whole_forward(shape: str,
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_node_sees_a_vector(shape: str, tmp_path: Path) -> None:
-    """Vectors a million times as long change nothing behind nodes, and nothing else either: the draft is the same."""
+    """Vectors a million times as long change nothing after nodes, and nothing else either: the draft is the same."""
     model = toy_ar(0, 5, 3.0, layers=4, dtype=torch.float64)
     spec = f"prompts:name={prompts(tmp_path / 'p', model)}+{shape}"
     verify, differences = VerifyForward.verify, []
@@ -148,7 +148,7 @@ def test_slots_behind_the_committed_tokens_are_never_read(shape: str, tmp_path: 
 
 
 def test_vectors_that_are_embeddings_of_a_model_that_counts(tmp_path: Path) -> None:
-    """Says x + 1 behind x: the vectors of 3, 4 and 5 draft 4, 5 and 6 whatever the text, right behind a 3."""
+    """Says x + 1 after x: the vectors of 3, 4 and 5 draft 4, 5 and 6 whatever the text, right after a 3."""
     model = cyclic()
     folder = prompts(tmp_path / "p", model)
     module = load_draft_module(folder, model)
@@ -156,7 +156,7 @@ def test_vectors_that_are_embeddings_of_a_model_that_counts(tmp_path: Path) -> N
     with patch("pardec.requests.draft_models.draft_module", lambda wanted, target: module):
         done = run(model, f"prompts:name={folder}", [[5, 6], [0]], [9, 8])
     assert rows(done) == [[5, 6, *range(7), 0, 1], [0, *range(1, 7), 0, 1]]
-    # The prompt gives 0; 1, 2 and 3 come one by one, and behind 3 the vectors draft 4, 5, 6, which the target follows.
+    # The prompt gives 0; 1, 2 and 3 come one by one, and after 3 the vectors draft 4, 5, 6, which the target follows.
     assert done.trace.accepted[0] == (0, 0, 0, 0, 3, 0)
     assert done.trace.drafted[0] == (0, 0, 3, 3, 3, 0)
     assert done.trace.accepted[1] == (0, 0, 0, 3, 0)

@@ -1,4 +1,4 @@
-"""A drafter with a short context: what it keeps, that it is `model` behind that, and what the right chunk is worth."""
+"""A drafter with a short context: what it keeps, that it is `model` after that, and what the right chunk is worth."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_retrieval_chooses_the_chunks_of_the_plain_version() -> None:
     for k in cache.k:
         k.copy_(torch.from_numpy(rng.standard_normal(k.shape)))
         for row, length in enumerate(lengths):
-            k[row, length:] = torch.nan  # behind the text
+            k[row, length:] = torch.nan  # after the text
     choice = Retrieval(budget=9, chunk=3).choose(CommittedSlots(cache, np.arange(4), lengths, queries))
     assert choice.first.tolist() == [21, 6, 0, 12]
     for layer, slots in enumerate(choice.chosen):
@@ -272,7 +272,7 @@ def test_what_leaves_the_inner_loop_has_the_middle_models_distribution(monkeypat
     spec = 'triforce:name=toy,read="streaming:sink=1,window=2",k=2,gamma=2'
     with drafting(4):
         done = run(model, spec, [text] * count, 4, temperature=1.0)
-    first = done.tokens[:, len(text)]  # what the prompt's forward gave, behind which the draft stands
+    first = done.tokens[:, len(text)]  # what the prompt's forward gave, after which the draft stands
     draft = drafts[0]
     for token in range(4):
         some = draft.tokens[torch.from_numpy(np.asarray(first) == token)]
@@ -304,7 +304,7 @@ def test_retrieval_drafts_better_than_a_window_of_its_size_and_both_levels_are_e
     problems = task("records").problems("heldout", 60)
     assert model.tokenizer is not None
     texts = []
-    for at in range(4):  # the fact first, and other people's behind it
+    for at in range(4):  # the fact first, and other people's after it
         others = [other.prompt.split(":", 1)[1] for other in problems[20 + 10 * at : 30 + 10 * at]]
         texts.append(model.tokenizer(problems[at].prompt + "".join(others))["input_ids"])
     budgets = {

@@ -146,7 +146,7 @@ def test_a_second_opinion_of_the_same_pass_lets_more_of_a_draft_stand() -> None:
 
 
 def test_which_node_predicts_which_drafted_token_again_by_hand() -> None:
-    """Text of 4, draft x y z, probe p q: fed x y z p q x y behind the last token; the second row has a draft of 1."""
+    """Text of 4, draft x y z, probe p q: fed x y z p q x y after the last token; the second row has a draft of 1."""
     context: Any = SimpleNamespace(text=SimpleNamespace(limit=np.array([40, 40])))
     state = Reflection(torch.tensor(PROBE), context)
     draft = Draft(torch.tensor([[9, 1, 2, 4], [8, 5, 0, 0]]), np.array([4, 2]), np.array([3, 1]))

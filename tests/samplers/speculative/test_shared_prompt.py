@@ -136,7 +136,7 @@ def test_beside_a_prefix_cache(spec: str) -> None:
     assert first.reused == (0, 0, 0)
     assert second.reused == ((32, 0, 0) if spec == "lookup" else (0, 0, 0))  # recycling reads logits of the prompt
     assert second.tokens_fed[0] == first.tokens_fed[0] - second.reused[0]
-    longer = [row[:-1] for row in plain]  # goes on behind the answers
+    longer = [row[:-1] for row in plain]  # goes on after the answers
     expected = [plain_greedy(toy_ar(0, VOCAB), row, 4) for row in longer]
     result = run(model, "lookup", longer, 4)
     assert rows(result) == expected

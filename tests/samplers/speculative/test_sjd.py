@@ -45,7 +45,7 @@ def test_at_temperature_0_it_is_plain_greedy_in_every_batch(mode: str, init: str
 
 @dataclass
 class Scripted:
-    """Rounds in which nothing is accepted, so that a place is drawn anew once a round until the text has reached it."""
+    """Rounds in which nothing is accepted: a place is drawn anew once per round until the text has reached it."""
 
     drafts: list[Draft]
     distributions: torch.Tensor  # [ROUNDS, places, V, V] what round t says of each place, by the token before it
@@ -104,7 +104,7 @@ def test_after_two_refreshes_tokens_are_from_the_law_they_are_labelled_with(mode
         assert draft.q is not None
         assert draft.is_point_mass is not None
         assert not draft.is_point_mass.any()  # one token more is known than the window had guesses
-        for node in range(1, WINDOW):  # the token of the place first + node, behind the one that was there
+        for node in range(1, WINDOW):  # the token of the place first + node, after the one that was there
             assert torch.equal(draft.q[:, node], made.distributions[at - 1, first + node, old.tokens[:, node]])
     assert made.worst() < 4.5
 

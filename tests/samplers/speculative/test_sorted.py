@@ -155,5 +155,5 @@ def test_what_makes_no_sense_is_refused(spec: str, message: str) -> None:
 
 
 def test_an_exit_that_the_drafter_does_not_have_is_refused() -> None:
-    with named(near=near()), pytest.raises(SpecError, match="the last exit of toy lies behind layer 4, got 2-6"):
+    with named(near=near()), pytest.raises(SpecError, match="the last exit of toy lies after layer 4, got 2-6"):
         run(target(), "sorted:name=near,exits=2-6", [[1]], 3)

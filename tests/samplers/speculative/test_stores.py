@@ -197,7 +197,7 @@ def of_family(case: str) -> LanguageModel:
 
 
 def taught(model: LanguageModel, spec: str, tokens: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    """Logits [B, steps, V] behind prompts of `sizes` [B] and behind each of the tokens that follow, fed singly."""
+    """Logits [B, steps, V] after prompts of `sizes` [B] and after each of the tokens that follow, fed singly."""
     stage = registry.resolve(f"sequential@{spec}", "ar").cache if spec else None
     batch, width = tokens.shape
     cache = model.new_cache(batch, width) if stage is None else stage.new_cache(model, batch, width)

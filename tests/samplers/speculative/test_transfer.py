@@ -126,7 +126,7 @@ def test_maps_that_move_along_a_circle_draft_what_a_model_that_counts_says(tmp_p
     folder = write(tmp_path / "t", maps, {"model_type": "hidden_transfer", "layers": [0]})
     done = run(model, f"transfer:name={folder}", [[2, 3]], 8)
     assert rows(done) == [[2, 3, 4, 5, 6, 0, 1, 2, 3, 4]]
-    # The prompt gives 4, and a round without a draft 5; then each round drafts one token behind its first.
+    # The prompt gives 4, and a round without a draft 5; then each round drafts one token after its first.
     assert done.trace.drafted[0] == (0, 0, 1, 1, 1)
     assert done.trace.accepted[0] == (0, 0, 1, 1, 1)
 

@@ -1,4 +1,4 @@
-"""The confidence stop: behind the first token that the drafter is unsure of."""
+"""The confidence stop: after the first token that the drafter is unsure of."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_tree_ends_behind_the_level_where_its_surest_node_is_unsure(shape: obj
     deep = [int(draft.depth[row, :size].max()) for row, size in enumerate(draft.sizes)]
     assert len(set(deep)) > 2
     for row, levels in enumerate(deep):
-        # Heard before level d: node 0 for d = 1, and what had children for the ones behind it.
+        # Heard before level d: node 0 for d = 1, and what had children for the ones after it.
         paths = [(), *nodes(draft, row)]
         for level in range(levels - 1):
             said = [

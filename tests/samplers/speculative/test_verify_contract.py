@@ -165,12 +165,12 @@ def mark(spec: str) -> int:
 
 
 def check_greedy(model: LanguageModel, done: Finished, given: Sequence[Sequence[int]], where: str) -> None:
-    """Every token is the argmax behind those before it: by induction the tokens of plain greedy decoding."""
+    """Every token is the argmax after those before it: by induction the tokens of plain greedy decoding."""
     for text, prompt in zip(rows(done), given, strict=True):
         assert text[: len(prompt)] == list(prompt)
         distributions = logits(model, [text])[0, len(prompt) - 1 : -1]
         gap = distributions.amax(-1) - distributions.gather(-1, torch.tensor(text[len(prompt) :])[:, None])[:, 0]
-        assert gap.max() < TIE, f"{where}: token {int(gap.argmax())} behind {prompt} is {gap.max():.3g} off the argmax"
+        assert gap.max() < TIE, f"{where}: token {int(gap.argmax())} after {prompt} is {gap.max():.3g} off the argmax"
         ties.extend(f"{where}: {value:.2g}" for value in gap[gap > 0].tolist())
 
 
@@ -371,7 +371,7 @@ def test_rows_that_share_the_beginning_of_their_prompts_are_those_that_hold_it_e
     assert shared.nfe == plain.nfe
     fed = [len(row[0]) for row in shared.trace.fed]
     held = [14, 12, 17, 13, 14]
-    assert fed in (held, [14, *(size - 11 for size in held[1:])]), "all of it, or behind what the first row fed"
+    assert fed in (held, [14, *(size - 11 for size in held[1:])]), "all of it, or after what the first row fed"
     assert [row[1:] for row in shared.trace.fed] == [row[1:] for row in plain.trace.fed]
 
 

@@ -61,7 +61,7 @@ PENALTIES = (RepetitionPenaltyLogitsProcessor(1.6), NoRepeatNGramLogitsProcessor
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, look: Callable[[VerifyLoop, Draft, torch.Tensor], None]) -> None:
-    """Shows `look` every draft with the raw logits behind it, before anything is accepted."""
+    """Shows `look` every draft with the raw logits after it, before anything is accepted."""
     real = VerifyForward.verify
     loops: list[VerifyLoop] = []
     begin = VerifyLoop._begin
@@ -84,7 +84,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, look: Callable[[VerifyLoop, Draft, to
 
 @pytest.mark.parametrize("right_share", [0.0, 0.5, 1.0])
 def test_01_every_node_stands_where_its_own_path_puts_it(right_share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits behind each node of ragged trees are those of the path alone, without cache, batch or tree."""
+    """Logits after each node of ragged trees are those of the path alone, without cache, batch or tree."""
     model, seen = toy_ar(1, VOCAB), 0
 
     def look(loop: VerifyLoop, draft: Draft, raw: torch.Tensor) -> None:
@@ -111,7 +111,7 @@ def test_01_every_node_stands_where_its_own_path_puts_it(right_share: float, mon
 def test_02_slots_that_a_row_must_not_see_change_nothing(
     kind: str, poison: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After each round everything behind the committed K/V is poisoned, the bin of padded queries too."""
+    """After each round everything after the committed K/V is poisoned, the bin of padded queries too."""
     model = toy_ar(1, VOCAB)
     drafters = {"wrong": Chain(wrong(model)), "right": Chain(right(model)), "mixed": Forest()}
     sampler, given = greedy(drafters[kind]), prompts(LENGTHS, vocab=VOCAB)
@@ -169,7 +169,7 @@ def test_02_nor_do_they_in_a_drafters_own_cache(spec: str, poison: float, monkey
 
 
 def test_03_a_drafter_that_is_the_target_is_accepted_wholly_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gap in its K/V behind a full acceptance would show as a lower acceptance, never as a wrong token."""
+    """A gap in its K/V after a full acceptance would show as a lower acceptance, never as a wrong token."""
     model = toy_ar(1, VOCAB)
     monkeypatch.setattr(draft_models, "language_model", lambda *_: model)
     given = prompts(LENGTHS, vocab=VOCAB)
@@ -177,7 +177,7 @@ def test_03_a_drafter_that_is_the_target_is_accepted_wholly_every_round(monkeypa
         done = run(model, f"model:name=toy,k=3{shape}", given, 13)
         check_plain(model, done, given, 13)
         assert done.trace.accepted == ((0, 3, 3, 3),) * 4
-        assert done.nfe == (4,) * 4  # one for the prompt, then four tokens a forward
+        assert done.nfe == (4,) * 4  # one for the prompt, then four tokens per forward
 
 
 def test_04_the_token_behind_a_full_acceptance_comes_once() -> None:

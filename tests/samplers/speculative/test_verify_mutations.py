@@ -70,7 +70,7 @@ def unrestricted_q(patch: Patch) -> None:
 
 
 def dropped_bonus(patch: Patch) -> None:
-    """Behind a draft that was accepted whole, the last token is said again in place of a new one."""
+    """After a draft that was accepted whole, the last token is said again in place of a new one."""
     made = verification.judge
 
     def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Any:
