@@ -1,4 +1,4 @@
-"""The forward floor: tokens in, logits out (decoder stack, KV cache, kernels, checkpoint families)."""
+"""Models: tokens in, logits out (decoder stack, KV cache, kernels, checkpoint families)."""
 
 if __name__ != "pardec.models":
     raise ImportError(

@@ -32,11 +32,11 @@ from .layers.sparse_layer import SparseLayer
 from .plan import Plan, plan_on
 
 _KNOWN = 8  # plans whose patterns and rotations are kept
-_NARROW = 0.8  # share of the queries wanted, above which the last layer runs on all of them
+_NARROW = 0.8  # above this share of wanted queries, the last layer computes all of them
 
 
 class _Norm(nn.RMSNorm):
-    """The layers' norm as a module, which accelerate can bring the weight to."""
+    """RMSNorm as a module, so that accelerate can move its weight."""
 
     eps: float
 
@@ -66,12 +66,12 @@ class Decoder(nn.Module):
         self.placement: tuple[torch.device, ...] | None = None  # device of each layer where accelerate has spread them
         self._entry: torch.device | None = None
         self._has_hooks = config.canvas or config.query_growth is not None
-        self._known: dict[Hashable, tuple[AttentionPattern, Tensor, Tensor]] = {}  # what `_pass` made for positions
+        self._known: dict[Hashable, tuple[AttentionPattern, Tensor, Tensor]] = {}  # results of `_pass`, by positions
         self.weights_version = 0  # rises when the weights are replaced in place
 
     @property
     def embed_device(self) -> torch.device:
-        """Where tokens go in and logits come out."""
+        """The device on which tokens enter and logits come out."""
         return self._entry or self.embed.weight.device
 
     @embed_device.setter
@@ -84,11 +84,11 @@ class Decoder(nn.Module):
         return self.embed.weight
 
     def tables(self) -> list[Tensor]:
-        """The tensors that rotating reads at present."""
+        """The current rotary tables, cosines and sines."""
         return [table for rope in (self.rope, *self._own_ropes.values()) for table in rope.tables()]
 
     def ropes(self) -> list[Rope | GridRope]:
-        """What rotates queries and keys in each layer."""
+        """The rotary embedding of each layer."""
         return [self._own_ropes[own] for own in self.config.each] or [self.rope] * self.config.layers
 
     def devices(self) -> list[torch.device]:
@@ -128,7 +128,7 @@ class Decoder(nn.Module):
             steps = dict.fromkeys(chosen, self._pass(plan, cache, h.device, h.dtype, None, kept))
         else:
             steps = self._passes(plan, cache, h, chosen, kept)
-        through = None  # what runs the layers otherwise than one after the other
+        through = None  # runs the layers in another way than one after the other
         if isinstance(cache, ReuseCache):
             through = cache.through
         elif plan.parallel > 1:
@@ -151,7 +151,7 @@ class Decoder(nn.Module):
         return hidden if kept is None else replace(hidden, queries=tuple(kept.queries), attention=kept.attention)
 
     def _narrows(self, plan: Plan) -> bool:
-        """Whether the last layer can leave out the queries that are not wanted, and gains by it."""
+        """Whether the last layer can leave out the queries that are not wanted, and is faster that way."""
         whole = plan.layers is None and not plan.skip and self.config.layers - 1 not in plan.hidden
         every = self.config.canvas or (self.config.experts is not None and self.config.experts.pool > 0)
         return whole and not every and plan.want.shape[1] <= _NARROW * plan.tokens.shape[1]
@@ -189,7 +189,7 @@ class Decoder(nn.Module):
     def _passes(
         self, plan: Plan, cache: KVCache | None, h: Tensor, chosen: range, kept: Kept | None
     ) -> dict[int, LayerPass]:
-        """The pass of each of the `chosen` layers, where they are on several devices or their attention differs."""
+        """The `LayerPass` of each of the `chosen` layers, where devices or attention differ between layers."""
         passes: dict[tuple[torch.device, AttentionConfig | None], LayerPass] = {}
         steps: dict[int, LayerPass] = {}
         for index in chosen:
@@ -209,7 +209,7 @@ class Decoder(nn.Module):
         own: AttentionConfig | None,
         kept: Kept | None,
     ) -> LayerPass:
-        """What the layers on `device` share; `own` is the configuration of their attention, where layers differ."""
+        """The `LayerPass` of the layers on `device`; `own` is their attention's configuration, where layers differ."""
         if plan.tokens.device != device:
             plan = plan_on(plan, device)
         training = self.training and torch.is_grad_enabled()
@@ -245,7 +245,7 @@ class Decoder(nn.Module):
             limit = None if cache is None or plan.span is not None else cache.reach
             cos, sin = rope.rows(plan, limit=limit, device=device)
             sees: dict[str, Any] = {"extent": extent, "dtype": dtype, "device": device}
-            sees["reference"] = training or self.config.attention_cap is not None  # a cap is in the definition alone
+            sees["reference"] = training or self.config.attention_cap is not None  # only the definition supports a cap
             if not in_parts:
                 window = self.config.window if own is None else own.window
                 pattern = attention_pattern(stored, window=window, **sees)
@@ -298,7 +298,7 @@ def _layer_class(config: DecoderConfig, index: int) -> type[DecoderLayer]:
 
 
 def _last(plan: Plan) -> Tensor:
-    """[B, n] the queries that the plan keeps; the first one again where a row has not as many."""
+    """[B, n] the queries that the plan keeps; a row with fewer repeats its query 0."""
     order = torch.arange(1 - plan.queries, 1, device=plan.want.device)
     return (plan.want[:, -1:] + order).clamp(min=0)
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from .errors import ModelError
 
-_LARGEST = 2**30  # of any size
+_LARGEST = 2**30  # bound of every size
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 Scores = Literal["softmax", "sigmoid"]
@@ -21,13 +21,13 @@ class ExpertsConfig:
     count: int  # E
     top: int  # k
     width: int  # inner units of an expert
-    sparse: tuple[bool, ...]  # of each layer: experts, or one dense MLP of `mlp_width`
+    sparse: tuple[bool, ...]  # per layer: True for experts, False for one dense MLP of `mlp_width`
     scores: Scores = "softmax"  # of the router's logits, over all experts
     normalize: bool = True  # the weights of the chosen are divided by their sum
-    scale: float = 1.0  # ... and multiplied by this
-    bias: Literal["", "choice", "weights"] = ""  # where a bias of each expert is added: to choose, or to weigh as well
+    scale: float = 1.0  # ... and the quotients multiplied by this
+    bias: Literal["", "choice", "weights"] = ""  # a bias per expert enters the choice alone, or the weights as well
     groups: int = 1  # the experts compete in groups, whose score is the sum of their two best
-    top_groups: int = 1  # groups that stay
+    top_groups: int = 1  # groups whose experts can be chosen
     shared_width: int = 0  # inner units of an expert that every token takes, unweighted
     pool: int = 0  # experts that the tokens of one block share, those of the highest score there; 0 is all
     pool_block: int = 0  # tokens of such a block, counted from position 0
@@ -51,7 +51,7 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """What the attention of a layer has of its own, where not all layers of a stack are alike."""
+    """The attention settings of one layer, where the layers of a stack differ."""
 
     frequencies: tuple[float, ...]
     rope_scale: float = 1.0
@@ -87,14 +87,14 @@ class DecoderConfig:
     clip_qkv: float | None = None  # queries, keys and values are clamped to it, before rotation
     experts: ExpertsConfig | None = None  # of the layers whose MLP is sparse
     window: int | None = None  # a query sees positions less than this far before its own; None: all
-    query_scale: float = 1.0  # of queries, beside 1 / sqrt(head_dim)
+    query_scale: float = 1.0  # factor of queries, in addition to 1 / sqrt(head_dim)
     query_growth: tuple[float, int] | None = None  # (b, n): queries times 1 + b log(1 + position // n)
     attention_cap: float | None = None  # scores s become cap * tanh(s / cap)
-    logit_cap: float | None = None  # logits the same
-    post_norms: bool = False  # RMSNorm of what attention and MLP give, before it is added
+    logit_cap: float | None = None  # the same cap for logits
+    post_norms: bool = False  # RMSNorm of the outputs of attention and MLP, before they are added
     values_from_keys: bool = False  # a value is its key, before norm and rotation
-    head_norms: bool = False  # Chameleon's layers: LayerNorm of each head's query and key; `post_norms` alone beside it
-    canvas: bool = False  # DiffusionGemma's layers: text and canvas have scales of their own, MLP and experts are added
+    head_norms: bool = False  # Chameleon's layers: LayerNorm of each head's query and key; only with `post_norms`
+    canvas: bool = False  # DiffusionGemma's layers: separate scales for text and canvas; MLP and experts are added
     each: tuple[AttentionConfig, ...] = ()  # the attention of each layer, where they differ
 
     def __post_init__(self) -> None:
@@ -123,7 +123,7 @@ class DecoderConfig:
         return min((window for window in windows if window is not None), default=None)
 
     def of(self, layer: int) -> DecoderConfig:
-        """The configuration of one layer: the stack's, with what the layer has of its own."""
+        """The configuration of one layer: the stack's, with the layer's own attention settings."""
         if not self.each:
             return self
         own = self.each[layer]
@@ -146,7 +146,7 @@ class DecoderConfig:
         return self.experts is not None and self.experts.sparse[layer]
 
     def fused_rows(self, name: str) -> tuple[int, ...]:
-        """Rows that each published tensor takes in the fused parameter `name`, as "layers.0.qkv_weight"."""
+        """Rows of each published tensor in the fused parameter `name`, such as "layers.0.qkv_weight"."""
         if self.each and name.startswith("layers."):
             return self.of(int(name.split(".")[1])).fused_rows(name.rsplit(".", 1)[-1])
         part = name.rsplit(".", 1)[-1].rsplit("_", 1)[0]

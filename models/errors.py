@@ -1,4 +1,4 @@
-"""The errors that pardec raises: one line says what is wrong, and `hint` what would work."""
+"""The errors that pardec raises: one line says what is wrong, `hint` says what to do."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CacheError(PardecError, ValueError):
 
 
 class CapacityError(CacheError):
-    """More slots or positions are asked for than there are."""
+    """A request needs more slots or positions than there are."""
 
 
 class SpecError(PardecError, ValueError):
@@ -47,7 +47,7 @@ class ArgumentError(ModelError, SpecError):
 
 
 class UnknownModelError(ArgumentError, LookupError):
-    """No embedded model, folder or hub repository goes by the given name."""
+    """No embedded model, folder or hub repository has the given name."""
 
 
 class UnknownNameError(SpecError, LookupError):
@@ -62,12 +62,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def install(extra: str) -> str:
-    """How to get what an extra brings: from the clone, since another package has the name pardec on the index."""
+    """How to install an extra: from the clone, since another package has the name pardec on the index."""
     return f'in the clone of pardec: pip install -e ".[{extra}]"'
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
-    """What another library's error says, on one line of at most `limit` characters."""
+    """The message of another library's error, on one line of at most `limit` characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= limit else text[: limit - 3] + "..."
 

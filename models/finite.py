@@ -1,4 +1,4 @@
-"""Values that are not finite: a check that costs next to nothing, and a search for the cause where it fails.
+"""Detects values that are not finite, at almost no cost, and searches for the cause.
 
     highest(logits) = the sum of each row's highest logit: finite iff no row holds NaN or +inf, or nothing but -inf
 
@@ -38,12 +38,12 @@ def highest(logits: Tensor) -> Tensor:
 
 
 def sound(logits: Tensor) -> Tensor:
-    """[...] bool: the rows of `logits` [..., V] that stand for a distribution."""
+    """[...] bool: the rows of `logits` [..., V] that define a distribution."""
     return logits.amax(-1).isfinite()
 
 
 def damaged(weights: Iterable[tuple[str, Tensor]]) -> str | None:
-    """Which of named weights holds NaN or infinity first, and how many, in words; None where none does."""
+    """Names the first weight that holds NaN or infinity, and says how many it holds; None if all are finite."""
     for name, weight in weights:
         if weight.is_meta or not weight.numel():
             continue
@@ -57,7 +57,7 @@ def damaged(weights: Iterable[tuple[str, Tensor]]) -> str | None:
 
 
 def named_weights(*parts: Any) -> Iterable[tuple[str, Tensor]]:
-    """The weights of networks by name, as far as these name any."""
+    """The weights of networks by name; networks that name none are left out."""
     for part in parts:
         yield from getattr(part, "named_parameters", tuple)()
 
@@ -69,7 +69,7 @@ def by_weights(name: str, what: str, *parts: Any) -> ModelError | None:
 
 
 def demand_head(model: LanguageModel) -> None:
-    """Raises ModelError where a matrix of the model's head holds NaN or infinity; looks once, with one sum of each.
+    """Raises ModelError where a matrix of the model's head holds NaN or infinity; looks once, with one sum per matrix.
 
     Infinity there gives its token a logit of +inf in some places and of -inf in others, and a capped logit is finite
     again. Quantized matrices are left out, whose scales would make the whole row NaN, and so are those that accelerate
@@ -84,7 +84,7 @@ def demand_head(model: LanguageModel) -> None:
             continue
         if bool(plain.detach().sum().isfinite()):
             continue
-        if (error := by_weights(model.name, "logits", model.decoder, head)) is not None:  # else many that are huge
+        if (error := by_weights(model.name, "logits", model.decoder, head)) is not None:  # else an overflow
             raise error
     model.head_read = True
 
@@ -133,13 +133,13 @@ def failure(model: LanguageModel, runs: Sequence[Run], *, cfg: float | None = No
 
 
 def _first_not_finite(model: LanguageModel, runs: Sequence[Run], cfg: float | None) -> str | None:
-    """Where a forward run again is not finite first."""
+    """The first layer whose output is not finite when the forward runs again."""
     with torch.inference_mode():
         for plan, cache in runs:
             within = range(model.layers)[plan.layers] if plan.layers is not None else range(model.layers)
             taps = tuple(layer for layer in within if layer < model.layers - 1)
             hidden = model.decoder(replace(plan, hidden=taps, narrow=False), cache)
-            raw: Hidden = getattr(hidden, "hidden", hidden)  # of both halves of a guided image
+            raw: Hidden = getattr(hidden, "hidden", hidden)  # holds both halves of a guided image
             real = raw.plan.positions >= 0
             each = [*sorted(raw.taps.items()), (within[-1], raw.states)]
             for layer, states in each:

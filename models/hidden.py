@@ -27,7 +27,7 @@ class TargetStates:
     """The states of a target that a drafter reads at every position."""
 
     layers: tuple[int, ...] = ()  # outputs of these layers, side by side in this order; -1 is the embedding
-    normed: bool = False  # after them the state after the final norm
+    normed: bool = False  # whether the state after the final norm follows them
 
     def of(self, hidden: Hidden) -> Tensor:
         """[B, Q, S] of a forward whose plan has these layers in `hidden`; without the copies that guidance adds."""
@@ -36,18 +36,18 @@ class TargetStates:
         return torch.cat(parts, -1)[: hidden.plan.batch]
 
     def __or__(self, other: TargetStates | None) -> TargetStates:
-        """The states of both, each once."""
+        """The union of both, without duplicates."""
         if other is None:
             return self
         layers = (*self.layers, *(layer for layer in other.layers if layer not in self.layers))
         return TargetStates(layers, self.normed or other.normed)
 
     def below(self, layers: int) -> bool:
-        """Whether none of them needs the last of `layers` layers."""
+        """Whether these states are known before the last of `layers` layers runs."""
         return not self.normed and all(layer < layers - 1 for layer in self.layers)
 
     def part(self, values: Tensor, wanted: TargetStates) -> Tensor:
-        """[B, Q, S'] what `wanted` names of `values` [B, Q, S], which `of` gave; it names no others."""
+        """[B, Q, S'] the states `wanted`, a subset of these, out of the `values` [B, Q, S] that `of` returned."""
         if wanted == self:
             return values
         parts = values.chunk(len(self.layers) + self.normed, -1)
@@ -55,17 +55,17 @@ class TargetStates:
         return torch.cat(chosen, -1)
 
     def hidden(self, plan: Plan, values: Tensor) -> Hidden:
-        """A forward of `plan` of which `of` gives `values` [B, Q, S]. It has no logits."""
+        """The `Hidden` of `plan` from which `of` returns `values` [B, Q, S]; it has no logits."""
         parts = values.chunk(len(self.layers) + self.normed, -1)
         return Hidden(plan, parts[-1], _no_head, dict(zip(self.layers, parts, strict=False)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdSubset:
-    """The ids that a head has logits of."""
+    """The ids that a head computes logits of."""
 
     ids: Tensor  # [N] int64
-    size: int  # ids of the vocabulary
+    size: int  # number of ids in the vocabulary
 
     def spread(self, logits: Tensor) -> Tensor:
         """Logits [..., N] over the whole vocabulary [..., V], -inf for all other ids."""
@@ -84,15 +84,13 @@ class Hidden:
     narrowed: bool = False  # the last layer ran on the plan's `want` alone: states is [B, K, E], aligned to it
     norm: Callable[[Tensor], Tensor] = _unchanged  # [..., E]: the final norm, where `head` begins with one
     subset: IdSubset | None = None  # the ids of the head's columns; None: all, in order
-    queries: tuple[
-        Tensor, ...
-    ] = ()  # of each layer that ran, [B, n, H, D] as they met the keys: `Plan.queries` of them
-    # Layer -> [B, M, S] float32, what the queries `Plan.attending` attend to among the slots read (without a cache slot
-    # i is query i), meaned over the heads; 0 throughout where a query is padding. Of `Plan.attention`.
+    queries: tuple[Tensor, ...] = ()  # per layer that ran [B, n, H, D]: `Plan.queries` queries, as they enter attention
+    # Layer -> [B, M, S] float32, attention of the queries `Plan.attending` to the slots read (without a cache slot
+    # i is query i), averaged over the heads; all 0 where a query is padding. Its layers are `Plan.attention`.
     attention: Mapping[int, Tensor] = field(default_factory=dict)
 
     def normed(self) -> Tensor:
-        """[B, Q, E] the states after the final norm, which the head multiplies."""
+        """[B, Q, E] the states after the final norm, the input of the head's matmul."""
         return self.norm(self.states)
 
     def logits(self, positions: Tensor | None = None, *, subset: bool = False) -> Tensor:
@@ -130,7 +128,7 @@ class Hidden:
         return self._rows(positions) >= 0
 
     def _rows(self, positions: Tensor) -> Tensor:
-        """Row of `states` of each of `positions` [B, K], -1 where there is none."""
+        """The row of `states` for each of `positions` [B, K], -1 where there is none."""
         index = self.plan.at(positions)
         if not self.narrowed:
             return index

@@ -44,7 +44,7 @@ __all__ = ["embedded_names", "load", "load_any", "load_continuous", "load_scales
 _UNBOUNDED = (
     "bidirectional",
     "block-causal",
-)  # kinds of attention in which a window of earlier positions is no pattern
+)  # attention kinds that a window of earlier positions does not fit
 DeviceMap = str | dict[str, Any]
 AnyModel = TypeVar("AnyModel", bound=LanguageModel | ContinuousModel | ScaleModel)
 _OTHER: dict[object, Callable[..., ContinuousModel | ScaleModel]] = {
@@ -129,7 +129,7 @@ def load_any(
     with suppress(ModelError):  # errors of the files themselves are raised when they are needed
         published = published or inspect(weight_files(source.folder))
     configs.check_config(config, f"{source.name}: config.json", published)
-    if attention not in (None, "causal"):  # said by the caller
+    if attention not in (None, "causal"):  # the caller chose it
         config = {key: value for key, value in config.items() if key != "is_causal"}
     if (other := _OTHER.get(config.get("model_type"))) is not None:
         foreign = {
@@ -254,7 +254,7 @@ def load_any(
 
 
 def _described(model: AnyModel, lora: Adapter | None) -> AnyModel:
-    """The model under a name, and with a description, that tell of the adapter."""
+    """The model with a name and a description that mention the adapter."""
     if lora is not None:
         model.name, model.adapter = f"{model.name}+{lora.name}", lora.name
         model.choice += f", {lora.summary()}"

@@ -34,7 +34,7 @@ Attention = Literal["bidirectional", "block-causal", "windowed-causal", "causal-
 
 @dataclass(frozen=True, slots=True)
 class BlockDenoising:
-    """How the weights of a model that is loaded as a causal one fill in a block of masks after a text."""
+    """How a model that is loaded as a causal one can also fill a block of masks after a text."""
 
     mask_id: int
     shift: Literal[0, 1]  # the logits for position p of the block stand at p - shift
@@ -51,9 +51,9 @@ class DecodingConfig:
     shift: Literal[0, 1]  # the logits for position p stand at p - shift
     attention: Attention
     block: int | None = None  # width of a block, where the checkpoint has one; that of block-causal models is fixed
-    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # where each was found
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # where each value was found
     uniform: bool = False  # a canvas of random tokens instead of masks; `mask_id` then marks what is open, never fed
-    denoising: BlockDenoising | None = None  # causal: of a family whose weights denoise blocks, too
+    denoising: BlockDenoising | None = None  # set for a causal model whose weights can denoise blocks, too
 
     @property
     def masked(self) -> bool:
@@ -78,24 +78,24 @@ class LanguageModel:
     layers: int
     width: int
     max_positions: int | None = None  # the length the checkpoint was made for
-    limit: int | None = None  # positions past it would be computed wrongly (a sliding window ends): they are refused
+    limit: int | None = None  # later positions are refused: they would be computed wrongly (a sliding window ends)
     choice: str = field(default="", repr=False)  # why this device and dtype
-    recognized: str = field(default="", repr=False)  # what of its files told its family
-    imaging: CodeImaging | None = field(default=None, repr=False)  # of an image model
+    recognized: str = field(default="", repr=False)  # the part of its files by which its family was recognised
+    imaging: CodeImaging | None = field(default=None, repr=False)  # set for an image model
     quantized: str | None = None  # the type its linear layers are quantized to
-    processes: int = 1  # that share it
+    processes: int = 1  # number of processes that share the model
     whole: int | None = field(default=None, repr=False)  # parameters of the checkpoint, where this process has a share
     embedding_scale: float = field(default=1.0, repr=False)
     adapter: str | None = None  # the LoRA adapter that is merged into its weights
     generation: Mapping[str, Any] = field(default_factory=dict, repr=False)  # generation_config.json, else config.json
-    prepared: dict[str, Any] = field(default_factory=dict, init=False, repr=False)  # what requests have read of it
-    draft_modules: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # loaded ones that draft for it
-    prefix_cache: PrefixCache | None = field(default=None, init=False, repr=False)  # K/V that requests leave to others
+    prepared: dict[str, Any] = field(default_factory=dict, init=False, repr=False)  # derived by requests
+    draft_modules: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # loaded for this model
+    prefix_cache: PrefixCache | None = field(default=None, init=False, repr=False)  # K/V kept for later requests
     head_read: bool = field(default=False, init=False, repr=False)  # its weights are finite: see `finite.demand_head`
 
     @property
     def subset(self) -> IdSubset | None:
-        """The ids that its head has logits of, where it was cut."""
+        """The ids that its head computes logits of, where it was trimmed; else None."""
         return getattr(self.decoder, "subset", None)
 
     @property
@@ -127,7 +127,7 @@ class LanguageModel:
 
     @property
     def follows_canvas(self) -> bool:
-        """Whether what is visible depends on how far a canvas is filled."""
+        """Whether the attention pattern depends on how far a canvas is filled."""
         return self.decoding_config.attention in ("windowed-causal", "causal-prefix")
 
     def visible(self, masks: Tensor | None = None, begin: Tensor | None = None) -> Visible:
@@ -206,7 +206,7 @@ class LanguageModel:
                 f"processes share {self.name}, and each would compare queries by its own share of the values",
                 "use a cache that does not compare them",
             )
-        # Of the native stack without graphs: how many queries a layer computes differs from layer to layer.
+        # Only the native stack without graphs can do this: layers compute different numbers of queries.
         plain = (native(self.decoder) or self.decoder).new_cache(batch, capacity)
         return ReuseCache(plain, reuse, width=self.width, version=self.weights_version)
 
@@ -222,7 +222,7 @@ class LanguageModel:
 
     @property
     def shared_prefix_off_reason(self) -> str | None:
-        """Why rows that begin alike cannot have K/V of what they share in memory once; None where they can."""
+        """Why rows with a common prefix cannot share its K/V in memory; None where they can."""
         if self.decoding_config.attention != "causal":
             return "its attention is not causal"
         if self.imaging is not None:
@@ -237,7 +237,7 @@ class LanguageModel:
 
     @property
     def prefix_off_reason(self) -> str | None:
-        """Why K/V of a prefix cannot be used for other texts that begin with it; None where they can."""
+        """Why K/V of a prefix cannot be reused for other texts that begin with it; None where they can."""
         if self.decoding_config.attention == "bidirectional":
             return "its attention is bidirectional, so that keys and values of a prompt change with the tokens after it"
         if self.imaging is not None:
@@ -250,20 +250,18 @@ class LanguageModel:
         """Starts an empty `prefix_cache` of so many bytes, or ends it (0). Raises SpecError where there can be none."""
         if budget and (reason := self.prefix_off_reason) is not None:
             raise SpecError(f"{self.name} cannot reuse prefixes: {reason}", "leave the prefix cache off")
-        block = lcm(
-            _PREFIX_BLOCK, self.decoding_config.block or 1
-        )  # K/V of a part of a model's own block are not final
+        block = lcm(_PREFIX_BLOCK, self.decoding_config.block or 1)  # K/V of an incomplete block are not final
         self.prefix_cache = PrefixCache(budget, block) if budget else None
         return self.prefix_cache
 
     @torch.inference_mode()
     def forward(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
-        """Run one forward. Raises ModelError, CacheError or CapacityError for what the host can know to be wrong."""
+        """Run one forward. Raises ModelError, CacheError or CapacityError for errors that the host can see."""
         self._check(plan, cache)
         return self.decoder(plan, cache)
 
     def run(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
-        """`forward` for a caller in inference mode whose plan differs from a checked one in tokens and wants alone."""
+        """`forward` without checks, in inference mode: the plan differs from a checked one only in tokens and wants."""
         return self.decoder(plan, cache)
 
     def describe(self) -> str:

@@ -26,8 +26,8 @@ class Visible:
     parents: Tensor | None = None  # tree: [T] or [B, T] parent of each query, -1 for a root
     base: Tensor | None = None  # tree: [B] slots below this are seen by every node
     dense: Tensor | None = None  # mask: [B, Q, C] bool
-    before: int = 0  # mask: the slots below this are seen by every query; the mask is of those from there on
-    begin: Tensor | None = None  # segments: [B] where a canvas begins, from whose first slot on windows are counted
+    before: int = 0  # mask: every query sees the slots below this; column 0 of the mask is this slot
+    begin: Tensor | None = None  # segments: [B] first slot of the canvas, from which windows are counted
 
     @staticmethod
     def bidirectional() -> Visible:
@@ -72,7 +72,7 @@ class Visible:
         return Visible("mask", dense=mask, before=before)
 
     def from_first_slot(self) -> Visible:
-        """The same, a mask being of all slots from 0 on."""
+        """The same pattern, with a mask that begins at slot 0."""
         if self.dense is None or not self.before:
             return self
         return Visible.mask(pad(self.dense, (self.before, 0), value=True))
@@ -88,25 +88,25 @@ class Plan:
 
     tokens: Tensor  # [B, Q] int64 ids fed; -1 with `soft`: no token, the input is the soft row alone
     positions: Tensor  # [B, Q] int64 absolute position of each query; -1 pads a ragged row
-    slots: Tensor  # [B, Q] int64 where each query's K/V is stored; = positions except for tree drafts
+    slots: Tensor  # [B, Q] int64 slot of each query's K/V; = positions except for tree drafts
     visible: Visible
     lengths: Tensor  # [B] int64 slots valid per row once this forward has written
     want: Tensor  # [B, K] int64 query indices whose prediction is wanted; -1 pads
     soft: Tensor | None = None  # [B, Q, E] added to the embeddings; the incoming states when `layers` starts above 0
-    layers: slice | None = None  # a part of the stack
+    layers: slice | None = None  # the layers that run; None: all
     skip: frozenset[tuple[int, str]] = frozenset()  # (layer, "attn" | "mlp") sub-blocks left out
-    parallel: int = 1  # so many consecutive layers read the same states, and their changes are added up
+    parallel: int = 1  # number of consecutive layers that read the same states; their changes are added up
     hidden: tuple[int, ...] = ()  # layers whose outputs are kept; -1 is the embedding
     rows: Tensor | None = None  # [B] int64 cache row of each plan row; None: row i is cache row i
     uniform: int | None = None  # host knowledge: every row's length is this
     span: tuple[int, int] | None = None  # host knowledge: every row's positions and slots are arange(start, stop)
-    stored: tuple[int, int] | None = None  # host knowledge: every row's slots alone are
+    stored: tuple[int, int] | None = None  # host knowledge: the same of every row's slots alone
     origin: Tensor | None = None  # [B] int64 position of the first token of each row's image; None: 0
-    similar: Tensor | None = None  # [B] bool: rows of which layers compute a share of the queries, with a ReuseCache
-    narrow: bool = False  # only `want` is needed of this forward, so the last layer may leave the rest out
+    similar: Tensor | None = None  # [B] bool: rows whose layers compute only a share of the queries, with a ReuseCache
+    narrow: bool = False  # only the outputs `want` are needed: the last layer may skip the rest
     attention: tuple[int, ...] = ()  # layers whose attention is kept: see `Hidden.attention`
-    attending: Tensor | None = None  # [B, M] int64 the queries that it is kept of, -1 pads; None: all
-    queries: int = 0  # so many queries of every layer are kept, up to a row's last wanted one: see `Hidden.queries`
+    attending: Tensor | None = None  # [B, M] int64 the queries whose attention is kept, -1 pads; None: all
+    queries: int = 0  # number of queries kept per layer, ending at a row's last wanted one: see `Hidden.queries`
     fixed: bool = False  # the forward will be replayed with other values in these tensors: the host must not read any
 
     @property
@@ -130,7 +130,7 @@ class Plan:
 
     @staticmethod
     def full(tokens: Tensor, visible: Visible, lengths: Tensor | None = None) -> Plan:
-        """Ask for every position of `tokens` [B, L]; with `lengths` [B], what lies past a row's length is padding."""
+        """A plan that wants every position of `tokens` [B, L]; with `lengths` [B], the rest of a row is padding."""
         batch, width = tokens.shape
         order = torch.arange(width, device=tokens.device).expand(batch, width)
         if lengths is None:
@@ -175,7 +175,7 @@ class Plan:
         return None if bool(first.all()) else first
 
     def at(self, positions: Tensor) -> Tensor:
-        """Query index of each of `positions` [B, K], -1 where it was not queried -> [B, K] int64."""
+        """Query index of each of `positions` [B, K], -1 where the plan does not compute it -> [B, K] int64."""
         if self.span is not None:
             start, stop = self.span
             return torch.where((positions >= start) & (positions < stop), positions - start, -1)
@@ -190,7 +190,7 @@ class Plan:
 
 
 def plan_on(plan: Plan, device: torch.device) -> Plan:
-    """The plan with its tensors on `device`; the plan itself if they are."""
+    """The plan with its tensors on `device`; the plan itself if they are there already."""
     if plan.tokens.device == device:
         return plan
     return replace(plan, **(_on(plan, device) | {"visible": replace(plan.visible, **_on(plan.visible, device))}))

@@ -1,4 +1,4 @@
-"""Text from files and models as a terminal may get it: what would move its cursor or reorder lines is spelled out."""
+"""Escapes text from files and models for a terminal: characters that move the cursor or reorder lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs plans, whoever made it."""
+"""The interface of networks that run plans, native or of another library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .plan import Plan
 
 
 class Stack(Protocol):
-    """What runs plans: the native decoder, or a transformers model through the same contract."""
+    """A network that runs plans: the native decoder, or a transformers model with the same interface."""
 
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden: ...
 

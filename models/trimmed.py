@@ -31,7 +31,7 @@ from .model import LanguageModel
 from .plan import Plan
 from .stack import WrapperStack
 
-ORDER = "frequent_ids.json"  # beside a checkpoint: ids as a JSON list, the commonest first
+ORDER = "frequent_ids.json"  # in a checkpoint's folder: ids as a JSON list, the commonest first
 
 
 class Trimmed(WrapperStack):
@@ -81,7 +81,7 @@ class Trimmed(WrapperStack):
 
 
 def trimmed(model: LanguageModel, ids: Sequence[int]) -> LanguageModel:
-    """The model with logits of these ids alone. Raises ModelError for ids that it has not, and for heads in parts."""
+    """The model with logits of these ids alone. Raises ModelError for unknown ids, and for heads in parts."""
     decoder = model.decoder
     plain = isinstance(decoder, Decoder) and decoder.placement is None and model.processes == 1
     if not isinstance(decoder, Decoder) or not plain or model.quantized is not None:
@@ -104,7 +104,7 @@ def trimmed(model: LanguageModel, ids: Sequence[int]) -> LanguageModel:
 
 
 def parameters_read(model: LanguageModel) -> int:
-    """Parameters that a forward of few tokens reads, those of a head that was cut left out."""
+    """Parameters that a forward of few tokens reads, without those that a trimmed head leaves out."""
     unread = model.decoder.parameters_unread if isinstance(model.decoder, Trimmed) else 0
     return model.parameters - unread
 
@@ -121,7 +121,7 @@ def bytes_read(model: LanguageModel) -> int:
 
 
 def read_ids(source: str, folder: Path | None) -> list[int]:
-    """The ids that `source` stands for: a JSON list or a safetensors file of one tensor, or how many of the commonest.
+    """The ids that `source` names: a JSON list, a safetensors file of one tensor, or the number of commonest ids.
 
     A number takes so many ids from the beginning of `frequent_ids.json` in the checkpoint's `folder`.
     Raises ModelError for a file that holds no such list, and for a number above its length.
@@ -156,7 +156,7 @@ def _ids_in(file: Path) -> list[int]:
 
 
 def frequent_ids(texts: Iterable[Sequence[int]], *, always: Iterable[int] = (), most: int | None = None) -> list[int]:
-    """Ids by how often `texts` have them, commonest first and the lower of equals; at most `most`.
+    """At most `most` ids by frequency in `texts`, commonest first, ties by lower id.
 
     Those of `always`, such as end tokens, come first, in any text or not.
 
