@@ -1,1 +1,1 @@
-"""KV caches: the plain one by slot, those that store or read a part, and what attends to them in another way."""
+"""KV caches: plain, partly stored or partly read, and the readers that attend to them without the kernels."""

@@ -41,7 +41,7 @@ class CompactCache(KVCache):
     by_row: ClassVar[tuple[str, ...]] = ("filled", "first", "holes")
 
     def __init__(self, source: KVCache, *, batch: int, slots: int, reach: int) -> None:
-        """For copies of `source`, of its shapes, dtype and devices."""
+        """An empty cache for copies of `source`, with its shapes, dtype and devices."""
         super().__init__(
             layers=len(source.k),
             batch=batch,
@@ -58,14 +58,14 @@ class CompactCache(KVCache):
 
     @property
     def gap(self) -> np.ndarray:
-        """[B] by how much a slot of the text, from `first` on, exceeds its slot here."""
+        """[B] number of a text's slot minus its slot here, for slots from `first` on."""
         result: np.ndarray = self.first - self.filled
         return result
 
     def fill(
         self, source: KVCache, rows: np.ndarray, chosen: Sequence[Tensor], first: np.ndarray, stop: np.ndarray
     ) -> None:
-        """Begins some rows anew: copies of chosen slots, and after them of the text's slots first[b] .. stop[b] - 1.
+        """Refills some rows with copies of chosen slots, then of the text's slots first[b] .. stop[b] - 1.
 
         Args:
             source: the cache of the whole text, with the same rows as this one.

@@ -17,7 +17,7 @@ from .readers import Reader
 
 Views = tuple[Tensor, Tensor, Tensor, Tensor]  # K and V written [B, Q, K, D], K and V read [B, S, K, D]
 
-_LARGE = 1 << 18  # bytes of a layer's keys, from which on those of a head lie together on a CPU
+_LARGE = 1 << 18  # bytes of a layer's keys from which on each head's keys are contiguous on a CPU
 _SPANS = 4  # slices whose views are kept
 
 
@@ -35,8 +35,8 @@ class KVCache:
     A subclass names what it has of each row besides, and writes no `keep` and no `put` for it.
     """
 
-    by_row: ClassVar[tuple[str, ...]] = ()  # attributes with an entry for each row: see `rows_of`
-    rewritten: ClassVar[tuple[str, ...]] = ()  # those of them that a row's next forward writes: `put` leaves them alone
+    by_row: ClassVar[tuple[str, ...]] = ()  # names of attributes with one entry per row: see `rows_of`
+    rewritten: ClassVar[tuple[str, ...]] = ()  # those that a row's next forward overwrites: `put` leaves them alone
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class KVCache:
         dims = [head_dim] * layers if isinstance(head_dim, int) else list(head_dim)
         shapes = [(batch, capacity - shared + 1, *shape) for shape in zip(heads, dims, strict=True)]
         self.capacity = capacity
-        self.longest: int | None = None  # slots of the text of a row, of a cache that has fewer
+        self.longest: int | None = None  # slots of a row's text, where the cache holds fewer
         self.batch = batch
         self.offset = shared
         self.shared: KVCache | None = None
@@ -75,14 +75,14 @@ class KVCache:
             self.k = [room_for(shape, dtype, name) for shape, name in rooms]
             self.v = [room_for(shape, dtype, name) for shape, name in rooms]
 
-        self.copies = 1  # of each sequence: rows 0 .. R-1 are the first copy of all of them, then come the second ones
-        self.ids = torch.arange(batch)  # [R] on the host: which sequence of the first ones each row still is
-        self.shift: Tensor | None = None  # [copies * R] slots by which a row's own lie after those that are named
+        self.copies = 1  # copies of each sequence: rows 0 .. R-1 are the first copies, rows R .. 2R-1 the second, ...
+        self.ids = torch.arange(batch)  # [R] on the host: original index of each row's sequence
+        self.shift: Tensor | None = None  # [copies * R] offset added to a slot's number to find it in a row
         self._views: dict[tuple[int, int, int], list[Views]] = {}
 
     @property
     def reach(self) -> int:
-        """The slots that a plan may name, from 0."""
+        """The number of slots that a plan may name."""
         return self.capacity if self.longest is None else self.longest
 
     @property
@@ -121,7 +121,7 @@ class KVCache:
         return plan
 
     def reader(self, plan: Plan, rope: Any, device: torch.device) -> Reader | None:
-        """What attends in place of the kernels, over what `Slots.write` gives; `plan` is the one before `layout`."""
+        """The reader that attends in place of the kernels, if any; `plan` is the one before `layout`."""
         return None
 
     def slots(self, plan: Plan, *, in_parts: bool = False) -> Slots:
@@ -137,7 +137,7 @@ class KVCache:
         return Slots(self, plan)
 
     def flat(self, plan: Plan) -> Tensor:
-        """Where `plan` writes, as flat indices [B * Q] into the rows' own slots and a bin after those of each."""
+        """Where `plan` writes: flat indices [B * Q] into the rows' own slots; each row has a bin after its slots."""
         rows = plan.rows if plan.rows is not None else torch.arange(plan.batch, device=plan.slots.device)
         self._demand_own(plan.slots)
         return self._flat(rows, plan.slots)
@@ -147,7 +147,7 @@ class KVCache:
         return self._flat(torch.arange(len(slots), device=slots.device), slots)
 
     def views(self, plan: Plan) -> list[Views] | None:
-        """Where each layer's K and V of `plan` go and what it reads, if slices; the last few are kept."""
+        """The views that each layer writes and reads for `plan`, if they are slices; the last few are kept."""
         span = plan.slot_span
         if plan.rows is not None or span is None:
             return None
@@ -190,7 +190,7 @@ class KVCache:
         self._views.clear()
 
     def grow(self, capacity: int) -> None:
-        """Room for at least `capacity` slots a row; contents stay."""
+        """Room for at least `capacity` slots per row; contents stay."""
         if capacity <= self.capacity:
             return
         with torch.inference_mode(False), torch.no_grad():
@@ -236,7 +236,7 @@ class KVCache:
             return [torch.cat([part[row, own].flatten(1) for part in parts], 1) for parts in self._by_device()]
 
     def copy_in(self, row: int, values: Sequence[Tensor]) -> None:
-        """Writes what `copy_out` gave to the slots from 0 on of a row; those of a shared part are of all rows.
+        """Writes the result of `copy_out` to a row's slots from 0 on; slots of the shared part change for all rows.
 
         Raises CapacityError for more slots than a shared part has.
         """
@@ -258,7 +258,7 @@ class KVCache:
         if source.shape != target.shape:
             raise CacheError(f"move: source is {list(source.shape)} and target {list(target.shape)}; they must agree")
         if target.device.type == "cpu" and not ((target >= 0) & (target != source)).numpy().any():
-            return  # nothing moves: every layer would be written as it is
+            return  # nothing moves
         rows = torch.arange(source.shape[0], device=source.device) if rows is None else rows
         if self.copies > 1:
             rows, source, target = self._all(rows), source.repeat(self.copies, 1), target.repeat(self.copies, 1)
@@ -275,7 +275,7 @@ class KVCache:
                 flat.index_copy_(0, targets.to(tensor.device), flat.index_select(0, sources.to(tensor.device)))
 
     def _by_device(self) -> list[list[Tensor]]:
-        """K and V of each layer in turn, those of one device together."""
+        """K and V of each layer in turn, grouped by device."""
         parts = [part for pair in zip(self.k, self.v, strict=True) for part in pair]
         return [[part for part in parts if part.device == device] for device in dict.fromkeys(p.device for p in parts)]
 
@@ -297,12 +297,12 @@ class KVCache:
 class Slots:
     """Where the keys and values of one forward go in a cache."""
 
-    stored = False  # in a store: `write` alone brings them there, and makes what is read
-    straight = False  # every row's slots are one slice, although there are no `views`
+    stored = False  # whether K/V go to a store: only `write` stores them, and returns K/V to read
+    straight = False  # whether every row's slots are one slice, although there are no `views`
 
     def __init__(self, cache: KVCache, plan: Plan) -> None:
         self.cache = cache
-        self.views = cache.views(plan)  # of each layer, where they are slices
+        self.views = cache.views(plan)  # per layer, where slots are slices
         self._plan = plan
 
     @cached_property
@@ -317,7 +317,7 @@ class Slots:
         return part.k[layer][:, :-1], part.v[layer][:, :-1]
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores k, v [B, Q, K, D], slot -1 in the bin; the K and V that queries read, [rows, >= S, K, D] each."""
+        """Stores k, v [B, Q, K, D], slot -1 in the bin, and returns the K and V to read, [rows, >= S, K, D] each."""
         if self.views is not None:
             to_k, to_v, from_k, from_v = self.views[layer]
             to_k.copy_(k)
@@ -355,7 +355,7 @@ def with_rows(value: Any, rows: Tensor, other: Any, batch: int) -> Any:
 
 
 def written(value: Any, rows: Tensor, other: Any, batch: int) -> Any:
-    """The same, a new object but for caches; zeros fill a tensor that is None or narrower in its second dimension."""
+    """The same as a new object, caches excepted; a tensor that is None or narrower in dimension 1 is filled with 0."""
     if value is None and other is None:
         return None
     if isinstance(value, KVCache):
@@ -381,7 +381,7 @@ def written(value: Any, rows: Tensor, other: Any, batch: int) -> Any:
 
 
 def room_for(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros of `shape` [B, C + 1, K, D], rows and slots of which are one dimension in memory.
+    """Zeros of `shape` [B, C + 1, K, D], whose rows and slots can be viewed as one dimension.
 
     A CPU's attention goes through one head after another, and reads a large cache faster where each head is contiguous.
     """

@@ -30,11 +30,11 @@ from ..plan import Plan
 from .kv_cache import KVCache, rows_of, with_rows
 from .readers import Reader
 
-FILE = "label_channels.json"  # beside a checkpoint: of each layer and head of keys, pairs from the most important on
+FILE = "label_channels.json"  # in a checkpoint's folder: pairs of channels per layer and key head, most important first
 
 
 def importance(q: Tensor, k: Tensor) -> Tensor:
-    """[..., K, D/2] of each pair, for queries [..., n, H, D] and the keys [..., n, K, D] of the same tokens."""
+    """[..., K, D/2] importance of pairs, for queries [..., n, H, D] and the keys [..., n, K, D] of the same tokens."""
     grouped = rearrange(q, "... n (k g) d -> ... n k g d", k=k.shape[-2])
     each = (grouped.float() * k.float()[..., None, :]).abs().mean((-4, -2))
     first, second = each.chunk(2, -1)
@@ -42,7 +42,7 @@ def importance(q: Tensor, k: Tensor) -> Tensor:
 
 
 def calibrate(model: LanguageModel, texts: Sequence[Sequence[int]]) -> list[Tensor]:
-    """[K, D/2] of each layer: the pairs from the most important on, over all tokens of `texts`.
+    """[K, D/2] per layer: the pairs of channels, most important first, over all tokens of `texts`.
 
     Raises ModelError for no text.
     """
@@ -66,14 +66,14 @@ def calibrate(model: LanguageModel, texts: Sequence[Sequence[int]]) -> list[Tens
 
 
 def write_labels(folder: Path, ranking: Sequence[Tensor]) -> Path:
-    """Writes what `calibrate` gives beside a checkpoint."""
+    """Writes the result of `calibrate` into a checkpoint's folder."""
     file = folder / FILE
     file.write_text(json.dumps([layer.tolist() for layer in ranking]))
     return file
 
 
 def read_labels(file: Path, model: LanguageModel, pairs: int) -> list[Tensor]:
-    """[K, pairs] of each layer, of a file that `write_labels` wrote. Raises ModelError where it is not this model's."""
+    """[K, pairs] per layer, read from a file of `write_labels`. Raises ModelError where it is not this model's."""
     try:
         ranking = [torch.tensor(layer) for layer in json.loads(file.read_text())]
     except (OSError, ValueError, TypeError) as error:
@@ -102,7 +102,7 @@ class LabelCache(KVCache):
     def reader(self, plan: Plan, rope: Any, device: torch.device) -> Reader | None:
         most = self.heavy + self.sink + self.window
         if self.labels is None or self.shared is not None or self.extent(plan) <= most:
-            return None  # nothing is left out: the kernels run
+            return None  # queries see all slots: the kernels run
         labels = self.labels if plan.rows is None else [each[plan.rows.to(each.device)] for each in self.labels]
         where = plan.positions.to(device), plan.slots.to(device)
         return LabelReader(labels, self.heavy, self.sink, self.window, *where)
@@ -112,24 +112,24 @@ class LabelCache(KVCache):
         vars(self).update(vars(plain))
 
     def keep_labels(self, rows: Tensor) -> None:
-        """`keep`, of the labels alone: the storage is another cache's."""
+        """`keep` for the labels alone: the storage is another cache's."""
         self.labels = rows_of(self.labels, rows)
 
     def put_labels(self, rows: Tensor, other: LabelCache) -> None:
-        """`put`, of the labels alone."""
+        """`put` for the labels alone."""
         self.labels = with_rows(self.labels, rows, other.labels, self.batch)
 
 
 @dataclass(frozen=True, slots=True)
 class LabelReader(Reader):
-    """Attends by the definition, each query to what it sees."""
+    """Attends by the definition: each query to its heaviest slots."""
 
-    labels: Sequence[Tensor]  # of each layer [B, K, P]
+    labels: Sequence[Tensor]  # per layer [B, K, P]
     heavy: int
     sink: int
     window: int
-    positions: Tensor  # [B, Q] of the queries
-    slots: Tensor  # [B, Q] of their own keys
+    positions: Tensor  # [B, Q] positions of the queries
+    slots: Tensor  # [B, Q] slots of their own keys
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: float | None
@@ -144,7 +144,7 @@ class LabelReader(Reader):
         return attend_visible(q, k, v, read)
 
     def narrowed(self, picked: Tensor) -> Reader:
-        """Of the queries `picked` [B, M] alone."""
+        """The reader for the queries `picked` [B, M] alone."""
         rows = torch.arange(len(picked), device=picked.device)[:, None]
         return replace(self, positions=self.positions[rows, picked], slots=self.slots[rows, picked])
 
@@ -177,7 +177,7 @@ def heaviest(q: Tensor, k: Tensor, labels: Tensor, heavy: int, visible: Tensor |
 def attend_visible(q: Tensor, k: Tensor, v: Tensor, read: Tensor) -> Tensor:
     """Attention of q [B, Q, H, D] over the slots of k, v [B, S, K, D] that it sees, [B, H, Q, S] bool -> as q."""
     grouped = q.shape[2] != k.shape[2]
-    # A masked weight is 0, but 0 * NaN is NaN: what no query of a head of keys sees has to go.
+    # A masked weight is 0, but 0 * NaN is NaN: slots that no query of a key head sees are set to 0.
     dead = rearrange(~read, "b (k g) q s -> b s k (g q)", k=k.shape[2]).all(-1, keepdim=True)
     added = torch.zeros(read.shape, dtype=q.dtype, device=q.device).masked_fill_(~read, -torch.inf)
     out = F.scaled_dot_product_attention(

@@ -1,4 +1,4 @@
-"""A cache through which a model reads a part of the text: the whole text's K/V, and the compact cache that is read.
+"""A cache for partial reading: K/V of the whole text, and a compact cache of the part that the model reads.
 
 Prompts are fed to the whole cache, densely. From then on, every forward reads and writes the compact one, and what is
 committed is copied to the whole cache, from which the compact one is filled again.
@@ -18,7 +18,7 @@ from .readers import Reader
 
 
 class PartialCache(CompactCache):
-    """The compact cache, with the `whole` one beside it; `begun` once the first has been filled."""
+    """The compact cache, and the `whole` one; `begun` says whether the compact one has been filled."""
 
     by_row: ClassVar[tuple[str, ...]] = (*CompactCache.by_row, "whole")
 

@@ -1,4 +1,4 @@
-"""K/V of the beginnings of texts, stored for later requests: whole blocks of tokens from position 0 on, in a trie.
+"""K/V of text prefixes, stored for later requests as whole blocks of tokens in a trie.
 
     K/V of block i = f(tokens of the blocks 0 .. i)      where attention is causal, or causal over blocks
 
@@ -26,14 +26,14 @@ from .kv_cache import KVCache
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """The tokens of one block after those of the blocks above it."""
+    """One block of tokens; the blocks above it in the trie hold the tokens before it."""
 
     key: bytes  # its token ids
     above: Block | None  # None for the root, which has no tokens
-    values: list[Tensor] = field(default_factory=list)  # of each device [T, F]: see `KVCache.copy_out`
-    states: dict[TargetStates, Tensor] = field(default_factory=dict)  # [T, S] what drafters read of the target
+    values: list[Tensor] = field(default_factory=list)  # per device [T, F]: see `KVCache.copy_out`
+    states: dict[TargetStates, Tensor] = field(default_factory=dict)  # [T, S] the target's states that drafters read
     below: dict[bytes, Block] = field(default_factory=dict)
-    leases: int = 0  # that end with this block
+    leases: int = 0  # number of leases whose last block is this one
 
     @property
     def nbytes(self) -> int:
@@ -43,7 +43,7 @@ class Block:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """The blocks that one row holds, which are a path of the trie from its root."""
+    """The blocks that one row holds, a path from the trie's root."""
 
     root: Block
     path: list[Block] = field(default_factory=list)
@@ -71,7 +71,7 @@ class PrefixCache:
         self._root = Block(b"", None)
         self._drafts: WeakKeyDictionary[Any, tuple[int, Block]] = WeakKeyDictionary()  # version and root by network
         self._order: OrderedDict[Block, None] = OrderedDict()  # by use, the latest last; a block before those above it
-        self._version = 0  # of the weights
+        self._version = 0  # version of the weights
 
     @property
     def blocks(self) -> int:
@@ -91,7 +91,7 @@ class PrefixCache:
             self._version = version
 
     def clear(self) -> None:
-        """Drops every block; leases stay valid and hold nothing any more."""
+        """Drops every block; leases stay valid but hold no blocks."""
         for block in self._order:
             block.values, block.states = [], {}
         self._root = Block(b"", None)
@@ -100,7 +100,7 @@ class PrefixCache:
         self.nbytes = 0
 
     def begin_draft(self, network: object, version: int, tokens: np.ndarray, most: int) -> Lease:
-        """As `begin`, of the texts of a network that drafts; blocks of its earlier weights are found no more."""
+        """`begin` for the texts of a draft network; blocks of its earlier weights are no longer found."""
         if self._drafts.get(network, (None, None))[0] != version:
             self._drafts[network] = version, Block(b"", None)
         root = self._drafts[network][1]
@@ -151,13 +151,13 @@ class PrefixCache:
         row: int,
         states: tuple[TargetStates, Tensor] | None = None,
     ) -> None:
-        """Stores the whole blocks of `tokens` [n] int64 as far as there is room; the lease is of all of them then.
+        """Stores the whole blocks of `tokens` [n] int64 while there is room, and extends the lease to them.
 
         Their K/V are in the first n slots of a row, and their `states` are the tensor [>= n, S]. A block is stored with
         these or not at all.
         """
         if all(lease.root is not root for root in (self._root, *(root for _, root in self._drafts.values()))):
-            return  # the cache was emptied since
+            return  # the cache has been emptied since
         size, count = self.block, len(tokens) // self.block
         values: list[Tensor] = []
         for index in range(len(lease.path), count):
@@ -182,7 +182,7 @@ class PrefixCache:
         self._touch(lease)
 
     def release(self, lease: Lease) -> None:
-        """Gives the blocks up for eviction."""
+        """Releases the blocks, which may then be evicted."""
         lease.last.leases -= 1
         lease.path.clear()
 
@@ -191,7 +191,7 @@ class PrefixCache:
         return torch.cat([block.states[states] for block in lease.path])
 
     def _make_room(self, nbytes: int, but: Block | None) -> bool:
-        """Evicts others than this block until so many bytes more fit; False where they cannot."""
+        """Evicts blocks other than `but` until `nbytes` more fit; False where that is impossible."""
         if nbytes > self.budget:
             return False
         while self.nbytes + nbytes > self.budget:

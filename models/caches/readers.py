@@ -1,4 +1,4 @@
-"""What attends to a cache in a way of its own, in place of the kernels: one object a forward."""
+"""Readers attend to a cache in place of the kernels; each serves one forward."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Reader(ABC):
     """One forward's attention to a cache."""
 
     def narrowed(self, picked: Tensor) -> Reader:
-        """For the queries `picked` [B, M] alone."""
+        """The reader for the queries `picked` [B, M] alone."""
         return self
 
     @abstractmethod
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: float | None
     ) -> Tensor:
-        """Attention of q [B, Q, H, D] over k, v [R, >= S, K, D], what `Slots.write` gave -> [B, Q, H, D].
+        """Attention of q [B, Q, H, D] over k, v [R, >= S, K, D], as `Slots.write` returned them -> [B, Q, H, D].
 
         `pattern` is what each query may see; a reader leaves out more of it. Caches with readers are not for models
         with a `cap`, which is None.
@@ -47,7 +47,7 @@ def attend_hidden(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, hi
     added = q.new_zeros(gone.shape).masked_fill_(gone, float("-inf"))
     mask = additive_mask(pattern, queries, slots, q.dtype, q.device)
     added = added if mask is None else added + mask
-    # A masked weight is 0, but 0 * NaN is NaN: what no query of a head sees has to go.
+    # A masked weight is 0, but 0 * NaN is NaN: slots that no query of a head sees are set to 0.
     dead = rearrange((added == float("-inf")).all(2), "b k s -> b s k 1")
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),

@@ -1,4 +1,4 @@
-"""A cache by which layers compute the queries whose inputs have changed most, and keep what they made of the others.
+"""A cache for layer reuse: a layer computes the queries whose inputs changed most, and reuses the other outputs.
 
     x  = the input of a layer's attention at a query;  c = cos(P x, P x'), x' the one of the forward before
     of a row that is `similar`, the layer computes the floor(share n) of its n queries with the least c, at least one;
@@ -27,22 +27,22 @@ from .kv_cache import KVCache
 if TYPE_CHECKING:
     from ..layers.layer import DecoderLayer, LayerPass
 
-_STEPS = 2.0**16  # that a cosine is rounded to
+_STEPS = 2.0**16  # cosines are rounded to multiples of 1 / _STEPS
 _projections: WeakKeyDictionary[DecoderLayer, tuple[tuple[int, int, torch.dtype], Tensor]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class LayerReuse:
-    """How much layers compute of rows that are `similar` (`Plan.similar`)."""
+    """The share of queries that each layer computes in rows marked `Plan.similar`."""
 
-    shares: tuple[float, ...]  # of its queries, by layer; that of the first layer is not read
-    rank: int  # directions that are compared
+    shares: tuple[float, ...]  # share of a row's queries, per layer; entry 0 is not used
+    rank: int  # number of principal directions that are compared
 
 
 class ReuseCache(KVCache):
-    """K and V, and of each layer but the first, at every slot, the last projection and what the layer added last."""
+    """K and V, and per slot of each layer but the first, the last projection and the last change that it added."""
 
-    by_row = rewritten = ("projected", "added")  # not read before a row's first forward has written them
+    by_row = rewritten = ("projected", "added")  # a row's first forward writes them before they are read
 
     def __init__(self, plain: KVCache, reuse: LayerReuse, *, width: int, version: int) -> None:
         """Takes the storage of `plain`. `width` is that of the states, `version` that of the model's weights."""
@@ -50,7 +50,7 @@ class ReuseCache(KVCache):
         self.reuse, self.width, self.version = reuse, width, version
         self.projected: dict[int, Tensor] = {}  # layer -> [rows, C + 1, R]
         self.added: dict[int, Tensor] = {}  # layer -> [rows, C + 1, E]
-        self._counted: tuple[Plan, Tensor, Tensor] | None = None  # of a plan: queries [B] and rows that are similar [B]
+        self._counted: tuple[Plan, Tensor, Tensor] | None = None  # plan, its queries [B], its similar rows [B]
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +66,7 @@ class ReuseCache(KVCache):
                     store[layer] = F.pad(tensor, (0, 0, 0, self.capacity + 1 - tensor.shape[1]))
 
     def through(self, layer: DecoderLayer, h: Tensor, step: LayerPass, index: int) -> Tensor:
-        """States h [B * Q, E] through the layer at `index`, of queries that are stored; the first computes them all."""
+        """Runs the layer at `index` on states h [B * Q, E] of stored queries; the first layer computes them all."""
         if index == 0:
             return layer.forward(h, step, index)
         plan, slots = step.plan, step.slots
@@ -91,14 +91,14 @@ class ReuseCache(KVCache):
         rows = torch.arange(0, len(h), width, device=h.device)[:, None] + picked.clamp(min=0)
         some = h[rows.flatten()]
         out = layer.forward(some, _narrowed(step, picked, self), index)
-        where = torch.where(picked < 0, len(h), rows).flatten()  # padding goes to a row more
+        where = torch.where(picked < 0, len(h), rows).flatten()  # padding goes to an extra row
         whole = F.pad(h + added[flat], (0, 0, 0, 1)).index_copy_(0, where, out)[:-1]
         target = torch.where(picked.flatten() < 0, len(added) - 1, flat[rows.flatten()])  # the last row's bin
         added.index_copy_(0, target, out - some)
         return whole
 
     def _least(self, cosine: Tensor, plan: Plan, index: int) -> Tensor | None:
-        """[B, M] the queries that a layer computes, in the order of their slots, -1 after those of a row; None: all.
+        """[B, M] the queries that a layer computes, in the order of their slots, padded with -1; None: all.
 
         `cosine` is [B, Q].
         """
@@ -112,7 +112,7 @@ class ReuseCache(KVCache):
         most = int(count.max())
         if most == plan.width:
             return None
-        # A matmul's last bits depend on how many rows it has: what has not changed is to tie in any batch.
+        # A matmul's last bits depend on how many rows it has: inputs that have not changed must tie in any batch.
         cosine = (cosine * _STEPS).round().masked_fill(~queries, torch.inf)
         order = cosine.argsort(dim=1, stable=True)[:, :most]
         chosen = (torch.arange(most) < count[:, None]).to(order.device)
@@ -148,7 +148,7 @@ def principal(layer: DecoderLayer, rank: int, dtype: torch.dtype) -> Tensor:
     rows = config.kv_heads * config.head_dim
     if type(weight) is torch.nn.Parameter or isinstance(weight, PackedWeight):
         values = weight[-rows:]
-    else:  # quantized: what it makes of unit vectors
+    else:  # quantized: its products with unit vectors
         values = matmul(torch.eye(config.width, device=weight.device, dtype=dtype), weight)[:, -rows:].t()
     if rank >= rows:  # whatever U is, cosines are those of the values themselves
         return values.to(dtype).contiguous()
@@ -160,7 +160,7 @@ def principal(layer: DecoderLayer, rank: int, dtype: torch.dtype) -> Tensor:
 
 
 def _narrowed(step: LayerPass, picked: Tensor, cache: KVCache) -> LayerPass:
-    """The pass of the queries `picked` [B, M] alone; -1 is padding."""
+    """The `LayerPass` of the queries `picked` [B, M] alone; -1 is padding."""
     inside, at = picked >= 0, picked.clamp(min=0)
 
     def padded(values: Tensor) -> Tensor:  # [B, Q] -> [B, M]

@@ -1,4 +1,4 @@
-"""A cache of a text's first tokens and its last ones: a row's memory is constant, however long its text.
+"""A cache of a text's first and last tokens: the memory of a row does not grow with its text.
 
 Efficient Streaming Language Models with Attention Sinks, https://arxiv.org/abs/2309.17453
 LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language Models, https://arxiv.org/abs/2308.16137
@@ -54,7 +54,7 @@ class WindowCache(KVCache):
         slots, lengths = self._own(plan.slots), plan.lengths.clamp(max=self.capacity)
         here: dict[str, Any] = {"slots": slots, "lengths": lengths, "span": None, "stored": None, "uniform": None}
         if plan.width == plan.batch == self.nodes == 1 and plan.rows is None and plan.slots.device.type == "cpu":
-            at = int(slots[0, 0])  # the ring is the window, all of which the only query sees
+            at = int(slots[0, 0])  # the only query sees the whole ring
             here |= {"visible": Visible.bidirectional(), "uniform": int(lengths[0]), "stored": (at, at + 1)}
         else:
             here["visible"] = Visible.mask(self._visible(plan))
@@ -81,7 +81,7 @@ class WindowCache(KVCache):
         super().move(self._own(source), self._own(target), rows)
 
     def _of_prompt(self, plan: Plan) -> Plan:
-        """A prompt that does not fit, fed from position 0 on: its reader knows what it sees; what stays is stored."""
+        """The plan of a prompt that does not fit: its reader attends to all keys, only slots that stay are stored."""
         order = torch.arange(plan.width, device=plan.slots.device)
         if plan.slots.device.type == "cpu" and bool(((plan.slots != order) & (plan.slots >= 0)).any()):
             raise CacheError(
@@ -100,22 +100,22 @@ class WindowCache(KVCache):
         )
 
     def _all_fits(self, plan: Plan) -> bool:
-        """Whether nothing is left out yet, so that slots stand where they do in the text."""
+        """Whether no slot has been left out yet, so that slots here and in the text are the same."""
         return _top(plan) <= self.sink + self.window
 
     def _own(self, slots: Tensor) -> Tensor:
-        """Where slots of the text stand here; -1 stays."""
+        """The slots here of the text's slots; -1 stays -1."""
         return torch.where(slots < self.sink, slots, self.sink + (slots - self.sink) % self.ring)
 
     def _texts(self, lengths: Tensor) -> Tensor:
-        """[B, C] the slot of the text that stands in each slot of rows of `lengths` [B]; -1: none."""
+        """[B, C] the text's slot that each slot holds in rows of `lengths` [B]; -1: none."""
         order = torch.arange(self.capacity, device=lengths.device)
         behind = lengths[:, None] - 1 - order
         rounds = torch.where(order < self.sink, 0, behind.div(self.ring, rounding_mode="floor"))
         return torch.where(behind < 0, -1, order + rounds * self.ring)
 
     def _visible(self, plan: Plan) -> Tensor:
-        """[B, Q, C] bool: which slots here each query of `plan`, which names those of the text, sees."""
+        """[B, Q, C] bool: the slots here that each query of `plan` sees; the plan names the text's slots."""
         text = self._texts(plan.lengths)[:, None]
         first = torch.where(plan.slots < 0, self.reach, plan.slots).amin(1)
         node = (text - first[:, None, None]).clamp(-1, plan.width - 1)
@@ -142,7 +142,7 @@ class WindowCache(KVCache):
 
 
 class _PromptSlots(Slots):
-    """Stores what stays of a prompt, and has its queries attend to all of the prompt's own keys."""
+    """Stores the slots of a prompt that stay; its queries attend to all keys of the prompt."""
 
     def __init__(self, cache: KVCache, plan: Plan) -> None:
         super().__init__(cache, plan)
@@ -154,5 +154,5 @@ class _PromptSlots(Slots):
 
 
 def _top(plan: Plan) -> int:
-    """The slots that the longest row has."""
+    """The number of slots of the longest row."""
     return plan.uniform if plan.uniform is not None else int(plan.lengths.max())

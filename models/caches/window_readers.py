@@ -1,4 +1,4 @@
-"""Attention to the first tokens of a text and its last ones: of a long prompt, and with the distance capped.
+"""Readers for attention to a text's first and last tokens: for long prompts, and with capped distances.
 
     s < sink and p - s >= window:  score = (R(window) q) . (R(s) k),  or (R(window) q) . k  with all at 0
     else:                          score = (R(p) q) . (R(s) k)
@@ -20,7 +20,7 @@ from ..kernels.attention import AttentionPattern, additive_mask, visible_rows
 from ..layers.rope import apply_rotary
 from .readers import Reader
 
-Far = Literal["offsets", "zero"]  # where sinks beyond the window stand: at their own positions, or all at 0
+Far = Literal["offsets", "zero"]  # positions of sinks before the window: their own, or all 0
 
 _BLOCK = 256  # queries of a prompt that attend together
 
@@ -38,7 +38,7 @@ class Capped:
 
     @staticmethod
     def at(positions: Tensor, rope: Any, *, sink: int, window: int, far: Far) -> Capped:
-        """For queries at `positions` [B, Q], all on one device."""
+        """The rotations for queries at `positions` [B, Q], all on one device."""
         sinks = torch.arange(sink, device=positions.device)
         cos, sin = _rotation(rope, window - positions)
         return Capped(
@@ -49,17 +49,17 @@ class Capped:
         )
 
     def of(self, start: int, stop: int) -> Capped:
-        """Of these queries."""
+        """The part for the queries start .. stop - 1."""
         return replace(self, cos=self.cos[:, start:stop], sin=self.sin[:, start:stop], far=self.far[:, start:stop])
 
     def narrowed(self, picked: Tensor) -> Capped:
-        """Of the queries `picked` [B, M]."""
+        """The part for the queries `picked` [B, M]."""
         rows = torch.arange(len(picked), device=picked.device)[:, None]
         return replace(self, cos=self.cos[rows, picked], sin=self.sin[rows, picked], far=self.far[rows, picked])
 
 
 class CappedReader(Reader):
-    """Attends to what the pattern leaves visible, with capped distances; sinks stand in the first slots."""
+    """Attends to the slots that the pattern allows, with capped distances; sinks are the first slots."""
 
     def __init__(self, capped: Capped) -> None:
         self.capped = capped
@@ -102,7 +102,7 @@ class PromptReader(Reader):
         return torch.cat(parts, 1)
 
     def _block(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor, slots: Tensor, capped: Capped | None) -> Tensor:
-        """Queries at positions `at` [B or 1, Q] over what stands in `slots` [S] of the text."""
+        """Queries at positions `at` [B or 1, Q] over the text's `slots` [S]."""
         at = at[..., None]
         visible = (slots <= at) & ((slots < self.sink) | (slots > at - self.window))
         mask = torch.zeros(visible.shape, dtype=q.dtype, device=q.device).masked_fill_(~visible, -torch.inf)
@@ -140,7 +140,7 @@ def _grouped(q: Tensor, heads: int) -> Tensor:
 
 
 def _rotation(rope: Any, by: Tensor) -> tuple[Tensor, Tensor]:
-    """cos, signed sin [.., 1, R] float32 that rotate on by so many positions [..], which may be negative."""
+    """cos, signed sin [.., 1, R] float32 of a rotation by `by` positions [..], which may be negative."""
     angle = by[..., None].double() * rope.frequencies.to(by.device).double()
     cos, sin = angle.cos().float(), angle.sin().float()
     return torch.cat((cos, cos), -1).unsqueeze(-2), torch.cat((-sin, sin), -1).unsqueeze(-2)
