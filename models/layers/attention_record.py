@@ -1,4 +1,4 @@
-"""What chosen queries of chosen layers attend to, computed once more beside the forward that made them.
+"""Records the attention of chosen queries in chosen layers, computed again in addition to the forward's own.
 
     A[i, s] = mean over heads of softmax_s(q_i . k_s / sqrt(D)) over the slots s that query i sees
 
@@ -17,12 +17,12 @@ from torch import Tensor
 from ..kernels.attention import AttentionPattern, read_rows, visible_slots
 from ..plan import Plan
 
-_BYTES = 1 << 26  # of scores at a time
+_BYTES = 1 << 26  # bytes of scores computed at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionRecord:
-    """Where the layers of one forward on one device leave their attention."""
+    """Collects the attention of one forward's layers on one device."""
 
     layers: frozenset[int]
     queries: Tensor | None  # [B, M], clamped; None: all
@@ -31,7 +31,7 @@ class AttentionRecord:
 
     @staticmethod
     def of(plan: Plan, extent: int, window: int | None, weights: dict[int, Tensor]) -> AttentionRecord:
-        """For a plan in the cache's own slots, of which `extent` are read."""
+        """The record for a plan in the cache's own slots, of which `extent` are read."""
         visible = visible_slots(plan, extent, window) & (plan.positions >= 0)[..., None]
         if plan.attending is None:
             return AttentionRecord(frozenset(plan.attention), None, visible, weights)
@@ -41,7 +41,7 @@ class AttentionRecord:
         return AttentionRecord(frozenset(plan.attention), queries, visible, weights)
 
     def add(self, layer: int, q: Tensor, k: Tensor, pattern: AttentionPattern, cap: float | None) -> None:
-        """Keeps the attention of q [B, Q, H, D] over k [R, >= S, K, D], if it is that of a chosen layer."""
+        """Keeps the attention of q [B, Q, H, D] over k [R, >= S, K, D], if `layer` is a chosen one."""
         if layer not in self.layers:
             return
         if self.queries is not None:
@@ -50,7 +50,7 @@ class AttentionRecord:
 
 
 def mean_attention(q: Tensor, k: Tensor, visible: Tensor, cap: float | None = None) -> Tensor:
-    """The attention of q [B, M, H, D] over k [B, S, K, D] where `visible` [B, M, S], meaned over heads.
+    """The attention of q [B, M, H, D] over k [B, S, K, D] where `visible` [B, M, S], averaged over heads.
 
     With `cap`, a score s counts as cap * tanh(s / cap).
 
@@ -67,7 +67,7 @@ def mean_attention(q: Tensor, k: Tensor, visible: Tensor, cap: float | None = No
         if cap is not None:
             scores = scores.div_(cap).tanh_().mul_(cap)
         hidden = ~visible[:, start : start + most]
-        if q.is_cuda or hidden.any():  # a look at the device's values would wait for it
+        if q.is_cuda or hidden.any():  # on a GPU, reading `hidden` would synchronize
             # A row of -inf alone would become NaN; whatever stands past a row's length may be NaN already.
             scores.masked_fill_(hidden[:, None, None], torch.finfo(scores.dtype).min)
         parts.append(scores.softmax(-1).mean((1, 2)).masked_fill_(hidden, 0))

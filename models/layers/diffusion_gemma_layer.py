@@ -1,4 +1,4 @@
-"""DiffusionGemma's layer, and how a canvas takes in what was predicted for it.
+"""DiffusionGemma's layer, and the conditioning of a canvas on its previous predictions.
 
     h += post_attn(attention(norm(h)));  h += post_mlp(post_dense(mlp(mlp_norm(h))) + post_experts(experts(norm(h))))
     h *= a scale of the layer, one for finished text and one for the canvas
@@ -22,7 +22,7 @@ from .sparse_layer import SparseLayer
 
 
 class DiffusionGemmaLayer(SparseLayer):
-    """A dense MLP and experts beside it, each between norms of its own."""
+    """A layer with a dense MLP and experts in parallel, each with its own norms before and after."""
 
     def _make_mlp(self, config: DecoderConfig) -> None:
         DecoderLayer._make_mlp(self, config)
@@ -63,7 +63,7 @@ class DiffusionGemmaLayer(SparseLayer):
 
 
 class Conditioning(nn.Module):
-    """What goes into the layers for a canvas: embeddings, with what was predicted before it beside them."""
+    """Computes the layers' input for a canvas from embeddings and the previous predictions."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Conditioning(nn.Module):
         self.down_weight = nn.Parameter(torch.empty(config.width, config.mlp_width))
 
     def forward(self, h: Tensor, signal: Tensor | None) -> Tensor:
-        """Embeddings h [..., W] and `signal`, the mean embedding of each prediction; None is nothing yet."""
+        """Adds `signal`, the mean embedding of each prediction (at first None), to the embeddings h [..., W]."""
         config = self.config
         if signal is not None:
             ops = choose_ops(h.device, h.dtype)

@@ -1,4 +1,4 @@
-"""Chameleon's layers: queries and keys are centred and scaled head by head, and in its largest form norms stand after.
+"""Chameleon's layers: a LayerNorm per head of queries and keys; the largest model norms after attention and MLP.
 
 q, k <- LN(q) * w_h + b_h, LN(k) * w_h + b_h;  then Llama's layer, or h += norm(attention(h)); h += norm(mlp(h))
 """
@@ -13,7 +13,7 @@ from ..decoder_config import DecoderConfig
 from ..kernels.ops import Ops
 from .layer import DecoderLayer
 
-_EPS = 1e-5  # of the heads' norms, whatever the others have
+_EPS = 1e-5  # epsilon of the heads' norms; the others have the config's
 
 
 class HeadNormLayer(DecoderLayer):
@@ -40,7 +40,7 @@ class HeadNormLayer(DecoderLayer):
 
 
 class PostNormLayer(HeadNormLayer):
-    """The same with RMSNorms after attention and MLP, and none before."""
+    """HeadNormLayer with RMSNorms after attention and MLP instead of before."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config)

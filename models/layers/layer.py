@@ -21,7 +21,7 @@ from .layer_hooks import LayerHooks, flat_rows
 
 @dataclass(slots=True)
 class LayerPass:
-    """What all layers of one forward share on one device."""
+    """The values that all layers of one forward share on one device."""
 
     plan: Plan
     ops: Ops
@@ -29,8 +29,8 @@ class LayerPass:
     slots: Slots | None  # where keys and values go in the cache, if there is one
     cos: Tensor
     sin: Tensor
-    hooks: LayerHooks | None = None  # what a plain forward has none of
-    plain_matmuls: bool = False  # PyTorch multiplies by a plain weight as fast as `matmul`, which is not asked then
+    hooks: LayerHooks | None = None  # deviations from the plain stack; None: there are none
+    plain_matmuls: bool = False  # F.linear is as fast as `matmul` for plain weights, and runs instead
 
 
 class DecoderLayer(nn.Module):
@@ -44,7 +44,7 @@ class DecoderLayer(nn.Module):
     k_norm: nn.Parameter | None
     post_attn_norm: nn.Parameter | None
     post_mlp_norm: nn.Parameter | None
-    group: dist.ProcessGroup | None = None  # of the processes that hold this layer's other heads and inner units
+    group: dist.ProcessGroup | None = None  # the processes that hold this layer's other heads and inner units
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class DecoderLayer(nn.Module):
         self.register_parameter("k_norm", _bias(dim, config.qk_norm))
         self.register_parameter("post_attn_norm", _bias(width, config.post_norms))
         self.register_parameter("post_mlp_norm", _bias(width, config.post_norms))
-        self.norms_heads = config.qk_norm  # queries and keys, head by head
+        self.norms_heads = config.qk_norm  # whether queries and keys are normalised head by head
         self._make_mlp(config)
 
     def _make_mlp(self, config: DecoderConfig) -> None:
@@ -71,7 +71,7 @@ class DecoderLayer(nn.Module):
         self.register_parameter("down_bias", _bias(config.width, config.mlp_bias))
 
     def forward(self, h: Tensor, step: LayerPass, index: int, picked: Tensor | None = None) -> Tensor:
-        """States h [B * Q, E] through the layer at `index`; with `picked` [B, M], only those queries come out."""
+        """The states after the layer at `index`, from h [B * Q, E]; with `picked` [B, M], only of those queries."""
         if step.hooks is not None and step.hooks.skip:
             if (index, "attn") not in step.hooks.skip:
                 h = self._attention(h, step, index, picked)
@@ -79,11 +79,11 @@ class DecoderLayer(nn.Module):
         return self._mlp(self._attention(h, step, index, picked), step)
 
     def changes(self, h: Tensor, step: LayerPass, index: int) -> Tensor:
-        """[B * Q, E] what attention and MLP add to states h [B * Q, E], if both read h itself."""
+        """[B * Q, E] the sum of what attention and MLP add to states h [B * Q, E], if both read h itself."""
         return (self._attention(h, step, index, None) - h) + (self._mlp(h, step) - h)
 
     def inputs(self, h: Tensor, ops: Ops) -> Tensor:
-        """What attention reads of states h [B * Q, E]: their norm, where the layer has one."""
+        """The input of attention: states h [B * Q, E], normalised where the layer has a norm."""
         weight = self._parameters.get("attn_norm")
         return h if weight is None else ops.norm(h, weight, self.config.norm_eps)
 
@@ -133,7 +133,7 @@ class DecoderLayer(nn.Module):
         return _add_linear(h, out, weight, bias, self.group)
 
     def _normed_heads(self, qkv: Tensor, ops: Ops) -> Tensor:
-        """Queries, keys and values [B, Q, H + 2 K, D], queries and keys normalised, of a layer that `norms_heads`."""
+        """Queries, keys and values [B, Q, H + 2 K, D], queries and keys normalised, for a layer with `norms_heads`."""
         config = self.config
         assert self.q_norm is not None
         assert self.k_norm is not None
@@ -165,7 +165,7 @@ class DecoderLayer(nn.Module):
 def _add_linear(
     h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """h + x @ weight.T (+ bias), added by the matmul itself; with a `group`, each process has a part of x."""
+    """h + x @ weight.T (+ bias), added by the matmul itself; with a `group`, each process holds a part of x."""
     if group is None:
         return add_matmul(h, x, weight, bias)
     return h + _linear(x, weight, bias, group)

@@ -19,7 +19,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .layer import DecoderLayer, LayerPass
 
-SERIAL = 1  # layers at the beginning that run one after the other
+SERIAL = 1  # first layers, which run one after the other
 
 
 def group_of(layer: int, layers: int, size: int) -> range:
@@ -35,7 +35,7 @@ def group_of(layer: int, layers: int, size: int) -> range:
 
 
 def stages(layers: int, size: int) -> int:
-    """How many steps, one after the other, a stack of `layers` takes with groups of `size`.
+    """The number of sequential steps of a stack of `layers` in groups of `size`.
 
     >>> [stages(30, size) for size in (1, 2, 3, 4)]
     [30, 16, 11, 9]
@@ -49,10 +49,10 @@ class LayerGroups:
 
     def __init__(self, layers: int, size: int) -> None:
         self.layers, self.size = layers, size
-        self.entry: Tensor | None = None  # the states that the present group reads
+        self.entry: Tensor | None = None  # the states that the current group reads
 
     def through(self, layer: DecoderLayer, h: Tensor, step: LayerPass, index: int) -> Tensor:
-        """States h [B * Q, E] after the layer at `index`, with what it changes of those that its group reads."""
+        """Adds to states h [B * Q, E] the change that the layer at `index` computes from its group's input."""
         group = group_of(index, self.layers, self.size)
         if len(group) == 1:
             return layer.forward(h, step, index)

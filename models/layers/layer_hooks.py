@@ -1,4 +1,4 @@
-"""What a forward does in its layers besides the plain stack: for one family, one cache, or one request."""
+"""Deviations of a forward's layers from the plain stack: for a family, a cache or a request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .attention_record import AttentionRecord
 
 @dataclass(slots=True)
 class Kept:
-    """What one forward keeps of its attention besides the states, whatever devices its layers are on."""
+    """The queries and attention that one forward keeps, from layers on all devices."""
 
     queries: list[Tensor] = field(default_factory=list)  # see `Hidden.queries`
     attention: dict[int, Tensor] = field(default_factory=dict)  # see `Hidden.attention`
@@ -27,16 +27,16 @@ class LayerHooks:
     """The deviations of one forward from the plain stack. A forward that has none carries no such object."""
 
     skip: frozenset[tuple[int, str]] = frozenset()  # (layer, "attn" | "mlp") sub-blocks left out
-    growth: Tensor | None = None  # [B, Q, 1, 1], of queries by their positions
+    growth: Tensor | None = None  # [B, Q, 1, 1] factors of queries by position
     canvas: Tensor | None = None  # [B * Q, 1] bool: the queries of a canvas that is being denoised
-    prefix: AttentionPattern | None = None  # of the cache's shared part; the pass has that of the rows' own slots then
-    reader: Reader | None = None  # of a cache that has its own way of being attended to
+    prefix: AttentionPattern | None = None  # of the cache's shared part; the pass has that of the rows' own slots
+    reader: Reader | None = None  # attends to a cache in place of the kernels
     last: Tensor | None = None  # [B, n] the queries that are kept
-    queries: list[Tensor] = field(default_factory=list)  # these, layer by layer
+    queries: list[Tensor] = field(default_factory=list)  # the kept queries, layer by layer
     record: AttentionRecord | None = None  # where the attention of chosen layers is kept
 
     def on_queries(self, index: int, q: Tensor, k: Tensor, pattern: AttentionPattern, cap: float | None) -> Tensor:
-        """Queries q [B, Q, H, D] as they meet the keys k [R, >= S, K, D]; kept and recorded where that is asked for."""
+        """Scales queries q [B, Q, H, D] over keys k [R, >= S, K, D]; keeps and records them where the plan wants it."""
         if self.growth is not None:
             q = q * self.growth
         if self.last is not None:
@@ -57,7 +57,7 @@ class LayerHooks:
         slots: Slots | None,
         picked: Tensor | None,
     ) -> Tensor:
-        """Attention of q [B, Q, H, D], which are the queries `picked` [B, Q] of a wider forward, or all."""
+        """Attention of q [B, Q, H, D]: the queries `picked` [B, Q] of a wider forward, or all queries."""
         if self.reader is not None:
             reader = self.reader if picked is None else self.reader.narrowed(picked)
             return reader.attend(index, q, k, v, pattern, cap)

@@ -18,23 +18,23 @@ from torch import Tensor, nn
 from ..errors import ArgumentError, ModelError, install
 from ..parallel.placement import short
 
-_GROUPS = (64, 32)  # weights of a row that share a scale in int4: the first that divides the row
-_TILE = 16  # rows that the 4-bit matmul of CPUs takes at once
+_GROUPS = (64, 32)  # group sizes in int4 (weights that share a scale): the first that divides a row
+_TILE = 16  # rows per tile of the 4-bit matmul on CPUs
 _EMBEDDING = "embed.weight"
 _ROUTER = ".router_weight"
 
 
 @dataclass(slots=True)
 class Quantizer:
-    """Quantizes the weights of one model and notes which it could not. Made by `quantizer`."""
+    """Quantizes the weights of one model and lists those that it could not. Made by `quantizer`."""
 
     kind: str
     device: torch.device
     version: str  # torchao's
     convert: Callable[[nn.Linear, Any], Any]  # torchao's quantize_
-    config: Callable[[int], Any]  # weights that share a scale -> torchao's configuration
-    count: int = 0  # quantized weights
-    skipped: dict[str, list[str]] = field(default_factory=dict)  # reason -> names
+    config: Callable[[int], Any]  # group size -> torchao's configuration
+    count: int = 0  # number of quantized weights
+    skipped: dict[str, list[str]] = field(default_factory=dict)  # reason -> names of weights
 
     def __call__(self, name: str, weight: Tensor) -> Tensor:
         """The weight `name` [N, K] quantized; anything else, or a weight that cannot be, unchanged."""
@@ -56,7 +56,7 @@ class Quantizer:
         self.skipped.setdefault(why, []).append(name)
 
     def summary(self) -> str:
-        """The result in one line. Raises ModelError if nothing was quantized."""
+        """A summary in one line. Raises ModelError if nothing was quantized."""
         left = [
             f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''} ({why})"
             for why, names in self.skipped.items()
@@ -161,7 +161,7 @@ def _capable(device: torch.device, least: tuple[int, int]) -> bool:
 
 
 def _of_torchao(kind: str, device: torch.device) -> tuple[Callable[[nn.Linear, Any], Any], Callable[[int], Any]]:
-    """torchao's `quantize_`, and its configuration for groups of that many weights."""
+    """torchao's `quantize_`, and a function from a group size to its configuration."""
     # On import it warns of kernels for other machines, and of deprecated parts of torch that it uses.
     loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
     levels = [logger.level for logger in loggers]

@@ -8,8 +8,8 @@ from torch import Tensor
 from ..errors import ModelError
 from ..plan import Plan
 
-_WIDEST = 2**16  # dimensions of a head
-_SMALL = 2**16  # entries, below which the number of operations decides how long rotating takes
+_WIDEST = 2**16  # limit of a head's dimensions
+_SMALL = 2**16  # below this many entries, the number of operations decides the time of a rotation
 
 
 def default_frequencies(theta: float, dim: int) -> Tensor:
@@ -20,7 +20,7 @@ def default_frequencies(theta: float, dim: int) -> Tensor:
 
 
 class Rope:
-    """Cosine and signed sine of every position, grown as longer sequences arrive."""
+    """Cosine and signed sine of every position; the tables grow with the longest sequence."""
 
     def __init__(self, frequencies: Tensor, scale: float = 1.0) -> None:
         """`frequencies` float32 [R/2] rotate the first R dimensions of each head; `scale` multiplies both tables."""
@@ -31,7 +31,7 @@ class Rope:
         self._frequencies: dict[torch.device, Tensor] = {}
 
     def tables(self) -> list[Tensor]:
-        """The tensors that `rows` reads at present."""
+        """The tables that `rows` currently reads."""
         return [*self._frequencies.values(), *(table for both in self._tables.values() for table in both)]
 
     def rows(self, plan: Plan, *, limit: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -87,7 +87,7 @@ class GridRope:
         self._tables: dict[torch.device, Tensor] = {}
 
     def tables(self) -> list[Tensor]:
-        """The tensors that `rows` reads at present."""
+        """The tables that `rows` currently reads."""
         return list(self._tables.values())
 
     def rows(self, plan: Plan, *, limit: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -118,7 +118,7 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     out = part * cos
     if part.numel() < _SMALL:
         out.addcmul_(part.roll(half, -1), sin)
-    else:  # nothing of this size is made on the way
+    else:  # no temporary tensors of this size
         out[..., :half].addcmul_(part[..., half:], sin[..., :half])
         out[..., half:].addcmul_(part[..., :half], sin[..., half:])
     out = out.to(x.dtype)

@@ -14,7 +14,7 @@ from .layer import DecoderLayer, LayerPass
 
 
 class SparseLayer(DecoderLayer):
-    """h += sum of weighted experts(n) + shared expert(n), n = norm(h). Experts are stacked, or listed on a CPU."""
+    """h += sum of weighted experts(n) + shared expert(n), n = norm(h). Experts are stacked, or on a CPU a list."""
 
     router_bias: nn.Parameter | None
     experts_gate_up_weight: nn.Parameter | nn.ParameterList  # [E, 2 I, W]
@@ -46,7 +46,7 @@ class SparseLayer(DecoderLayer):
         return h + out
 
     def mlp(self, x: Tensor, ops: Ops, blocks: Tensor | None = None) -> Tensor:
-        """What the experts make of normed states x [T, W]; `blocks` [T] numbers each one's block, for a pool."""
+        """The experts' output for normed states x [T, W]; `blocks` [T] are the tokens' block numbers, for a pool."""
         config, experts = self.config, self.experts
         chosen, weights = route(x, self.router_weight, self.router_bias, experts, blocks)
         stacks = self.experts_gate_up_weight, self.experts_down_weight
@@ -58,7 +58,7 @@ class SparseLayer(DecoderLayer):
 
 
 def _blocks(positions: Tensor, width: int) -> Tensor:
-    """[B * Q] a number of each query's row and block, from positions [B, Q]; padding is a block of its own."""
+    """[B * Q] a number per row and block, for queries at positions [B, Q]; padding gets a separate number."""
     block = torch.where(positions < 0, 0, positions // width + 1)
     row = torch.arange(len(block), device=block.device)[:, None]
     return (row * (block.max() + 1) + block).flatten()
