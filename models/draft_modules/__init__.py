@@ -1,1 +1,1 @@
-"""Trained modules that read a target's states and draft for it: one file for each kind."""
+"""Trained modules that read a target's states and draft for it: one file per kind."""

@@ -1,4 +1,4 @@
-"""A LoRA that a model has on while it drafts for itself, and not while it verifies.
+"""A LoRA that a model uses while it drafts for itself, and not while it verifies.
 
     W_o' = W_o + s B A   of each layer that the adapter names, in the drafting forwards alone
 
@@ -32,14 +32,14 @@ _OUTPUT = re.compile(r"(?:.*\.)?layers\.(\d+)\.self_attn\.o_proj\.weight")
 
 @dataclass(frozen=True, eq=False)
 class DraftAdapter:
-    """A decoder whose attention outputs are other ones in the forwards of `run`."""
+    """A decoder with other attention output matrices in the forwards of `run`."""
 
     name: str
     decoder: Decoder
     outputs: dict[int, nn.Parameter] = field(repr=False)  # layer -> [E, H * D]
 
     def run(self, plan: Plan, cache: KVCache | None) -> Hidden:
-        """`LanguageModel.run` with the adapter on; graphs that were captured without it are not used."""
+        """`LanguageModel.run` with the adapter; graphs captured without it are not used."""
         layers = self.decoder.layers
         own = {layer: cast(nn.Parameter, layers[layer].out_weight) for layer in self.outputs}
         try:
@@ -53,7 +53,7 @@ class DraftAdapter:
 
 
 def draft_adapter(model: LanguageModel, name: str | None = None) -> DraftAdapter | None:
-    """The adapter of a folder or hub id, or the one that `model` comes with; None where it comes with none.
+    """The adapter of a folder or hub id, else the one in the checkpoint of `model`; None where it has none.
 
     It is read once for a model and its weights, and kept with what else drafts for it.
     Raises ModelError, with the reason, for one that this model cannot have on while it drafts.
@@ -83,7 +83,7 @@ def _read(model: LanguageModel, name: str | None) -> DraftAdapter | None:
 
 
 def _outputs(model: LanguageModel, decoder: Decoder, adapter: Adapter) -> dict[int, nn.Parameter]:
-    """The changed matrices of an adapter of attention outputs alone."""
+    """The changed attention output matrices by layer, from an adapter that changes no others."""
     outputs, foreign = {}, []
     for name, update in adapter.updates.items():
         match = _OUTPUT.fullmatch(name)

@@ -1,4 +1,4 @@
-"""What every draft module has, and the description of a kind of them."""
+"""The base class of draft modules, and the description of one kind of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..model import LanguageModel
 
 @dataclass(frozen=True, slots=True)
 class ModuleName:
-    """Which draft module is to be loaded, as `load_draft_module` takes it."""
+    """The kind, name and options of a draft module, as `load_draft_module` takes them."""
 
     kind: str
     name: str
@@ -30,12 +30,12 @@ class ModuleName:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftFiles:
-    """The files of one draft module, of which no weights have been read."""
+    """The files of one draft module; no weights have been read yet."""
 
     name: str
     folder: Path
     config: Mapping[str, Any]
-    published: Mapping[str, Published]  # by the name of each tensor
+    published: Mapping[str, Published]  # by tensor name
     quantize: str | None = None  # "int8": matrices are multiplied in 8 bits
     source: str = "config.json"  # the file that its config is from
 
@@ -60,7 +60,7 @@ class DraftFiles:
         return tensors
 
     def read_ids(self, name: str) -> Tensor:
-        """[n] int64 on the CPU: a list of ids, or of marks. Raises ModelError for another shape or type."""
+        """[n] int64 on the CPU: a tensor of ids or of booleans. Raises ModelError for another shape or type."""
         tensors: list[Tensor] = []
         read({name: self.published[name]}, lambda _, tensor: tensors.append(tensor.clone()))
         ids = tensors[0]
@@ -73,12 +73,12 @@ class DraftModule(nn.Module):
     """A trained module bound to its target, whose embedding, and often head, it uses. Runs without gradients."""
 
     kind: ClassVar[str]
-    states = TargetStates()  # what it reads of the target
+    states = TargetStates()  # the target's states that it reads
     vocabulary: Tensor | None = None  # [Vd] the target's id of each id that it drafts; None: all of them
-    depth: int | None = None  # tokens that it drafts ahead at most; None: any number
-    estimates_acceptance: bool = False  # whether one forward also says how likely each of its tokens is accepted
-    default_k: int | None = None  # tokens to draft that its files recommend
-    about: tuple[str, ...] = ()  # what was decided while loading, for people: one line each
+    depth: int | None = None  # maximum number of tokens that it drafts ahead; None: any
+    estimates_acceptance: bool = False  # whether a forward also estimates each token's acceptance probability
+    default_k: int | None = None  # number of drafted tokens that its files recommend
+    about: tuple[str, ...] = ()  # decisions made while loading, for people: one line each
 
     def __init__(self, files: DraftFiles, target: LanguageModel) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class DraftModule(nn.Module):
 
     @property
     def subset(self) -> IdSubset | None:
-        """The ids that its heads have logits of."""
+        """The ids that its heads compute logits of."""
         return None if self.vocabulary is None else IdSubset(self.vocabulary, self.vocab_size)
 
     @property
@@ -99,7 +99,7 @@ class DraftModule(nn.Module):
 
     @property
     def parameters_read(self) -> int:
-        """Parameters that one drafting forward reads, the target's that it uses included: what it costs."""
+        """Parameters that one drafting forward reads, including those of the target: a measure of its cost."""
         return self.parameter_count
 
     def cache_of(self, config: DecoderConfig, batch: int, slots: int) -> KVCache:
@@ -129,7 +129,7 @@ class DraftModule(nn.Module):
 
 def looked_up(table: Tensor, tokens: Tensor, scale: float = 1.0) -> Tensor:
     """[..., E] the rows `tokens` [...] of `table` [V, E], times `scale`; 0 where the id is -1."""
-    every = tokens.device.type == "cpu" and bool((tokens.numpy() >= 0).all())  # what a host knows costs it nothing
+    every = tokens.device.type == "cpu" and bool((tokens.numpy() >= 0).all())  # on a GPU this would synchronize
     rows = nn.functional.embedding(tokens if every else tokens.clamp(min=0), table)
     if scale != 1:
         rows = rows * scale
@@ -138,11 +138,11 @@ def looked_up(table: Tensor, tokens: Tensor, scale: float = 1.0) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class DraftKind:
-    """One kind of draft module: how its files are told, and how they are loaded."""
+    """One kind of draft module: how its files are recognised and loaded."""
 
-    name: str  # also that of the drafter
+    name: str  # also the drafter's name
     summary: str
-    matches: Callable[[Mapping[str, Any], Mapping[str, Published]], bool]  # of config and tensors; keys decide first
+    matches: Callable[[Mapping[str, Any], Mapping[str, Published]], bool]  # (config, tensors); their names decide first
     load: Callable[..., DraftModule]  # (files, target, **options); raises ModelError for what cannot be loaded
     published: Mapping[str, str] = field(default_factory=dict)  # layouts that load -> how each was verified
 
@@ -151,7 +151,7 @@ KINDS: dict[str, DraftKind] = {}
 
 
 def register(kind: DraftKind) -> DraftKind:
-    """Add a kind; its name must be new."""
+    """Adds a kind; its name must be new."""
     if kind.name in KINDS:
         raise ValueError(f"the kind of draft module {kind.name!r} is registered twice")
     KINDS[kind.name] = kind

@@ -48,12 +48,12 @@ _OWN = {
     "table": "markov_head.markov_w1.weight",
     "output": "markov_head.markov_w2.weight",
 }
-_NARROW = 0.8  # share of the queries wanted, above which the last layer runs on all of them
+_NARROW = 0.8  # above this share of wanted queries, the last layer computes all of them
 _HARMLESS = (r".*rotary_emb\.inv_freq", "d2t", "t2d")
 
 
 class BlockLayer(DecoderLayer):
-    """A layer whose keys and values are made of the context, too, by a matrix of their own."""
+    """A layer that also has keys and values of the context, made by a separate matrix."""
 
     q_bias: nn.Parameter | None
     kv_bias: nn.Parameter | None
@@ -71,7 +71,7 @@ class BlockLayer(DecoderLayer):
         self.register_parameter("kv_bias", nn.Parameter(torch.empty(both)) if config.qkv_bias else None)
 
     def cache(self, context: Tensor, step: LayerPass, index: int) -> None:
-        """Writes keys and values of `context` [B * N, E] where the plan of `step` says."""
+        """Writes keys and values of `context` [B * N, E] to the slots of `step.plan`."""
         config, ops, slots = self.config, step.ops, step.slots
         assert slots is not None
         kv = matmul(context, self.kv_weight, self.kv_bias).view(*step.plan.tokens.shape, -1, config.head_dim)
@@ -119,7 +119,7 @@ class BlockLayer(DecoderLayer):
 
 
 class DFlashModule(DraftModule):
-    """A drafter of blocks bound to its target."""
+    """A drafter of blocks, bound to its target."""
 
     kind: ClassVar[str] = "dflash"
 
@@ -136,7 +136,7 @@ class DFlashModule(DraftModule):
         own = {name: published[key].shape[0] for name, key in _OWN.items() if key in published}
         self.embedding = parameter(own["embedding"], config.width) if "embedding" in own else None
         self.head = parameter(own["head"], config.width) if "head" in own else None
-        self.head_rows: tuple[Tensor, ...] = ()  # [Vd, E] of the target's head, where it drafts some ids with that
+        self.head_rows: tuple[Tensor, ...] = ()  # [Vd, E] rows of the target's head, where it drafts some ids with it
         self.transition: Transition | Selector | None = None
         if layout.selected:
             self.transition = Selector(ids=config.vocab, rank=layout.rank, width=config.width, count=layout.selected)
@@ -164,19 +164,19 @@ class DFlashModule(DraftModule):
         return self.cache_of(self.layout.config, batch, capacity + self.block_size)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """[..., E] the context's inputs of the target's `states` [..., S]."""
+        """[..., E] the context made of the target's `states` [..., S]."""
         states = states.to(device=self.device, dtype=self.dtype)
         fused = matmul(states, self.fc_weight)
         return choose_ops(self.device, self.dtype).norm(fused, self.hidden_norm, self.layout.config.norm_eps)
 
     def remember(self, context: Tensor, plan: Plan, cache: KVCache) -> None:
-        """Writes K/V of fused states [B, N, E]; of `plan`, positions and slots count."""
+        """Writes K/V of fused states [B, N, E] at the positions and slots of `plan`."""
         step, flat = self._pass(plan, cache, 0), context.flatten(0, 1)
         for index, layer in enumerate(self.layers):
             layer.cache(flat, self._own(step, plan, cache, index), index)  # type: ignore[operator]
 
     def run(self, plan: Plan, cache: KVCache, count: int) -> Tensor:
-        """[B, count, E] the normed states that draft the first `count` tokens, of a plan of blocks."""
+        """Runs a plan of blocks: [B, count, E] the normed states that draft the first `count` tokens."""
         layout = self.layout
         first = 0 if layout.from_anchor else 1
         least = 0 if layout.conv_taps else first  # convolutions read the queries before
@@ -218,7 +218,7 @@ class DFlashModule(DraftModule):
         return matmul(features, self.confidence, self.confidence_bias)[..., 0].float().sigmoid()
 
     def _pass(self, plan: Plan, cache: KVCache, index: int) -> LayerPass:
-        """What layer `index` shares with those that see and rotate alike."""
+        """The `LayerPass` of layer `index`, and of layers with the same mask and rotation."""
         window, causal = self.layout.config.of(index).window, self.layout.causal[index]
         cos, sin = self.ropes[index].rows(plan, limit=cache.capacity, device=self.device)
         pattern_plan = replace(plan, visible=Visible.causal() if causal else Visible.bidirectional())

@@ -1,4 +1,4 @@
-"""DFlash 2's convolutions: what a position of a block takes of the ones before it, around attention and MLP.
+"""DFlash 2's causal convolutions over the positions of a block, around attention and MLP.
 
 DFlash 2, https://github.com/z-lab/dflash (`DFlash2DraftModel`)
 
@@ -26,7 +26,7 @@ class BlockConvolution(nn.Module):
         self.projection = nn.Parameter(torch.empty(2 * taps * (width // group), width))
 
     def kernels(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of the input and of the output, both [B, Q, T, G], of a layer's `inputs` [B, Q, E]."""
+        """The kernels of input and output, both [B, Q, T, G], computed from a layer's `inputs` [B, Q, E]."""
         both = matmul(inputs.flatten(0, 1), self.projection).view(*inputs.shape[:2], 2, self.taps, -1)
         before, after = both.unbind(2)
         return before, after

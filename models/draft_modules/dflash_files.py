@@ -1,4 +1,4 @@
-"""The published layouts of DFlash, DFlash 2 and DSpark: which tensors are which parameters, and what the config says.
+"""The published layouts of DFlash, DFlash 2 and DSpark: tensor names and config keys.
 
     DFlash   `fc.weight`, `hidden_norm.weight`, `layers.{i}.*`, `norm.weight`; what else it needs is the target's
     DSpark   the same with `embed_tokens`, `lm_head`, `markov_head.*`, `confidence_head.*`
@@ -22,39 +22,39 @@ from .contracts import DraftFiles
 
 TRANSITIONS = ("vanilla", "gated", "rnn")
 _QUERY = "layers.0.self_attn.q_proj.weight"
-_LONGEST = 4096  # tokens of a block
+_LONGEST = 4096  # limit of a block's tokens
 
 
 @dataclass(frozen=True, slots=True)
 class DFlashLayout:
-    """What one folder says."""
+    """The layout of one folder: its configuration and parts."""
 
-    style: str  # whose layout it is, for people
-    config: DecoderConfig  # of the layers
-    block: int  # B queries: the last token and masks
+    style: str  # the project that the layout comes from, for people
+    config: DecoderConfig  # shape of the layers
+    block: int  # B, the number of queries: the last token and masks
     mask: int
     taps: tuple[int, ...]  # layers of the target whose outputs are fused
-    reason: str  # for these
-    from_anchor: bool  # the last token's own query drafts, too
-    causal: tuple[bool, ...]  # of each layer: inside the block a query sees those before it only
-    vocabulary: int | None  # ids that it drafts; None: all
-    scale: float = 1.0  # of embeddings
-    multiplier: float = 1.0  # of logits
+    reason: str  # why these layers
+    from_anchor: bool  # whether the last token's own query drafts, too
+    causal: tuple[bool, ...]  # per layer: whether a query sees only earlier queries of its block
+    vocabulary: int | None  # number of ids that it drafts; None: all
+    scale: float = 1.0  # factor of embeddings
+    multiplier: float = 1.0  # factor of logits
     cap: float | None = None  # logits x become cap * tanh(x / cap)
-    transition: str = ""  # how a token's bias depends on the one before it
+    transition: str = ""  # type of the Markov head, "" without one
     rank: int = 0
-    selected: int = 0  # of a selector: ids of a position that it scores
-    conv_taps: int = 0  # of the convolutions around attention and MLP; 0: there are none
+    selected: int = 0  # ids per position that a selector scores
+    conv_taps: int = 0  # taps of the convolutions around attention and MLP; 0: there are none
     conv_group: int = 1  # channels that share a kernel's varying part
 
     @property
     def depth(self) -> int:
-        """Tokens that a pass drafts."""
+        """Number of tokens that a pass drafts."""
         return self.block - (not self.from_anchor)
 
     @property
     def names(self) -> dict[str, str | tuple[str, ...]]:
-        """The published name, or names, of each parameter that there may be."""
+        """The published name or names of each possible parameter."""
         names: dict[str, str | tuple[str, ...]] = {
             "fc_weight": "fc.weight",
             "hidden_norm": "hidden_norm.weight",
@@ -86,12 +86,12 @@ class DFlashLayout:
 
 
 def is_dflash(config: Mapping[str, Any], published: Mapping[str, Published]) -> bool:
-    """Whether these are the tensors of a DFlash or a relative of it."""
+    """Whether these are the tensors of a DFlash, DFlash 2 or DSpark."""
     return {"hidden_norm.weight", "fc.weight", _QUERY} <= set(published)
 
 
 def read_layout(files: DraftFiles, layers: int, taps: str | None = None) -> DFlashLayout:
-    """What the files say, for a target of `layers`. Raises ModelError for a variant that is not built."""
+    """The layout of the files, for a target of `layers`. Raises ModelError for an unsupported variant."""
     config, published = files.config, files.published
     _refuse(files)
     method = config.get("dflash_config") or {}
@@ -185,7 +185,7 @@ def _reduced(files: DraftFiles, stated: Any, whole: int) -> int | None:
 
 
 def _selector(files: DraftFiles, value: Any, width: int, mixed: bool) -> tuple[int, tuple[int, int]]:
-    """Of a DFlash 2 the ids that its selector scores, and taps and group of its convolutions; 0 of another."""
+    """DFlash 2's number of ids that the selector scores, and its convolutions' taps and group; 0 for others."""
     keys = ("selector_top_k", "selector_rank", "conv_kernel_size", "conv_group_size")
     own = next((name for name in files.published if "_conv." in name or name.startswith("candidate_selector.")), None)
     if own is None and "DFlash2DraftModel" not in (files.config.get("architectures") or ()):
@@ -213,7 +213,7 @@ def _refuse(files: DraftFiles) -> None:
 
 
 def _taps(files: DraftFiles, value: Any, drafts: int, layers: int, taps: str | None) -> tuple[tuple[int, ...], str]:
-    """Layers of the target whose outputs are fused, -1 being the embedding, and why these."""
+    """The layers of the target whose outputs are fused (-1 is the embedding), and the reason."""
     width = files.published["fc.weight"].shape[-1]
     if taps is not None:
         if not all(part.isdecimal() for part in taps.split("-")):

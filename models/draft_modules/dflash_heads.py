@@ -1,4 +1,4 @@
-"""What the token before a position adds to the logits there: DSpark's Markov head and DFlash 2's selector.
+"""Logit terms that depend on the previous token: DSpark's Markov head and DFlash 2's selector.
 
 DSpark, https://arxiv.org/abs/2607.05147
 DFlash 2, https://github.com/z-lab/dflash (`DFlash2DraftModel`)
@@ -25,7 +25,7 @@ class Transition(nn.Module):
     """The Markov head of one type."""
 
     def __init__(self, kind: str, *, ids: int, drafted: int, rank: int, width: int) -> None:
-        """Biases of `drafted` ids after a token of `ids`."""
+        """A head with biases of `drafted` ids after each of `ids` tokens."""
         super().__init__()
         self.kind, self.rank = kind, rank
         self.table = nn.Parameter(torch.empty(ids, rank))
@@ -44,22 +44,22 @@ class Transition(nn.Module):
 
     @property
     def looked_up(self) -> tuple[Tensor, ...]:
-        """Parameters of which a forward reads some rows only."""
+        """Parameters of which a forward reads only some rows."""
         return (self.table,)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """[..., r] of ids [...]; those that padding added to the target's table are that of the last one."""
+        """[..., r] embeddings of ids [...]; ids in the padding of the target's table get the last embedding."""
         return nn.functional.embedding(tokens.clamp(0, len(self.table) - 1), self.table)
 
     def scores(
         self, raw: Tensor, embedded: Tensor, states: Tensor, memory: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits [..., Vd] after the tokens, and what the children's `memory` is; `raw` [..., Vd] are without them."""
+        """Logits [..., Vd] after the tokens, and the children's `memory`; `raw` [..., Vd] are logits without bias."""
         bias, memory = self(embedded, states, memory)
         return raw + bias, memory
 
     def forward(self, embedded: Tensor, states: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Biases [..., Vd], and what the children's `memory` [..., r] is.
+        """Biases [..., Vd], and the `memory` [..., r] for the children.
 
         Args:
             embedded: [..., r] of the tokens before.
@@ -83,7 +83,7 @@ class Selector(nn.Module):
     follows_path = False
 
     def __init__(self, *, ids: int, rank: int, width: int, count: int) -> None:
-        """Drafts the `count` likeliest of `ids`."""
+        """A selector over the `count` likeliest of `ids` at each position."""
         super().__init__()
         self.rank, self.count = rank, min(count, ids)
         self.table, self.output = nn.Parameter(torch.empty(ids, rank)), nn.Parameter(torch.empty(ids, rank))
@@ -91,11 +91,11 @@ class Selector(nn.Module):
 
     @property
     def looked_up(self) -> tuple[Tensor, ...]:
-        """Parameters of which a forward reads some rows only."""
+        """Parameters of which a forward reads only some rows."""
         return self.table, self.output
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """[..., r] of ids [...]; those that padding added to the target's table are that of the last one."""
+        """[..., r] embeddings of ids [...]; ids in the padding of the target's table get the last embedding."""
         return nn.functional.embedding(tokens.clamp(0, len(self.table) - 1), self.table)
 
     def scores(

@@ -1,4 +1,4 @@
-"""What a DFlash or a DSpark takes of its target: the head's rows, and checks that the two belong together."""
+"""Checks that a DFlash or DSpark belongs to its target, and takes rows of the target's head."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_target(files: DraftFiles, target: LanguageModel, layout: DFlashLayout)
         raise ModelError(
             f"{files.name} has width {width} and {target.name} {target.width}, and no {lacks[0]} of its own"
         )
-    if abs(layout.config.vocab - target.vocab_size) > target.vocab_size // 100:  # less is padding
+    if abs(layout.config.vocab - target.vocab_size) > target.vocab_size // 100:  # a smaller difference is padding
         raise ModelError(
             f"{files.name} is for a vocabulary of {layout.config.vocab} ids; {target.name} has {target.vocab_size}",
             "it was trained for another target",

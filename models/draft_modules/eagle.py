@@ -49,11 +49,11 @@ from .few_pairs import few_pairs
 from .parameters import parameter
 from .vocabulary import OwnIds, own_ids
 
-_NARROW = 0.8  # share of the queries wanted, above which the last layer runs on all of them
+_NARROW = 0.8  # above this share of wanted queries, the last layer computes all of them
 
 
 class PairLayer(DecoderLayer):
-    """The first layer: attention reads `inputs` wide states that no norm of its own precedes."""
+    """The first layer: attention reads states of width `inputs`, without a norm in the layer."""
 
     def __init__(self, config: DecoderConfig, inputs: int) -> None:
         super().__init__(config)
@@ -66,7 +66,7 @@ class PairLayer(DecoderLayer):
 
     @cached_property
     def in_c(self) -> Int8Layer | None:
-        """The layer for the kernels in C alone; None for one that has something that they leave out."""
+        """The layer for the kernels in C; None for a layer that they do not support."""
         config = self.config
         norms = self.q_norm, self.k_norm, self.post_attn_norm, self.post_mlp_norm
         biases = self.qkv_bias, self.out_bias, self.gate_up_bias, self.down_bias
@@ -84,7 +84,7 @@ class PairLayer(DecoderLayer):
 
 
 class SplitLayer(PairLayer):
-    """FSPAD's layer, whose MLP gives [M, 2 E]: what is fed back, and what the head reads; both add to the states."""
+    """FSPAD's layer: its MLP gives [M, 2 E], one half to feed back and one for the head; both add to the states."""
 
     def __init__(self, config: DecoderConfig, inputs: int) -> None:
         super().__init__(config, inputs)
@@ -115,7 +115,7 @@ class EagleModule(DraftModule):
     head_read: ClassVar[bool] = True  # loading has looked at every weight
     more_names: ClassVar[dict[str, str]] = {}  # published names of parameters that a subclass adds: looked up by rows
     taps: Taps | None = None  # of an EAGLE-3
-    own: OwnIds | None = None  # what `with_ids` adds to the vocabulary
+    own: OwnIds | None = None  # ids that `with_ids` adds to the vocabulary
 
     def __init__(self, files: DraftFiles, target: LanguageModel, form: EagleLayout, *, own_embedding: bool) -> None:
         super().__init__(files, target)
@@ -177,7 +177,7 @@ class EagleModule(DraftModule):
         return self.cache_of(self.layers_config, batch, capacity + scratch)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """[..., E] what stands for the target's `states` [..., S] in pairs."""
+        """[..., E] the part of pairs that is made of the target's `states` [..., S]."""
         states = states.to(device=self.device, dtype=self.dtype)
         if self.form.version != "3":
             return states
@@ -194,7 +194,7 @@ class EagleModule(DraftModule):
         return matmul(states, self.fc_weight, self.fc_bias)
 
     def fed_back(self, states: Tensor) -> Tensor:
-        """[..., E] the part of a result's `states` that stands for the target's in the next pair."""
+        """[..., E] the part of a result's `states` that replaces the target's state in the next pair."""
         return states[..., : self.width] if self.fusion is not None else states
 
     def run(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
@@ -222,7 +222,7 @@ class EagleModule(DraftModule):
         return h
 
     def _enter(self, embedded: Tensor, states: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:
-        """What the first layer adds to [M, E], and what its attention reads [M, I]."""
+        """The first layer's residual input [M, E], and its attention's input [M, I]."""
         if self.embed_norm is None or self.state_norm is None:
             if self.gate_weight is not None:
                 gate = matmul(torch.cat((states, embedded), -1), self.gate_weight, self.gate_bias).sigmoid()
@@ -237,7 +237,7 @@ class EagleModule(DraftModule):
         return normed if self.form.norm_residual else states, inputs
 
     def _head(self, plan: Plan, states: Tensor) -> Tensor:
-        """Logits [M, Vd] over the ids that it drafts of a result's states [M, E], as many for each row of its plan."""
+        """Logits [M, Vd] over the ids that it drafts of a result's states [M, E], M / B per row of its plan."""
         if self.fusion is not None:
             states = states[:, self.width :]
         if self.form.norm_head and not self.form.norm_output:

@@ -1,4 +1,4 @@
-"""Which reading of an EAGLE-3's layer ids drafts better: a check on a text of the target's own, on request."""
+"""Checks on a target's text which convention for an EAGLE-3's layer ids drafts better."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..hidden import TargetStates
 from ..plan import Plan, Visible
 from .eagle import EagleModule
 
-_MARGIN = 0.05  # of agreement, by which the other reading has to be better to be named
+_MARGIN = 0.05  # minimum gain in agreement for the other convention to be named
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,12 @@ class Agreement:
 
     layers: tuple[int, ...]
     share: float
-    others: tuple[int, ...] | None = None  # what the other convention makes of the same ids
+    others: tuple[int, ...] | None = None  # the layers that the other convention reads from the same ids
     other_share: float = 0.0
 
     @property
     def warning(self) -> str | None:
-        """What to do if the other reading is better; None if it is not, or if there is none."""
+        """Advice if the other convention is better; None if it is not, or if there is none."""
         if self.others is None or self.other_share < self.share + _MARGIN:
             return None
         better = "-".join(map(str, self.others))

@@ -1,4 +1,4 @@
-"""The published layouts of EAGLE: which tensors are which parameters, and what the config says of the layers.
+"""The published layouts of EAGLE: tensor names, and config keys of the layers.
 
     EAGLE-1, EAGLE-2, HASS   `fc.*`, `layers.{i}.*`; in old files of the speculators library `fusion_fc`, `transformer`
     FSPAD                    as EAGLE-1, with `fc.fc.*`, `fc.mlp.*` and `layers.0.mlp.down_proj` of twice the width
@@ -22,7 +22,7 @@ from ..families.llama_like import shape
 from ..files.weights import Published, count_parts
 from .contracts import DraftFiles
 
-# Of P-EAGLE and DFlash, whose other tensors are those of EAGLE-3, and of a drafter of blocks in EAGLE-1's layout.
+# Tensors of P-EAGLE, DFlash, and a drafter of blocks in EAGLE-1's layout, whose other tensors have EAGLE's names.
 _FOREIGN = ("mask_hidden", "hidden_norm.weight", "block_offsets.weight")
 HARMLESS = (r".*rotary_emb\.inv_freq",)
 
@@ -32,19 +32,19 @@ class EagleLayout:
     """One folder: the shape of its layers, its flags, and the published names of its parameters."""
 
     version: Literal["1", "3", "fspad"]
-    style: str  # whose layout it is, for people
-    config: DecoderConfig  # of the layers
-    features: int  # states of the target that are fused; 1 in EAGLE-1
-    vocabulary: int | None  # tokens that the head has; None: the head is the target's
-    norm_residual: bool = False  # the first layer adds to the normalised state
-    norm_inputs: Literal["", "each", "all"] = ""  # RMSNorm of each of the target's states, or of all side by side
-    norm_output: bool = False  # the normalised state is fed back
-    norm_head: bool = True  # the head reads the normalised state
-    gated: bool = False  # states and embeddings are mixed by a learned gate
-    tied: bool = False  # the head is the target's, rows of `d2t`
+    style: str  # the project that the layout comes from, for people
+    config: DecoderConfig  # shape of the layers
+    features: int  # number of the target's states that are fused; 1 in EAGLE-1
+    vocabulary: int | None  # number of ids of the head; None: the head is the target's
+    norm_residual: bool = False  # whether the first layer adds to the normalised state
+    norm_inputs: Literal["", "each", "all"] = ""  # RMSNorm of each of the target's states, or of their concatenation
+    norm_output: bool = False  # whether the normalised state is fed back
+    norm_head: bool = True  # whether the head reads the normalised state
+    gated: bool = False  # whether a learned gate mixes states and embeddings
+    tied: bool = False  # whether the head is the rows `d2t` of the target's
 
     def names(self, published: Mapping[str, Published]) -> dict[str, str | tuple[str, ...]]:
-        """The published name, or names, of each parameter that there may be."""
+        """The published name or names of each possible parameter."""
         old = "fusion_fc.weight" in published
         fusion = "fusion_fc" if old else "fc.fc" if self.version == "fspad" else "fc1" if self.gated else "fc"
         first = (
@@ -82,7 +82,7 @@ def is_eagle(config: Mapping[str, Any], published: Mapping[str, Published]) -> b
 
 
 def read_layout(files: DraftFiles) -> EagleLayout:
-    """What the files say. Raises ModelError for a variant that is not built, and for a config that names no layers."""
+    """The layout of the files. Raises ModelError for an unsupported variant, and for a config without layers."""
     config, published = files.config, files.published
     for name in ("embedding_layernorm.weight", "pre_lm_head_layernorm.weight"):
         if name in published:
@@ -136,7 +136,7 @@ def _third(files: DraftFiles, config: Mapping[str, Any], published: Mapping[str,
         raise ModelError(f"{files.name} has both fc_norm and input_norm", "at most one of them is built")
     tied = bool(config.get("tie_word_embeddings")) and "lm_head.weight" not in published
     vocabulary = config.get("draft_vocab_size") or layers.vocab
-    output = config.get("norm_output")  # the two projects mean different things by it
+    output = config.get("norm_output")  # two projects use this key with different meanings
     return EagleLayout(
         "3",
         "speculators" if speculators else "official",

@@ -1,4 +1,4 @@
-"""Loads an EAGLE of any layout for its target, and says what was decided."""
+"""Loads an EAGLE of any layout for its target, and reports the decisions made."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _check_target(files: DraftFiles, target: LanguageModel, form: EagleLayout) -
         raise ModelError(
             f"{files.name} has width {config.width} and {target.name} {target.width}, and no embed_tokens of its own"
         )
-    if abs(config.vocab - target.vocab_size) > target.vocab_size // 100:  # less is padding
+    if abs(config.vocab - target.vocab_size) > target.vocab_size // 100:  # a smaller difference is padding
         raise ModelError(
             f"{files.name} is for a vocabulary of {config.vocab} ids; {target.name} has {target.vocab_size}",
             "it was trained for another target",
@@ -102,7 +102,7 @@ def _check_target(files: DraftFiles, target: LanguageModel, form: EagleLayout) -
 
 
 def _recommended(config: Any) -> int | None:
-    """Tokens to draft, as a config of the speculators library says."""
+    """The number of tokens to draft that a config of the speculators library recommends."""
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
     count = methods[0].get("speculative_tokens")
     return count if isinstance(count, int) else None

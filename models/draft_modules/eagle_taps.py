@@ -17,20 +17,20 @@ from typing import Any
 from ..errors import ModelError
 
 _KEY = "eagle_aux_hidden_state_layer_ids"
-_LEAST = 7  # layers, below which the default ones are not three different layers
+_LEAST = 7  # with fewer layers, the three default taps are not distinct
 
 
 @dataclass(frozen=True, slots=True)
 class Taps:
-    """The layers whose outputs are read, -1 is the embedding, and why."""
+    """The layers whose outputs are read (-1 is the embedding), and the reason."""
 
     layers: tuple[int, ...]
     reason: str
-    others: tuple[int, ...] | None = None  # what the other convention makes of the same ids
+    others: tuple[int, ...] | None = None  # the layers that the other convention reads from the same ids
 
 
 def find_taps(config: Mapping[str, Any], layers: int, chosen: str | None = None) -> Taps:
-    """The taps of a config for a target of `layers`; `chosen` are outputs "1-29-57" that win over it.
+    """The taps of a config for a target of `layers`; `chosen`, such as "1-29-57", overrides them.
 
     Raises ModelError for ids that are no layers, and for a small target whose config names none.
     """

@@ -1,4 +1,4 @@
-"""A drafter that gives the distributions of several coming tokens a pass: blocks of pairs after an EAGLE-1.
+"""Falcon's drafter predicts several tokens per pass: blocks of pairs after an EAGLE-1.
 
 Falcon: Faster and Parallel Inference of Large Language Models through Enhanced Semi-Autoregressive Drafting and
 Custom-Designed Decoding Tree, https://arxiv.org/abs/2412.12639
@@ -33,7 +33,7 @@ _COUPLING = "lstm.weight_ih_l0"
 
 
 class BlockModule(EagleModule):
-    """An EAGLE-1 with the offsets of a block's queries."""
+    """An EAGLE-1 with a learned offset per query of a block."""
 
     kind: ClassVar[str] = "falcon"
     more_names: ClassVar[dict[str, str]] = {"offsets": _OFFSETS}
@@ -49,7 +49,7 @@ class BlockModule(EagleModule):
 
 
 def load(files: DraftFiles, target: LanguageModel) -> BlockModule:
-    """Raises ModelError for the authors' own files, and for an EAGLE that is not of the first version."""
+    """Raises ModelError for the authors' own files, and for an EAGLE of another version than the first."""
     if _COUPLING in files.published:
         raise ModelError(
             f"{files.name} has {_COUPLING}: its LSTM, which the authors' code runs over the batch, is not built",

@@ -1,4 +1,4 @@
-"""The layer of an EAGLE-3 in 8 bits over the few pairs that a single row feeds, without PyTorch between its kernels."""
+"""The layer of an EAGLE-3 in 8 bits over the few pairs of a single row: kernels in C, without PyTorch in between."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..plan import Plan
 def few_pairs(
     layer: Int8Layer, h: Tensor, inputs: Tensor, plan: Plan, cache: KVCache, rope: Rope, *, last: bool
 ) -> Tensor | None:
-    """The states after `layer` of pairs h [M, E], or of the `last` one alone, which attend among `inputs` [M, I].
+    """The states after `layer` of pairs h [M, E], or of the `last` one alone, whose attention reads `inputs` [M, I].
 
     None where the layer is to run operation by operation: for several rows, a text's first pairs, many of them, or
     another cache.

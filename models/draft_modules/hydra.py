@@ -35,8 +35,10 @@ from .token_heads import Head, HeadNames, matrix, read_heads
 
 _BLOCK = re.compile(r"(?P<stem>hydra_mlp\.(?P<head>\d+)\.(?P<block>\d+)\.linear)\.(?:weight|bias)")
 _ENTRY = re.compile(r"(?P<stem>hydra_mlp\.(?P<head>\d+)\.(?P<block>\d+)\.res_connection)\.(?:weight|bias)")
-_OUT = re.compile(r"(?P<stem>hydra_lm_head\.(?P<head>\d+)(?:\.\d+)?)\.(?:weight|bias)")  # after dropout: another index
-_PREFIX = "prefix_embeding_layer."  # spelt so
+_OUT = re.compile(
+    r"(?P<stem>hydra_lm_head\.(?P<head>\d+)(?:\.\d+)?)\.(?:weight|bias)"
+)  # after dropout the index differs
+_PREFIX = "prefix_embeding_layer."  # spelt this way in the files
 _LEFT_OUT = re.compile(rf"input_embed_fn\.weight|{re.escape(_PREFIX)}(?:embed_tokens\.weight|.*rotary_emb\.inv_freq)")
 
 
@@ -52,7 +54,7 @@ class Hydra(DraftModule):
         super().__init__(files, target)
         self.heads = nn.ModuleList(heads)
         self.depth = len(heads)
-        self.grounded = grounded  # else a head's distribution does not depend on the draft
+        self.grounded = grounded  # whether a head's distribution depends on the draft
         self.shared = False
         self.prefix = prefix  # a stack of one layer, fed states in place of embeddings
 
@@ -68,11 +70,11 @@ class Hydra(DraftModule):
         return torch.cat((states[:, None].expand(batch, nodes, -1), embedded), -1)
 
     def grounded_logits(self, states: Tensor, path: Tensor) -> Tensor:
-        """float32 [B, K, V] of the head for paths [B, K, D] of this length, from the states [B, E]."""
+        """Logits, float32 [B, K, V], of the head for this length of `path` [B, K, D], from the states [B, E]."""
         return self.over_vocabulary(self.heads[path.shape[-1] - 1](self.inputs(states, path)))
 
     def logits(self, states: Tensor, heads: range) -> Tensor:
-        """float32 [B, J, V] of heads that are not grounded, from the states [B, E]."""
+        """Logits, float32 [B, J, V], of heads that are not grounded, from the states [B, E]."""
         return self.over_vocabulary(torch.stack([self.heads[index](states) for index in heads], 1))
 
 

@@ -33,7 +33,7 @@ from ..plan import Plan
 from .contracts import DraftFiles, DraftKind, DraftModule, register
 from .parameters import fill, left_out, parameter
 
-_EXIT = 2  # the authors' for models of 7 billion parameters
+_EXIT = 2  # the authors' choice for models of 7 billion parameters
 _HARMLESS = (r".*rotary_emb\.inv_freq", r"embed_tokens\.weight", r"lm_head\.weight")
 
 
@@ -45,7 +45,7 @@ class AdapterLayer(DecoderLayer):
         del self.mlp_norm
 
     def _make_mlp(self, config: DecoderConfig) -> None:
-        """There is none."""
+        """Makes no parameters: the layer has no MLP."""
 
     def forward(self, h: Tensor, step: LayerPass, index: int, picked: Tensor | None = None) -> Tensor:
         return self._attention(h, step, index, picked)
@@ -67,7 +67,7 @@ class Kangaroo(DraftModule):
 
     @property
     def parameters_read(self) -> int:
-        """With the target's layers and head, which it uses."""
+        """Parameters that one drafting forward reads, including the target's layers and head."""
         target = self.target
         ends = target.vocab_size * target.width * 2
         layer = max(0, target.parameters - ends) // target.layers
@@ -103,7 +103,7 @@ def _rope(config: DecoderConfig) -> Rope:
 
 
 def _matches(config: Mapping[str, Any], published: Mapping[str, Published]) -> bool:
-    """A layer of attention alone, of plain width, and a norm."""
+    """Whether the tensors are one attention layer without MLP, of the target's width, and a norm."""
     own = {"norm.weight", "layers.0.input_layernorm.weight", "layers.0.self_attn.q_proj.weight"}
     others = {"fc.weight", "fc.fc.weight", "hidden_norm.weight", "layers.0.mlp.gate_proj.weight"}
     return own <= set(published) and not others & set(published)

@@ -77,7 +77,7 @@ def _check_quantize(files: DraftFiles, target: LanguageModel) -> None:
 
 
 def kind_named(name: str) -> DraftKind | None:
-    """The kind of this name, which is also its drafter's; None if there is none."""
+    """The kind of this name, which is also its drafter's name; None if there is none."""
     import_kinds()
     return KINDS.get(name)
 
@@ -93,7 +93,7 @@ def find(name_or_path: str | os.PathLike[str], *, revision: str | None = None, o
 
 
 def recognise(files: DraftFiles) -> DraftKind:
-    """The kind of module, told by the tensors first. Raises ModelError, with the tensors, if it is none."""
+    """The kind of module, decided by its tensors first. Raises ModelError, listing the tensors, if there is none."""
     import_kinds()
     _refuse_parallel_eagle(files)
     for kind in KINDS.values():
@@ -106,7 +106,7 @@ def recognise(files: DraftFiles) -> DraftKind:
 
 
 def _refuse_parallel_eagle(files: DraftFiles) -> None:
-    """A P-EAGLE has the tensors of an EAGLE-3, and drafts otherwise: as one it would load, and draft badly."""
+    """Raises ModelError for a P-EAGLE, which has EAGLE-3's tensors but drafts in another way, so would draft badly."""
     names = {files.config.get("speculators_model_type"), *(files.config.get("architectures") or ())}
     if "mask_hidden" in files.published or names & {"peagle", "PEagleDraftModel"}:
         raise ModelError(
@@ -117,7 +117,7 @@ def _refuse_parallel_eagle(files: DraftFiles) -> None:
 
 @cache
 def import_kinds() -> None:
-    """Import every module of this folder, each of which registers its kind."""
+    """Imports every module of this folder, each of which registers its kind."""
     for entry in pkgutil.iter_modules([str(Path(__file__).parent)]):
         import_module(f".{entry.name}", __package__)
 

@@ -46,12 +46,12 @@ _WINDOW = 512
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetKeys:
-    """K and V of the target's last layer for the rows of a plan; those from `count` on are not verified yet."""
+    """K and V of the target's last layer for the rows of a plan; slots from `count` on are not verified yet."""
 
     k: Tensor  # [B, >= S, K, D]
     v: Tensor  # [B, >= S, K, D]
     count: Tensor  # [B] int64
-    uniform: int | None = None  # host knowledge: all rows have as many, and all queries stand after them
+    uniform: int | None = None  # host knowledge: every row's count is this, and all queries come after it
 
 
 class CrossLayer(DecoderLayer):
@@ -67,7 +67,7 @@ class CrossLayer(DecoderLayer):
         self.cross_out_weight = parameter(config.width, heads)
 
     def forward_with(self, h: Tensor, step: LayerPass, keys: TargetKeys) -> Tensor:
-        """States h [B * Q, E] through the layer."""
+        """The states after the layer, from states h [B * Q, E]."""
         h = self._attention(h, step, 0, None)
         return self._mlp(self._cross(h, step, keys), step)
 
@@ -80,7 +80,7 @@ class CrossLayer(DecoderLayer):
 
 
 def _verified(plan: Plan, keys: TargetKeys, dtype: torch.dtype) -> AttentionPattern:
-    """What the queries see of the target's keys: those before them that are verified."""
+    """The pattern of the queries over the target's keys: verified ones before them are seen."""
     device = keys.k.device
     if keys.uniform is not None:
         return AttentionPattern("c" if backend(device, dtype) == "c" else "reference", keys.uniform)
@@ -94,7 +94,7 @@ def _verified(plan: Plan, keys: TargetKeys, dtype: torch.dtype) -> AttentionPatt
 
 
 class LongSpecModule(DraftModule):
-    """Runs plans over tokens, beside the target's keys."""
+    """Runs plans over tokens, with attention to the target's keys as well."""
 
     kind: ClassVar[str] = "longspec"
     head_read: ClassVar[bool] = True  # loading has looked at every weight

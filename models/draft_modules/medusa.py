@@ -29,7 +29,7 @@ _BLOCK = re.compile(r"(?P<stem>(?:medusa_head\.)?(?P<head>\d+)\.(?P<block>\d+)\.
 _OUT = re.compile(r"(?P<stem>(?:medusa_head\.)?(?P<head>\d+)\.(?P<block>\d+))\.weight")
 _VLLM_BLOCK = re.compile(r"(?P<stem>(?:medusa_heads\.)?blocks\.(?P<head>\d+)\.layers\.(?P<block>\d+))\.(?:weight|bias)")
 _VLLM_OUT = re.compile(r"(?P<stem>(?:medusa_heads\.)?lm_heads\.(?P<head>\d+))\.weight")
-_SHARED = ("lm_head", "lm_heads.0", "medusa_heads.lm_head", "medusa_heads.lm_heads.0")  # one head's for all
+_SHARED = ("lm_head", "lm_heads.0", "medusa_heads.lm_head", "medusa_heads.lm_heads.0")  # one matrix for all heads
 
 
 class Medusa(DraftModule):
@@ -48,11 +48,11 @@ class Medusa(DraftModule):
 
     @property
     def parameters_read(self) -> int:
-        """Those of one head, on average."""
+        """Parameters per head, on average."""
         return self.parameter_count // len(self.heads)
 
     def logits(self, states: Tensor, heads: range) -> Tensor:
-        """float32 [B, J, V] of these heads, from the target's states [B, E]."""
+        """Logits, float32 [B, J, V], of these heads, from the target's states [B, E]."""
         chosen: list[Any] = [self.heads[index] for index in heads]
         if self.shared:
             raw = chosen[0].out(torch.stack([head.states(states) for head in chosen], 1))

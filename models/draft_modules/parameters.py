@@ -32,7 +32,7 @@ def fill(
     device: torch.device,
     by_rows: tuple[str, ...] = (),
 ) -> None:
-    """Reads every parameter of `module`, which is on the meta device; one tensor at a time is held beside them.
+    """Reads every parameter of `module`, which is on the meta device; at most one further tensor is in memory.
 
     Args:
         fused_rows: the rows of each part of a fused parameter.
@@ -117,17 +117,17 @@ def _check(files: DraftFiles, wanted: Mapping[str, tuple[str, int, tuple[int, ..
 
 
 def parameter(*shape: int) -> nn.Parameter:
-    """Room for a parameter, on the meta device until `fill` reads it."""
+    """An empty parameter, on the meta device until `fill` reads it."""
     return nn.Parameter(torch.empty(shape))
 
 
 def multiplied(files: DraftFiles, weight: Tensor) -> Tensor:
-    """`weight`; a matrix is quantized to 8 bits where `files.quantize` is "int8"."""
+    """`weight`, quantized to 8 bits if it is a matrix and `files.quantize` is "int8"."""
     return int8.quantized(weight.detach()) if files.quantize == "int8" and weight.dim() == 2 else weight
 
 
 def target_rows(files: DraftFiles, target: LanguageModel, ids: Tensor) -> nn.Parameter:
-    """[Vd, E] a copy of the rows `ids` of the target's head; beside bfloat16 files it may be bfloat16, as they are."""
+    """[Vd, E] a copy of the rows `ids` of the target's head; for bfloat16 files it may be bfloat16."""
     weight = layout.dense(target.decoder.head.weight)  # type: ignore[attr-defined]
     if type(weight) not in (Tensor, nn.Parameter):
         raise ModelError(f"{files.name} drafts with rows of the head of {target.name}, which is quantized")
@@ -140,7 +140,7 @@ def target_rows(files: DraftFiles, target: LanguageModel, ids: Tensor) -> nn.Par
 
 
 def is_copy(own: Tensor | None, theirs: Tensor) -> bool:
-    """Whether a matrix is that of the target, which can then be shared."""
+    """Whether a matrix equals the target's, which can then be shared."""
     if own is None or own.shape != theirs.shape or own.device != theirs.device:
         return False
     ours, known = layout.dense(own), layout.dense(theirs)

@@ -27,7 +27,7 @@ from .contracts import DraftFiles, DraftKind, DraftModule, register
 
 _VECTORS = "prompt_embeddings"
 _WEIGHTS = "weighting_layers.{}.weight"
-# Settings that change what the vectors mean, and the value with which they change nothing.
+# Settings that change the meaning of the vectors, with the values that leave it unchanged.
 _PLAIN = {"use_custom_lm_head": False, "use_prefix_tuning": False, "num_exits": 1}
 
 
@@ -58,7 +58,7 @@ class PromptVectors(DraftModule):
         )
 
     def logits(self, normed: Tensor) -> Tensor:
-        """float32 [B, s, V] of each step, from the states after the final norm at its vectors, [B, s * c, E]."""
+        """Logits, float32 [B, s, V], of each step, from the normed states [B, s * c, E] at its vectors."""
         head: Any = self.target.decoder
         flat: Tensor = head.unembed(normed.flatten(0, 1)).float()
         each = flat.view(len(normed), -1, self.each, flat.shape[-1])
@@ -68,7 +68,7 @@ class PromptVectors(DraftModule):
 
 
 def load(files: DraftFiles, target: LanguageModel) -> PromptVectors:
-    """The vectors of peft files. Raises ModelError for what the authors' code can also train and this cannot run."""
+    """The vectors of peft files. Raises ModelError for settings of the authors' code that are not supported."""
     config, name = files.config, files.name
     if not hasattr(target.decoder, "unembed"):
         raise ModelError(f"{target.name} runs through transformers; {name} drafts for models of native families")
@@ -106,7 +106,7 @@ def load(files: DraftFiles, target: LanguageModel) -> PromptVectors:
 
 
 def _matches(config: Mapping[str, Any], published: Mapping[str, Published]) -> bool:
-    """Prompt tuning of peft's own, which goes before a text, has no `num_special_tokens`."""
+    """Whether the config has `num_special_tokens`, which peft's usual prompt tuning has not."""
     return _VECTORS in published and "num_special_tokens" in config
 
 

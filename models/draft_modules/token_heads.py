@@ -1,4 +1,4 @@
-"""Shared by heads on a target's state: residual blocks and a linear each, read in the layout of fast matmuls.
+"""Heads on a target's state, each of residual blocks and a linear, stored in the layout of fast matmuls.
 
 g = x + silu(W x + b), some times;  logits = U g (+ c)
 """
@@ -21,7 +21,7 @@ from ..model import LanguageModel
 from .contracts import DraftFiles
 from .parameters import multiplied
 
-_PADDING = 256  # rows by which the vocabulary of a head may differ from the target's: tables are padded to multiples
+_PADDING = 256  # rows by which a head's vocabulary may differ from the target's: tables are padded to multiples
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class HeadNames:
 
     blocks: dict[int, str] = field(default_factory=dict)  # the stem of each block, by its index in the file
     out: str = ""  # the stem of the last linear
-    entry: str = ""  # the stem of a second linear beside the first block, which makes its input narrower
+    entry: str = ""  # the stem of a linear parallel to the first block, for inputs wider than E
 
 
 class Block(nn.Module):
@@ -74,7 +74,7 @@ class Head(nn.Module):
         self.out = out
 
     def states(self, x: Tensor) -> Tensor:
-        """[..., E] what the last linear reads."""
+        """[..., E] the input of the last linear."""
         for block in self.blocks:
             x = block(x)
         return x
@@ -84,7 +84,7 @@ class Head(nn.Module):
 
 
 def matrix(*parts: Tensor) -> Tensor:
-    """A copy of a weight, whose rows are those of `parts`, as matmuls read it fastest."""
+    """A weight with the rows of all `parts`, copied to the layout in which matmuls are fastest."""
     first = parts[0]
     weight = layout.empty((sum(map(len, parts)), *first.shape[1:]), dtype=first.dtype, device=first.device)
     start = 0
@@ -103,7 +103,7 @@ def read_heads(
     row_index: Tensor | None = None,
     inputs: Sequence[int] = (),
 ) -> list[Head]:
-    """The heads of these names, in order; a tensor that several hold is in memory once.
+    """The heads of these names, in order; a tensor that several share is in memory once.
 
     Raises ModelError for tensors that are missing or do not fit the target.
 
@@ -144,7 +144,7 @@ def _digest(tensor: Tensor) -> tuple[torch.Size, bytes]:
 
 
 def _fitted(tensor: Tensor, rows: int, row_index: Tensor | None) -> Tensor:
-    """The rows [rows, ...] of a last linear; rows of padding are left out, and missing ones stay missing."""
+    """The rows [rows, ...] of a last linear; rows of padding are dropped, and missing rows stay missing."""
     if len(tensor) <= rows:
         return tensor
     return tensor[:rows] if row_index is None else tensor[row_index]
@@ -175,7 +175,7 @@ def _check(
     for at, (names, width) in enumerate(zip(heads, inputs, strict=True)):
         stems = [names.blocks[index] for index in sorted(names.blocks)]
         for stem, columns in zip(stems, [width, *[target.width] * len(stems)], strict=False):
-            actual = shapes.get(f"{stem}.weight", (target.width, columns))  # a missing one is named when it is read
+            actual = shapes.get(f"{stem}.weight", (target.width, columns))  # reading reports a missing one
             if actual != (target.width, columns):
                 raise ModelError(
                     f"{files.name}: {stem}.weight is {list(actual)}, and {target.name} needs {[target.width, columns]}",

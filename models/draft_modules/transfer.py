@@ -1,4 +1,4 @@
-"""Hidden transfer: linear maps that make the states of coming positions from the state of a token, inside the stack.
+"""Hidden transfer: linear maps predict the states of later positions from a token's state, inside the stack.
 
 Parallel Decoding via Hidden Transfer for Lossless Large Language Model Acceleration, https://arxiv.org/abs/2404.12022
 
@@ -28,13 +28,13 @@ _NAME = "transfer.{}.weight"
 
 
 class HiddenTransfer(DraftModule):
-    """The maps; the states that they make use the target's upper layers and head."""
+    """The maps; the states that they predict run through the target's upper layers and head."""
 
     kind = "transfer"
     states = TargetStates(normed=True)
 
     def __init__(self, files: DraftFiles, target: LanguageModel, layers: tuple[int, ...], maps: list[Tensor]) -> None:
-        """`maps` [E, E] from the outputs of `layers`."""
+        """`maps` [E, E] apply to the outputs of `layers`."""
         super().__init__(files, target)
         self.layers = layers
         self.maps = nn.ParameterList(nn.Parameter(weight, requires_grad=False) for weight in maps)
@@ -43,18 +43,18 @@ class HiddenTransfer(DraftModule):
         self.about = (f"states are made after layers {', '.join(map(str, layers))} of 0..{target.layers - 1}",)
 
     def make(self, step: int, states: Tensor) -> Tensor:
-        """The states of the positions step + 1 after those of `states` [.., E], outputs of that step's layer."""
+        """The states step + 1 positions after those of `states` [.., E], which are outputs of that step's layer."""
         return matmul(states.contiguous(), self.maps[step])
 
     def logits(self, normed: Tensor) -> Tensor:
-        """float32 [B, k, V], from the outputs after the final norm [B, k, E]."""
+        """Logits, float32 [B, k, V], from the outputs after the final norm [B, k, E]."""
         head: Any = self.target.decoder
         logits: Tensor = head.unembed(normed.flatten(0, 1)).float()
         return logits.view(*normed.shape[:2], -1)
 
 
 def load(files: DraftFiles, target: LanguageModel) -> HiddenTransfer:
-    """The maps of a folder. Raises ModelError for layers or widths that are not the target's."""
+    """The maps of a folder. Raises ModelError for layers or widths that the target does not have."""
     name, layers = files.name, files.config.get("layers")
     if not hasattr(target.decoder, "unembed"):
         raise ModelError(f"{target.name} runs through transformers; {name} drafts for models of native families")

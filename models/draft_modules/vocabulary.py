@@ -1,4 +1,4 @@
-"""The ids that a module of fewer ids drafts: draft id j is the target's id j + d2t[j], and t2d marks those."""
+"""The ids that a module of fewer ids drafts: draft id j is the target's id j + d2t[j], and t2d marks those ids."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def find_vocabulary(files: DraftFiles, target: LanguageModel, count: int | None,
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnIds:
-    """Ids that single rows of a batch draft beside those of the vocabulary."""
+    """Ids that single rows of a batch draft in addition to the vocabulary."""
 
     ids: Tensor  # [E] int64
     weight: Tensor  # [E, W] the head's rows for them
-    own: Tensor  # [B, E] bool: which of them a row of the cache drafts
+    own: Tensor  # [B, E] bool: the ids that each row of the cache drafts
 
     def logits(self, states: Tensor, plan: Plan) -> Tensor:
-        """[M, E] of `states` [M, W], as many for each row of the plan; -inf for the ids of other rows."""
+        """Logits [M, E] of `states` [M, W], M / B per row of the plan; -inf for the ids of other rows."""
         logits = matmul(states, self.weight)
         if len(self.own) == 1:
             return logits
