@@ -35,9 +35,8 @@ from .token_heads import Head, HeadNames, matrix, read_heads
 
 _BLOCK = re.compile(r"(?P<stem>hydra_mlp\.(?P<head>\d+)\.(?P<block>\d+)\.linear)\.(?:weight|bias)")
 _ENTRY = re.compile(r"(?P<stem>hydra_mlp\.(?P<head>\d+)\.(?P<block>\d+)\.res_connection)\.(?:weight|bias)")
-_OUT = re.compile(
-    r"(?P<stem>hydra_lm_head\.(?P<head>\d+)(?:\.\d+)?)\.(?:weight|bias)"
-)  # after dropout the index differs
+# After dropout the index of the output layer differs.
+_OUT = re.compile(r"(?P<stem>hydra_lm_head\.(?P<head>\d+)(?:\.\d+)?)\.(?:weight|bias)")
 _PREFIX = "prefix_embeding_layer."  # spelt this way in the files
 _LEFT_OUT = re.compile(rf"input_embed_fn\.weight|{re.escape(_PREFIX)}(?:embed_tokens\.weight|.*rotary_emb\.inv_freq)")
 

@@ -1,1 +1,1 @@
-"""Operations with a definition that runs anywhere and, where it pays, a Triton version beside it."""
+"""Operations: each has a definition that runs anywhere and, where faster, versions in Triton or C."""

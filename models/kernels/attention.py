@@ -1,4 +1,4 @@
-"""Attention of queries at arbitrary positions over slots of a cache, and what every query of a forward sees of them.
+"""Attention of queries at arbitrary positions over slots of a cache, and the pattern of slots that each query sees.
 
     attend(q, k, v, pattern)[b, i] = sum_s softmax_s(q[b, i] . k[r, s] / sqrt(D)) v[r, s]
 
@@ -25,34 +25,34 @@ from .cpu.attention import attend_c, causal_c, faster
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
 
-_LAST = 256  # slots at the end of a row, up to which the kernel in C takes a mask
+_LAST = 256  # the kernel in C takes a mask of at most so many slots at the end of a row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionPattern:
-    """What every query of a forward sees, worked out once for all layers."""
+    """The slots that every query of a forward sees, computed once for all layers."""
 
     backend: Backend
     extent: int  # slots read, from 0
     rows: Tensor | None = None  # [B] cache row of each plan row
     mask: Tensor | CausalBias | None = None  # [B, 1, Q, S] additive
     causal: bool = False
-    ends: Tensor | None = None  # [B] int64: the kernel in C reads so many slots of a row; with it `last` is of these
-    last: Tensor | None = None  # [B, Q, M] float32, of a mask that hides some of the last M slots alone
+    ends: Tensor | None = None  # [B] int64: slots of each row that the kernel in C reads; `last` then ends there
+    last: Tensor | None = None  # [B, Q, M] float32 mask of the last M slots, where all others are seen
     dead: Tensor | None = None  # flat indices into [B * S] (CPU) or bool [B, S, 1, 1]: slots past their row's length
-    positions: Tensor | None = None  # the rest is for the Triton version, which reads the pattern itself
+    positions: Tensor | None = None  # this and the following fields are for the Triton version
     lengths: Tensor | None = None
     visible: Visible | None = None
-    allowed: Tensor | None = None  # [B, Q, S] bool, patterns that are not a rule on positions or parents
-    nodes: Tensor | None = None  # [B, Q] int64, of tree drafts: the node that each query is
+    allowed: Tensor | None = None  # [B, Q, S] bool, for patterns that no rule on positions or parents gives
+    nodes: Tensor | None = None  # [B, Q] int64, for tree drafts: the node of each query
 
     @property
     def in_c(self) -> bool:
-        """Whether the kernel in C takes it as it is; a causal one is given to it in parts."""
+        """Whether the kernel in C takes the whole pattern; a causal one runs in chunks of queries."""
         return (self.backend == "c" and not self.causal) or self.last is not None or self.ends is not None
 
     def narrowed(self, picked: Tensor) -> AttentionPattern:
-        """What the queries `picked` [B, M] see."""
+        """The pattern of the queries `picked` [B, M]."""
         if self.mask is None and self.positions is None and not self.causal:
             return self
         rows = torch.arange(len(picked), device=picked.device)[:, None]
@@ -93,7 +93,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: floa
         return _capped(q, k, v, pattern, cap)
     q = q.transpose(1, 2)
     batch, heads, queries, dim = q.shape
-    # Where all queries see the same, heads that share keys stand one after the other: these are read once for all.
+    # Where all queries see the same slots, heads that share keys are stacked, so that the keys are read once.
     shared = pattern.mask is None and not pattern.causal
     out = F.scaled_dot_product_attention(
         q.reshape(batch, k.shape[2], -1, dim) if shared else q,
@@ -107,7 +107,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: floa
 
 
 def _attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern) -> Tensor | None:
-    """The same by the pattern's kernel; None where the definition is faster with such queries."""
+    """`attend` by the pattern's kernel; None where the definition is faster for these queries."""
     if pattern.backend == "triton":
         from .attention_triton import attend_triton
 
@@ -121,7 +121,7 @@ def _attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern
 
 
 def _capped(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: float) -> Tensor:
-    """The same with capped scores, softmax in float32."""
+    """`attend` with capped scores, softmax in float32."""
     q = rearrange(q, "b q (k g) d -> b k g q d", k=k.shape[2])
     scores = torch.einsum("bkgqd,bskd->bkgqs", q, k) / q.shape[-1] ** 0.5
     scores = (scores / cap).tanh() * cap
@@ -156,7 +156,7 @@ def visible_rows(stored: Tensor, pattern: AttentionPattern) -> Tensor:
     read = read_rows(stored, pattern)
     if pattern.dead is None:
         return read
-    # A masked weight is 0, but 0 * NaN is NaN: the values themselves have to go.
+    # A masked weight is 0, but 0 * NaN is NaN: the values themselves are set to 0.
     if pattern.dead.dtype == torch.bool:
         return read.masked_fill(pattern.dead, 0)
     read = read.clone(memory_format=torch.contiguous_format) if pattern.rows is None else read
@@ -173,12 +173,12 @@ def attention_pattern(
     reference: bool = False,
     window: int | None = None,
 ) -> AttentionPattern:
-    """What the queries of `plan` see among the first `extent` slots, and the version of `attend` that runs on it.
+    """The pattern of the queries of `plan` over the first `extent` slots, with the version of `attend` that runs.
 
     With `reference`, that is the definition. A `window` hides the slots of positions that far before a query's or more.
     """
     if window is not None and extent <= window:
-        window = None  # nothing lies that far back
+        window = None  # no slot is that far back
     whole = _sees_all(plan) and window is None
     chosen: Backend = "reference"
     if not reference:
@@ -229,7 +229,7 @@ def attention_pattern(
 
 
 def _of_row_ends(pattern: AttentionPattern, mask: Tensor, lengths: Tensor) -> AttentionPattern:
-    """The pattern for the kernel in C, where no query misses more than some of the last slots of its row."""
+    """The pattern for the kernel in C, if queries miss only some of the last slots of their rows."""
     order = torch.arange(mask.shape[-1])
     hidden = (mask < 0).any(1) & (order < lengths[:, None])
     count = int((lengths - torch.where(hidden, order, mask.shape[-1]).amin(1)).amax())
@@ -258,7 +258,7 @@ def visible_slots(plan: Plan, extent: int, window: int | None = None) -> Tensor:
         return valid & (slot // visible.block <= block[..., None])
     if visible.ids is not None:
         own = visible.ids.gather(1, plan.slots.clamp(min=0))
-        after = torch.iinfo(visible.ids.dtype).max  # slots that no id is given for are not seen
+        after = torch.iinfo(visible.ids.dtype).max  # slots without an id are not seen
         segments = F.pad(visible.ids, (0, extent - visible.ids.shape[1]), value=after)
         return valid & (segments[:, None] <= own[..., None]) & (positions >= 0)[..., None]
     if visible.parents is not None and visible.base is not None:
@@ -296,7 +296,7 @@ def _sees_all(plan: Plan) -> bool:
 
 
 def mask_of_the_last(plan: Plan, extent: int) -> Tensor | None:
-    """[B, Q, M] bool: what is seen of the last M slots that are read, all queries seeing those before.
+    """[B, Q, M] bool: which of the last M read slots each query sees; all queries see the slots before.
 
     Of masks, trees and chains that are known to end with what is read and not to begin with it; else None.
     """
@@ -324,7 +324,7 @@ def _dead(plan: Plan, extent: int) -> Tensor | None:
 
 
 def _tree(parents: Tensor, base: Tensor, extent: int) -> Tensor:
-    """Slots below `base` and those of ancestors, for nodes stored from `base` on -> bool [B, T, S]."""
+    """Slots below `base` and slots of ancestors, for nodes stored from `base` on -> bool [B, T, S]."""
     nodes = parents.shape[-1]
     rank = torch.arange(extent, device=base.device) - base[:, None]  # [B, S] node stored in each slot
     inside = (rank >= 0) & (rank < nodes)
@@ -334,10 +334,10 @@ def _tree(parents: Tensor, base: Tensor, extent: int) -> Tensor:
 
 
 def _lineage(parents: Tensor) -> Tensor:
-    """Which nodes each node of `parents` [T] or [B, T] descends from, and itself: bool [T, T] or [B, T, T]."""
+    """The ancestors of each node of `parents` [T] or [B, T], itself included: bool [T, T] or [B, T, T]."""
     nodes = parents.shape[-1]
     index = torch.arange(nodes, device=parents.device)
     reach = ((parents[..., None] == index) | (index[:, None] == index)).float()
-    for _ in range(max(1, (nodes - 1).bit_length())):  # squaring doubles the depth that is covered
+    for _ in range(max(1, (nodes - 1).bit_length())):  # squaring doubles the covered depth
         reach = (reach @ reach).clamp_(max=1)
     return reach.bool()

@@ -1,4 +1,4 @@
-"""Attention over slots that lie in parts, the first of which may be one that all rows have in common.
+"""Attention over slots in two parts, the first of which all rows may share.
 
 Hydragen: High-Throughput LLM Inference with Shared Prefixes, https://arxiv.org/abs/2402.05099
 LongSpec: Long-Context Lossless Speculative Decoding with Efficient Drafting and Verification,
@@ -25,13 +25,13 @@ from .attention import AttentionPattern, additive_mask, attention_pattern, read_
 from .choice import backend
 from .cpu.attention import attend_c, faster
 
-Part = tuple[Tensor, Tensor, AttentionPattern]  # K and V [R or 1, >= S, K, D]; one row is that of all
+Part = tuple[Tensor, Tensor, AttentionPattern]  # K and V [R or 1, >= S, K, D]; a single row serves all
 
 
 def pattern_parts(
     plan: Plan, count: int, *, extent: int, dtype: torch.dtype, device: torch.device, reference: bool = False
 ) -> tuple[AttentionPattern, AttentionPattern]:
-    """What the queries see of the first `count` slots, which are shared, and of those from there on up to `extent`.
+    """The patterns of the queries over the first `count` slots, which are shared, and over slots `count` to `extent`.
 
     With `reference`, both are for the definition.
     """
@@ -55,7 +55,7 @@ def attend_parts(q: Tensor, first: Part, second: Part, cap: float | None = None)
 
 
 def merge_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """The attention over all slots together [B, Q, H, D], from what `attend_part` gives of each of disjoint parts.
+    """The attention over all slots together [B, Q, H, D], from the results of `attend_part` for disjoint parts.
 
     A query may see nothing of a part, and gets 0 where it sees nothing at all.
     """
@@ -70,7 +70,7 @@ def merge_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 def attend_part(
     q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The attention over one part alone [B, Q, H, D], and its log-sum-exps [B, Q, H], -inf where nothing is seen."""
+    """The attention over one part alone [B, Q, H, D], and its log-sum-exps [B, Q, H], -inf for a query that sees none."""
     batch, queries, heads, dim = q.shape
     rows = k.shape[0] if pattern.rows is None else batch
     by_row = q.reshape(rows, -1, heads, dim)
@@ -81,7 +81,7 @@ def attend_part(
         return out.view(q.shape), sums.view(q.shape[:3])
     k, v = visible_rows(k, pattern), visible_rows(v, pattern)
     kv, wide = k.shape[2], torch.promote_types(q.dtype, torch.float32)
-    # Heads before rows: so that the keys need no copy where those of a head lie together.
+    # Heads before rows: the keys need no copy where each head's keys are contiguous.
     scaled = rearrange(q.to(wide) * dim**-0.5, "(r b) q (k g) d -> (k r) (b q g) d", r=rows, k=kv)
     keys, values = (rearrange(each, "r s k d -> (k r) s d").to(wide) for each in (k, v))
     scores = scaled @ keys.transpose(1, 2)
@@ -91,7 +91,9 @@ def attend_part(
     if mask is not None:
         by_query = rearrange(scores, "(k r) (b q g) s -> k (r b) q g s", r=rows, q=queries, g=heads // kv)
         by_query += mask[:, 0, :, None]
-    highest = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(wide).min)  # of a query that sees nothing, too
+    highest = scores.amax(-1, keepdim=True).clamp(
+        min=torch.finfo(wide).min
+    )  # finite also for a query that sees no slot
     weights = scores.sub_(highest).exp_()
     total = weights.sum(-1, keepdim=True)
     out = weights @ values / total.clamp(min=torch.finfo(wide).tiny)

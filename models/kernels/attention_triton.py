@@ -27,7 +27,7 @@ from torch import Tensor
 from .choice import interpreted
 
 _BIDIRECTIONAL, _CAUSAL, _SEGMENTS, _MASK, _TREE = range(5)
-_SHORT = 64  # queries times heads of one key head, up to which slots are split
+_SHORT = 64  # slots are split where queries times heads per key head are at most this
 
 
 @triton.jit
@@ -35,7 +35,7 @@ def _attend(
     q_ptr,
     k_ptr,
     v_ptr,
-    out_ptr,  # [B, Q, H, D]; if SPLITS: [P, B, Q, H, D] float32, what each part adds up to
+    out_ptr,  # [B, Q, H, D]; if SPLITS: [P, B, Q, H, D] float32, the sum of each part
     top_ptr,  # [P, B, Q, H] float32, written if SPLITS: the highest score of each part
     mass_ptr,  # [P, B, Q, H] float32, written if SPLITS
     positions_ptr,  # [B, Q]
@@ -89,7 +89,7 @@ def _attend(
         q = q.to(tl.float32)
     position = tl.load(positions_ptr + row * queries + i, mask=present, other=-1)
     last = tl.minimum(tl.load(lengths_ptr + row), extent)
-    reach = position + 1  # the first slot that a query does not see, worked out here: divisions are dear in the loop
+    reach = position + 1  # the first slot that a query does not see; outside the loop, where a division is cheaper
     if KIND == 2:
         reach = (position // block + 1) * block
     if KIND == 1 or KIND == 2:
@@ -130,7 +130,7 @@ def _attend(
         if KIND == 4:
             rank = s - base
             along = (rank < 0)[None, :] & present[:, None]
-            # From every query's node up: a parent stands before its child, so the way ends below this block of slots.
+            # From each query's node to its ancestors: parents come before children, so the walk ends below this block.
             node = tl.where(start + BLOCK_S > base, own, -1)
             lowest = tl.maximum(start - base, 0)
             while tl.max(node, 0) >= lowest:
@@ -141,7 +141,7 @@ def _attend(
             sees = sees & along
         score = tl.where(sees, score, float("-inf"))
         higher = tl.maximum(top, tl.max(score, 1))
-        level = tl.where(higher == float("-inf"), 0.0, higher)  # a query that has seen nothing yet
+        level = tl.where(higher == float("-inf"), 0.0, higher)  # a query that has seen no slot yet
         weight = tl.exp(score - level[:, None])
         correction = tl.exp(top - level)
         mass = mass * correction + tl.sum(weight, 1)
@@ -188,7 +188,7 @@ def _combine(
 
 
 def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: Any, *, split: int | None = None) -> Tensor:
-    """`attend` for an `AttentionPattern` that holds the plan's own rule: q [B, Q, H, D] -> [B, Q, H, D].
+    """`attend` for an `AttentionPattern` with the plan's own rule: q [B, Q, H, D] -> [B, Q, H, D].
 
     k and v are [R, >= S, K, D].
 
@@ -213,7 +213,7 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: Any, *, split: int |
     if not out.numel():
         return out
     stacked = queries * (heads // kv)  # queries before one key head
-    large = dim <= 64 and q.dtype != torch.float32  # what fits the shared memory of small GPUs
+    large = dim <= 64 and q.dtype != torch.float32  # fits the shared memory of small GPUs
     block_q = 16 if stacked <= 16 else 64 if large else 32
     if split is None:
         split = parts_of(stacked)
@@ -266,7 +266,7 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: Any, *, split: int |
 
 
 def parts_of(stacked: int) -> int:
-    """How many slots one program reads, `stacked` queries and heads standing before one key head; 0: all of them.
+    """The number of slots per program, for `stacked` queries times heads per key head; 0: all slots.
 
     A part's sums are written and read once more, in float32: with 16 slots for each of them that stays an eighth of
     what reading its keys and values in 16 bits costs, or less.

@@ -1,4 +1,4 @@
-"""Which version of a kernel runs: the definition ("reference"), Triton's, or one in C. Nothing else decides it."""
+"""Which version of a kernel runs: the definition ("reference"), Triton's, or one in C."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def backend(device: torch.device, dtype: torch.dtype | None = None, *, suited: b
 
 @lru_cache
 def _fastest(device: torch.device, dtype: torch.dtype | None, suited: bool, watched: object, *asked: object) -> Backend:
-    """What nothing forces; found once for all of this, of which `asked` are functions that tests replace."""
+    """The fastest backend, cached by all arguments; `asked` are functions that tests replace."""
     if suited and device.type == "cuda" and _has_triton():
         return "triton"
     return "c" if dtype is not None and runs_in_c(device, dtype) else "reference"
 
 
 def prepare(device: torch.device, dtype: torch.dtype, *folders: Path) -> None:
-    """Compiles the C files in `folders` and here, so that the first step of a decode need not wait for them."""
+    """Compiles the C files in `folders` and here, so that the first decoding step does not wait for it."""
     if device.type == "cpu" and dtype in library.TYPES:
         library.prepare(Path(library.__file__).parent, *folders)
 

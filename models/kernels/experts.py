@@ -1,4 +1,4 @@
-"""A sparse MLP: which experts each token takes, with what weights, and what they make of it.
+"""A sparse MLP: routes each token to experts, and sums their weighted outputs.
 
     y = sum over the chosen experts e of w_e * down_e(activation(gate_e x) * up_e x)
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..decoder_config import Activation, ExpertsConfig
 from .matmul import matmul
 
-Stack = Tensor | Sequence[Tensor] | nn.ParameterList  # a matrix of each expert
+Stack = Tensor | Sequence[Tensor] | nn.ParameterList  # one matrix per expert
 Glu = Callable[[Tensor, Activation], Tensor]
 _ALIGNED = 8  # bfloat16 entries of a row that the grouped matmul of GPUs loads at once
 
@@ -51,7 +51,7 @@ def route(
 
 
 def _pool(ranked: Tensor, blocks: Tensor, size: int) -> Tensor:
-    """[T, E] bool: the `size` experts whose score somewhere in a token's block is the highest."""
+    """[T, E] bool: the `size` experts with the highest score of any token in the token's block."""
     _, block = torch.unique(blocks, return_inverse=True)
     highest = ranked.new_full((int(block.max()) + 1, ranked.shape[1]), -torch.inf)
     highest.scatter_reduce_(0, block[:, None].expand_as(ranked), ranked, "amax")
@@ -99,6 +99,6 @@ def _split(rows: Tensor, counts: Tensor) -> Sequence[Tensor]:
 
 
 def _grouped(x: Tensor, gate_up: Tensor, down: Tensor) -> bool:
-    """Whether one grouped matmul runs for all experts."""
+    """Whether one grouped matmul can run all experts."""
     aligned = gate_up.shape[2] % _ALIGNED == 0 and down.shape[2] % _ALIGNED == 0
     return x.is_cuda and x.dtype == torch.bfloat16 and aligned

@@ -1,4 +1,4 @@
-"""How a matrix of weights is laid out in memory, which only time and rounding depend on.
+"""Memory layouts of weight matrices; they affect only speed and rounding.
 
 A checkpoint holds W [N, K] row by row, which suits matmuls of many rows. A CPU's matmuls of few rows, which decoding
 is made of, read a float32 matrix up to twice as fast where its columns lie together and do not all begin in the same
@@ -16,8 +16,8 @@ from .cpu import panels
 from .cpu.packed import PackedWeight
 
 _SETS = 256  # entries: columns whose distance is a multiple of it compete for the same lines of a cache
-_APART = 16  # entries, one line of a cache, that put them into different ones
-_STRIP = 64  # rows that are transposed at once, so that what is written stays in a cache
+_APART = 16  # extra entries, one cache line, that move columns to different lines
+_STRIP = 64  # rows transposed at once, so that the output stays in a cache
 
 
 def empty(
@@ -36,12 +36,12 @@ def empty(
     rows, columns = shape
     apart = rows if rows % _SETS else rows + _APART
     columns_apart = torch.empty(columns, apart, dtype=dtype, device=device)
-    columns_apart[:, rows:] = 0  # some matmuls multiply it, and leave the result out
+    columns_apart[:, rows:] = 0  # some matmuls multiply the gap and drop the result
     return columns_apart[:, :rows].t()
 
 
 def repacked(weight: Tensor) -> Tensor | None:
-    """A copy of `weight` [N, K] in panels; None where matmuls are as fast without."""
+    """A copy of `weight` [N, K] in panels; None where panels make matmuls no faster."""
     if not panels.is_faster(weight.shape, weight.dtype, weight.device):
         return None
     copy = panels.empty(weight.shape[0], weight.shape[1], weight.dtype)
@@ -60,12 +60,12 @@ def rows_of(weight: Tensor, index: Tensor) -> Tensor:
 
 
 def stored(weight: Tensor) -> Tensor:
-    """The plain tensor that holds the numbers of `weight`, in whatever order."""
+    """The plain tensor that holds the numbers of `weight`, in any order."""
     return weight.packed if isinstance(weight, panels.Panels) else weight
 
 
 def whole(weight: Tensor) -> Tensor | None:
-    """The matrix [>= N, K] without gaps whose first rows are `weight` [N, K]; None where it lies in no such one."""
+    """The matrix [>= N, K] without gaps whose first rows are `weight` [N, K]; None where there is no such matrix."""
     (rows, columns), (step, apart) = weight.shape, weight.stride()
     if step == 1 and apart > rows:
         return weight.as_strided((apart, columns), (1, apart))
@@ -73,7 +73,7 @@ def whole(weight: Tensor) -> Tensor | None:
 
 
 def fill(weight: Tensor, source: Tensor, start: int = 0) -> None:
-    """Copies `source` [n, ...] to the rows from `start` on of `weight` [N, ...], however the two lie."""
+    """Copies `source` [n, ...] to the rows from `start` on of `weight` [N, ...], whatever their layouts."""
     if isinstance(weight, panels.Panels):
         weight.fill(source, start)
         return

@@ -19,8 +19,8 @@ from . import layout
 from .cpu.packed import PackedWeight
 from .variable import forced
 
-_CHUNK = 2**23  # entries that are computed at once with gaps between their rows, which are then brought together
-_LEAST = 2**20  # multiplications, below which finding oneDNN's kernel costs more than it saves
+_CHUNK = 2**23  # entries computed at once into rows with gaps, which are then removed
+_LEAST = 2**20  # with fewer multiplications, finding oneDNN's kernel costs more than it saves
 
 
 def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -39,11 +39,11 @@ def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def add_matmul(h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """h [M, N] + x [M, K] @ weight [N, K].T (+ bias [N]), the sum made by the matmul itself where it can be."""
+    """h [M, N] + x [M, K] @ weight [N, K].T (+ bias [N]), added by the matmul itself where possible."""
     if isinstance(weight, PackedWeight):
         out = weight.matmul(x, h)
         return out if bias is None else out.add_(bias)
-    if type(weight) is not nn.Parameter:  # quantized: such weights know F.linear alone
+    if type(weight) is not nn.Parameter:  # quantized: such weights support only F.linear
         return h + F.linear(x, weight, bias)
     whole = _for_onednn(x, weight)
     if whole is not None:
@@ -54,7 +54,7 @@ def add_matmul(h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None)
 
 
 def matmul_into(out: Tensor, x: Tensor, weight: Tensor) -> None:
-    """Writes x [M, K] @ weight [N, K].T to `out` [M, N], of any type, whose rows may lie apart."""
+    """Writes x [M, K] @ weight [N, K].T to `out` [M, N], of any type, whose rows need not be contiguous."""
     if isinstance(weight, PackedWeight):
         weight.matmul_into(out, x)
     else:
@@ -64,7 +64,7 @@ def matmul_into(out: Tensor, x: Tensor, weight: Tensor) -> None:
 class Linear(nn.Linear):
     """nn.Linear by `matmul`."""
 
-    again: Tensor | None = None  # the weight once more as matmuls read it fastest, where others read it otherwise
+    again: Tensor | None = None  # a second copy of a shared weight, in the layout of fast matmuls
 
     def forward(self, input: Tensor) -> Tensor:
         weight = self.weight if self.again is None else self.again
@@ -75,7 +75,7 @@ class Linear(nn.Linear):
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether oneDNN multiplies float32 matrices faster here than what F.linear calls; not where PyTorch does not tell.
+    """Whether oneDNN multiplies float32 matrices faster here than F.linear does; False where PyTorch does not say.
 
     The processor's name decides and no measurement, so that a machine rounds the same way every time.
     """
@@ -91,7 +91,7 @@ def onednn_is_faster() -> bool:
 
 
 def _for_onednn(x: Tensor, weight: Tensor) -> Tensor | None:
-    """`weight` with what lies between its columns, as oneDNN multiplies it; None where F.linear is to."""
+    """`weight` with the gaps between its columns, as oneDNN multiplies it; None where F.linear should run."""
     if (
         not onednn_is_faster()
         or x.numel() * weight.shape[0] < _LEAST
@@ -106,7 +106,7 @@ def _for_onednn(x: Tensor, weight: Tensor) -> Tensor | None:
 
 
 def _in_chunks(x: Tensor, weight: Tensor, whole: Tensor, bias: Tensor | None) -> Tensor:
-    """The matmul, a few rows at a time: with the gaps, the result is held beside that without."""
+    """The matmul, a few rows at a time: each result with gaps exists in addition to the one without."""
     (count, columns), step = weight.shape, max(1, _CHUNK // whole.shape[0])
     out = x.new_empty(*x.shape[:-1], count)
     parts = torch.split(x.reshape(-1, columns), step), torch.split(out.view(-1, count), step)

@@ -31,7 +31,7 @@ from .variable import VARIABLE
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """Versions of `norm`, `rotary_and_cache` and `glu` that go together; all have the definitions' signatures."""
+    """A set of versions of `norm`, `rotary_and_cache` and `glu`, with the signatures of the definitions."""
 
     norm: Callable[[Tensor, Tensor, float], Tensor]
     rotary_and_cache: Callable[[Tensor, Tensor, Tensor, int, Slots | None, int], tuple[Tensor, Tensor, Tensor]]
@@ -42,7 +42,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [..., E] normalised and multiplied by `weight` [E], in x's dtype."""
     if x.dtype != torch.float32 or not x.is_cpu or x.requires_grad:
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
-    # On a CPU the library's is a dozen small operations, where five do.
+    # On a CPU the library's norm runs a dozen small operations; these are five.
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     mean_square = torch.addcmul(_constant(eps), length, length, value=1 / x.shape[-1])
     return (x * mean_square.rsqrt_()).mul_(weight)
@@ -57,7 +57,7 @@ def _constant(value: float) -> Tensor:
 def rotary_and_cache(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots | None, layer: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotated queries [B, Q, H, D], and the keys and values that they attend to, [rows, >= S, K, D] each.
+    """Rotated queries [B, Q, H, D], and the keys and values to attend to, [rows, >= S, K, D] each.
 
     Args:
         qkv: [B, Q, H + 2 K, D], queries, keys and values of each head.
@@ -82,7 +82,7 @@ def rotary_and_cache(
 def rotary_and_cache_c(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots | None, layer: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same in C where keys and values go to slices of a cache of their dtype, or to none."""
+    """`rotary_and_cache` in C, if keys and values go to slices of a cache of their dtype, or to no cache."""
     if slots is None:
         return *apply_rotary_c(qkv, cos, sin, heads, None), qkv[:, :, (heads + qkv.shape[2]) // 2 :]
     if slots.views is None and slots.straight:
@@ -98,16 +98,16 @@ def rotary_and_cache_c(
 
 
 def glu(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
-    """[..., M] of `gate_up` [..., 2 M], which may be overwritten where nothing is to be differentiated."""
+    """[..., M] of `gate_up` [..., 2 M], which may be overwritten where no gradients are needed."""
     gate, up = gate_up.chunk(2, -1)
     if activation != "silu":
         return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
-    # In place where nothing is to be differentiated: a fresh tensor of this size costs more than the arithmetic.
+    # In place where no gradients are needed: a fresh tensor of this size costs more than the arithmetic.
     return F.silu(gate) * up if gate_up.requires_grad else F.silu(gate, inplace=True).mul_(up)
 
 
 def glu_c(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
-    """`glu` in C, for the activation that it has."""
+    """`glu` in C, for the activation that the kernel supports."""
     return swiglu_c(gate_up) if activation == "silu" else glu(gate_up, activation)
 
 
@@ -127,7 +127,7 @@ def choose_ops(device: torch.device, dtype: torch.dtype, *, reference: bool = Fa
 
 @lru_cache
 def _chosen(kind: str | None, device: torch.device, dtype: torch.dtype, watched: object, *compiled: object) -> Ops:
-    """What all of this decides, so that a forward looks it up; `compiled` are functions that tests replace."""
+    """The operations for these arguments, cached for later forwards; `compiled` are functions that tests replace."""
     chosen = "reference" if kind == "reference" else backend(device, dtype)
     if chosen == "reference":
         return REFERENCE
@@ -136,7 +136,7 @@ def _chosen(kind: str | None, device: torch.device, dtype: torch.dtype, watched:
 
 @cache
 def triton_ops(*, all_of_them: bool) -> Ops:
-    """Triton's; its norm, which is no faster than PyTorch's, only with `all_of_them`."""
+    """The operations in Triton; its norm, which is no faster than PyTorch's, only with `all_of_them`."""
     from .glu_triton import swiglu_triton
     from .norm_triton import norm_triton
     from .rotary_triton import rotate_into_triton

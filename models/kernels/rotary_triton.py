@@ -1,4 +1,4 @@
-"""Rotary embedding and the cache's writes in Triton: one program a position and head of the qkv product."""
+"""Rotary embedding and the cache's writes in Triton: one program per position and head of the qkv product."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations

@@ -8,5 +8,5 @@ VARIABLE = "PARDEC_KERNELS"
 
 
 def forced() -> str:
-    """What the variable says, "auto" where it says nothing."""
+    """The value of the variable, "auto" where it is not set."""
     return os.environ.get(VARIABLE) or "auto"

@@ -1,4 +1,4 @@
-"""Attention by a kernel in C: of queries that see all slots, or all but some of the last, on a CPU."""
+"""Attention by a kernel in C on a CPU, for queries that see all slots or all but some of the last."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from . import library
 from .library import COUNT, POINTER, TYPES
 
-_CHUNK = 64  # queries of a causal call at once, so that few of the slots that these read are hidden
-_WIDE = 64  # dimensions, above which it is faster with a single query
+_CHUNK = 64  # queries computed at once in a causal call, so that few of the slots read are hidden
+_WIDE = 64  # with more dimensions, PyTorch's attention is faster for a single query
 _FILE = Path(__file__).with_name("attention.c")
 _ARGUMENTS = (COUNT, *[POINTER] * 8, *[COUNT] * 8)
 _Steps = ctypes.c_ssize_t * 14
@@ -26,7 +26,7 @@ def faster(q: Tensor) -> bool:
 
 
 def causal_c(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of q [B, S, H, D] over k, v [B, S, K, D], by `attend_c`, some queries after the other: as q."""
+    """Causal attention of q [B, S, H, D] over k, v [B, S, K, D], by `attend_c` in chunks of queries: as q."""
     hidden = torch.full((_CHUNK, _CHUNK), -torch.inf).triu_(1)
     parts = []
     for start in range(0, q.shape[1], _CHUNK):
@@ -45,7 +45,7 @@ def attend_c(
     lengths: Tensor | None = None,
     sums: Tensor | None = None,
 ) -> Tensor:
-    """Attention of q [B, Q, H, D] over the slots of k, v [B, S, K, D]: as q. The last dimensions lie together.
+    """Attention of q [B, Q, H, D] over the slots of k, v [B, S, K, D]: as q. The last dimensions are contiguous.
 
     q, k and v are float32 or bfloat16, all the same, and the mask is float32.
     A row reads its first `lengths` [B] int64 slots, at least one, or all. All of them are seen, or all but those for

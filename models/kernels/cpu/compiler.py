@@ -1,4 +1,4 @@
-"""The C compiler: which it is, and what it makes of a file in a bounded time."""
+"""Finds the C compiler, and compiles a file in bounded time."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from functools import cache
 from pathlib import Path
 
 FLAGS = ("-O3", "-march=native", "-fPIC", "-fopenmp")
-_SECONDS = 30.0  # that all runs of a process may take; as a rule they take one each
-_MOST = 1 << 20  # bytes, above which what is said is no compiler's message
+_SECONDS = 30.0  # limit for all compilations of a process; a typical one takes one second
+_MOST = 1 << 20  # bytes; longer output is no compiler's message
 _left = _SECONDS
 
 log = logging.getLogger(__name__)
 
 
 class CompilerError(Exception):
-    """A compiler does not start, or fails, or makes nothing."""
+    """A compiler does not start, or fails, or writes no output."""
 
 
 class TookTooLong(CompilerError):
-    """It did not end in time."""
+    """The compiler did not end in time."""
 
 
 def command() -> tuple[str, ...] | None:
-    """$CC, with the options that it may hold, else cc, gcc or clang: the first that there is."""
+    """$CC, with the options in it, else the first of cc, gcc and clang that exists."""
     return _command(os.environ.get("CC", "").strip())
 
 
@@ -52,7 +52,7 @@ def _locate(words: str) -> tuple[str, ...] | None:
         return (whole,)
     try:
         name, *options = shlex.split(words)
-    except ValueError:  # a quote without its end
+    except ValueError:  # an unclosed quote
         return None
     first = shutil.which(name)
     return (first, *options) if first else None
@@ -78,7 +78,7 @@ def build(source: Path, command: Sequence[str], openmp: str) -> bytes:
 
 
 def _run(arguments: Sequence[str]) -> str:
-    """Its output."""
+    """Runs a command and returns its output."""
     global _left
     if _left <= 0:
         raise TookTooLong("compilers have taken too long in this process")
@@ -98,7 +98,7 @@ def _run(arguments: Sequence[str]) -> str:
         code = process.wait(max(start + _left - time.monotonic(), 0))
     except BaseException as error:
         with suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+            os.killpg(process.pid, signal.SIGKILL)  # with all processes that it started
         process.wait()
         if isinstance(error, subprocess.TimeoutExpired):
             raise TookTooLong(f"{arguments[0]} did not end in {_left:.0f} s") from None
@@ -114,7 +114,7 @@ def _run(arguments: Sequence[str]) -> str:
 
 
 def _read_output(process: subprocess.Popen[bytes], until: float) -> bytes:
-    """Its output. Raises TimeoutExpired where it still runs at `until`, CompilerError where it is far too long."""
+    """The output of `process`. Raises TimeoutExpired where it still runs at `until`, CompilerError where it is far too long."""
     assert process.stdout is not None
     descriptor, report = process.stdout.fileno(), b""
     poll = select.poll()

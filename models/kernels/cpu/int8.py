@@ -1,4 +1,4 @@
-"""Weights in 8 bits, for matmuls whose every digit need not be right: those of drafts.
+"""Weights in 8 bits, for matmuls that need not be precise: those of drafts.
 
     W[n, k] ~ scale[n] * (packed[n // 32, k // 4, n % 32, k % 4] - 128),  scale[n] = max over k of |W[n, k]| / 127
 
@@ -19,7 +19,7 @@ from . import library
 from .library import COUNT, POINTER, STEP
 from .packed import PackedWeight
 
-WIDTH, EACH = 32, 4  # rows of a panel, and k that lie together, as int8.c has them
+WIDTH, EACH = 32, 4  # rows of a panel, and contiguous k, as in int8.c
 _FILE = Path(__file__).with_suffix(".c")
 _ARGUMENTS = (COUNT, POINTER, STEP, *[POINTER] * 3, STEP, COUNT, POINTER, STEP, *[COUNT] * 4)
 
@@ -39,7 +39,7 @@ class Int8Weight(PackedWeight):
     def __init__(self, *parts: object) -> None: ...
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
-        """The tensors that it takes memory with."""
+        """The names of the tensors that hold its memory."""
         return ["packed", "scale"], None
 
     @property
@@ -75,7 +75,7 @@ class Int8Weight(PackedWeight):
         self._run(kinds[x.dtype], flat.data_ptr(), flat.stride(0), None, 0, *to, len(flat))
 
     def matmul_at(self, kind: int, x: int, count: int, out: int, base: int | None = None) -> None:
-        """`matmul` of addresses: each has `count` rows, which lie together, of numbers of one of `library.TYPES`."""
+        """`matmul` of addresses: each has `count` contiguous rows of a type in `library.TYPES`."""
         rows, length = self.shape
         self._run(kind, x, length, base, rows, kind, out, rows, count)
 
@@ -103,13 +103,13 @@ class Int8Weight(PackedWeight):
 
 
 def _by_rows(x: Tensor, length: int) -> Tensor:
-    """x [..., K] as [M, K], each row of which lies together."""
+    """x [..., K] as [M, K], each row contiguous."""
     flat = x.reshape(-1, length)
     return flat if flat.stride(1) == 1 else flat.contiguous()
 
 
 def quantized(weight: Tensor) -> Int8Weight:
-    """A matrix [N, K] of finite weights, rounded."""
+    """A matrix [N, K] of finite weights, rounded to 8 bits."""
     rows, columns = weight.shape
     wide = torch.full((-(-rows // WIDTH) * WIDTH, -(-columns // EACH) * EACH), 128, dtype=torch.uint8)
     scale = torch.zeros(len(wide))
@@ -120,7 +120,7 @@ def quantized(weight: Tensor) -> Int8Weight:
 
 
 def runs() -> bool:
-    """Whether the processor multiplies bytes, by a kernel that could be compiled and may be chosen."""
+    """Whether the processor multiplies bytes, and the kernel could be compiled and may be chosen."""
     return library.allowed() and _able()
 
 

@@ -1,4 +1,4 @@
-"""A layer with weights in 8 bits over a few queries of one row: its kernels in C, one straight after the other.
+"""A layer with weights in 8 bits over a few queries of one row, as a direct sequence of kernels in C.
 
 It gives the bits that the layer gives operation by operation. What lies between kernels of 20 to 100 µs there (tensors,
 views, the choice of a version) takes as long as they do, and a drafter goes through it several times a round.
@@ -15,7 +15,7 @@ from torch import Tensor
 from . import attention, layer, library
 from .int8 import Int8Weight
 
-MOST = 32  # queries, above which the kernels decide how long it takes
+MOST = 32  # with more queries, the kernels themselves dominate the time
 _Strides = ctypes.c_ssize_t * 6
 _Steps = ctypes.c_ssize_t * 14
 
@@ -28,7 +28,7 @@ class Int8Layer:
     out: Int8Weight
     gate_up: Int8Weight
     down: Int8Weight
-    norm: Tensor  # [E] of the MLP
+    norm: Tensor  # [E] the MLP's norm
     epsilon: float
     heads: int
     kv_heads: int

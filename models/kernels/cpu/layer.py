@@ -23,7 +23,7 @@ _Steps = ctypes.c_ssize_t * 6
 
 
 def usable(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels run for states of this dtype on `device`, now."""
+    """Whether the kernels can run now for states of this dtype on `device`."""
     fits = device.type == "cpu" and dtype in TYPES and not torch.is_grad_enabled() and not library.is_traced()
     return fits and library.allowed() and norm() is not None
 
@@ -81,10 +81,10 @@ def norm() -> Any:
 
 
 def gate() -> Any:
-    """The compiled gate, of the same library."""
+    """The compiled gate, from the library of the norm."""
     return library.kernel(_FILE, "pardec_gate", _GATE)
 
 
 def rotation() -> Any:
-    """The compiled rotation, of the same library."""
+    """The compiled rotation, from the library of the norm."""
     return library.kernel(_FILE, "pardec_turn", _ROTARY)

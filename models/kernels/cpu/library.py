@@ -27,20 +27,20 @@ from ...files import cache_dir
 from ..variable import forced
 from . import compiler
 
-_AGAIN = 3600  # seconds
+_AGAIN = 3600  # seconds before a compiler that took too long is tried again
 _SEAL = hashlib.sha256().digest_size
 _OPENMP = re.compile(r"/\S*/lib(?:gomp|iomp5|omp)\S*\.so\S*")
 
-SPREAD = 2**20  # multiplications, below which threads cost more than they save
+SPREAD = 2**20  # with fewer multiplications, threads cost more than they save
 
 log = logging.getLogger(__name__)
 
 POINTER, STEP, COUNT = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
-TYPES = {torch.float32: 0, torch.bfloat16: 1}  # what vectors.h calls them
+TYPES = {torch.float32: 0, torch.bfloat16: 1}  # their numbers in vectors.h
 
 
 def allowed() -> bool:
-    """Whether kernels in C may be chosen: not where the variable PARDEC_KERNELS forces others."""
+    """Whether kernels in C may be chosen: PARDEC_KERNELS may force others."""
     return forced() == "auto"
 
 
@@ -57,7 +57,7 @@ def is_traced() -> bool:
 
 
 def threads(work: int) -> int:
-    """Threads for so many multiplications."""
+    """The number of threads for `work` multiplications."""
     return torch.get_num_threads() if work >= SPREAD else 1
 
 
@@ -73,13 +73,13 @@ def kernel(source: Path, name: str, arguments: tuple[Any, ...]) -> Any:
 
 
 def supported() -> bool:
-    """On processors with AVX-512: what it has decides and no measurement, so that a machine rounds one way."""
+    """Whether the processor has AVX-512: not measured speed, so that a machine always rounds the same way."""
     return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 @cache
 def has_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 itself."""
+    """Whether this processor has instructions that multiply bfloat16."""
     return has_tiles() or bool(_capabilities().get("avx512_bf16"))
 
 
@@ -117,14 +117,14 @@ def _library(source: Path, command: tuple[str, ...], openmp: str) -> ctypes.CDLL
             return ctypes.CDLL(str(folder / name))
     except OSError as error:
         cache_dir.warn_uncached(error)
-    with tempfile.TemporaryDirectory(prefix="pardec-") as folder_:  # a library stays loaded when its file goes
+    with tempfile.TemporaryDirectory(prefix="pardec-") as folder_:  # a library stays loaded after its file is deleted
         file = Path(folder_) / name
         file.write_bytes(compiler.build(source, command, openmp))
         return ctypes.CDLL(str(file))
 
 
 def _build(source: Path, command: tuple[str, ...], openmp: str, folder: Path) -> bytes:
-    """A library. A compiler that took too long is not tried again by the processes of the next hour."""
+    """Compiles a library. A compiler that took too long is not tried again for an hour, by any process."""
     marker = folder / f"too-long-{_digest(' '.join(command).encode())}"
     with suppress(OSError):
         if 0 <= time.time() - cache_dir.require_own(marker).stat().st_mtime < _AGAIN:
@@ -137,12 +137,12 @@ def _build(source: Path, command: tuple[str, ...], openmp: str, folder: Path) ->
 
 
 def _sealed(content: bytes) -> bytes:
-    """The library with its checksum appended, which a loader ignores."""
+    """The library with its checksum appended; loaders ignore it."""
     return content + hashlib.sha256(content).digest()
 
 
 def _whole(file: Path) -> bool:
-    """Whether that is a file of this user alone as `_sealed` made it. One cut short would kill the process."""
+    """Whether only this user can write the file, and it is whole: loading a truncated one would kill the process."""
     try:
         content = cache_dir.require_own(file).read_bytes()
     except OSError:
@@ -151,7 +151,7 @@ def _whole(file: Path) -> bool:
 
 
 def _openmp() -> str | None:
-    """The file of the OpenMP threads that PyTorch has loaded: a second kind of them would wait against the first."""
+    """The OpenMP library that PyTorch has loaded: threads of a second one would compete with the first."""
     try:
         files = _OPENMP.findall(Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape"))
     except OSError:
@@ -160,12 +160,12 @@ def _openmp() -> str | None:
 
 
 def _key(source: Path, command: tuple[str, ...], openmp: str) -> str:
-    """Names what was compiled, by what and for which processor: a home folder may be that of several machines."""
+    """A name for the source, compiler and processor: several machines may share a home folder."""
     about = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
     features = "\n".join(line for line in about.splitlines() if line.startswith(("model name", "flags")))
     status = os.stat(command[0])  # not its --version: it might hang
     by = *command, str(status.st_size), str(status.st_mtime_ns)
-    files = (source, *sorted(Path(__file__).parent.glob("*.h")))  # what it may include
+    files = (source, *sorted(Path(__file__).parent.glob("*.h")))  # files that it may include
     words = (platform.machine(), *by, *compiler.FLAGS, openmp, features)
     return _digest(b"\0".join([*(file.read_bytes() for file in files), *map(os.fsencode, words)]))
 

@@ -1,4 +1,4 @@
-"""Weights that lie in memory as a kernel in C reads them, and are otherwise matrices like all others."""
+"""Weights in the memory layout of a kernel in C; other operations treat them as plain matrices."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch.utils._pytree import tree_map_only
 
 
 class PackedWeight(Tensor):
-    """A matrix [N, K] of weights on a CPU, which is only read. Other operations of PyTorch take it as `dense` is."""
+    """A read-only matrix [N, K] of weights on a CPU. Other operations of PyTorch use `dense`."""
 
     @property
     def dense(self) -> Tensor:
-        """[N, K], row by row."""
+        """The plain matrix [N, K], row by row."""
         raise NotImplementedError
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """What the class makes the same weight of; tensors are those that hold its numbers."""
+        """The arguments that make the same weight again; its tensors hold the numbers."""
         raise NotImplementedError
 
     def matmul(self, x: Tensor, base: Tensor | None = None) -> Tensor:
@@ -27,7 +27,7 @@ class PackedWeight(Tensor):
         raise NotImplementedError
 
     def matmul_into(self, out: Tensor, x: Tensor) -> None:
-        """Writes x [M, K] @ self.T to `out` [M, N], of any type, whose rows may lie apart."""
+        """Writes x [M, K] @ self.T to `out` [M, N], of any type, whose rows need not be contiguous."""
         out.copy_(self.matmul(x))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeight:

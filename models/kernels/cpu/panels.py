@@ -27,9 +27,9 @@ from . import library
 from .library import COUNT, POINTER, STEP
 from .packed import PackedWeight
 
-WIDTH = 48  # rows of a panel, as panels.c has it
-LEAST = 2**18  # entries of a float32 matrix, below which a cache may hold it and PyTorch's matmul is as fast
-LEAST_BFLOAT16 = 2**14  # entries of a bfloat16 matrix, below which a call costs more than PyTorch's slow arithmetic
+WIDTH = 48  # rows of a panel, as in panels.c
+LEAST = 2**18  # a smaller float32 matrix may fit a cache, where PyTorch's matmul is as fast
+LEAST_BFLOAT16 = 2**14  # for a smaller bfloat16 matrix, a call costs more than PyTorch's slow arithmetic
 _FILE = Path(__file__).with_suffix(".c")
 _FLOATS, _HALVES, _PAIRS = range(3)  # types of x and of weights: see panels.c
 _ARGUMENTS = (POINTER, STEP, POINTER, COUNT, POINTER, STEP, POINTER, COUNT, COUNT, COUNT, COUNT)
@@ -100,7 +100,7 @@ class Panels(PackedWeight):
 
 
 def is_faster(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether matmuls of `dtype` are faster with such weights in panels."""
+    """Whether panels make matmuls of `dtype` with weights of this shape faster."""
     least = {torch.float32: LEAST, torch.bfloat16: LEAST_BFLOAT16}.get(dtype)
     if least is None or (dtype == torch.bfloat16 and library.has_tiles()):
         return False
@@ -108,13 +108,13 @@ def is_faster(shape: Sequence[int], dtype: torch.dtype, device: torch.device) ->
 
 
 def runs(shape: Sequence[int], device: torch.device, least: int = LEAST) -> bool:
-    """Whether a matrix has `least` entries, and there is a kernel for panels."""
+    """Whether a matrix has at least `least` entries, and there is a kernel for panels."""
     large = len(shape) == 2 and shape[0] * shape[1] >= least
     return large and device.type == "cpu" and library.allowed() and kernel() is not None
 
 
 def empty(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Panels:
-    """Memory for a matrix of so many rows and columns, of float32 or bfloat16."""
+    """An empty matrix of `rows` and `columns` in panels, float32 or bfloat16."""
     each = 1 if dtype == torch.float32 else 2
     packed = torch.empty(-(-rows // WIDTH), -(-columns // each), WIDTH, each, dtype=dtype, device="cpu")
     packed[-1, :, (rows - 1) % WIDTH + 1 :] = 0
@@ -129,6 +129,6 @@ def kernel() -> Any:
 
 @cache
 def multiplies_pairs() -> bool:
-    """Whether the kernel multiplies pairs of bfloat16."""
+    """Whether the kernel multiplies bfloat16 in pairs."""
     run = library.kernel(_FILE, "pardec_pairs", ())
     return run is not None and bool(run())

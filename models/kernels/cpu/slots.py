@@ -1,4 +1,4 @@
-"""Slots of all layers' keys and values, moved in one call: PyTorch begins four operations for each layer."""
+"""Moves slots of all layers' keys and values in one call, where PyTorch needs four operations per layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ARGUMENTS = (POINTER, POINTER, COUNT, POINTER, POINTER, COUNT)
 
 
 def moves(stores: Sequence[Tensor]) -> bool:
-    """Whether there is a kernel, and all of these are on the CPU and nobody follows what is done to them."""
+    """Whether there is a kernel, all `stores` are on the CPU, and nothing traces PyTorch's operations."""
     here = all(store.device.type == "cpu" for store in stores)
     return here and library.allowed() and not library.is_traced() and _kernel() is not None
 
