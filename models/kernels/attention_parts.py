@@ -70,7 +70,7 @@ def merge_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 def attend_part(
     q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The attention over one part alone [B, Q, H, D], and its log-sum-exps [B, Q, H], -inf for a query that sees none."""
+    """The attention over one part [B, Q, H, D], and its log-sum-exps [B, Q, H], -inf for a query that sees no slot."""
     batch, queries, heads, dim = q.shape
     rows = k.shape[0] if pattern.rows is None else batch
     by_row = q.reshape(rows, -1, heads, dim)
@@ -91,9 +91,8 @@ def attend_part(
     if mask is not None:
         by_query = rearrange(scores, "(k r) (b q g) s -> k (r b) q g s", r=rows, q=queries, g=heads // kv)
         by_query += mask[:, 0, :, None]
-    highest = scores.amax(-1, keepdim=True).clamp(
-        min=torch.finfo(wide).min
-    )  # finite also for a query that sees no slot
+    # The highest score is finite also for a query that sees no slot.
+    highest = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(wide).min)
     weights = scores.sub_(highest).exp_()
     total = weights.sum(-1, keepdim=True)
     out = weights @ values / total.clamp(min=torch.finfo(wide).tiny)
