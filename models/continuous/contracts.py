@@ -52,7 +52,7 @@ class Gaussian:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fed:
-    """The tokens that a backbone with a cache was fed; those of guidance are as many again."""
+    """The tokens fed to a backbone with a cache; guidance feeds as many again."""
 
     spans: np.ndarray  # [R, 2] int64: the first one that the last call fed to each of its rows, and after the last one
     prompts: np.ndarray  # [B] int64: tokens of the prompts of each condition, guidance included
@@ -60,11 +60,11 @@ class Fed:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """What a call of a `ReusingBackbone` takes from earlier ones; by default it computes everything."""
+    """The results that a call of a `ReusingBackbone` reuses from earlier calls; by default none."""
 
-    uncond: bool = False  # states without the condition: those with it, and the difference of the last call of both
-    share: float | None = None  # of the decoder's positions that pass all of its layers; None: all, of new inputs
-    margin: int = 0  # but at least so many more than the tokens that are wanted or have become known
+    uncond: bool = False  # unconditional states are the conditional ones plus the difference in the last call with both
+    share: float | None = None  # share of the decoder's positions that pass all its layers; None: all, with new inputs
+    margin: int = 0  # positions computed, at least, in addition to the wanted and newly known tokens
 
 
 class Head(Protocol):
@@ -94,7 +94,7 @@ class Head(Protocol):
         ...
 
     def ready(self, states: States, every: int = 1) -> States:
-        """The same states, for one walk through all transitions: what these share may be computed once.
+        """The states, prepared for one walk through all transitions: shared values may be computed once.
 
         With `every` > 1 only the first tenth of them, and those whose index is a multiple of it, are computed in full;
         the others take from the last one that was what the blocks add, and what the condition changes.
@@ -133,7 +133,7 @@ class Backbone(Protocol):
 
     @property
     def fed(self) -> Fed | None:
-        """What the last call fed; None where every call feeds all tokens."""
+        """The tokens that the last call fed; None where every call feeds all tokens."""
         ...
 
     def start(self, conditions: Sequence[Condition], *, size: tuple[int, int] | None, guided: bool) -> Backbone:
@@ -146,7 +146,7 @@ class Backbone(Protocol):
         ...
 
     def reusing(self, layer: int | None) -> ReusingBackbone | None:
-        """The backbone of one request whose calls may take from earlier ones; None where there is none.
+        """A backbone for one request whose calls reuse results of earlier calls; None where there is none.
 
         `layer` is the decoder's whose values say which positions have changed, from 0; None: positions are always all
         computed. Raises ModelError where it has no such layer.
@@ -171,9 +171,9 @@ class Backbone(Protocol):
 
 
 class ReusingBackbone(Backbone, Protocol):
-    """A backbone whose calls may take from earlier ones: of the same rows, which advance by equally many tokens."""
+    """A backbone whose calls reuse earlier results, for the same rows, which advance by equally many tokens."""
 
-    reuse: Reuse  # of the coming calls
+    reuse: Reuse  # for the next calls
 
     @property
     def sequences(self) -> int:
@@ -188,7 +188,7 @@ class ReusingBackbone(Backbone, Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ContinuousModel(ImageModel):
-    """A model of vectors: what gives states, and what gives tokens' distributions from them."""
+    """A model of vectors: a backbone that computes states, and a head that computes tokens' distributions."""
 
     backbone: Backbone
     head: Head

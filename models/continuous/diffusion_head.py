@@ -101,7 +101,7 @@ class MARHead(nn.Module):
         return self.at(x, self.modulations(self.time_embed(timesteps) + condition))
 
     def modulations(self, y: Tensor) -> list[Modulations]:
-        """Of every block and the last layer, by y [..., W] = time_embed(timestep) + condition."""
+        """The modulations of every block and the last layer, for y [..., W] = time_embed(timestep) + condition."""
         y = F.silu(y)
         return [each.modulations(y) for each in (*self.res_blocks, self.final_layer)]
 
@@ -114,7 +114,7 @@ class MARHead(nn.Module):
 
 
 class _ModulationCache:
-    """The modulations of conditions in transitions, computed for some of these at a time as they count down."""
+    """Caches modulations, computed for several transitions at a time as these count down."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class _ModulationCache:
         conditioning: Tensor,
         order: Sequence[int] | None = None,
     ) -> None:
-        """Of these parts of the head; `times` [T, W] and `conditioning` [..., N, W], which the network adds.
+        """For `parts` of the head; the network adds `times` [T, W] and `conditioning` [..., N, W].
 
         `order` has the transitions that are asked for, ascending; None is every one.
         """
@@ -132,7 +132,7 @@ class _ModulationCache:
         self._cache: dict[int, tuple[Modulations, ...]] = {}
 
     def at(self, index: int) -> tuple[Modulations, ...]:
-        """Of the transition of this index."""
+        """The modulations of transition `index`."""
         if index not in self._cache:
             conditioning = self._conditioning
             count = conditioning.numel() // conditioning.shape[-1]
@@ -155,7 +155,7 @@ class _Ready(States):
 
 
 class _BlockCache:
-    """What the blocks add to tokens along their paths, and what the condition changes, from some transitions to others.
+    """Caches what the blocks add to tokens, and the effect of the condition, from full transitions to later ones.
 
     LazyMAR: Accelerating Masked Autoregressive Models via Feature Caching, https://arxiv.org/abs/2503.12450
 
@@ -175,7 +175,7 @@ class _BlockCache:
         self._added = self._change = torch.empty(0)  # [N, W] and [N, d]
 
     def outputs(self, x: Tensor, index: int, *, guided: bool) -> Tensor:
-        """As of `TransitionHead.outputs`."""
+        """See `TransitionHead.outputs`."""
         network = self._network
         if index in self._full:
             modulations = self._whole.at(index)
@@ -199,7 +199,7 @@ class _BlockCache:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reusing(States):
-    """States some of whose transitions take from earlier ones, along one path."""
+    """States for one path, on which some transitions reuse results of earlier ones."""
 
     blocks: _BlockCache = field(kw_only=True)
 
@@ -208,7 +208,7 @@ class TransitionHead:
     """A network and the times of transitions, whose embeddings and modulations are computed once for many tokens."""
 
     def __init__(self, network: MARHead, timesteps: Tensor) -> None:
-        """`timesteps` [T]: what the network is given of each transition, index 0 first."""
+        """`timesteps` [T]: the network's input for each transition, index 0 first."""
         self.network = network
         self._timesteps = timesteps.to(network.input_proj.weight.device)
 

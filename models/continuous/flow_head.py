@@ -25,14 +25,14 @@ from ..errors import ModelError
 from .contracts import Gaussian, States
 from .diffusion_head import MARHead, TransitionHead
 
-_MOST = 1000  # steps
+_MOST = 1000  # limit of steps
 
 
 class FlowHead(TransitionHead):
     """A network that predicts velocities, over steps of a flow."""
 
     def __init__(self, network: MARHead, steps: int, *, noise: float = 1.0, shift: float = 1.0) -> None:
-        """`noise` is w and `shift` that of times. Raises ModelError unless 2 <= steps <= 1000, w >= 0 and shift > 0."""
+        """`noise` is w, `shift` shifts times. Raises ModelError unless 2 <= steps <= 1000, w >= 0 and shift > 0."""
         if not 2 <= steps <= _MOST:
             raise ModelError(
                 f"a flow takes 2 to {_MOST} steps, got {steps}", "20 to 50 are what NextStep-1 is run with"

@@ -26,7 +26,7 @@ class LayerCache:
     def __init__(self) -> None:
         self.k, self.v = torch.empty(0), torch.empty(0)  # [R, H, L, D / H]
         self.at: Tensor | None = None  # [R, K] the positions that the coming calls compute; None: they replace all
-        self.first: int | None = None  # instead: so many at the beginning, and new ones after the end
+        self.first: int | None = None  # instead: calls compute the first so many, and new ones after the end
 
     def put(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keeps what a call computes, and returns the keys and values of all positions."""
@@ -73,18 +73,18 @@ class Block(nn.Module):
         return self.feed(self.attend(x, mask, cache))
 
     def attend(self, x: Tensor, mask: Tensor | None, cache: LayerCache | None = None) -> Tensor:
-        """Its first half."""
+        """The first half of a block: adds attention to x."""
         out: Tensor = x + self.attn(self.norm1(x), mask, cache)
         return out
 
     def feed(self, x: Tensor) -> Tensor:
-        """And its second, of each position by itself."""
+        """The second half of a block: adds the MLP to x, position by position."""
         out: Tensor = x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.norm2(x))))
         return out
 
 
 class MARBackbone(nn.Module):
-    """From known tokens and a class to a vector z of every token."""
+    """Maps known tokens and a class to a vector z per token."""
 
     causal = False
 
@@ -134,7 +134,7 @@ class MARBackbone(nn.Module):
     def encode(
         self, latents: Tensor, known: Tensor, labels: Tensor, caches: Sequence[LayerCache] | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """States [R, B + n, D] of the class's positions and the known tokens, in raster order; n is the most of a row.
+        """States [R, B + n, D] of the class's positions and the known tokens, in raster order; n is a row's maximum.
 
         Also the index [R, n] of each of these tokens, S for padding, and which states are real, None if all are.
         """

@@ -1,4 +1,4 @@
-"""MAR's backbone for decoding: without a memory, and with what earlier steps computed (LazyMAR's two caches).
+"""MAR's backbone for decoding: stateless, or with results of earlier steps (LazyMAR's two caches).
 
 LazyMAR: Accelerating Masked Autoregressive Models via Feature Caching, https://arxiv.org/abs/2503.12450
 
@@ -37,7 +37,7 @@ class Reader:
         self.network, self.head = network, head
 
     def start(self, conditions: Any, *, size: Any, guided: bool) -> Reader:
-        """Itself: all of its states change with every token."""
+        """Returns itself: nothing is cached, since all states change with every token."""
         return self
 
     def reusing(self, layer: int | None) -> ReusingReader:
@@ -88,11 +88,11 @@ class ReusingReader:
         self._difference = torch.empty(0)  # [R, S, D] without the condition - with it, of the decoder's outputs
 
     def start(self, conditions: Any, *, size: Any, guided: bool) -> ReusingReader:
-        """Itself."""
+        """Returns itself."""
         return self
 
     def reusing(self, layer: int | None) -> ReusingReader:
-        """Another one."""
+        """A new reader."""
         return ReusingReader(self.network, self.head, layer)
 
     @property
@@ -109,7 +109,7 @@ class ReusingReader:
     def states(
         self, latents: Tensor, known: Tensor, labels: Tensor, wanted: Tensor, scale: Tensor | None = None
     ) -> States:
-        """As of `Backbone.states`."""
+        """See `Backbone.states`."""
         both = scale is not None and not self.reuse.uncond
         self.sequences = 1 + both
         inputs = (latents, known, labels, wanted)
@@ -185,7 +185,7 @@ class ReusingReader:
         cache.k, cache.v = cache.k[:count], cache.v[:count]
 
     def _changed(self, before: Tensor, now: Tensor, must: Tensor) -> Tensor:
-        """[R, K] ascending: the positions that pass the layers to come, tokens of `must` [R, S] among them.
+        """[R, K] ascending: the positions that the next layers compute, including the tokens `must` [R, S].
 
         What has changed the most follows from the first rows of the values [.., H, L, D / H], those of the condition.
         """

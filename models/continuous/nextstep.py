@@ -33,7 +33,7 @@ Grid = tuple[int, int]  # rows and columns of tokens
 
 
 class Projectors(nn.Module):
-    """From tokens to inputs of the decoder, and from its outputs to conditions of the head."""
+    """Maps tokens to the decoder's inputs, and the decoder's outputs to the head's conditions."""
 
     def __init__(self, size: int, width: int) -> None:
         super().__init__()
@@ -43,15 +43,15 @@ class Projectors(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts of a condition: ids with it, and without it or with what guidance leads away from, for a grid."""
+    """The prompts of a condition for a grid: its ids, and those of the negative or empty prompt of guidance."""
 
     ids: Callable[[Condition, Grid], tuple[list[int], list[int]]]
-    grid: Callable[[tuple[int, int] | None], Grid]  # of images of so many pixels, or the model's own
+    grid: Callable[[tuple[int, int] | None], Grid]  # pixels -> the token grid; None: the model's own size
     longest: int | None  # positions that the model was trained with
 
 
 class NextStepReader:
-    """The backbone of a checkpoint, for decoding; what it caches is in the sessions that `start` begins."""
+    """The backbone of a checkpoint, for decoding; sessions, made by `start`, hold its caches."""
 
     causal = next_token = True
     fed = None
@@ -103,7 +103,7 @@ class NextStepReader:
         return out
 
     def conditions(self, outputs: Tensor) -> Tensor:
-        """Outputs [..., E] of the decoder, after its last norm, as the head adds them to times."""
+        """The head's conditions, which it adds to times, from the decoder's normed outputs [..., E]."""
         out: Tensor = self.head.cond_embed(self.projectors.image_out_projector(outputs))
         return out
 
@@ -132,8 +132,8 @@ class NextStepSession:
         self.prefix = torch.tensor([len(prompt) for prompt in prompts], device=device)  # [C] positions of each prompt
         self.cache = reader.decoder.new_cache(len(prompts), ids.shape[1] + max(1, tokens - 1))
         size = reader.projectors.image_in_projector.in_features
-        self.inputs = torch.zeros(len(prompts), tokens, size, device=device)  # [C, S, d] float32: what is in the cache
-        self.count = torch.zeros(len(prompts), dtype=torch.int64, device=device)  # [C] tokens of it
+        self.inputs = torch.zeros(len(prompts), tokens, size, device=device)  # [C, S, d] float32: the cached tokens
+        self.count = torch.zeros(len(prompts), dtype=torch.int64, device=device)  # [C] number of tokens in the cache
         lengths = np.array([len(prompt) for prompt in prompts]).reshape(-1, rows).sum(0)
         self.fed = Fed(np.zeros((rows, 2), dtype=np.int64), lengths)
         plan = Plan.full(ids, Visible.causal(), self.prefix)
@@ -142,7 +142,7 @@ class NextStepSession:
         self.first = hidden.normed().gather(1, last)[:, 0]  # [C, E] the output after each prompt
 
     def start(self, conditions: Sequence[Condition], *, size: tuple[int, int] | None, guided: bool) -> NextStepSession:
-        """Of other conditions."""
+        """A session for other conditions."""
         return self.reader.start(conditions, size=size, guided=guided)
 
     def reusing(self, layer: int | None) -> None:
@@ -158,7 +158,7 @@ class NextStepSession:
     def states(
         self, latents: Tensor, known: Tensor, labels: Tensor, wanted: Tensor, scale: Tensor | None = None
     ) -> States:
-        """As of `Backbone.states`; with a `scale`, the request has to be a guided one."""
+        """See `Backbone.states`; `scale` requires a guided request."""
         tokens = torch.where(known[..., None], latents, 0.0)
         if scale is None:
             return States(self.reader.conditions(self._outputs(labels, tokens, wanted)))
@@ -180,7 +180,7 @@ class NextStepSession:
         self.fed = Fed(spans.cpu().numpy(), self.fed.prompts)
         feeding = (stop > start).nonzero()[:, 0]
         outputs = self._feed(rows[feeding], tokens[feeding], start[feeding], stop[feeding])
-        # What was fed again, and is the same, leaves what stands after it valid.
+        # Feeding the same tokens again leaves the cached tokens after them valid.
         self.count[rows] = torch.where((stop > start) & (stop > cached), stop, count)
         row, token = wanted.nonzero(as_tuple=True)
         result: Tensor = self.first[rows[row]]
