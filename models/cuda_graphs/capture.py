@@ -22,7 +22,7 @@ class Capturer(Protocol):
     """Captures steps."""
 
     def capture(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], tuple[Tensor, ...]]:
-        """What replays `step` on the present contents of `inputs`, and the tensors that its results are written to.
+        """A function that replays `step` on the current contents of `inputs`, and the tensors that receive its results.
 
         The step may run several times while it is captured. Raises CaptureError.
         """
@@ -43,7 +43,7 @@ class Graphs:
         self._pool: Any = None
 
     def capture(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], tuple[Tensor, ...]]:
-        """On the device of `inputs`, warmed up on a stream of its own, as PyTorch asks for."""
+        """Captures on the device of `inputs`, after a warm-up on a separate stream, as PyTorch requires."""
         device = inputs[0].device
         if not self._live:  # the pool died with the last graph in it
             self._pool = torch.cuda.graph_pool_handle()

@@ -29,13 +29,13 @@ from ..plan import Plan, Visible
 from .capture import CaptureError, Capturer
 from .static_cache import StaticCache, Stores
 
-_MOST = 48  # graphs; the least recently used one leaves
-_SHAPES = 1024  # shapes remembered as having come once
-_WIDEST = 2048  # queries of all rows, above which the device is busy for longer than the host
+_MOST = 48  # limit of graphs; the least recently used one is dropped
+_SHAPES = 1024  # limit of remembered shapes that were seen once
+_WIDEST = 2048  # with more queries in all rows, the device takes longer than the host
 
-_NARROW = 16  # queries of a row, up to which they are rounded up, like those of trees; wider windows are of few widths
+_NARROW = 16  # up to so many queries per row, widths are rounded up, as for trees; wider windows have few widths
 
-# What pads a plan: queries of no position that are stored in the bin and see nothing.
+# Values that pad a plan: queries without a position, stored in the bin, that see no slot.
 _BLANK = {"positions": -1, "slots": -1, "want": -1, "parents": -1}
 _BY_QUERY = ("tokens", "positions", "slots", "soft", "want", "parents", "dense")  # tensors [B, Q, ...]
 
@@ -50,7 +50,7 @@ class _Graph:
     replay: Callable[[], Any]
     outputs: tuple[Tensor, ...]  # states, then taps
     hidden: Hidden  # what the captured forward returned: its head, its taps' layers
-    memory: Any  # tensors that have to live as long
+    memory: Any  # tensors that must live as long as the graph
 
     def __call__(self, plan: Plan) -> Hidden:
         for name, tensor in _tensors(plan).items():
@@ -148,7 +148,7 @@ class GraphRunner:
         return None
 
     def _key(self, plan: Plan, cache: KVCache | None) -> _Key:
-        """What a captured forward fixes."""
+        """The properties of a forward that capturing fixes."""
         number = cache.store.number if isinstance(cache, StaticCache) else 0
         layers = None if plan.layers is None else (plan.layers.start, plan.layers.stop, plan.layers.step)
         shapes = tuple((name, tensor.dtype, _shape(plan, name, tensor)) for name, tensor in _tensors(plan).items())
@@ -185,13 +185,13 @@ class GraphRunner:
 
 
 def native(stack: object) -> Decoder | None:
-    """The native stack, with graphs or without; None of others."""
+    """The native stack, with or without graphs; None for other stacks."""
     inner = stack.stack if isinstance(stack, GraphRunner) else stack
     return inner if isinstance(inner, Decoder) else None
 
 
 def rounded(count: int) -> int:
-    """1, 2, 4, 8, then multiples of 8.
+    """`count` rounded up to 1, 2, 4, 8 or a multiple of 8.
 
     >>> [rounded(count) for count in (1, 3, 8, 9, 40)]
     [1, 4, 8, 16, 40]
@@ -217,7 +217,7 @@ def _tensors(plan: Plan) -> dict[str, Tensor]:
 
 
 def _fixed(plan: Plan, inputs: dict[str, Tensor]) -> Plan:
-    """The plan over these tensors, with nothing that only the host knows."""
+    """The plan over these tensors, without host knowledge."""
     names = {field.name for field in fields(Visible)}
     visible: dict[str, Any] = {name: tensor for name, tensor in inputs.items() if name in names}
     own: dict[str, Any] = {"want": inputs["positions"][:, :1]}

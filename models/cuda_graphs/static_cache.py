@@ -17,7 +17,7 @@ from torch import Tensor
 from ..caches.kv_cache import KVCache
 
 _SLOTS = 128  # capacities are multiples of this, so that requests of about one length share memory
-_IDLE = 2  # stores that wait for a request
+_IDLE = 2  # limit of idle stores
 _store_ids = count(1)
 
 
@@ -91,7 +91,7 @@ class StaticCache(KVCache):
         self.capacity = max(capacity, self.capacity)
 
     def _copy(self, store: Store, rows: Tensor) -> None:
-        """The rows [n] of this cache become the first ones of `store`, which it is in from then on."""
+        """Copies rows [n] of this cache to the first rows of `store`, where the cache then lives."""
         with torch.inference_mode(False), torch.no_grad():
             for sources, targets in ((self.k, store.k), (self.v, store.v)):
                 for source, target in zip(sources, targets, strict=True):
