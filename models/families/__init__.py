@@ -26,7 +26,7 @@ for _name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
     _before = set(FAMILIES)
     try:
         import_module(f"{__name__}.{_name}")
-    except Exception as error:  # a file that somebody is writing must not end every command
+    except Exception as error:  # a broken file must not stop every command
         for _half in set(FAMILIES) - _before:
             del FAMILIES[_half]
         _file = Path(__path__[0]) / f"{_name}.py"
@@ -47,7 +47,7 @@ def match(config: Config, tensors: Container[str] = ()) -> FamilySpec | None:
 
 
 def _claims(spec: FamilySpec, config: Config) -> bool:
-    """Whether the config is of this family; one whose `matches` fails claims none, and is named."""
+    """Whether the config is of this family; a family whose `matches` fails claims none, and is reported."""
     try:
         return spec.matches(config)
     except Exception as error:

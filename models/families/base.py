@@ -19,7 +19,7 @@ BLOCK_KEYS = (
     "block_length",
     "bd_size",
     "canvas_length",
-)  # where configs of block-causal models say how long a block is
+)  # config keys with the length of a block
 
 
 class Unsupported(ModelError):
@@ -35,9 +35,9 @@ class ConfigKeys:
     """
 
     followed: frozenset[str]
-    refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the values that mean what the stack computes
-    inside: Mapping[str, ConfigKeys] = field(default_factory=dict)  # of configs within the config
-    ignored: frozenset[str] | None = None  # where people write the file: all other keys of the reference
+    refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # values that the stack computes; others raise
+    inside: Mapping[str, ConfigKeys] = field(default_factory=dict)  # tables of nested configs
+    ignored: frozenset[str] | None = None  # for files that people write: all other known keys
 
     def read(self, config: Config) -> Config:
         """The followed keys of a config. Raises Unsupported, with the key, for a refused value and an unknown key."""
@@ -95,18 +95,18 @@ class FamilySpec:
     start: tuple[int, str] | None = None  # default id and token that open a sequence
     block: int | None = None  # default width of a block
     uniform: bool = False  # a canvas of random tokens instead of masks
-    layouts: tuple[Names, ...] = ()  # other names that some files have in the place of these
-    has: tuple[str, ...] = ()  # tensors that tell it from a family with the same config; without tensors it is that one
+    layouts: tuple[Names, ...] = ()  # alternatives to `names` that some files have
+    has: tuple[str, ...] = ()  # tensors that the family with the same config lacks; without tensors it is that one
     lacks: tuple[str, ...] = ()
     block_in_name: str = ""  # block-causal: a pattern whose first group is the width, in a checkpoint's name
     harmless: tuple[str, ...] = ()  # patterns of published tensors that the decoder does not read
-    pictured: tuple[str, ...] = ()  # patterns of those among them that `imaging` reads
+    pictured: tuple[str, ...] = ()  # patterns of the harmless tensors that `imaging` reads
     twin: Callable[[str], str | None] = lambda name: None  # the other published name of a tensor that two modules share
     convert: Callable[[str, Tensor, DecoderConfig], Tensor] = lambda name, tensor, config: tensor
     imaging: str = ""  # image models: "module:function" that builds their interface from `ImagingParts`
     text: bool = False  # image models: they write text as well, and can be loaded for that
     draws: Literal["class", "text"] | None = (
-        None  # image models: what images are conditioned on; None: gpt_type says it
+        None  # image models: what images are conditioned on; None: the config's gpt_type decides
     )
     positions: Callable[[Config], int | None] = lambda config: config.get("max_position_embeddings")
 
@@ -116,13 +116,13 @@ class FamilySpec:
             object.__setattr__(self, "decoder", _FollowedKeys(build, self.keys))
 
     def fits(self, tensors: Container[str]) -> bool:
-        """Whether a file's `tensors` may be this family's; nothing is known of an empty one."""
+        """Whether a file's `tensors` may be this family's; without tensors, a family with no `has` fits."""
         if not tensors:
             return not self.has
         return all(name in tensors for name in self.has) and not any(name in tensors for name in self.lacks)
 
     def evidence(self, config: Config) -> str:
-        """What of a checkpoint told that it is this family's, in words."""
+        """The evidence that a checkpoint is of this family, in words."""
         signs = [f"model_type {config.get('model_type')!r}"]
         if named := architecture(config):
             signs.append(f"architecture {named!r}")
@@ -134,7 +134,7 @@ FAMILIES: dict[str, FamilySpec] = {}
 
 
 def register(spec: FamilySpec) -> FamilySpec:
-    """Add a family; its name must be new."""
+    """Adds a family; its name must be new."""
     if spec.name in FAMILIES:
         raise ValueError(f"family {spec.name!r} is registered twice")
     FAMILIES[spec.name] = spec

@@ -1,4 +1,4 @@
-"""What JSON files state of an image model whose published weights hold tensors alone: arguments, and how it samples.
+"""Arguments and sampling defaults of image models from JSON files, where the weight files hold only tensors.
 
 The files are written by people, with the names of the authors' arguments: a key that is not known is a mistake.
 """
@@ -13,7 +13,7 @@ from ..errors import ModelError
 from ..files.sources import read_json
 from .base import Config, ConfigKeys
 
-# Of files that libraries write: no reference reads them.
+# Keys that libraries write: no reference reads them.
 BOOKKEEPING = frozenset(
     (
         *("model_type", "architectures", "auto_map", "transformers_version", "torch_dtype", "dtype", "_name_or_path"),
@@ -27,7 +27,7 @@ SAMPLING = ConfigKeys(
 
 
 def stated(folder: Path, stem: str, keys: ConfigKeys) -> Config:
-    """What config.json, args.json and `<stem>.args.json` in a folder state.
+    """The arguments that config.json, args.json and `<stem>.args.json` in a folder state.
 
     Raises ModelError, with the file, for a key that is refused or not known, and where two files contradict.
     """
@@ -45,7 +45,7 @@ def stated(folder: Path, stem: str, keys: ConfigKeys) -> Config:
 
 
 def agree(folder: Path, config: Config, read_off: Mapping[str, Any]) -> None:
-    """Raises ModelError, with the name, for an argument that is stated otherwise than the tensors have it."""
+    """Raises ModelError, with the name, for an argument that contradicts the tensors."""
     for name, value in read_off.items():
         if name in config and config[name] != value:
             raise ModelError(
@@ -55,7 +55,7 @@ def agree(folder: Path, config: Config, read_off: Mapping[str, Any]) -> None:
 
 
 def sampling(folder: Path) -> Config:
-    """The sampling defaults in a folder's generation_config.json. Raises ModelError for a key that none of them has."""
+    """The sampling defaults in a folder's generation_config.json. Raises ModelError for an unknown key."""
     return _read(folder / "generation_config.json", SAMPLING)
 
 

@@ -1,4 +1,4 @@
-"""DiffusionGemma, its text: Gemma 4's stack, causal over finished text, both ways in a canvas of random tokens.
+"""DiffusionGemma's text model: Gemma 4's stack, causal in finished text, bidirectional in a random canvas.
 
 The canvas is 256 tokens, or as many as asked for. The vision tower is left out.
 """
@@ -29,7 +29,7 @@ _TEXT_KEYS = LLAMA_LIKE.without("hidden_act", "tie_word_embeddings", "rope_scali
     "moe_intermediate_size",
     "final_logit_softcapping",
     attention_bias=(False, None),
-    use_bidirectional_attention=(None, "vision"),  # of pictures, which are left out
+    use_bidirectional_attention=(None, "vision"),  # for pictures, which are left out
 )
 _KEYS = replace(_TEXT_KEYS.also("tie_word_embeddings"), inside={"text_config": _TEXT_KEYS})
 
@@ -48,7 +48,7 @@ def _attention(full: Any, index: int, layer_type: str) -> AttentionConfig:
         window=window(full, layer_type),
         head_dim=own.head_dim,
         kv_heads=own.num_key_value_heads,
-        query_scale=own.head_dim**0.5,  # scores are products as they are
+        query_scale=own.head_dim**0.5,  # cancels 1 / sqrt(head_dim)
         values_from_keys=not slides,
     )
 
@@ -93,7 +93,7 @@ def _norm(name: str) -> str:
 
 
 def _twin(name: str) -> str | None:
-    """The name in the decoder of a tensor of the encoder, and the other way: all but the scales of their layers."""
+    """Maps names of shared tensors between encoder and decoder, both ways; scales of layers are not shared."""
     if name.startswith(_CONDITIONING) or name.endswith(".layer_scalar"):
         return None
     for own, other in ((_DECODER, _ENCODER), (_ENCODER, _DECODER)):

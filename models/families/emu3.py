@@ -26,7 +26,7 @@ _Names = dict[str, str | tuple[str, ...]]
 TEXT_KEYS = LLAMA_LIKE.also("attention_bias", "mlp_bias")
 EMU3_KEYS = replace(
     TEXT_KEYS.also("model_type"), inside={"text_config": TEXT_KEYS.without("tie_word_embeddings")}
-)  # two layouts: all of it in one object, or the transformer in an object of its own
+)  # two layouts: one object, or a nested object for the transformer
 
 
 def text_config(config: Config) -> Config:
@@ -41,7 +41,7 @@ def text_config(config: Config) -> Config:
 
 def _decoder(config: Config) -> DecoderConfig:
     text = text_config(config)
-    if text is not config and "tie_word_embeddings" in config:  # the class reads that of the whole model alone
+    if text is not config and "tie_word_embeddings" in config:  # the class reads only the whole model's
         text["tie_word_embeddings"] = config["tie_word_embeddings"]
     return shape(text, "emu3_text_model")
 

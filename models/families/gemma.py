@@ -19,12 +19,12 @@ GEMMA_KEYS = LLAMA_LIKE.also("attention_bias", use_bidirectional_attention=(None
 
 
 def _decoder(config: Config) -> DecoderConfig:
-    plain = shape(config, "gemma")  # whose class reads "gelu", of the first checkpoints, as its tanh approximation
+    plain = shape(config, "gemma")  # its class reads the first checkpoints' "gelu" as the tanh approximation
     return replace(plain, embedding_scale=plain.width**0.5)
 
 
 def add_one(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
-    """Norms as the stack has them, of a file in which they are centred on zero."""
+    """Adds 1 to the weights of norms, which files store centred on zero."""
     return tensor.float() + 1 if name.endswith(("norm.weight", "_norm")) else tensor
 
 

@@ -1,4 +1,4 @@
-"""Gemma 3, its text models: Gemma 2's norms, and queries and keys with norms of their own; five layers of six slide."""
+"""Gemma 3's text models: Gemma 2's norms, RMSNorm of queries and keys, a sliding window in five of six layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .gemma import add_one
 from .gemma2 import GEMMA2_KEYS, GEMMA_NAMES, gemma_shape
 from .llama_like import HARMLESS
 
-# Its class in transformers keeps attn_logit_softcapping, and does not cap with it.
+# Its class in transformers has attn_logit_softcapping, but does not use it.
 GEMMA3_KEYS = GEMMA2_KEYS.without("attn_logit_softcapping").also("sliding_window_pattern", "rope_local_base_freq")
 
 GEMMA3 = register(

@@ -8,9 +8,9 @@ from .base import Config, ConfigKeys, FamilySpec, architecture, register
 from .llada_moe import is_llada_moe
 
 _BLOCK = "model.transformer.blocks.{i}."
-_DRAW = ("LLaDAForMultiModalGeneration", "MMadaModelLM")  # families of their own, which have codes of images as well
+_DRAW = ("LLaDAForMultiModalGeneration", "MMadaModelLM")  # separate families, with codes of images as well
 
-# The published code is OLMo's: what it has beside the one block that was trained is refused.
+# The published code is OLMo's: settings other than those of the block that was trained are refused.
 LLADA_KEYS = ConfigKeys(
     frozenset(
         (

@@ -31,13 +31,13 @@ QUERY_NORM = "model.layers.0.self_attn.q_norm.weight"  # of stacks that normalis
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 HARMLESS = (
     r".*rotary_emb\.inv_freq",  # buffers in old checkpoints; they follow from the config
-    r"medusa_head\..*",  # heads of Medusa 1.0 beside their target: a draft module
+    r"medusa_head\..*",  # heads of Medusa 1.0 in their target's files: a draft module
 )
 
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 _WINDOWS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
-# What every class of transformers reads that is built like Llama. Keys that differ by layer are read by none of them.
+# Keys that every Llama-like class of transformers reads. None of these classes reads keys that differ by layer.
 LLAMA_LIKE = ConfigKeys(
     frozenset(
         (
@@ -52,12 +52,12 @@ QWEN3_KEYS = QWEN2_KEYS.also("attention_bias")
 
 
 def both_ways(keys: ConfigKeys) -> ConfigKeys:
-    """The table of a model that attends both ways, whose code has no use for is_causal and rotates whole heads."""
+    """The key table of a bidirectional model, whose code ignores is_causal and rotates whole heads."""
     return keys.without("is_causal").also(partial_rotary_factor=(None, 1))
 
 
 def complete(config: Config, kind: str) -> Any:
-    """The config as the transformers class `kind` ("llama", ...) completes it. Raises ModelError if it will not."""
+    """The config as the transformers class `kind` ("llama", ...) completes it. Raises ModelError if that fails."""
     from transformers import CONFIG_MAPPING
 
     settings = {

@@ -33,7 +33,7 @@ from .config_files import BOOKKEEPING, agree, sampling, stated
 MARK = "diffusion_pos_embed_learned"  # a tensor that only a MAR checkpoint has
 HEADS = {768: 12, 1024: 16, 1280: 16}  # of the published widths
 _MODELS = {"mar_base": 768, "mar_large": 1024, "mar_huge": 1280}  # widths by the authors' names
-STEPS = 100  # of the head, unless the config states another number
+STEPS = 100  # of the head, unless the config has another number
 _HEAD = "diffloss.net."
 _SAMPLING = ("cfg", "temperature", "num_iter", "cfg_schedule")  # arguments of the authors' script
 KEYS = ConfigKeys(
@@ -250,7 +250,7 @@ def _sampling(config: Config) -> Config:
 
 
 def _beside(folder: Path, named: str | None) -> str | None:
-    """The file of the autoencoder beside the weights: the one of the name that is stated, or the only one."""
+    """The autoencoder's file in the weights' folder: the one with the stated name, or the only one."""
     if named is not None:
         file = folder / Path(named).name
         return str(file) if file.is_file() else None

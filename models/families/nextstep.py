@@ -41,9 +41,9 @@ from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, shape
 STEPS = 30  # of the flow in the newest published script; earlier ones take 20 to 50
 DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "cfg": 7.5, "sampler": "sequential:guidance=constant,last=noise"}
 AREA = "<|image_area|>"  # the token before an image's rows and columns
-_PIXELS = 8  # of a latent along one side, where no autoencoder says otherwise
+_PIXELS = 8  # pixels of a latent along one side, without an autoencoder
 _HEAD = "image_head.net."
-_BARE = "model."  # of the names of other Llama-like checkpoints
+_BARE = "model."  # prefix of names in other Llama-like checkpoints
 # The head of text is not used, and positions of images are those of a switch that must be off.
 _UNUSED = (r"lm_head\.weight", r"gen_pos_embed", r"before_lm_head\..*")
 
@@ -163,7 +163,7 @@ class CaptionPrompts:
         self.tokenizer, self.begin, self.name = tokenizer, begin, name
 
     def __call__(self, condition: Condition, grid: Grid) -> tuple[list[int], list[int]]:
-        """Of the condition, and of its negative prompt, which is empty by default. Raises ArgumentError."""
+        """The ids of the condition's prompt and of its negative prompt, empty by default. Raises ArgumentError."""
         if condition.text is None:
             what = "features of a caption" if condition.features is not None else "a label"
             raise ArgumentError(f"{self.name} reads captions, and a row has {what}", "pass a prompt")

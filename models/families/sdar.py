@@ -5,7 +5,7 @@ from __future__ import annotations
 from .base import FamilySpec, register
 from .llama_like import HARMLESS, NAMES, QWEN3_KEYS, both_ways, shape
 
-BLOCK_IN_NAME = r"-b(\d+)(?![\d.])"  # published names end so where blocks are longer than 4
+BLOCK_IN_NAME = r"-b(\d+)(?![\d.])"  # ends published names where blocks are longer than 4
 
 SDAR = register(
     FamilySpec(

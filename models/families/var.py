@@ -107,7 +107,7 @@ def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -
 
 
 def network(config: Config) -> VARTransformer:
-    """The module that a configuration of `describe` is of, with random weights."""
+    """The module of a configuration from `describe`, with random weights."""
     width = int(config["embed_dim"])
     return VARTransformer(
         Scales(tuple(config["patch_nums"])),
@@ -170,7 +170,7 @@ class VARImaging(OneSize):
 
     @property
     def quantizer(self) -> MultiScaleQuantizer:
-        """What sums the codes of all scales. Raises ModelError where there is no tokenizer."""
+        """The quantizer, which sums the codes of all scales. Raises ModelError where there is no tokenizer."""
         return self.tokenizer
 
     @property
@@ -251,6 +251,6 @@ def loaded(published: Mapping[str, Published], sides: Sequence[int]) -> dict[str
 
 
 def _beside(folder: Path) -> str | None:
-    """The file of the image tokenizer, where one lies beside the weights."""
+    """The image tokenizer's file in the weights' folder, if there is one."""
     files = [file for pattern in ("vae*.pth", "vae*.pt", "vae*.safetensors") for file in sorted(folder.glob(pattern))]
     return str(files[0]) if len(files) == 1 else None
