@@ -1,1 +1,1 @@
-"""What a checkpoint's files say: where they lie, configs, weights, tokenizers, adapters and GGUF. Knows no model."""
+"""Checkpoint files: locations, configs, weights, tokenizers, adapters and GGUF, without knowledge of models."""

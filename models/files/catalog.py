@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 EMBEDDED = Path(__file__).parent.parent / "embedded"
-DRAFTERS = EMBEDDED / "drafters"  # draft modules, which run after a target alone
+DRAFTERS = EMBEDDED / "drafters"  # draft modules, which run only with a target
 TOKENIZER = EMBEDDED / "tokenizer"  # one tokenizer serves all embedded text models
 
 

@@ -74,7 +74,7 @@ def check_config(config: Mapping[str, Any], where: str, published: Mapping[str, 
     for key, value in config.items():
         if isinstance(value, dict) and key != "vocabulary_map":  # whose keys are tokens
             check_config(value, where, published)
-        if key == "eos_token_id" and value == []:  # nothing ends a text
+        if key == "eos_token_id" and value == []:  # no end token
             continue
         for entry in value if isinstance(value, list) and value else [value]:
             if value is not None and (problem := _problem(key, entry, value, layers, sizes)):

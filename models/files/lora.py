@@ -38,7 +38,7 @@ _FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _LOW_RANK = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)((?:\.[^.]+)*)")
 _WHOLE = re.compile(r"\.base_layer(?=\.)|\.modules_to_save\.[^.]+(?=\.)")  # what PEFT's wrappers put into a name
 _MERGE = "merge it with PEFT (merge_and_unload), save the result and load that"
-# Settings under which W' is another one than above, or none.
+# Settings that change the formula for W' above, or have no W'.
 _FOREIGN: Mapping[str, str] = {
     "alora_invocation_tokens": "is active after certain tokens alone",
     "layer_replication": "repeats layers",
@@ -68,26 +68,26 @@ _OTHER_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # initialisations
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Update:
-    """What an adapter does to one tensor."""
+    """An adapter's change of one tensor."""
 
-    whole: Tensor | None = None  # takes its place; with a and b, is what they are added to
+    whole: Tensor | None = None  # replaces the tensor; a and b, if any, are added to it
     a: Tensor | None = None  # [r, K], of an embedding [r, V]
     b: Tensor | None = None  # [N, r], of an embedding [E, r]
     magnitude: Tensor | None = None  # [N]
-    bias: Tensor | None = None  # [N]: is added, scaled
+    bias: Tensor | None = None  # [N]: added after scaling
     scale: float = 1.0
     transposed: bool = False  # W is [K, N]: of an embedding, and of GPT-2's linear layers
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Of the tensor that it changes, before it is transposed."""
+        """The shape of the changed tensor, before it is transposed."""
         if self.a is not None and self.b is not None:
             return self.b.shape[0], self.a.shape[1]
         only = self.bias if self.whole is None else self.whole
         return None if only is None else tuple(only.shape)
 
     def equals(self, other: _Update | None) -> bool:
-        """Whether another one does the same."""
+        """Whether `other` is the same change."""
         if other is None or (self.scale, self.transposed) != (other.scale, other.transposed):
             return False
         pairs = [(getattr(self, part), getattr(other, part)) for part in ("whole", "a", "b", "magnitude", "bias")]
@@ -95,7 +95,7 @@ class _Update:
 
     @property
     def only_whole(self) -> Tensor | None:
-        """What takes the tensor's place; None where something is added."""
+        """The tensor's replacement; None where the update adds to the tensor."""
         return self.whole if self.a is None and self.bias is None else None
 
     def __call__(self, weight: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which modules an adapter's config says that it changes, as PEFT chooses them, and what its file has of them."""
+"""The modules that an adapter's config targets, as PEFT chooses them, compared with those in its file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Targets:
 
 
 def read_targets(name: str, config: Mapping[str, Any]) -> Targets | None:
-    """The targets of the adapter `name`; None where its config names none. Raises ModelError for settings of no use."""
+    """The targets of the adapter `name`; None where its config names none. Raises ModelError for unusable settings."""
     values = {
         key: config.get(key)
         for key in ("target_modules", "exclude_modules", "modules_to_save", "layers_pattern", "layers_to_transform")
@@ -79,7 +79,7 @@ def missing_layers(targets: Targets, modules: Iterable[str], base: Iterable[str]
 
 
 def same_base(trained_on: object, name: str) -> bool:
-    """Whether an adapter's base_model_name_or_path and the name of a model may be the same; so where it has none."""
+    """Whether an adapter's base_model_name_or_path may be the model `name`; True where it has none."""
     return not isinstance(trained_on, str) or not trained_on or _plain(trained_on) == _plain(name)
 
 

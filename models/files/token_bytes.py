@@ -1,4 +1,4 @@
-"""What each token of a tokenizer writes, in bytes, and texts as its tokens."""
+"""The bytes that each token of a tokenizer writes, and texts as tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class TokenBytes:
-    """What the tokens of a model write.
+    """The bytes that a model's tokens write.
 
     Attributes:
         tokens: the bytes of each id; none for special tokens, for those that are not known, and after the tokenizer's.
@@ -98,7 +98,7 @@ def _byte(name: str) -> bytes | None:
 
 
 def _by_decoding(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
-    """What each token adds to the text of a token before it; none where that is no whole character."""
+    """The bytes that each token adds after another token; none where they are no whole character."""
     before = tokenizer("0", add_special_tokens=False)["input_ids"]
     start = tokenizer.decode(before)
     texts = tokenizer.batch_decode([[*before, token] for token in ids])

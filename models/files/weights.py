@@ -17,7 +17,7 @@ from .json_text import parse
 
 # Keys that may hold the tensors in a pickle, averaged ones first; without one the pickle is the tensors.
 CONTAINERS = ("model_ema", "model", "module", "state_dict")
-# What DistributedDataParallel, torch.compile and PEFT put before every name of a state dict.
+# Prefixes that DistributedDataParallel, torch.compile and PEFT add to every name of a state dict.
 _WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
 AGAIN = "download or copy the file again"
 _REOPEN_BYTES = 64 << 20  # mapped pages stay resident until the file is closed
@@ -31,8 +31,8 @@ class Published:
     file: Path
     shape: tuple[int, ...]
     dtype: torch.dtype | None  # None: not a floating-point type that can be loaded
-    change: Callable[[Tensor], Tensor] | None = None  # what an adapter makes of it, of the same shape
-    tensor: Tensor | None = None  # it itself, where it is in memory and in no file
+    change: Callable[[Tensor], Tensor] | None = None  # an adapter's change, which keeps the shape
+    tensor: Tensor | None = None  # the tensor, where it is in memory and in no file
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -128,7 +128,7 @@ def in_memory(state: Mapping[str, Tensor]) -> dict[str, Published]:
 
 
 def unwrapped(published: Mapping[str, Published], expected: Mapping[str, object]) -> dict[str, Published]:
-    """The tensors without what wrappers of modules put before every one of their names.
+    """The tensors by names without the prefixes of module wrappers.
 
     Nothing is taken off where some name is one of the `expected` ones as it is, or where not all names have it.
     """
@@ -189,7 +189,7 @@ def unpickled(file: Path, *, mmap: bool = True) -> dict[str, Tensor]:
                 state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch each raise their own
         raise ModelError(f"{file} cannot be read as a dictionary of tensors: {one_line(error)}", AGAIN) from error
-    if isinstance(state, dict) and isinstance(state.get("trainer"), dict):  # of VAR's training
+    if isinstance(state, dict) and isinstance(state.get("trainer"), dict):  # from VAR's training
         state = state["trainer"].get("var_wo_ddp", state)
     if isinstance(state, dict):
         state = next((state[name] for name in CONTAINERS if isinstance(state.get(name), dict)), state)

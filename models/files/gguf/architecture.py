@@ -18,10 +18,10 @@ _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3.1 and later: a divisor of each ro
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a tensor goes."""
+    """The published name of a tensor, and whether its rows are reordered."""
 
     name: str  # as published
-    heads: int | None = None  # rows are to be put back into the order of the published file, head by head
+    heads: int | None = None  # number of heads whose rows are put back into the published order; None: none
 
 
 class Fields:
@@ -55,7 +55,7 @@ class Fields:
         value = self.values.get(self._key(name), default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e30:
             raise self._fail(name, "a positive number")
-        return float(str(np.float32(value)))  # the shortest number that is stored so: 1e-05 for 9.99999975e-06
+        return float(str(np.float32(value)))  # the shortest number with this float32: 1e-05 for 9.99999975e-06
 
     def optional(self, name: str) -> Any:
         return self.values.get(self._key(name))
@@ -152,7 +152,7 @@ def _rope(fields: Fields, header: Header, head_dim: int, architecture: Architect
 
 
 def _llama3(header: Header, theta: float, head_dim: int) -> dict[str, Any]:
-    """Llama 3's scaling. The file has its divisors alone; they have to be those of Llama's own settings."""
+    """Llama 3's scaling. The file has only the divisors, which must match Llama's own settings."""
     tensor = header.tensors[_ROPE_FACTORS]
     if tensor.kind == "F32" and tensor.shape == (head_dim // 2,):
         divisors = header.raw(tensor).reshape(-1).view("<f4").astype(np.float64)

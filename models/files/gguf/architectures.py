@@ -65,18 +65,18 @@ class Architecture:
     layer: str = "model.layers.{i}."
     parts: Mapping[str, str] = field(default_factory=lambda: _LLAMA_PARTS)
     outer: Mapping[str, str] = field(default_factory=lambda: _LLAMA_OUTER)
-    interleaved: bool = False  # the rows of queries and keys, in the file
+    interleaved: bool = False  # whether rows of queries and keys are interleaved in the file
     query_norms: bool = False
     qkv_bias: bool = False
-    optional_biases: bool = False  # tensors say which there are
-    keys: Mapping[str, str] = field(default_factory=dict)  # of the config, where they are not those of transformers
+    optional_biases: bool = False  # whether the tensors decide which biases exist
+    keys: Mapping[str, str] = field(default_factory=dict)  # config keys that differ from transformers'
     settings: Mapping[str, Any] = field(default_factory=dict)
     causal: bool = True  # a position sees those before it alone
     shift: bool | None = None  # of masked models: a token is predicted at the position before it
     scaled_frequencies: bool = False  # a tensor may divide the rotary frequencies, as Llama 3's does
 
     def published(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The config with keys of transformers as it is published."""
+        """The published form of a config with transformers' keys."""
         if not self.keys:
             return {**config, **self.settings}
         rope = config["rope_parameters"]

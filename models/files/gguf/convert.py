@@ -28,7 +28,7 @@ from .header import Header, StoredTensor, library, read_header
 from .listing import FOLDER, SOURCE
 from .tokenizer import special_ids, tokenizer_files
 
-_FORMAT = 2  # of the folders; another number lets files be converted again
+_FORMAT = 2  # version of the folders; a new number converts files again
 _PART = "part-"
 _WEIGHTS = "model.safetensors"
 _AS_THEY_ARE = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
@@ -106,7 +106,7 @@ def _write(header: Header, folder: Path, config: dict[str, Any], targets: dict[s
 
 
 def _source(header: Header, targets: dict[str, Target], family: str) -> dict[str, Any]:
-    """What `pardec list models` shows."""
+    """The entry that `pardec list models` shows."""
     kinds = Counter[str]()
     for name in targets:
         kinds[header.tensors[name].kind] += header.tensors[name].count

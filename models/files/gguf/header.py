@@ -1,4 +1,4 @@
-"""What a GGUF file holds: its metadata, and where each tensor lies. Nothing that it says is believed unchecked.
+"""Reads the header of a GGUF file: metadata and the place of each tensor, all of it checked.
 
 The `gguf` library knows the tensor types and dequantizes them. The header is read here, since the library goes on for
 as many entries as a file says that it has, whether or not they are there.
@@ -88,7 +88,7 @@ def read_header(file: Path) -> Header:
 
 
 class _Reader:
-    """Goes through a header from the front."""
+    """Reads a header from front to back."""
 
     def __init__(self, file: Path, content: mmap.mmap) -> None:
         self.file, self.content, self.at = file, content, len(MAGIC)
@@ -97,7 +97,7 @@ class _Reader:
         return ModelError(f"{self.file} is damaged: {problem}", _AGAIN)
 
     def take(self, size: int) -> int:
-        """Where the next `size` bytes begin, which are then read."""
+        """Consumes the next `size` bytes, and returns where they begin."""
         start, self.at = self.at, self.at + size
         if self.at > len(self.content):
             raise ModelError(f"{self.file} is damaged or cut short: it ends within its header", _AGAIN)

@@ -15,7 +15,7 @@ from ...errors import ModelError
 from .architectures import Architecture
 from .header import Header, library
 
-# Of an architecture, read by `architecture.py`.
+# Keys of an architecture that `architecture.py` reads.
 FOLLOWED = frozenset(
     (
         *("block_count", "context_length", "embedding_length", "feed_forward_length"),
@@ -24,7 +24,7 @@ FOLLOWED = frozenset(
         *("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear"),
     )
 )
-# Of an architecture: without an effect on the five that are read, alone or while what they belong to is off.
+# Keys of an architecture without effect on the five that are read, always or while their feature is off.
 IGNORED = frozenset(
     (
         *("vocab_size", "tensor_data_layout", "pooling_type", "decoder_start_token_id", "decoder_block_count"),
@@ -39,7 +39,7 @@ IGNORED = frozenset(
         *("moe_every_n_layers", "interleave_moe_layer_step", "router_logit_softcapping", "classifier.output_labels"),
     )
 )
-# Of an architecture: what leaves the output as it is. Others are off at 0, false or nothing.
+# Keys of an architecture, with values that leave the output unchanged. Others are off at 0, false or empty.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logit_scale": (0, 1),
     "residual_scale": (0, 1),
@@ -60,7 +60,7 @@ TOKENIZER_FOLLOWED = frozenset(
         *("ggml.add_bos_token", "ggml.add_eos_token"),
     )
 )
-# Of tokenizers of other types than byte-level BPE, of filling in the middle, and templates that a caller has to name.
+# Keys of tokenizers other than byte-level BPE, of filling in the middle, and templates that a caller has to name.
 TOKENIZER_IGNORED = frozenset(
     (
         *("ggml.scores", "ggml.token_type_count", "ggml.seperator_token_id", "ggml.add_space_prefix"),
@@ -119,7 +119,7 @@ def _on(value: Any) -> bool:
 
 
 def _check_flag(header: Header, key: str, value: Any, wanted: bool | None) -> None:
-    """Of models that predict a token at its own position, or before; and that see what follows, or do not."""
+    """Raises ModelError unless the flag `value` is a bool, and equal to `wanted` where that is not None."""
     if not isinstance(value, bool) or (wanted is not None and value != wanted):
         raise ModelError(
             f"{header.file}: {key} is {str(value)[:80]}, and models of this architecture are run with {wanted}",

@@ -114,7 +114,7 @@ def _run(arguments: Sequence[str]) -> str:
 
 
 def _read_output(process: subprocess.Popen[bytes], until: float) -> bytes:
-    """A process's output. Raises TimeoutExpired if it runs past `until`, CompilerError if the output is far too long."""
+    """A process's output. Raises TimeoutExpired if it runs past `until`, CompilerError if the output is too long."""
     assert process.stdout is not None
     descriptor, report = process.stdout.fileno(), b""
     poll = select.poll()
