@@ -1,1 +1,1 @@
-"""Models of transformers through pardec's forward contract."""
+"""Models of transformers behind pardec's interface of a forward."""

@@ -35,7 +35,7 @@ def load_adapter(
     quantize: str | None = None,
     lora: Adapter | None = None,
 ) -> LanguageModel:
-    """Load through transformers; `why` no native family does becomes part of `describe`.
+    """Loads through transformers; `why` (no native family fits) becomes part of `describe`.
 
     `lora` is merged into the checkpoint's tensors, which are all in memory at once for that.
 
@@ -73,7 +73,7 @@ def load_adapter(
         generation = read_json(source.folder / "generation_config.json")
         configs.check_config(generation, f"{source.name}: generation_config.json")
         decoding_config = _decoding_config(flat, generation, tokenizer, adapter.vocab)
-    else:  # the ids in its files are those of its text
+    else:  # the ids in its files are text ids
         tokenizer, decoding_config = (
             None,
             DecodingConfig(mask_id=None, eos_ids=(), pad_id=0, bos_id=None, shift=1, attention="causal"),
@@ -150,7 +150,7 @@ def _load(
     try:
         with silence():
             described: dict[str, Any] = {}
-            if state is not None:  # which classes take that choose by no name
+            if state is not None:  # auto classes, which choose by name, accept no state
                 config = AutoConfig.from_pretrained(source.folder, **local)
                 with torch.device("meta"):
                     kind = type(kind.from_config(config, dtype=dtype))

@@ -20,7 +20,7 @@ ATTENTION = "pardec"  # the name that pardec's attention is registered under
 
 @dataclass(slots=True)
 class Running:
-    """The forward in progress, as the attention function needs it."""
+    """The state of the current forward that the attention function needs."""
 
     plan: Plan
     cache: KVCache | None
@@ -66,7 +66,7 @@ def _attention(
     scaling: float | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """pardec's attention under the signature of the library's."""
+    """pardec's attention with the signature of an attention function of transformers."""
     running = running_forward.get(None)
     if running is None:
         raise ModelError(

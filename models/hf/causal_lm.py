@@ -1,4 +1,4 @@
-"""Any other causal language model of transformers through the native decoder's contract.
+"""Any other causal language model of transformers, with the native decoder's interface.
 
 The library's own layers run; only their attention is replaced, through its `AttentionInterface`, by pardec's `attend`
 over a position-addressed cache. Loading checks that this gives the library's own logits.
@@ -38,7 +38,7 @@ class Parts:
     head: nn.Module | None  # states [M, E] to logits [M, V]
     vocab: int
     own: Callable[[Tensor], Tensor]  # ids [B, Q] to logits [B, Q, V], as the library computes them
-    refresh: Callable[[], object] = lambda: None  # computes again what `embed` took from weights that were replaced
+    refresh: Callable[[], object] = lambda: None  # updates what `embed` derived from weights that were replaced
     # the same ids at positions from `count` on, after tokens that nothing attends to: None, where that is not known
     later: Callable[[Tensor, int], Tensor] | None = None
 
@@ -67,7 +67,7 @@ class Parts:
 
 
 class HFAdapter:
-    """A transformers causal LM after `forward(plan, cache) -> Hidden`.
+    """A transformers causal LM with the interface `forward(plan, cache) -> Hidden`.
 
     `Plan.soft` is added to the library's input embeddings; `Plan.layers`, `Plan.skip` and `Plan.parallel` are refused.
     """
@@ -111,7 +111,7 @@ class HFAdapter:
                 f"{self.name} runs through transformers, which does not return the states of its last layer"
             )
         hidden, running = self._run(plan, cache)
-        if len(running.heads) < self.layers:  # a layer was replaced since loading, with a config of its own
+        if len(running.heads) < self.layers:  # a layer was replaced after loading, and has another config
             self._require_all(running)
         return hidden
 
@@ -122,7 +122,7 @@ class HFAdapter:
 
     @property
     def head(self) -> nn.Module | None:
-        """What makes logits of states."""
+        """The module that computes logits from states."""
         return self._head
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
@@ -148,7 +148,7 @@ class HFAdapter:
         return named
 
     def refresh(self) -> None:
-        """Computes again what was derived from weights that have been replaced."""
+        """Updates everything that was derived from weights that have been replaced."""
         self._parts.refresh()
 
     @property
@@ -175,7 +175,7 @@ class HFAdapter:
         return Hidden(plan, out.last_hidden_state, self._project, taps), running
 
     def _entering(self, plan: Plan) -> dict[str, Tensor]:
-        """What goes in: ids where the library knows them, else states; where the token is -1, `Plan.soft` alone."""
+        """The input: ids where the library knows them, else states; `Plan.soft` alone where the token is -1."""
         if plan.soft is None:
             own = self._embed is self._body.get_input_embeddings()
             return {"input_ids": plan.tokens} if own else {"inputs_embeds": self._embed(plan.tokens)}
@@ -187,7 +187,7 @@ class HFAdapter:
         return self._scaled(self._head(states), self._scales).to(self.device)
 
     def _scaled(self, logits: Tensor, keys: tuple[str, ...]) -> Tensor:
-        """Logits as the model's class makes them of its head's, by these keys of its config."""
+        """The head's logits, scaled as the model's class scales them by these keys of its config."""
         values = {key: getattr(self._text, key) for key in keys}
         if "logit_scale" in values:
             logits = logits * values["logit_scale"]
@@ -200,7 +200,7 @@ class HFAdapter:
 
     @torch.inference_mode()
     def _used_scales(self, expected: Tensor) -> tuple[str, ...]:
-        """The keys of the config by which its class scales logits: it may read none of those that are there."""
+        """The keys of the config by which its class scales logits: it may ignore keys that are there."""
         present = tuple(key for key in _SCALES if getattr(self._text, key, None))
         if not present or self._head is None:
             return ()
@@ -212,7 +212,7 @@ class HFAdapter:
         return subsets[gaps.index(min(gaps))]
 
     def _require(self) -> None:
-        """Refuse by name what is known not to go through the attention interface."""
+        """Refuses models that are known not to use the attention interface."""
         if self._body is self.model:
             raise self._refusal("its layers cannot be told from its head")
         for key, value in (("is_causal", False), ("use_bidirectional_attention", True)):
@@ -229,7 +229,7 @@ class HFAdapter:
             raise self._refusal("its attention does not go through transformers' AttentionInterface")
         if self._head is None or "position_ids" not in introspect.signature(self._body.forward).parameters:
             raise self._refusal("it takes no position_ids, or has no language-model head")
-        for layer in DynamicCache(config=self._text).layers:  # it may forget what the layers themselves would see
+        for layer in DynamicCache(config=self._text).layers:  # the cache may drop slots that the layers would see
             if layer.is_sliding:
                 self._lower_limit(layer.sliding_window)
         scaling = getattr(self._text, "rope_parameters", None) or {}
@@ -253,13 +253,13 @@ class HFAdapter:
             raise self._refusal(f"its own forward fails: {one_line(error)}") from error
 
     def _later_counts(self, width: int) -> list[int]:
-        """How many tokens go before in each probe: a few, half of its length, as many as it can take."""
+        """The number of earlier tokens in each probe: a few, half of the model's length, and the maximum."""
         most = self.limit or getattr(self._text, "max_position_embeddings", None) or 0
         return sorted({count for count in (3, most // 2, most - width) if 0 < count <= most - width})
 
     @torch.inference_mode()
     def _own_later_logits(self) -> dict[int, Tensor]:
-        """The library's own logits at later positions; none of a model that cannot be asked for them so."""
+        """The library's own logits at later positions; none if the model cannot compute them this way."""
         if self._parts.later is None:
             return {}
         ids = self._probe_ids()
@@ -272,7 +272,7 @@ class HFAdapter:
 
     @torch.inference_mode()
     def _probe_later(self, expected: dict[int, Tensor]) -> None:
-        """Compare at later positions: a model may count them by what its own cache holds."""
+        """Compares logits at later positions, since a model may count positions by the contents of its own cache."""
         ids = self._probe_ids()
         for count, logits in expected.items():
             if count + ids.shape[1] > (self.limit or count + ids.shape[1]):
@@ -291,7 +291,7 @@ class HFAdapter:
 
     @torch.inference_mode()
     def _probe(self, expected: Tensor) -> None:
-        """Compare with the model's own logits, whole and in two parts through the cache."""
+        """Compares with the model's own logits, in one forward and in two through the cache."""
         ids = self._probe_ids()
         width = ids.shape[1]
         hidden, running = self._run(Plan.full(ids, Visible.causal()), None)

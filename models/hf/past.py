@@ -1,4 +1,4 @@
-"""A cache of transformers that says that tokens went before, and holds none of them."""
+"""A cache of transformers that reports earlier tokens, but holds none."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Past(DynamicCache):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """The keys and values as they are."""
+        """Returns the keys and values unchanged."""
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """The tokens that went before."""
+        """The number of earlier tokens."""
         return self.count
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
@@ -33,5 +33,5 @@ class Past(DynamicCache):  # type: ignore[misc]
         return self.count
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """The keys of a forward, and the position of the first."""
+        """The number of keys in a forward, and the position of the first."""
         return query_length, self.count

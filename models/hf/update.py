@@ -1,4 +1,4 @@
-"""New weights in place for a model that runs through transformers."""
+"""Replaces weights in place, for a model that runs through transformers."""
 
 from __future__ import annotations
 
