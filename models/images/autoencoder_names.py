@@ -1,4 +1,4 @@
-"""One table of names: what published image autoencoders call the tensors of diffusers' blocks.
+"""A table from the tensor names of diffusers' blocks to those of published image autoencoders.
 
 Latent diffusion's names are those of KL autoencoders, VQGAN, MAGVIT-v2 and NextStep-1, and but for q, k and v those of
 VAR (`scales/tokenizer_files.py`). LlamaGen has its own. An attention's projections are convolutions of one pixel there,
@@ -22,7 +22,7 @@ from .weight_files import check_names
 
 Names = Callable[[str], str]  # from diffusers' name of a tensor to the published one
 
-# Of latent diffusion: networks of the loss, moving averages, and attention that the decoder has but does not use.
+# Unused tensors of latent diffusion: networks of the loss, moving averages, and attention in the decoder.
 UNUSED = re.compile(r"(loss|model_ema)\.|decoder\.up\.\d+\.attn\.")
 _LEAF = {
     "conv_shortcut": "nin_shortcut",
@@ -105,7 +105,7 @@ def fill(
     device: torch.device | str,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Give a model its published tensors and make it ready for inference.
+    """Loads a model's published tensors and makes it ready for inference.
 
     Raises ModelError unless they are exactly the model's, by name and shape, and hold weights.
     """

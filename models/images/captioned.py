@@ -36,11 +36,11 @@ class CodeDecoder(Protocol):
 
 
 class CaptionedImaging:
-    """The image interface of one checkpoint; a subclass has the template of its family."""
+    """The image interface of one checkpoint; a subclass defines its family's template."""
 
     kind: Literal["text"] = "text"
     classes = 0
-    codebook: Tensor | None = None  # stages that compare codes by distance are of autoregressive models
+    codebook: Tensor | None = None  # only stages for autoregressive models compare codes by distance
     weights: ClassVar[Mapping[str, Tensor]] = {}
     where: ClassVar[str]  # how to name the decoder, for an error
 
@@ -60,7 +60,7 @@ class CaptionedImaging:
         self._decoder: CodeDecoder | None = None
 
     def ids(self, caption: str | None) -> list[int]:
-        """The ids before the grid; None is no caption."""
+        """The ids before the grid; None means no caption."""
         raise NotImplementedError
 
     @property
@@ -69,7 +69,7 @@ class CaptionedImaging:
 
     @property
     def decoder(self) -> CodeDecoder:
-        """Raises ModelError where there is none, or its files cannot be read."""
+        """The decoder of codes. Raises ModelError where there is none, or its files cannot be read."""
         if self._decoder is None:
             if self.load is None:
                 raise ModelError(f"{self.name} has no image tokenizer, so its codes cannot be decoded", self.where)
@@ -130,7 +130,7 @@ def reader(parts: ImagingParts) -> tuple[Any, Callable[[], Tensor]]:
 
 
 def grid(parts: ImagingParts, tokens: int) -> int:
-    """Codes along a side: of `num_vq_tokens` in the config, or `tokens`. Raises ModelError for what is no square."""
+    """Codes along a side, from `num_vq_tokens` in the config or `tokens`. Raises ModelError if that is no square."""
     count = parts.config.get("num_vq_tokens") or tokens
     side = isqrt(int(count))
     if side * side != count:
@@ -139,7 +139,7 @@ def grid(parts: ImagingParts, tokens: int) -> int:
 
 
 def codes(parts: ImagingParts, first: int, count: int) -> Tensor:
-    """The ids of `count` codes from `first` on. Raises ModelError where the model has not as many ids."""
+    """The ids of `count` codes from `first` on. Raises ModelError where the model has fewer ids."""
     if first + count > parts.vocab:
         raise ModelError(
             f"{parts.source.name} has {parts.vocab} ids, and its {count} codes begin at {first}",

@@ -19,12 +19,12 @@ _CACHED = 32  # captions whose features are cached; one of FLAN-T5-XL takes up t
 
 
 class TextEncoder:
-    """An encoder and its tokenizer, loaded with the first caption. Features are padded to no length."""
+    """An encoder and its tokenizer, loaded with the first caption. Features are not padded."""
 
     def __init__(
         self, name: str, *, most: int, device: torch.device, dtype: torch.dtype, offline: bool, clean: bool = False
     ) -> None:
-        """`name` is a folder or a hub id; captions are cut to `most` tokens, and with `clean` cleaned before."""
+        """`name` is a folder or a hub id; captions are cut to `most` tokens, with `clean` after cleaning."""
         self.name, self.most, self.device, self.dtype, self.offline = name, most, device, dtype, offline
         self.clean = clean
         self._cache: dict[str, Tensor] = {}  # the last captions, the newest last
@@ -48,7 +48,7 @@ class TextEncoder:
         return tokenizer, model.to(self.device).eval().requires_grad_(False)
 
     def __call__(self, captions: Sequence[str]) -> list[Tensor]:
-        """Features [n, D] of each caption, one per token; a caption has the same ones in any batch, to the last bit.
+        """Features [n, D] of each caption, one per token; they are bit-identical in any batch.
 
         Raises ArgumentError for a caption with a word that has no token, or one that the tokenizer reduces to nothing.
         """
@@ -74,7 +74,7 @@ class TextEncoder:
 
     @torch.inference_mode()
     def _encode(self, text: str) -> Tensor:
-        """One caption alone: in a batch the last bits of its features would depend on the others."""
+        """Encodes one caption alone: in a batch, the last bits of its features would depend on the others."""
         tokenizer, model = self._parts
         length = self._length(tokenizer, text)
         if not length:
@@ -116,4 +116,4 @@ def cleaner() -> Callable[[str], str]:
     return clean
 
 
-_NEEDED = {"ftfy": "ftfy", "beautifulsoup4": "bs4"}  # packages and their modules
+_NEEDED = {"ftfy": "ftfy", "beautifulsoup4": "bs4"}  # package -> module

@@ -1,4 +1,4 @@
-"""The image interfaces of Chameleon and Anole, and of Lumina-mGPT, whose rows have an end.
+"""The image interfaces of Chameleon and Anole, and of Lumina-mGPT, whose rows end with a token.
 
 Chameleon: Mixed-Modal Early-Fusion Foundation Models, https://arxiv.org/abs/2405.09818
 Lumina-mGPT: Illuminate Flexible Photorealistic Text-to-Image Generation, https://arxiv.org/abs/2408.02657
@@ -171,7 +171,7 @@ class LuminaImaging(ChameleonImaging):
 
 
 def build(parts: ImagingParts) -> ChameleonImaging:
-    """The image interface of a checkpoint. Raises ModelError for a vocabulary or an image tokenizer amiss."""
+    """The image interface of a checkpoint. Raises ModelError for an unsuitable vocabulary or image tokenizer."""
     assert parts.embedding is not None, "of the stack"
     name, folder = parts.source.name, parts.source.folder
     decoder = parts.decoder
@@ -193,7 +193,7 @@ def build(parts: ImagingParts) -> ChameleonImaging:
 
 
 def _is_lumina(config: Mapping[str, Any], name: str) -> bool:
-    """Whether images have sizes and rows with an end: by the architecture of its training, or the name."""
+    """Whether images have sizes and end tokens of rows: by the architecture in the config, or the name."""
     named = " ".join(map(str, config.get("architectures") or ()))
     return "XLLMX" in named or "lumina" in name.lower()
 

@@ -14,13 +14,13 @@ from ..files.tokenizers import load_tokenizer
 from .contracts import ImagingParts
 
 BOS, IMAGE_START, IMAGE_END, MESSAGE_END = "<s>", "<racm3:break>", "<eoss>", "<reserved08706>"
-ROW_END, GRID = "<reserved08799>", 8800  # of Lumina-mGPT: the end of a row, and the name of a grid of no counts
+ROW_END, GRID = "<reserved08799>", 8800  # Lumina-mGPT's end of a row; a grid of n units is number 8800 + n
 CODE = re.compile(r"IMGIMG([A-J]+)Z")  # a code by its digits, A for 0 to J for 9
-_MOST_GRID = 64  # units of 32 pixels, at most as many as have a name
+_MOST_GRID = 64  # units of 32 pixels; larger grids have no token
 
 
 class ChameleonWords:
-    """What a checkpoint writes before, between and after the codes of an image."""
+    """The tokens that a checkpoint writes before, between and after the codes of an image."""
 
     def __init__(self, tokenizer: Any, vocabulary: Mapping[str, int], name: str, *, rows: bool = False) -> None:
         """`rows`: images have sizes and rows with an end.
@@ -51,7 +51,7 @@ class ChameleonWords:
 
     @classmethod
     def of(cls, parts: ImagingParts, *, rows: bool) -> ChameleonWords:
-        """Of a checkpoint's files. Raises ModelError where they name no ids for the tokens of images."""
+        """From a checkpoint's files. Raises ModelError where they name no ids for the tokens of images."""
         name, vocabulary = parts.source.name, parts.config.get("vocabulary_map")
         tokenizer = load_tokenizer(parts.source.tokenizer)
         if vocabulary is None and tokenizer is not None:
@@ -69,7 +69,7 @@ class ChameleonWords:
         return int(self.vocabulary[ROW_END])
 
     def grid(self, units: int) -> int:
-        """The token of a side of so many times 32 pixels."""
+        """The token of a side of `units` times 32 pixels."""
         return int(self.vocabulary[_grid(units)])
 
     @property
@@ -78,7 +78,7 @@ class ChameleonWords:
         return max(units for units in range(1, _MOST_GRID + 1) if _grid(units) in self.vocabulary)
 
     def message(self, text: str) -> list[int]:
-        """The ids of what a user says. Raises ModelError without a tokenizer."""
+        """The ids of a user's message. Raises ModelError without a tokenizer."""
         if self.tokenizer is None:
             raise ModelError(f"{self.name} has no tokenizer, so it cannot read captions", "copy its files beside it")
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -34,7 +34,7 @@ class Prefix:
     uncond: tuple[Tensor, ...] | None = None  # per row [U_b, E]: the same without a condition, for guidance
 
     def take(self, rows: Sequence[int]) -> Prefix:
-        """For these rows only."""
+        """The prefix of these rows only."""
         uncond = None if self.uncond is None else tuple(self.uncond[row] for row in rows)
         return Prefix(tuple(self.cond[row] for row in rows), uncond)
 
@@ -57,7 +57,7 @@ class Conditioned(WrapperStack):
         cfg: float | None = None,
         interval: int | None = None,
     ) -> None:
-        """`prefix` holds the conditions; in each row they take `widths` positions as the decoding loop counts them.
+        """`prefix` holds the conditions; the decoding loop counts `widths` positions for them per row.
 
         `cfg` None or 1 is the condition alone. With an `interval` i, only the first i + 2 tokens are guided.
         Raises ModelError for conditions that do not fit, and for guidance of a model without unconditional states.
@@ -89,7 +89,7 @@ class Conditioned(WrapperStack):
         self.last = None if interval is None else self.widths + interval  # [N] the last guided query
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache for all rows of the request, with rows of its own for the unconditional half."""
+        """An empty cache for all rows of the request, with additional rows for the unconditional half."""
         copies, count = self.lengths.shape
         if batch != count:
             raise CacheError(f"the request has {count} rows, a cache of {batch} was requested")
@@ -147,7 +147,7 @@ class Conditioned(WrapperStack):
         """The plan of one copy of its rows."""
         own = plan if self.even else _shift(plan, self.shift[copy, whom])
         lengths, soft = self.lengths[copy, whom], own.soft
-        if soft is not None and len(soft) > plan.batch:  # from a forward of both halves
+        if soft is not None and len(soft) > plan.batch:  # its rows are those of both halves
             soft = soft[copy * plan.batch : (copy + 1) * plan.batch]
         elif soft is None and reaches:
             states = self.rows[copy, whom]  # [B, P, E]
@@ -162,7 +162,7 @@ class Shifted(Hidden):
     """A forward of all copies of a plan's rows, read row by row; `states` and `taps` hold every copy."""
 
     hidden: Hidden
-    shifts: Sequence[Tensor]  # of each copy [B]
+    shifts: Sequence[Tensor]  # per copy [B]
     scale: float = 1.0
     last: Tensor | None = None  # [B] the last query whose logits are guided
 
@@ -197,7 +197,7 @@ class Shifted(Hidden):
         return self.hidden.has(self._copied(positions)).chunk(len(self.shifts))[0]
 
     def _copied(self, positions: Tensor) -> Tensor:
-        """`positions` [B, K] as each copy counts them."""
+        """`positions` [B, K] in the numbering of each copy."""
         return torch.cat([torch.where(positions < 0, -1, positions + by[:, None]) for by in self.shifts])
 
 
@@ -213,14 +213,14 @@ def copy_cache_rows(stack: Stack, cache: KVCache, rows: Tensor, others: Stack, o
 
 
 def _shift(plan: Plan, by: Tensor) -> Plan:
-    """The plan with everything of row b `by[b]` slots further; what would move before slot 0 is padding."""
+    """The plan with everything of row b `by[b]` slots further; slots that would become negative are padding."""
     step, visible = by[:, None], plan.visible.from_first_slot()
     positions = torch.where(plan.positions < 0, -1, (plan.positions + step).clamp(min=-1))
     slots = torch.where(plan.slots < 0, -1, (plan.slots + step).clamp(min=-1))
     if visible.base is not None:
         visible = replace(visible, base=visible.base + by)
     elif visible.dense is not None:
-        slot = torch.arange(visible.dense.shape[-1], device=by.device) - step  # as the mask counts them
+        slot = torch.arange(visible.dense.shape[-1], device=by.device) - step  # in the mask's numbering
         known = (slot >= 0) & (slot < visible.dense.shape[-1])
         at = slot.clamp(0, visible.dense.shape[-1] - 1)[:, None].expand_as(visible.dense)
         visible = replace(visible, dense=visible.dense.gather(2, at) & known[:, None])
@@ -230,7 +230,7 @@ def _shift(plan: Plan, by: Tensor) -> Plan:
 
 
 def _join(parts: list[Plan]) -> Plan:
-    """One plan for the rows of all, one part after the other."""
+    """One plan for the rows of all parts, in order."""
     if len(parts) == 1:
         return parts[0]
     values_of = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Plan)}

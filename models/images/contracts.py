@@ -1,4 +1,4 @@
-"""What an image model has beside its decoder: how it embeds a condition, and how it turns tokens into pixels."""
+"""The interface of image models in addition to the decoder: embeds conditions, and turns tokens into pixels."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .conditioned import Prefix
 
 @dataclass(frozen=True, eq=False)
 class Condition:
-    """What one image is to show: a caption, or features of one, or a class."""
+    """The condition of one image: a caption, the features of one, or a class."""
 
     text: str | None = None
     label: int | None = None
-    negative: str | None = None  # with a caption: what guidance leads away from, in place of no condition
+    negative: str | None = None  # with a caption: the negative prompt of guidance; None: no condition
     features: Tensor | None = None  # [n, D] the text encoder's output for the caption, without padding
     positions: Tensor | None = None  # [n] int64: where `features` were in the padded output; None: at its end
 
@@ -48,7 +48,7 @@ class ImageLayout:
     columns: int
     row_end: int | None = None  # the token after every row
     closing: tuple[int, ...] = ()  # the tokens after the last row
-    ids: Tensor | None = None  # [codes] int64: the token of each code; None: a code is its own
+    ids: Tensor | None = None  # [codes] int64: the token of each code; None: tokens are the codes
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -72,7 +72,7 @@ class ImageLayout:
 
     @property
     def plain(self) -> bool:
-        """Whether an image's tokens are its codes, and each may be any of them."""
+        """Whether an image's tokens are its codes, and every token may be any code."""
         return self.row_end is None and not self.closing and self.ids is None
 
     def forced(self) -> Tensor:
@@ -85,20 +85,20 @@ class ImageLayout:
         return only
 
     def codes(self, tokens: Tensor) -> Tensor:
-        """The codes [..., rows, columns] of tokens [..., tokens]; -1 where a token is unknown (-1) or is no code's."""
+        """The codes [..., rows, columns] of tokens [..., tokens]; -1 where a token is unknown (-1) or no code's."""
         body = tokens[..., : self.rows * self.stride]
         grid = body.reshape(*tokens.shape[:-1], self.rows, self.stride)[..., : self.columns]
         if self.ids is None:
             return grid
         ids = self.ids.to(tokens.device)
-        code_of = torch.full((int(ids.max()) + 2,), -1, device=tokens.device)  # the last entry is for other tokens
+        code_of = torch.full((int(ids.max()) + 2,), -1, device=tokens.device)  # last entry: other tokens
         code_of[ids] = torch.arange(len(ids), device=tokens.device)
         return code_of[torch.where((grid < 0) | (grid > ids.max()), len(code_of) - 1, grid)]
 
 
 @dataclass(frozen=True, slots=True)
 class ImagingParts:
-    """What the image interface of a checkpoint is built from."""
+    """The inputs from which the image interface of a checkpoint is built."""
 
     source: Source
     config: dict[str, Any]
@@ -119,7 +119,7 @@ class Imaging(Protocol):
 
     @property
     def kind(self) -> Literal["class", "text"]:
-        """What images are conditioned on."""
+        """The kind of condition that images have."""
         ...
 
     @property
@@ -129,11 +129,11 @@ class Imaging(Protocol):
 
     @property
     def sizes(self) -> str | None:
-        """Which heights and widths there are, in words, for errors; None for a model of one size."""
+        """The possible heights and widths, in words, for errors; None for a model of one size."""
         ...
 
     def resized(self, height: int, width: int) -> Self:
-        """This interface for images of so many pixels: another layout, and everything else shared.
+        """This interface for images of another size in pixels: only the layout differs.
 
         Raises ArgumentError for a size that it does not have, ModelError where its only one is unknown without a
         decoder.
@@ -142,7 +142,7 @@ class Imaging(Protocol):
 
     @property
     def classes(self) -> int:
-        """How many classes there are; 0 for captions."""
+        """The number of classes; 0 for captions."""
         ...
 
     @property
@@ -174,7 +174,7 @@ class OneSize:
     sizes: str | None = None
 
     def resized(self: _Imaging, height: int, width: int) -> _Imaging:
-        """Itself. Raises ArgumentError for another size than its own."""
+        """Returns itself. Raises ArgumentError for another size."""
         own = tuple(codes * self.downsample for codes in self.layout.grid)
         if (height, width) != own:
             raise ArgumentError(
@@ -211,7 +211,7 @@ class CodeImaging(Imaging, Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ImageModel:
-    """A checkpoint that draws images and nothing else, ready to run: what all of its kind have. Made by `load_any`."""
+    """A checkpoint that only draws images, ready to run: the common base. Made by `load_any`."""
 
     imaging: Imaging
     config: dict[str, Any]  # as published, or read off the tensors
@@ -224,7 +224,7 @@ class ImageModel:
     choice: str = field(default="", repr=False)  # why this device and dtype
     adapter: str | None = None  # the LoRA adapter that is merged into its weights
     weights_version: int = field(default=0, init=False)  # how often its weights were replaced in place
-    # What only language models have.
+    # Attributes that only language models use.
     tokenizer: ClassVar[None] = None
     quantized: ClassVar[None] = None
     prefix_cache: ClassVar[None] = None

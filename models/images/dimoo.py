@@ -30,7 +30,7 @@ FOLDER = "vqvae"  # where the VQ model lies in the checkpoint's folder
 _INSTRUCTION = "Generate an image according to the text prompt."
 _NOTHING = "<uncondition>"
 _PIXELS = 16  # pixels
-_TOKENS = 64 * 64  # of the authors' pictures of 1024 by 1024 pixels
+_TOKENS = 64 * 64  # tokens of the authors' pictures, which have 1024 by 1024 pixels
 # (1 + s) c - s u of the published loop with s = 4.
 DEFAULTS = {"temperature": 1.0, "cfg": 5.0, "sampler": "maskgit:steps=64,noise=1.0,anneal=none"}
 
@@ -89,7 +89,7 @@ class DiffusersVQ(torch.nn.Module):
 
     @property
     def codebook_size(self) -> int:
-        """How many codes there are."""
+        """The number of codes."""
         return int(self.vq.config.num_vq_embeddings)
 
     @property
@@ -123,7 +123,7 @@ def build(parts: ImagingParts) -> DiMOOImaging:
 
 
 def _folder(parts: ImagingParts) -> Path | None:
-    """The folder of the VQ model: the one that the caller names, or a part of it, or the one beside the weights."""
+    """The folder of the VQ model: the one that the caller names or a folder in it, or the one with the weights."""
     named = Path(parts.decoder or parts.source.folder).expanduser()
     for folder in (named / FOLDER, named) if parts.decoder else (named / FOLDER,):
         if read_json(folder / "config.json").get("_class_name") == "VQModel":

@@ -27,7 +27,7 @@ _UNUSED = ("encoder.", "quant_conv.")  # of reading images
 _COUNTERS = "num_batches_tracked"  # of norms in training
 _ARGUMENTS = {"z_channels": "latent_channels", "ch": "base_channels", "ch_mult": "channel_multiplier"}
 _ARGUMENTS |= {"double_z": "double_latent"}
-# From the authors' names to those of transformers, which none of them matches.
+# From the authors' names to those of transformers; no pattern matches a name of transformers.
 _RENAMED = (
     (r"^decoder\.(mid|up)\.", lambda m: {"mid": "decoder.middle_block.", "up": "decoder.up_block.up."}[m[1]]),
     (r"(\.attn_1|\.attn\.\d+)\.([qkv])\.", r"\1.\2_proj."),
@@ -51,7 +51,7 @@ class Emu3VQ:
 
     @classmethod
     def of(cls, parts: ImagingParts) -> Emu3VQ | None:
-        """The one that the caller names, or the checkpoint's own; None where there is neither.
+        """The tokenizer that the caller names, or the checkpoint's own; None where there is neither.
 
         Raises ModelError for tensors that are missing, unknown or of another shape.
         """
@@ -140,7 +140,7 @@ class _Shape:
 
 
 def _name(name: str) -> str:
-    """The name in transformers' module of a published one."""
+    """The name in transformers' module of a published tensor."""
     for prefix in VQ_PREFIXES:
         name = name.removeprefix(prefix)
     for pattern, new in _RENAMED:
@@ -169,7 +169,7 @@ def _config(own: dict[str, Any], origin: str) -> Any:
 
 
 def _range(folder: Path) -> tuple[Tensor, Tensor]:
-    """Mean and deviation, by which the folder's processor normalises pixels in [0, 1]."""
+    """The mean and deviation by which the folder's processor normalises pixels in [0, 1]."""
     file, values = folder / "preprocessor_config.json", []
     for name in ("image_mean", "image_std"):
         stated = read_json(file).get(name) or [0.5] * 3

@@ -1,4 +1,4 @@
-"""Emu3's vocabulary and prompts: the tokens that stand around an image, the ids of its codes, and its tokenizer."""
+"""Emu3's vocabulary and prompts: the tokens around an image, the ids of its codes, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Tokens:
 
 
 class Emu3Words:
-    """What a checkpoint writes before, between and after the codes of an image."""
+    """The tokens that a checkpoint writes before, between and after the codes of an image."""
 
     def __init__(self, tokenizer: Any, vocabulary: Mapping[str, int], name: str) -> None:
-        """Raises ModelError for a vocabulary without codes, or without a token that stands around an image."""
+        """Raises ModelError for a vocabulary without codes, or without one of the tokens around an image."""
         missing = [token for token in TOKENS if token not in vocabulary]
         if missing:
             raise ModelError(
@@ -72,7 +72,7 @@ class Emu3Words:
 
     @classmethod
     def of(cls, parts: ImagingParts) -> Emu3Words:
-        """Of a checkpoint's files. Raises ModelError where they name no ids for the tokens of images."""
+        """From a checkpoint's files. Raises ModelError where they name no ids for the tokens of images."""
         folder, name = parts.source.tokenizer, parts.source.name
         vocabulary: Any = parts.config.get("vocabulary_map")
         if vocabulary is None and (folder / RANKS).is_file():
@@ -133,7 +133,7 @@ def _extras() -> Iterable[str]:
 
 
 def ranks(file: Path) -> dict[bytes, int]:
-    """The rank of each token of a file with lines of a token in base 64 and its rank. Raises ModelError."""
+    """The rank of each token, from a file with lines of a base64 token and its rank. Raises ModelError."""
     from base64 import b64decode
 
     try:

@@ -22,7 +22,7 @@ class KLShape(LevelShape):
     embed_dim: int = 16  # channels of the latents
     ch: int = 128  # channels at the first level
     ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)  # times ch, one per level; each level but the last halves the image
-    num_res_blocks: int = 2  # a level of the encoder; the decoder has one more
+    num_res_blocks: int = 2  # per level of the encoder; the decoder has one more
     attention: tuple[int, ...] = (4,)  # levels of the encoder with attention; the decoder has it only in the middle
     encoder: bool = True  # False: the file has no encoder, and images cannot be encoded
 

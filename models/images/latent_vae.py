@@ -1,4 +1,4 @@
-"""The autoencoders of Flux and NextStep-1, from latents to pixels: diffusers' AutoencoderKL without its encoder.
+"""The decoders of Flux's and NextStep-1's autoencoders: diffusers' AutoencoderKL without its encoder.
 
     pixels = decode(latents / scaling_factor + shift_factor)
 
@@ -76,7 +76,7 @@ class LatentVAE:
 
     @torch.inference_mode()
     def decode(self, latents: Tensor) -> Tensor:
-        """Latents [B, d, h, w], as the model has them, to float32 pixels [B, 3, H, W] in [-1, 1], or a little past."""
+        """Latents [B, d, h, w], as the model has them, to float32 pixels [B, 3, H, W], about in [-1, 1]."""
         network: Any = self.network
         inner = latents.float().to(self.device) / self.scale + self.shift
         pixels: Tensor = network.decode(inner).sample

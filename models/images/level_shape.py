@@ -1,4 +1,4 @@
-"""What the shapes of image autoencoders have in common: levels of convolutions, each but the last halving the image."""
+"""The common base of autoencoder shapes: levels of convolutions, each but the last halving the image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from ..errors import ModelError
 from ..files.weights import count_parts
 
-GROUPS = 32  # of every group norm: channel counts are multiples of it
+GROUPS = 32  # groups of every group norm: channel counts are multiples of it
 
 
 class LevelShape:

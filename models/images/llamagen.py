@@ -35,7 +35,7 @@ _T5 = ("google/flan-t5-xl", 2048)  # the text encoder of the published checkpoin
 
 
 class Classes(nn.Module):
-    """A table of classes; its last row is the unconditional one."""
+    """The embedding table of classes; its last row is the unconditional one."""
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ def _encoder(parts: ImagingParts, captions: Captions) -> TextEncoder | None:
 
 
 def tokenizer_file(parts: ImagingParts) -> Path | None:
-    """The file of the image tokenizer: the one that the caller or the config names, or the one beside the weights."""
+    """The image tokenizer's file: the one that the caller or the config names, or the one with the weights."""
     named = parts.decoder or parts.config.get("image_tokenizer")
     if named is not None:
         return find_vq(named)

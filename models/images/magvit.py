@@ -32,9 +32,9 @@ PATTERNS = ("magvit*.safetensors", "magvit*.pt", "magvit*.bin", "model.safetenso
 class MAGVITShape:
     """Sizes of a decoder; the defaults are those of the published one."""
 
-    bits: int = 13  # of a code
-    widths: tuple[int, ...] = (128, 128, 256, 256, 512)  # channels of each level, the one of the pixels first
-    blocks: tuple[int, ...] = (4, 4, 3, 4, 3)  # residual blocks of each
+    bits: int = 13  # bits per code
+    widths: tuple[int, ...] = (128, 128, 256, 256, 512)  # channels per level, from the pixels on
+    blocks: tuple[int, ...] = (4, 4, 3, 4, 3)  # residual blocks per level
 
     @staticmethod
     def of(tensors: dict[str, Tensor]) -> MAGVITShape:
@@ -72,7 +72,7 @@ class MAGVIT(nn.Module):
 
     @property
     def codebook_size(self) -> int:
-        """How many codes there are."""
+        """The number of codes."""
         return int(2**self.shape.bits)
 
     @property

@@ -18,7 +18,7 @@ from .contracts import ImageLayout, ImagingParts, OneSize
 from .magvit import MAGVIT, find_magvit, load_magvit
 
 IMAGE, IMAGE_END, TASK = 126084, 126085, 126088
-_LONGEST = 513  # ids of a caption, with its task, begin and end tokens
+_LONGEST = 513  # limit of a caption's ids, with task, begin and end tokens
 _TOKENS = 32 * 32
 # (1 + s) c - s u of the published loop with s = 3.5.
 DEFAULTS = {"temperature": 1.0, "cfg": 4.5, "sampler": "maskgit:steps=15,noise=1.0,anneal=product"}
@@ -59,7 +59,7 @@ def build(parts: ImagingParts) -> MMaDAImaging:
 
 
 def _file(parts: ImagingParts) -> Path | None:
-    """The weights of the image tokenizer: those that the caller names, or those beside the checkpoint's own."""
+    """The image tokenizer's weights: the file that the caller names, or the one in the checkpoint's folder."""
     if parts.decoder is not None:
         return find_magvit(parts.decoder)
     beside = sorted(parts.source.folder.glob("magvit*"))

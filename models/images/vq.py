@@ -30,7 +30,7 @@ class VQ(nn.Module):
         from diffusers.models.autoencoders.vae import Decoder, Encoder  # slow to import
 
         self.shape = shape
-        plain = len(shape.widths) - 1  # the last level alone has attention
+        plain = len(shape.widths) - 1  # only the last level has attention
         common = {"layers_per_block": shape.num_res_blocks, "norm_num_groups": GROUPS}
         self.encoder = Encoder(
             out_channels=shape.z_channels,
@@ -52,7 +52,7 @@ class VQ(nn.Module):
         nn.init.uniform_(self.codebook.weight, -bound, bound)
 
     def rows(self) -> Tensor:
-        """The codebook as it is compared and looked up, float32 [codebook_size, C]; unit vectors with L2 norm."""
+        """The codebook for comparisons and look-ups, float32 [codebook_size, C]; unit vectors with L2 norm."""
         weight = self.codebook.weight.float()
         return F.normalize(weight, dim=1) if self.shape.codebook_l2_norm else weight
 
@@ -88,7 +88,7 @@ class VQ(nn.Module):
         return rearrange(F.embedding(codes, self.rows()), "b h w c -> b c h w")
 
     def pixels(self, vectors: Tensor) -> Tensor:
-        """Rows of the codebook [B, C, h, w] to float32 pixels [B, 3, H, W]; they may reach a little past [-1, 1]."""
+        """Rows of the codebook [B, C, h, w] to float32 pixels [B, 3, H, W]; they may exceed [-1, 1] a little."""
         pixels: Tensor = self.decoder(self.post_quant_conv(vectors.to(self.post_quant_conv.weight.dtype)))
         return pixels.float()
 

@@ -24,7 +24,7 @@ class VQShape(LevelShape):
     z_channels: int = 256
     ch: int = 128  # channels at the first level
     ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)  # times ch, one per level; each level but the last halves the image
-    num_res_blocks: int = 2  # a level of the encoder; the decoder has one more
+    num_res_blocks: int = 2  # per level of the encoder; the decoder has one more
     codebook_l2_norm: bool = True  # codes and features are compared and looked up on the unit sphere
 
     def __post_init__(self) -> None:

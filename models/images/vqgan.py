@@ -28,7 +28,7 @@ from .weight_files import find_file, read_tensors
 
 PATTERNS = ("vqgan*.ckpt", "vqgan*.safetensors", "vqgan*.pt", "vqgan*.pth")
 _WHAT = "VQGAN"
-_PREFIX = "model.vqmodel."  # of a checkpoint that holds one beside its transformer
+_PREFIX = "model.vqmodel."  # in a checkpoint that also holds the transformer
 _USED = re.compile(r"(decoder|post_quant_conv|quantize\.embedding)\.")
 
 
@@ -37,7 +37,7 @@ class VQGANShape(LevelShape):
     """Sizes of the decoder, read off its tensors."""
 
     codes: int = 8192
-    size: int = 256  # numbers of a code's vector
+    size: int = 256  # size of a code's vector
     z_channels: int = 256
     ch: int = 128
     ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)
@@ -48,7 +48,7 @@ class VQGANShape(LevelShape):
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor]) -> VQGANShape:
-        """Raises ModelError for the tensors of another model, or of an encoder alone."""
+        """The shape of these tensors. Raises ModelError for another model's, or an encoder's alone."""
         needed = ("quantize.embedding.weight", "decoder.conv_out.weight", "post_quant_conv.weight")
         absent = [name for name in needed if name not in tensors or tensors[name].ndim < 2]
         if absent:
@@ -84,7 +84,7 @@ class VQGAN(nn.Module):
         self.codebook = nn.Embedding(shape.codes, shape.size)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Pixels [B, 3, H, W] in [-1, 1], float32, of codes [B, h, w]. Raises ModelError for codes that are none."""
+        """Pixels [B, 3, H, W] in [-1, 1], float32, of codes [B, h, w]. Raises ModelError for invalid codes."""
         low, high = (int(value) for value in codes.aminmax())
         if low < 0 or high >= self.shape.codes:
             raise ModelError(f"code {low if low < 0 else high} lies outside the codebook of {self.shape.codes}")

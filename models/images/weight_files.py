@@ -52,12 +52,12 @@ def write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
         torch.save({"model": on_cpu}, part)
     else:
         save_file(on_cpu, part, metadata={"format": "pt"})
-        part.chmod(0o644)  # as any other file
+        part.chmod(0o644)  # as for other files
     os.replace(part, file)
 
 
 class Shaped(Protocol):
-    """What has a shape and a type: a tensor, or the description of one."""
+    """Anything with a shape and a type: a tensor, or the description of one."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -83,12 +83,12 @@ def check_names(file: Path | str, tensors: Mapping[str, Shaped], expected: dict[
 
 
 def arguments_file(file: Path) -> Path:
-    """The file beside the weights that states arguments."""
+    """The file in the weights' folder that states arguments."""
     return file.with_name(f"{file.stem}.args.json")
 
 
 def embedded_files(stem: str) -> dict[str, Path]:
-    """The files `<stem>.safetensors` that ship with the package, by the names of their folders."""
+    """The files `<stem>.safetensors` that ship with the package, by folder name."""
     return {entry.parent.name: entry for entry in EMBEDDED.glob(f"*/{stem}.safetensors")}
 
 

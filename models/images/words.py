@@ -1,4 +1,4 @@
-"""Words of captions for which a text encoder has no token, told without loading it."""
+"""Finds words of captions for which a text encoder has no token, without loading it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import ArgumentError, did_you_mean
 
 
 def unknown(text: str, known: Mapping[str, int]) -> ArgumentError | None:
-    """The error of the first word of `text` that is not in the vocabulary; None where each is."""
+    """The error for the first word of `text` that is not in the vocabulary; None if all are."""
     word = next((word for word in re.findall(r"\w+", text.lower()) if word not in known), None)
     if word is None:
         return None
