@@ -1,1 +1,1 @@
-"""Keys and values in fewer bytes: what a chunk of tokens becomes, and a cache that keeps the newest as they are."""
+"""Compressed keys and values: codecs of chunks of tokens, and a cache that keeps the newest tokens exact."""

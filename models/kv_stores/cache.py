@@ -1,4 +1,4 @@
-"""A KV cache that keeps the newest slots of each row as they are, and the others as a store encodes them.
+"""A KV cache that keeps the newest slots of each row exact, and the others encoded by a store.
 
 A forward reads keys and values of one layer at a time: they are decoded into memory that all layers use in turn, next
 to those that are exact. So a cache takes the bytes of its chunks in all layers, and dense ones in a single layer. That
@@ -20,7 +20,7 @@ from ..layers.rope import GridRope, Rope, apply_rotary
 from ..plan import Plan
 from .contracts import ChunkShape, Codec, Layout, Store, layout_bytes
 
-Ropes = Sequence[Rope | GridRope]  # of each layer
+Ropes = Sequence[Rope | GridRope]  # one per layer
 
 
 class EncodedKV:
@@ -105,7 +105,7 @@ class StoredCache(KVCache):
             self._make_dense()
 
     def _make_dense(self) -> None:
-        """The memory that layers of one shape read from in turn."""
+        """The memory that layers of one shape share, one after the other."""
         self._dense: dict[tuple[int, int, torch.device], tuple[Tensor, Tensor]] = {}
         for part in self.k:
             shape = (self.batch, self.capacity + 1, *part.shape[2:])
@@ -126,7 +126,7 @@ class StoredCache(KVCache):
 
     @property
     def window(self) -> int:
-        """The slots of a row that can be exact."""
+        """The maximum number of exact slots in a row."""
         return self.k[0].shape[1] - 1
 
     @property
@@ -138,11 +138,11 @@ class StoredCache(KVCache):
 
     @property
     def encoded_bytes(self) -> int:
-        """Bytes of the chunks and of what calibrates their rows."""
+        """Bytes of the chunks and of their rows' calibration."""
         return sum(part.nbytes for pair in self.encoded for part in pair)
 
     def dense(self, layer: int) -> tuple[Tensor, Tensor]:
-        """K and V [B, C + 1, K, D] that this layer reads, meanwhile."""
+        """K and V [B, C + 1, K, D] that this layer reads, valid until the next layer's."""
         part = self.k[layer]
         return self._dense[*part.shape[2:], part.device]
 
@@ -150,7 +150,7 @@ class StoredCache(KVCache):
         return StoredSlots(self, plan)
 
     def views(self, plan: Plan) -> None:
-        """None: what is read is decoded first."""
+        """None: K and V are decoded before they are read."""
         return
 
     def settle(self, lengths: np.ndarray) -> None:
@@ -161,7 +161,7 @@ class StoredCache(KVCache):
                     self._encode_window(row, end)
 
     def own_lengths(self, lengths: np.ndarray) -> np.ndarray:
-        """[B] committed tokens of each row of the cache, its condition as long as its own copy's."""
+        """[B] committed tokens of each row of the cache, with the length of its own copy's condition."""
         own = np.tile(lengths, self.copies)
         return own if self.shift is None else own + self.shift.cpu().numpy()
 
@@ -229,7 +229,7 @@ class StoredCache(KVCache):
             self._make_dense()
 
     def widen(self, window: int) -> None:
-        """Room for at least `window` exact slots a row."""
+        """Room for at least `window` exact slots per row."""
         if window <= self.window:
             return
         with torch.inference_mode(False), torch.no_grad():
@@ -265,14 +265,14 @@ class StoredCache(KVCache):
         raise CacheError("a store takes no K/V of other requests", "leave the prefix cache off")
 
     def _flat(self, rows: Tensor, slots: Tensor) -> Tensor:
-        """`slots` [n, T] of these rows as indices into the exact ones; what is none of them goes to the bin."""
+        """`slots` [n, T] of these rows as indices into the exact ones; other slots go to the bin."""
         own = slots - torch.from_numpy(self.first).to(slots.device)[rows.to(slots.device)][:, None]
         outside = (slots < 0) | (own < 0) | (own >= self.window)
         return (rows[:, None] * (self.window + 1) + own.masked_fill(outside, self.window)).flatten()
 
 
 class StoredSlots(Slots):
-    """Where the keys and values of one forward go in a `StoredCache`, and what its queries read."""
+    """Slots of one forward's keys and values in a `StoredCache`, and the K and V that its queries read."""
 
     cache: StoredCache
 
@@ -301,7 +301,7 @@ class StoredSlots(Slots):
             rows[:, None] * (cache.capacity + 1) + torch.where(slots < 0, cache.capacity, slots)
         ).flatten()
         self.exact_slots = cache._flat(rows, slots)
-        # Rows of which chunks, and exact slots of earlier forwards, are read.
+        # Rows whose chunks and exact slots of earlier forwards are read.
         older = ~begins
         self.rows, first = rows[older], self.first[older]
         self.chunks = int((first.max() - cache.store.sinks) // cache.store.chunk) if len(first) and first.max() else 0
@@ -353,7 +353,7 @@ def _zeros(layout: Layout, lead: tuple[int, ...], device: torch.device) -> dict[
 def stored_bytes(
     store: Store, shapes: Sequence[tuple[int, int]], dtype: torch.dtype, *, rows: int, capacity: int, scratch: int
 ) -> int:
-    """`StoredCache.nbytes` without making one; `shapes` are the heads and the head size of each layer."""
+    """`StoredCache.nbytes` without making one; `shapes` are each layer's heads and head size."""
     chunks, window = store.chunks(capacity), store.exact_slots(scratch) + 1 + store.sinks
     total = 0
     for heads, dim in shapes:

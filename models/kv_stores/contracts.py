@@ -1,4 +1,4 @@
-"""What a store does with the keys, or the values, of a chunk of tokens in one layer."""
+"""Stores and codecs: how the keys or values of a chunk of tokens in one layer are encoded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 Parts = Mapping[str, Tensor]
-Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # the shape of each part without rows, and its dtype
+Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # name -> shape of the part without rows, and dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class ChunkShape:
 
     @property
     def wide(self) -> torch.dtype:
-        """What it is computed in: float32, or wider."""
+        """The dtype of its arithmetic: float32, or wider."""
         return torch.promote_types(self.dtype, torch.float32)
 
 
@@ -39,19 +39,19 @@ class Codec:
         raise NotImplementedError
 
     def calibration_layout(self, shape: ChunkShape) -> Layout:
-        """The parts that all chunks of a row have in common."""
+        """The parts that all chunks of a row share."""
         return {}
 
     def calibrate(self, first: Tensor) -> Parts:
-        """Those of one row, from its first chunks [N, G, K, D]."""
+        """The shared parts of one row, from its first chunks [N, G, K, D]."""
         return {}
 
     def encode(self, x: Tensor, calibration: Parts) -> Parts:
-        """The parts of chunks x [N, G, K, D], float32 or float64; `calibration` is of the row of each, [N, ...]."""
+        """The parts of chunks x [N, G, K, D], float32 or float64; `calibration` [N, ...] is of each chunk's row."""
         raise NotImplementedError
 
     def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
-        """[N, G, K, D], of `shape.wide`."""
+        """The chunks [N, G, K, D], in dtype `shape.wide`."""
         raise NotImplementedError
 
 
@@ -71,7 +71,7 @@ class Exact(Codec):
 
 @dataclass(frozen=True)
 class Store:
-    """How a row's slots are kept: the first and the newest as they are, those between them as chunks.
+    """How a row's slots are stored: the first and the newest exact, those between them as encoded chunks.
 
     Slots below `settled(length)` are chunks, `length` being the row's committed tokens.
     """
@@ -81,10 +81,10 @@ class Store:
     chunk: int  # G, tokens that are encoded together
     residual: int  # R, the newest tokens that stay exact, at least 1: the last committed token's K/V are not there yet
     sinks: int = 0  # first tokens that stay exact
-    before_rotation: bool = False  # keys are encoded as they are before the rotary embedding
+    before_rotation: bool = False  # whether keys are encoded before the rotary embedding
 
     def settled(self, length: int) -> int:
-        """Slots of the row that are no longer exact, the sinks included; 0 until a chunk is full."""
+        """Number of a row's slots before the newest exact ones, sinks included; 0 until a chunk is full."""
         chunks = (length - self.residual - self.sinks) // self.chunk
         return self.sinks + chunks * self.chunk if chunks > 0 else 0
 
@@ -95,11 +95,11 @@ class Store:
         return self.residual + self.sinks + (chunks + 1) * self.chunk - length - 1
 
     def chunks(self, capacity: int) -> int:
-        """The most chunks of a row of `capacity` slots."""
+        """The maximum number of chunks in a row of `capacity` slots."""
         return max(0, (capacity - self.residual - self.sinks) // self.chunk)
 
     def exact_slots(self, scratch: int) -> int:
-        """The most slots that are exact at once: sinks and residual, a chunk that is not full, `scratch` of a draft."""
+        """The maximum of exact slots: sinks, residual, a chunk that is not full, and `scratch` slots of a draft."""
         return self.sinks + self.residual + self.chunk + scratch
 
 

@@ -1,4 +1,4 @@
-"""Quantized, with the outliers kept and the error that is left approximated by a matrix of low rank.
+"""Quantization that keeps outliers and approximates the remaining error by a matrix of low rank.
 
 GEAR: An Efficient KV Cache Compression Recipe for Near-Lossless Generative Inference of LLM,
 https://arxiv.org/abs/2403.05527
@@ -24,7 +24,7 @@ class LowRankResidual(Codec):
     """
 
     base: Codec
-    sparsity: float  # share of the entries that are kept as they are
+    sparsity: float  # share of the entries that are kept exactly
     rank: int
     by_token: bool
 
@@ -68,7 +68,7 @@ class LowRankResidual(Codec):
 
 def low_rank(error: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """a [..., G, rank], b [..., D, rank] with a b^T the nearest of that rank to error [..., G, D]."""
-    _, vectors = torch.linalg.eigh(error @ error.transpose(-1, -2))  # in ascending order
+    _, vectors = torch.linalg.eigh(error @ error.transpose(-1, -2))  # in ascending order of eigenvalues
     a = vectors[..., error.shape[-2] - rank :]
     return a, error.transpose(-1, -2) @ a
 

@@ -1,4 +1,4 @@
-"""Uniform quantization of groups of numbers, each with a scale and a lowest value of its own.
+"""Uniform quantization of groups of numbers, each with its own scale and minimum.
 
     scale = (max - min) / (2^b - 1),  code = round((x - min) / scale),  x ~ code scale + min
 
@@ -20,7 +20,7 @@ _INFO = torch.finfo(KIND)
 
 
 def group_layout(count: int, groups: int, bits: int) -> Layout:
-    """The parts of `count` numbers in so many groups."""
+    """The parts of `count` numbers in `groups` groups."""
     return {
         "codes": ((packed_size(count, bits),), torch.uint8),
         "scale": ((groups,), KIND),
@@ -71,7 +71,7 @@ def group_size(count: int, most: int) -> int:
 
 
 def finite(stored: Tensor) -> Tensor:
-    """What was brought to float16. Raises CacheError where it is not finite."""
+    """Values after conversion to float16. Raises CacheError where they are not finite."""
     if not bool(stored.isfinite().all()):
         raise CacheError(
             f"keys or values are not finite, or beyond {_INFO.max:.0f}: they cannot be quantized",
@@ -81,7 +81,7 @@ def finite(stored: Tensor) -> Tensor:
 
 
 def _rounded(x: Tensor, direction: int) -> Tensor:
-    """x in float16, not above it (-1) or not below it (1)."""
+    """x rounded to float16, down (-1) or up (1)."""
     near = x.to(KIND)
     wide = near.to(x.dtype)
     step = 0.6 * _INFO.eps * wide.abs().clamp(min=_INFO.tiny)  # 0.6 to 1.2 of the distance to the next number

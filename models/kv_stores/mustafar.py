@@ -1,4 +1,4 @@
-"""The largest entries of each token's head, packed after a bitmap that says where they were.
+"""The largest entries of each token's head, packed after a bitmap of their places.
 
 Mustafar: Promoting Unstructured Sparsity for KV Cache Pruning in LLM Inference, https://arxiv.org/abs/2505.22913
 """
@@ -29,7 +29,7 @@ class Pruned(Codec):
         }
 
     def count(self, dim: int) -> int:
-        """Entries of a head of `dim` that stay."""
+        """The number of entries kept in a head of `dim`."""
         return dim - int(self.sparsity * dim)
 
     def encode(self, x: Tensor, calibration: Parts) -> Parts:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_WORDS = {2: (4, 1), 3: (8, 3), 4: (2, 1), 8: (1, 1)}  # bits: codes of a word, and its bytes
+_WORDS = {2: (4, 1), 3: (8, 3), 4: (2, 1), 8: (1, 1)}  # bits -> codes per word, bytes per word
 BITS = tuple(_WORDS)
 
 
 def packed_size(count: int, bits: int) -> int:
-    """Bytes of `count` codes."""
+    """Bytes that `count` codes take."""
     codes, size = _WORDS[bits]
     return -(-count // codes) * size
 

@@ -1,4 +1,4 @@
-"""Channels made even by Hadamard rotations before they are quantized.
+"""Quantization after Hadamard rotations, which even out the channels.
 
 RotateKV: Accurate and Robust 2-Bit KV Cache Quantization for LLMs via Outlier-Aware Adaptive Rotations,
 https://arxiv.org/abs/2501.16383
@@ -42,7 +42,7 @@ class Rotated(Codec):
     """
 
     bits: int
-    group: int  # at most so many channels share a scale
+    group: int  # maximum number of channels that share a scale
     heads: int = 1
     clip: float = 1.0
     reorder: bool = False
@@ -92,7 +92,7 @@ class Rotated(Codec):
 
 
 def _power(count: int) -> int:
-    """The largest power of two that divides it."""
+    """The largest power of two that divides `count`."""
     return count & -count
 
 
