@@ -1,1 +1,1 @@
-"""From a name to what a forward needs: files, config, weights, tokenizer, device and dtype."""
+"""Loads what a forward needs by name: files, config, weights, tokenizer, device and dtype."""

@@ -26,7 +26,7 @@ ROUTER = (
     "router_bias",
     "router_scale",
     "router_expert_scale",
-)  # in float32 whatever the model's dtype is, and never quantized
+)  # always in float32, and never quantized
 
 
 Weight = Tensor | list[Tensor]  # a parameter, or the matrices of a stack of experts
@@ -45,7 +45,7 @@ class Target:
 
 def empty(config: DecoderConfig) -> Decoder:
     """A decoder on the meta device."""
-    with init_empty_weights(), torch.device("meta"):  # the first alone allocates memory for a moment
+    with init_empty_weights(), torch.device("meta"):  # the first one alone would allocate memory for a moment
         decoder = Decoder(config)
     if config.tied:  # making parameters empty unties them
         decoder.head.weight = decoder.embed.weight
@@ -68,7 +68,7 @@ def targets(spec: FamilySpec, decoder: Decoder, published: Container[str] = ()) 
         parts = (stems,) if isinstance(stems, str) else stems
         sizes = (rows,) if len(parts) == 1 else decoder.config.fused_rows(name)
         start = 0
-        for stem, size in zip(parts, sizes, strict=False):  # fewer where values are keys
+        for stem, size in zip(parts, sizes, strict=False):  # shorter where values are keys
             stem, shape = stem.replace("{i}", layer), (size, columns) if columns else (size,)
             if "{e}" in stem:
                 for expert in range(stack[0]):
@@ -89,7 +89,7 @@ def names_of(spec: FamilySpec, config: DecoderConfig, published: Container[str])
 
 
 def as_published(spec: FamilySpec, config: DecoderConfig, published: Mapping[str, Published]) -> DecoderConfig:
-    """The shape that the tensors have, whatever the config says of a tied head."""
+    """The config that the tensors imply, whatever the file says of a tied head."""
     names = names_of(spec, config, published)
     own = has_own_head(config, published, str(names["embed.weight"]), str(names["head.weight"]))
     return replace(config, tied=False) if own else config
@@ -144,7 +144,7 @@ def fill(
     memory: Callable[[str], Callable[..., Tensor]] = lambda name: torch.empty,
     finish: Finish | None = None,
 ) -> None:
-    """Read every tensor straight into its parameter; only one published tensor is in memory beside the weights.
+    """Read every tensor straight into its parameter; only one published tensor is in memory in addition to the weights.
 
     `memory(name)` returns the function that allocates a matrix of a parameter, given its shape, dtype and device.
     `finish(name, weight)` returns what to keep of a parameter, or of each expert's in a stack, once it is complete.
@@ -152,7 +152,7 @@ def fill(
     shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
 
     def allocate(name: str) -> Weight:
-        """A stack of experts is listed where they run one by one: on a CPU, and quantized."""
+        """Memory of a parameter; experts that run one by one, on a CPU or quantized, are a list of matrices."""
         device = device_of(name)
         listed = device.type == "cpu" or finish is not None
         return _allocate(name, shapes[name], memory(name), dtype, device, listed=listed)
@@ -177,7 +177,7 @@ def refill(
     dtype: torch.dtype,
     finish: Finish | None = None,
 ) -> None:
-    """Read every tensor into the memory that its parameter has already; what is derived from it follows.
+    """Reads every tensor into its parameter's existing memory, and updates what is derived from it.
 
     `whole` is a decoder of the checkpoint's sizes on the meta device: `decoder` itself may have a share of each
     parameter. With `finish`, which `fill` had, one whole parameter is in memory beside the weights.
@@ -223,8 +223,8 @@ def _read(
     allocate: Callable[[str], Weight],
     complete: Callable[[str, Weight], Weight],
 ) -> dict[str, Weight]:
-    """Each parameter, read into what `allocate` gives for it and handed through `complete`."""
-    missing = {name: shape.numel() for name, shape in shapes.items()}  # numbers that are still to come
+    """Reads each parameter into memory from `allocate`, and passes it through `complete`."""
+    missing = {name: shape.numel() for name, shape in shapes.items()}  # entries not read yet
     filled: dict[str, Weight] = {}
 
     def load(name: str, tensor: Tensor) -> None:
@@ -291,7 +291,7 @@ def copy_tied_head(decoder: Decoder) -> None:
 
 
 def _restacked(experts: list[Tensor]) -> Weight:
-    """The matrices of a stack as one tensor where a grouped matmul may take it."""
+    """The matrices of a stack, as one tensor where a grouped matmul can use it."""
     plain = all(type(one) in (Tensor, nn.Parameter) and one.is_cuda for one in experts)
     return torch.stack(experts) if plain else experts
 
@@ -303,7 +303,7 @@ def _parameter(weight: Weight) -> nn.Parameter | nn.ParameterList:
 
 
 def _has_layout(names: Mapping[str, str | tuple[str, ...]], layers: int, published: Container[str]) -> bool:
-    """Whether some layer has all tensors of these names that are a layer's."""
+    """Whether some layer has all of the `names` that belong to a layer."""
     every = [stem for each in names.values() for stem in ((each,) if isinstance(each, str) else each)]
     stems = [stem for stem in every if "{i}" in stem]
     return any(all(stem.replace("{i}", str(layer)) in published for stem in stems) for layer in range(layers))

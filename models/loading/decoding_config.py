@@ -14,12 +14,12 @@ from ..families.base import BLOCK_KEYS
 from ..files.arguments import check_whole
 from ..model import Attention, BlockDenoising, DecodingConfig
 
-_MASKS = ("<|mask|>", "<|MASK|>", "<|mdm_mask|>", "[MASK]")  # names of mask tokens that a tokenizer may not call so
+_MASKS = ("<|mask|>", "<|MASK|>", "<|mdm_mask|>", "[MASK]")  # mask tokens by name, where a tokenizer declares none
 
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What a user says of a checkpoint in the place of its files."""
+    """Values that a user sets in place of those in a checkpoint's files."""
 
     mask_id: int | None = None
     block: int | None = None
@@ -87,7 +87,7 @@ def build_decoding_config(
     if overrides.attention is None and not spec.imaging:
         check_autoregressive(name or spec.name, spec, config, generation)
     mask, sources["mask"] = _mask(spec, config, generation, tokenizer, vocab, overrides.mask_id, as_masked=as_masked)
-    # Only after a causal prefix do masks read the keys and values that a causal model has.
+    # Only with a causal prefix do masks read the same keys and values as in a causal model.
     both = causal and spec.attention == "causal-prefix" and not spec.uniform and mask is not None
     ends = end_ids(config, generation, tokenizer, vocab)
     for number, token in spec.turn_ends.items():
@@ -148,7 +148,7 @@ def check_autoregressive(
 
 
 def check_tokenizer(name: str, spec: FamilySpec, config: dict[str, Any], tokenizer: Any | None, vocab: int) -> None:
-    """Warns of a model that is decoded token by token, and whose tokenizer alone has a mask token.
+    """Warns of a model that is decoded token by token, if only its tokenizer has a mask token.
 
     Args:
         name: of the checkpoint.
@@ -184,7 +184,7 @@ def check_tokenizer(name: str, spec: FamilySpec, config: dict[str, Any], tokeniz
 
 
 def _own_mask(tokenizer: Any) -> tuple[str, int | None]:
-    """The mask token of a tokenizer and its id: the one it names, or a special token that is called so."""
+    """The mask token of a tokenizer and its id: the one that it declares, or a special token with such a name."""
     named, number = getattr(tokenizer, "mask_token", None), getattr(tokenizer, "mask_token_id", None)
     if named is not None and number is not None:
         return str(named), int(number)
@@ -224,7 +224,7 @@ def end_ids(config: dict[str, Any], generation: dict[str, Any], tokenizer: Any |
 
 
 def describe_ends(ends: Mapping[int, str]) -> str:
-    """End tokens by where they were found: `2 (config.json), 7 (the tokenizer)`."""
+    """End tokens in words, with where they were found: `2 (config.json), 7 (the tokenizer)`."""
     return ", ".join(f"{number} ({source})" for number, source in ends.items())
 
 

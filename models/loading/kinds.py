@@ -1,4 +1,4 @@
-"""What config.json alone tells about a checkpoint, without torch, so that requests can be checked before loading."""
+"""Facts about a checkpoint from config.json alone, without torch, to check requests before loading."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NEXTSTEP = ("nextstep", "stepx_llama")  # model_type of NextStep-1, and of the c
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is known of a model before it is loaded."""
+    """Facts about a model that are known before it is loaded."""
 
     name: str
     family: Literal["masked", "ar", "continuous", "scales"]  # the family of samplers that decode it
     draws: Literal["class", "text", "either"] | None = None  # conditions of images ("either": unknown); None: text
-    classes: int | None = None  # of an image model, if stated
+    classes: int | None = None  # number of classes of an image model, if stated
     positions: int | None = None  # the length the checkpoint was made for
-    vocabulary: int | None = None  # tokens of a text model, where the config names it
+    vocabulary: int | None = None  # vocabulary size of a text model, if the config has it
     reader: Path | None = None  # the folder of the text encoder that reads captions, where it lies beside the weights
     block: int | None = None  # block-causal: the width of every block
     writes: bool = False  # an image model that can be loaded for its text as well
@@ -74,7 +74,7 @@ def kind(name: str, config: dict[str, Any], folder: Path | None = None) -> Kind:
 
 
 def _positions(spec: FamilySpec, config: dict[str, Any]) -> int | None:
-    """The length the checkpoint was made for; None where the config has none, or one that loading will refuse."""
+    """The length the checkpoint was made for; None where the config has none, or a value that loading will refuse."""
     try:
         positions = spec.positions(config)
     except (KeyError, TypeError, ValueError):

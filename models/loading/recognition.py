@@ -1,4 +1,4 @@
-"""What a checkpoint is, from its configuration and the names of its tensors, before any weights are read."""
+"""Recognises a checkpoint by its configuration and tensor names, before any weights are read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_description(source: Source) -> tuple[dict[str, Any], dict[str, Publishe
 
 
 def recognise(config: dict[str, Any], tensors: Container[str]) -> tuple[FamilySpec | None, str]:
-    """The family, or None and why transformers has to run the model. Raises ModelError if it cannot either."""
+    """The family, or None and the reason why transformers must run the model. Raises ModelError if it cannot."""
     model_type, arch = str(config.get("model_type", "")), architecture(config)
     spec = match(config, tensors)
     if spec is not None:
@@ -69,7 +69,7 @@ def _known_to_transformers(model_type: str) -> bool:
 
 
 def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = None) -> dict[str, Any]:
-    """What loading this model would take it for, and why, as plain values.
+    """How loading would interpret this model, and why, as plain values.
 
     Of a model on the hub all files but the weights are downloaded, and the config alone tells the family.
     Raises ModelError for what cannot be loaded, UnknownModelError for a name that no model has.

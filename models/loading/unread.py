@@ -1,4 +1,4 @@
-"""Published tensors that the decoder does not read: each is compared with what is used, refused or left out by name.
+"""Published tensors that the decoder does not read: each is compared with the used ones, refused, or left out by name.
 
 Old files hold the rotary frequencies, some repeat a tied head or the weights of an encoder that the decoder shares.
 One warning names the tensors that pardec does not compute with, such as a vision tower.
@@ -21,9 +21,9 @@ from ..families import FamilySpec
 from ..files.weights import AGAIN, Published, tensors_of
 
 _FREQUENCIES = re.compile(r"(?:.*\.)?(?:layers|blocks)\.(\d+)\..*rotary_emb\.inv_freq|.*rotary_emb\.inv_freq")
-_ROUNDING = 5e-3  # of frequencies that were stored in 16 bits at some time
+_ROUNDING = 5e-3  # relative error of frequencies that were once stored in 16 bits
 _TABLE = "freqs_cis"  # of the rotation over an image's grid
-_SCALE = re.compile(r".*\.[kv]_scale")  # by which keys or values are divided where a cache has them in 8 bits
+_SCALE = re.compile(r".*\.[kv]_scale")  # divisors of keys or values in 8-bit caches
 
 
 def has_own_head(config: DecoderConfig, published: Mapping[str, Published], embed: str, head: str) -> bool:
@@ -45,7 +45,7 @@ def same(published: Mapping[str, Published], first: str, second: str) -> bool:
 
 
 def check_unread(spec: FamilySpec, config: DecoderConfig, published: Mapping[str, Published]) -> None:
-    """Raises ModelError, with the name, for an unread tensor that is not what the decoder computes."""
+    """Raises ModelError, with the name, for an unread tensor that differs from what the decoder computes."""
     check_frequencies(config, published)
     for name in published:
         if name == _TABLE and config.grid is not None:
@@ -127,7 +127,7 @@ def say_left_out(name: str, spec: FamilySpec, published: Mapping[str, Published]
 
 
 def _are_frequencies(tensor: Tensor, own: tuple[float, ...]) -> bool:
-    """Whether these are the frequencies, or those that scaling began with."""
+    """Whether `tensor` holds the frequencies, scaled or not yet scaled."""
     scaled = torch.tensor(own, dtype=torch.float64)
     if tensor.shape != scaled.shape:
         return False

@@ -1,4 +1,4 @@
-"""New weights for a model that is loaded, in the memory that it has: from a trainer's state dict, or from a folder.
+"""Replaces the weights of a loaded model in its memory, from a trainer's state dict or from a folder.
 
 Everything is checked before the first number is written, so that a call that is refused changes nothing. Parameters
 stay where they are, so that CUDA graphs, the layers' own references and what shares them see the new ones; what was
@@ -67,12 +67,12 @@ def load_weights(model: LanguageModel | ContinuousModel | ScaleModel, weights: W
 
         write = replacement(model, published)
     _forget(model)
-    with torch.inference_mode():  # a model that was loaded in inference mode can be written to there alone
+    with torch.inference_mode():  # weights made in inference mode can be written only in that mode
         write()
 
 
 def _forget(model: LanguageModel | ContinuousModel | ScaleModel) -> None:
-    """Marks what was computed from the old weights as stale, also should writing the new ones be interrupted."""
+    """Marks values computed from the old weights as stale, even if writing the new ones is interrupted."""
     if isinstance(model, ContinuousModel | ScaleModel):
         model.weights_version += 1
         return
@@ -82,7 +82,7 @@ def _forget(model: LanguageModel | ContinuousModel | ScaleModel) -> None:
     model.head_read = False
 
 
-# --- where the tensors come from ---
+# --- sources of tensors ---
 
 
 def _source(path: str | os.PathLike[str]) -> Source:
@@ -189,7 +189,7 @@ def _check_config(model: LanguageModel, spec: FamilySpec, source: Source, publis
 
 
 def _check_tied(name: str, published: Mapping[str, Published], embed: str, head: str) -> None:
-    """Raises ModelError where a tied embedding is published twice, and not the same both times."""
+    """Raises ModelError where a tied embedding is published twice, with different values."""
     if embed in published and head in published and not same(published, embed, head):
         raise ModelError(
             f"{embed} and {head} differ, and in {name} they are one tensor", "train with tied embeddings, as it is"
@@ -208,7 +208,7 @@ def _replaceable(model: ContinuousModel | ScaleModel, own: Mapping[str, Tensor],
 
 
 def _same(model: ContinuousModel | ScaleModel, source: Source, config: Mapping[str, object], *names: str) -> None:
-    """Raises ModelError for a folder that states other arguments of these names than the model has."""
+    """Raises ModelError for a folder whose arguments of these names differ from the model's."""
     for name in names:
         if config[name] != model.config[name]:
             raise ModelError(f"{source.folder} has {name}={config[name]}, and {model.name} {model.config[name]}")
