@@ -19,7 +19,7 @@ DeviceOf = Callable[[str], torch.device]
 def spread(
     decoder: Decoder, device_map: str | dict[str, Any], dtype: torch.dtype, fill: Callable[[DeviceOf], None]
 ) -> Decoder:
-    """Lay the layers out by `device_map`, read the weights with `fill(device_of)`, and hook the parts together.
+    """Places the layers by `device_map`, reads the weights with `fill(device_of)`, and connects the parts by hooks.
 
     Layers placed on the CPU beside a GPU are brought to the GPU when they run. Raises ModelError for a map that names
     the disk, an unknown part or an unknown policy.

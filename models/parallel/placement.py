@@ -45,7 +45,7 @@ def choose_device(requested: str | torch.device) -> tuple[torch.device, str]:
         raise ArgumentError("device mps was asked for, but torch finds no Apple GPU", 'use device="cpu" or "auto"')
     try:
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # as builds without that kind answer
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # raised by builds without that device type
         raise ArgumentError(
             f"device {device} was asked for, but torch cannot use it here", 'use device="cpu" or "auto"'
         ) from error
@@ -82,7 +82,7 @@ def stored_dtype(published: Mapping[str, Published]) -> torch.dtype:
 
 
 def guarded(name: str, make: Callable[[], T], published: Mapping[str, Published], dtype: torch.dtype) -> T:
-    """Run `make`; running out of memory becomes a ModelError with the size."""
+    """Runs `make`; running out of memory becomes a ModelError with the size."""
     try:
         return make()
     except (MemoryError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""How the processes of a run find each other, and how their group ends."""
+"""Setup and end of the process group of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 
 
 def find_interface() -> None:
-    """Names the loopback interface to gloo where it would find none: it looks by the machine's name, and gives up."""
+    """Sets gloo's interface to the loopback one where gloo, which looks it up by host name, would find none."""
     one_machine = os.environ["WORLD_SIZE"] == os.environ.get("LOCAL_WORLD_SIZE")
     if not one_machine or "GLOO_SOCKET_IFNAME" in os.environ:
         return

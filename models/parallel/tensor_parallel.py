@@ -42,7 +42,7 @@ _PLAN: dict[str, Placement] = {  # by the last component of a parameter's name; 
 
 
 class Shares:
-    """The processes of a run, and what of a model is this one's. Made by `shares`."""
+    """The processes of a run, and this process's share of the model. Made by `shares`."""
 
     def __init__(self, mesh: DeviceMesh, config: DecoderConfig) -> None:
         """Raises ModelError where heads or inner units do not divide."""
@@ -56,10 +56,10 @@ class Shares:
                     f"start {' or '.join(map(str, fits))} processes" if fits else "leave tensor parallel out",
                 )
         self.mesh, self.count, self.config = mesh, count, config
-        self.parameters = 0  # of the whole model
+        self.parameters = 0  # count of the whole model
 
     def __call__(self, name: str, weight: Tensor) -> Tensor:
-        """This process's share of the whole parameter `name`, in memory of its own."""
+        """This process's share of the whole parameter `name`, in separate memory."""
         self.parameters += weight.numel()
         placement = _PLAN.get(name.rpartition(".")[2], Replicate())
         if isinstance(placement, Replicate):
@@ -88,7 +88,7 @@ _SPLIT_EXPERTS = ("width", "shared_width")
 
 
 def _sizes(config: DecoderConfig) -> dict[str, int]:
-    """What is divided, by name."""
+    """The sizes that are divided among processes, by name."""
     sizes = {name: getattr(config, name) for name in _SPLIT}
     if config.experts is not None:
         sizes |= {f"experts.{name}": getattr(config.experts, name) for name in _SPLIT_EXPERTS}

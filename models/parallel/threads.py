@@ -1,4 +1,4 @@
-"""How many threads of a CPU decode.
+"""The number of CPU threads that decode.
 
 The steps of a small model are many short matmuls. Two threads on two idle cores make them a little faster; where the
 cores have other work, or are many, waiting for each other at every matmul takes longer than the matmul.
@@ -15,7 +15,7 @@ import torch
 
 T = TypeVar("T")
 
-SMALL = 4_000_000  # parameters of a model, below which one thread decodes
+SMALL = 4_000_000  # with fewer parameters, one thread decodes
 _UNCHOSEN = torch.get_num_threads()
 
 
@@ -30,7 +30,7 @@ def threads_for(device: torch.device, parameters: int) -> int | None:
 
 @contextmanager
 def using(threads: int | None) -> Iterator[None]:
-    """As many threads as this for what is done inside; None leaves them as they are."""
+    """A context with this number of threads; None changes nothing."""
     before = torch.get_num_threads()
     if threads is None or threads == before:
         yield
@@ -43,7 +43,7 @@ def using(threads: int | None) -> Iterator[None]:
 
 
 def stepping(events: Iterator[T], threads: int | None) -> Iterator[T]:
-    """The same events; each is made with so many threads, and handled with as many as before."""
+    """The same events, each computed with `threads` threads; the consumer keeps the previous number."""
     return events if threads is None else _stepping(events, threads)
 
 

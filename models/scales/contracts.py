@@ -50,12 +50,12 @@ class Scales:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Codes of each scale."""
+        """Number of codes per scale."""
         return tuple(side * side for side in self.sides)
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """[S + 1]: where each scale begins among the codes of an image; the last entry is how many those are."""
+        """[S + 1]: where each scale begins among the codes of an image; the last entry is the number of codes."""
         return (0, *accumulate(self.sizes))
 
     @property
@@ -81,7 +81,7 @@ class MultiScaleQuantizer(Protocol):
         ...
 
     def start(self, rows: int) -> Tensor:
-        """The running sum [R, C, side, side] of no scale: zeros, at the last scale's side."""
+        """The running sum [R, C, side, side] before the first scale: zeros, at the last scale's side."""
         ...
 
     def add(self, total: Tensor, codes: Tensor, scale: int) -> Tensor:
@@ -89,12 +89,12 @@ class MultiScaleQuantizer(Protocol):
         ...
 
     def map_of(self, total: Tensor, scale: int) -> Tensor:
-        """What the transformer reads at `scale` (from 1): the running sum at that side, [R, n_s, C], raster order."""
+        """The transformer's input at `scale` (from 1): the running sum at that side, [R, n_s, C], in raster order."""
         ...
 
 
 class TokenReduction(Protocol):
-    """Which tokens of a forward's last scale go through each layer; those left out get their states from elsewhere."""
+    """Which tokens of a forward's last scale go through each layer; `restore` sets the states of the others."""
 
     def keep(self, layer: int, states: Tensor) -> Tensor | None:
         """The tokens [R, k] int64, ascending, that `layer` computes of `states` [R, n_s, E]; None: all."""
@@ -105,7 +105,7 @@ class TokenReduction(Protocol):
         ...
 
     def observe(self, layer: int, states: Tensor) -> None:
-        """Sees the last scale's states [R, n_s, E] after each layer, complete ones and those that `restore` gave."""
+        """Receives the last scale's states [R, n_s, E] after each layer, whether computed or restored."""
         ...
 
 
@@ -169,7 +169,7 @@ class ScaleModel(ImageModel):
 
     @property
     def quantizer(self) -> MultiScaleQuantizer:
-        """Of its image tokenizer. Raises ModelError for a model without one."""
+        """The quantizer of its image tokenizer. Raises ModelError for a model without one."""
         quantizer: MultiScaleQuantizer = self.imaging.quantizer  # type: ignore[attr-defined]
         return quantizer
 
@@ -195,7 +195,7 @@ def check_pair(refiner: ScaleModel, target: ScaleModel) -> None:
 
 
 def _probe(model: ScaleModel) -> Tensor:
-    """What a few codes of scale 0 add to the running sum."""
+    """The contribution of a few codes of scale 0 to the running sum."""
     quantizer = model.quantizer
     codes = torch.arange(min(8, quantizer.vocab), device=model.device)[:, None].expand(-1, model.scales.sizes[0])
     with torch.inference_mode():

@@ -12,7 +12,7 @@ from .contracts import Scales
 
 @dataclass(frozen=True, eq=False)
 class ScaleLayout(ImageLayout):
-    """The grid is that of the last map."""
+    """The layout of all maps' codes; its grid is the last map's."""
 
     scales: Scales = field(kw_only=True)
 
@@ -30,5 +30,5 @@ class ScaleLayout(ImageLayout):
         return (self.scales.tokens,)
 
     def codes(self, tokens: Tensor) -> Tensor:
-        """Tokens [..., L] are the codes."""
+        """Returns tokens [..., L]: they are the codes."""
         return tokens[..., : self.scales.tokens]

@@ -21,11 +21,11 @@ class TokenizerShape(LevelShape):
     """Sizes of a tokenizer; the names are those of VAR's own arguments, the defaults its published one."""
 
     vocab_size: int = 4096
-    z_channels: int = 32  # numbers of a code's vector
+    z_channels: int = 32  # size of a code's vector
     ch: int = 160  # channels at the first level
     ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)  # times ch, one per level; each level but the last halves the image
-    num_res_blocks: int = 2  # a level of the encoder; the decoder has one more
-    share_quant_resi: int = 4  # convolutions after the scales, which share them
+    num_res_blocks: int = 2  # per level of the encoder; the decoder has one more
+    share_quant_resi: int = 4  # number of convolutions that the scales share
     quant_resi: float = 0.5  # their weight
     encoder: bool = True  # False: the file has no encoder, and images cannot be encoded
 

@@ -24,7 +24,7 @@ from .shape import TokenizerShape
 
 
 def phi_index(count: int, scales: int) -> tuple[int, ...]:
-    """Which of `count` convolutions each of so many scales uses.
+    """The index of the convolution, of `count`, that each of `scales` scales uses.
 
     >>> phi_index(4, 5)
     (0, 1, 2, 2, 3)
@@ -43,7 +43,7 @@ class MultiScaleVQ(nn.Module):
 
         self.shape, self.scales = shape, scales
         self.phi = phi_index(shape.share_quant_resi, len(scales))
-        plain = len(shape.widths) - 1  # the last level alone has attention
+        plain = len(shape.widths) - 1  # only the last level has attention
         common = {"layers_per_block": shape.num_res_blocks, "norm_num_groups": GROUPS}
         self.encoder = self.quant_conv = None
         if shape.encoder:
@@ -88,7 +88,7 @@ class MultiScaleVQ(nn.Module):
         return rearrange(self._pooled(total, scale), "r c h w -> r (h w) c")
 
     def _added(self, vectors: Tensor, scale: int) -> Tensor:
-        """What vectors [B, n_s, C] add to the running sum."""
+        """The contribution of vectors [B, n_s, C] to the running sum."""
         side, last = self.scales.sides[scale], self.scales.sides[-1]
         spread = rearrange(vectors, "b (h w) c -> b c h w", h=side)
         if side != last:

@@ -25,7 +25,7 @@ _IGNORED = ("quantize.ema_vocab_hit_SV",)  # a counter of training
 
 
 def published(name: str, levels: int, convolutions: int) -> tuple[str, int | None]:
-    """The published name of a tensor of a `MultiScaleVQ`, and which third of it this is; None is the whole.
+    """The published name of a tensor of a `MultiScaleVQ`, and the index of its third; None: the whole tensor.
 
     >>> published("decoder.up_blocks.0.attentions.1.to_k.weight", 2, 4)
     ('decoder.up.1.attn.1.qkv.weight', 1)

@@ -23,12 +23,12 @@ from ..errors import CacheError
 from ..kernels.matmul import Linear
 from .contracts import Scales, TokenReduction
 
-_SHARPEST = math.log(100.0)  # of the learned factors of queries, as published
+_SHARPEST = math.log(100.0)  # upper bound of the learned factors of queries, as published
 _SOFTER = 0.25  # factor of scores without normalised queries, as published
 
 
 class Modulation(NamedTuple):
-    """What a class makes of a block, [R, 1, D] each."""
+    """A block's scales, shifts and gates for a class, [R, 1, D] each."""
 
     gate1: Tensor
     gate2: Tensor
@@ -51,9 +51,9 @@ class ScaleCache(KVCache):
             dtype=like.dtype,
             device=like.device,
         )
-        self.filled = [[0] * rows for _ in range(layers)]  # slots of each row that are valid
-        self.scales = [0] * rows  # scales of each row that were fed
-        self.modulation: tuple[Tensor, list[Modulation]] | None = None  # labels, and what they make of every block
+        self.filled = [[0] * rows for _ in range(layers)]  # number of valid slots per row
+        self.scales = [0] * rows  # number of scales fed per row
+        self.modulation: tuple[Tensor, list[Modulation]] | None = None  # labels, and the modulations of every block
 
     def keep(self, rows: Tensor) -> None:
         """Keep only these rows, in this order."""
@@ -63,7 +63,7 @@ class ScaleCache(KVCache):
         self.scales, self.modulation = [self.scales[row] for row in index], None
 
     def advance(self, first: int, last: int, rows: list[int]) -> None:
-        """Notes that these rows are fed the scales `first` to `last`. Raises CacheError unless those come next."""
+        """Records that these rows are fed scales `first` to `last`. Raises CacheError unless these come next."""
         if wrong := {self.scales[row] for row in rows} - {first}:
             raise CacheError(
                 f"scale {first} is fed to rows whose next scale is {', '.join(map(str, sorted(wrong)))}",
@@ -73,7 +73,7 @@ class ScaleCache(KVCache):
             self.scales[row] = last + 1
 
     def append(self, layer: int, k: Tensor, v: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Stores k, v [R, n, H, D] after what is there; K and V of these rows so far, [R, S, H, D]."""
+        """Appends k, v [R, n, H, D], and returns all K and V of these rows so far, [R, S, H, D]."""
         each = range(self.batch) if rows is None else rows.tolist()
         start = self.filled[layer][each[0]] if each else 0
         stop = start + k.shape[1]
@@ -129,7 +129,7 @@ class Block(nn.Module):
             self.ada_lin = nn.Sequential(nn.SiLU(), Linear(width, 6 * width))
 
     def modulation(self, condition: Tensor, common: Tensor | None) -> Modulation:
-        """Of `condition` [R, D]; `common` [R, 6 D] is what all blocks share."""
+        """The modulation for `condition` [R, D]; `common` [R, 6 D] is shared by all blocks."""
         each = self.ada_lin(condition) if common is None else common + self.ada_gss.flatten()
         return Modulation(*(part[:, None] for part in each.unflatten(-1, (6, self.width)).unbind(1)))
 
@@ -230,7 +230,7 @@ class VARTransformer(nn.Module):
         levels = torch.repeat_interleave(
             torch.arange(first, last + 1, device=x.device),
             torch.tensor(sizes, device=x.device),
-            output_size=sum(sizes),  # known here; to sum them would wait for the device
+            output_size=sum(sizes),  # known here: summing on the device would synchronize
         )
         x = x + self.lvl_embed(levels) + self.pos_1LC[0, at]
         how_each = self._modulations(labels, cache, rows)
@@ -241,8 +241,8 @@ class VARTransformer(nn.Module):
                 chosen = x[:, -size:].gather(1, which[..., None].expand(-1, -1, x.shape[-1]))
                 x = torch.cat((x[:, :-size], chosen), 1)
                 visible = torch.cat((levels[:-size], levels[-which.shape[1] :]))
-            mask = None  # all see all that is stored
-            if first < last:  # every token sees what is stored, its own scale and those before it
+            mask = None  # every token sees all stored slots
+            if first < last:  # every token sees stored slots, its own scale and earlier scales
                 own = visible[:, None] >= visible
                 mask = torch.cat((own.new_ones(len(own), cache.filled[layer][which_rows[0]]), own), 1)
             x = block(x, how, cache, layer, rows, mask)
@@ -261,9 +261,9 @@ class VARTransformer(nn.Module):
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def _modulations(self, labels: Tensor, cache: ScaleCache, rows: Tensor | None) -> list[Modulation]:
-        """Of every block; the same at every scale of a request."""
+        """The modulations of every block; the same at every scale of a request."""
         known = cache.modulation
-        if rows is None and known is not None and known[0] is labels:  # to compare values would wait for the device
+        if rows is None and known is not None and known[0] is labels:  # comparing values would synchronize
             return known[1]
         condition = self.class_emb(labels)
         common = None if self.shared_ada_lin is None else self.shared_ada_lin(condition)
