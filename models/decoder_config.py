@@ -29,7 +29,7 @@ class ExpertsConfig:
     groups: int = 1  # the experts compete in groups, whose score is the sum of their two best
     top_groups: int = 1  # groups whose experts can be chosen
     shared_width: int = 0  # inner units of an expert that every token takes, unweighted
-    pool: int = 0  # experts that the tokens of one block share, those of the highest score there; 0 is all
+    pool: int = 0  # number of experts that a block's tokens share, by highest score in the block; 0: all experts
     pool_block: int = 0  # tokens of such a block, counted from position 0
 
     def __post_init__(self) -> None:

@@ -180,7 +180,7 @@ def load_any(
         raise ModelError(
             f"{source.name} is quantised, which is not supported", "load the 16-bit checkpoint it was made from"
         )
-    # The ids of an image model are codes: a tokenizer beside its weights belongs to its text encoder.
+    # The ids of an image model are codes: a tokenizer in its folder belongs to its text encoder.
     draws = bool(spec.imaging) and (images or not spec.text)
     tokenizer = None if draws else load_tokenizer(source.tokenizer)
     with configs.reading(source.name):

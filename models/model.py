@@ -42,7 +42,7 @@ class BlockDenoising:
 
 @dataclass(frozen=True, slots=True)
 class DecodingConfig:
-    """What a family and a checkpoint fix about decoding."""
+    """Settings of decoding that a family and a checkpoint fix."""
 
     mask_id: int | None
     eos_ids: tuple[int, ...]
@@ -105,7 +105,7 @@ class LanguageModel:
 
     @property
     def parameters(self) -> int:
-        """The checkpoint's parameters; those of a tied head count once."""
+        """The number of the checkpoint's parameters; a tied head counts once."""
         if self.whole is not None:
             return self.whole
         return sum(weight.numel() for weight in self.decoder.parameters())

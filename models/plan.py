@@ -121,7 +121,7 @@ class Plan:
 
     @property
     def slot_span(self) -> tuple[int, int] | None:
-        """Host knowledge: every row's slots are arange(start, stop), as those of a tree are."""
+        """Host knowledge: (start, stop) where every row's slots are arange(start, stop), as for a tree."""
         if self.stored is not None:
             return self.stored
         if self.span is None and self.uniform is not None and self.visible.parents is not None:
@@ -140,7 +140,7 @@ class Plan:
         return Plan(tokens, order, order, visible, lengths, order)
 
     def behind(self, count: int) -> Plan:
-        """What the queries see of the slots from `count` on, which are numbered from 0 here. They write none before.
+        """The plan over the slots from `count` on, renumbered from 0; its queries write no slots before.
 
         Raises ModelError for patterns that are not causal, a tree or a mask.
         """

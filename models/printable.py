@@ -23,6 +23,6 @@ def in_json(text: str) -> str:
 
 
 def line(text: str, limit: int = 1000) -> str:
-    """The same on one line, of at most `limit` characters or a few more."""
+    """`plain` text on one line, of about `limit` characters at most."""
     text = plain(" ".join(text.splitlines()))
     return text if len(text) <= limit else f"{text[: limit // 2]} ... {text[-limit // 2 :]}"

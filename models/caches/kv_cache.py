@@ -87,7 +87,7 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of K and V, those of the shared part counted once."""
+        """Bytes of K and V, with the shared part counted once."""
         return sum(tensor.nbytes for tensor in (*self.k, *self.v)) + (0 if self.shared is None else self.shared.nbytes)
 
     def check(self, plan: Plan) -> None:
@@ -295,7 +295,7 @@ class KVCache:
 
 
 class Slots:
-    """Where the keys and values of one forward go in a cache."""
+    """The slots of a cache to which one forward writes its keys and values."""
 
     stored = False  # whether K/V go to a store: only `write` stores them, and returns K/V to read
     straight = False  # whether every row's slots are one slice, although there are no `views`
@@ -355,7 +355,7 @@ def with_rows(value: Any, rows: Tensor, other: Any, batch: int) -> Any:
 
 
 def written(value: Any, rows: Tensor, other: Any, batch: int) -> Any:
-    """The same as a new object, caches excepted; a tensor that is None or narrower in dimension 1 is filled with 0."""
+    """`with_rows` as a new object, caches excepted; zeros fill a tensor that is None or narrower in dimension 1."""
     if value is None and other is None:
         return None
     if isinstance(value, KVCache):

@@ -150,7 +150,7 @@ def principal(layer: DecoderLayer, rank: int, dtype: torch.dtype) -> Tensor:
         values = weight[-rows:]
     else:  # quantized: its products with unit vectors
         values = matmul(torch.eye(config.width, device=weight.device, dtype=dtype), weight)[:, -rows:].t()
-    if rank >= rows:  # whatever U is, cosines are those of the values themselves
+    if rank >= rows:  # for any U, the cosines equal the values' own
         return values.to(dtype).contiguous()
     dense = values.float()
     # Of W W^T, which is small where heads share keys, the last vectors belong to the largest values.

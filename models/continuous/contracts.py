@@ -106,7 +106,7 @@ class Head(Protocol):
         ...
 
     def respaced(self, steps: int) -> Head:
-        """The same head over other transitions. Raises ModelError for more than it was trained with."""
+        """The same head over other transitions. Raises ModelError for more steps than it was trained with."""
         ...
 
 

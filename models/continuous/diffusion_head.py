@@ -164,7 +164,7 @@ class _BlockCache:
     """
 
     def __init__(self, network: MARHead, times: Tensor, states: States, every: int) -> None:
-        """`times` [T, W]; the tokens are those of `states`."""
+        """An empty cache for the tokens of `states`; `times` [T, W]."""
         self._network, steps = network, len(times)
         full = [t for t in range(steps) if t > 0.9 * steps or t == steps - 1 or t % every == 0]
         parts = [*network.res_blocks, network.final_layer]

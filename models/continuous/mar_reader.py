@@ -150,7 +150,7 @@ class ReusingReader:
         return out
 
     def _partial(self, latents: Tensor, known: Tensor, labels: Tensor, wanted: Tensor, rows: int) -> Tensor:
-        """The same with earlier K/V; `rows` of them are images."""
+        """`_full` with earlier K/V; `rows` is the number of images."""
         network, count = self.network, len(labels)
         new = known & ~self._known.repeat(count // rows, 1)
         new_index = new.nonzero()[:, 1].view(count, -1)

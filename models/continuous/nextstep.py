@@ -92,7 +92,7 @@ class NextStepReader:
     def states(
         self, latents: Tensor, known: Tensor, labels: Tensor, wanted: Tensor, scale: Tensor | None = None
     ) -> States:
-        """None: states are those of a session. Raises TypeError."""
+        """Raises TypeError: only a session has states."""
         raise TypeError("states are read in the session that start() begins")
 
     def project(self, tokens: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class NextStepReader:
 
 
 class NextStepSession:
-    """The backbone for one request. Row c of the cache reads prompt c; rows from B on are those of guidance.
+    """The backbone for one request. Row c of the cache reads prompt c; rows from B on are for guidance.
 
     What is cached is compared with what a call hands in, token by token: only tokens from the first other one on are
     fed. So rows may be anywhere, and drafts need no rolling back.

@@ -94,7 +94,7 @@ class DraftModule(nn.Module):
 
     @property
     def parameter_count(self) -> int:
-        """Its own parameters."""
+        """The number of its own parameters."""
         return sum(weight.numel() for weight in self.parameters())
 
     @property
@@ -103,7 +103,7 @@ class DraftModule(nn.Module):
         return self.parameter_count
 
     def cache_of(self, config: DecoderConfig, batch: int, slots: int) -> KVCache:
-        """An empty cache of `slots` slots for `batch` rows, of its own layers."""
+        """An empty cache of `slots` slots for `batch` rows, for the layers of `config`."""
         return KVCache(
             layers=config.layers,
             batch=batch,

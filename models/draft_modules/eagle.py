@@ -155,7 +155,7 @@ class EagleModule(DraftModule):
         return super().parameter_count - looked_up + shared
 
     def with_ids(self, rows: Sequence[np.ndarray]) -> EagleModule:
-        """The same module, which drafts the ids rows[b] in row b of its cache, too, by their rows of the target's head.
+        """A copy of the module that also drafts the ids rows[b] in row b of its cache, with rows of the target's head.
 
         Raises ModelError where its head is not the target's, or all ids are drafted anyway.
         """

@@ -28,7 +28,7 @@ class Unsupported(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class ConfigKeys:
-    """What a family does with each key of its config.json, as its reference implementation reads them.
+    """The config.json keys that a family follows, refuses and ignores, after its reference implementation.
 
     A key in neither of the first two fields is one that the reference ignores, and so it never reaches the decoder;
     with `ignored`, one that is there, and any other is refused.
@@ -55,12 +55,12 @@ class ConfigKeys:
         return followed
 
     def without(self, *keys: str) -> ConfigKeys:
-        """The same table, in which these keys are ignored."""
+        """A copy of the table in which these keys are ignored."""
         refused = {key: values for key, values in self.refused.items() if key not in keys}
         return replace(self, followed=self.followed.difference(keys), refused=refused)
 
     def also(self, *keys: str, **refused: tuple[Any, ...]) -> ConfigKeys:
-        """The same table, in which these keys are followed, and those refused."""
+        """A copy of the table with these keys followed, and those in `refused` refused."""
         return replace(
             self, followed=self.followed.union(keys).difference(refused), refused={**self.refused, **refused}
         )

@@ -50,7 +50,7 @@ def _decoder(config: Config) -> DecoderConfig:
         top=whole(config, "num_experts_per_tok"),
         width=whole(config, "expert_intermediate_size"),
         sparse=as_flags(config.get("moe_layer_freq") or 1, plain.layers, "moe_layer_freq"),
-        normalize=False,  # whatever norm_topk_prob says: the published code does not read it
+        normalize=False,  # the published code does not read norm_topk_prob
         bias="weights" if config.get("moe_router_enable_expert_bias") else "",
         shared_width=config.get("shared_expert_intermediate_size") or 0,
     )

@@ -1,4 +1,4 @@
-"""Llama 2 and 3: causal, with whatever biases and rotary scaling the config asks for."""
+"""Llama 2 and 3: causal, with the biases and rotary scaling of the config."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ AREA = "<|image_area|>"  # the token before an image's rows and columns
 _PIXELS = 8  # pixels of a latent along one side, without an autoencoder
 _HEAD = "image_head.net."
 _BARE = "model."  # prefix of names in other Llama-like checkpoints
-# The head of text is not used, and positions of images are those of a switch that must be off.
+# The text head is not used; image positions belong to a switch that must be off.
 _UNUSED = (r"lm_head\.weight", r"gen_pos_embed", r"before_lm_head\..*")
 
 

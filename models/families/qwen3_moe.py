@@ -15,7 +15,7 @@ def decoder(config: Config) -> DecoderConfig:
     return replace(shape(config, "qwen3_moe", qk_norm=True), experts=softmax_experts(config, "qwen3_moe"))
 
 
-# Every layer slides or none does, whatever layer_types says.
+# Either all layers have a sliding window or none has; layer_types is not read.
 QWEN3_MOE_KEYS = QWEN3_KEYS.without("max_window_layers", "layer_types").also(
     "num_experts",
     "num_local_experts",

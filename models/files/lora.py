@@ -220,7 +220,7 @@ class Adapter:
             )
 
     def summary(self) -> str:
-        """What was merged, in words."""
+        """A description of the merged adapter."""
         return f"adapter {self.name} merged into {len(self.updates)} tensors"
 
     def _fit(self, update: _Update, shape: tuple[int, ...], *, conv1d: bool) -> _Update | None:

@@ -21,7 +21,7 @@ _FILES = (".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # how the na
 _ADAPTER = "a folder that PEFT saved, with adapter_config.json and adapter_model.safetensors"
 _SMALL = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja"]  # everything but weights
 DRAFT_ADAPTER = "linear_spec_lora"  # the folder of a LoRA with which a checkpoint drafts for itself
-_PARTS = ["vqvae/*.safetensors", f"{DRAFT_ADAPTER}/*.safetensors"]  # parts of models in folders beside the weights
+_PARTS = ["vqvae/*.safetensors", f"{DRAFT_ADAPTER}/*.safetensors"]  # parts of models in subfolders
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w.-]+)/([\w./-]+\.(?:pt|pth|safetensors|gguf))")
 
@@ -165,7 +165,7 @@ def _single_file(file: Path, name: str) -> Source:
 
 
 def _nearby(path: Path) -> str:
-    """Where to look for a weight file: those of its kind in its folder, if there are any."""
+    """A hint for a missing weight file: the files of the same kind in its folder, if any."""
     try:
         files = sorted(entry.name for entry in path.parent.glob(f"*{path.suffix}"))
     except OSError:

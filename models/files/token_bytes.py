@@ -107,7 +107,7 @@ def _by_decoding(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """The byte that each character stands for in byte-level BPE: GPT-2's table."""
+    """The byte that each character represents in byte-level BPE: GPT-2's table."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printed]
     return {chr(byte): byte for byte in printed} | {chr(0x100 + at): byte for at, byte in enumerate(others)}

@@ -118,7 +118,7 @@ def tensors_of(published: Mapping[str, Published], *names: str) -> list[Tensor]:
 
 
 def in_memory(state: Mapping[str, Tensor]) -> dict[str, Published]:
-    """Describes the tensors of a state dict as `inspect` describes those of files."""
+    """Describes the tensors of a state dict, as `inspect` does for files."""
     return {
         name: Published(
             Path(), tuple(tensor.shape), tensor.dtype if tensor.dtype in _DTYPES.values() else None, tensor=tensor
@@ -182,7 +182,7 @@ def _inspect_pickled(file: Path) -> Iterator[tuple[str, Published]]:
 
 def unpickled(file: Path, *, mmap: bool = True) -> dict[str, Tensor]:
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # training settings are stored beside the tensors
+        with torch.serialization.safe_globals([argparse.Namespace]):  # training settings are stored with the tensors
             try:
                 state = torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
             except RuntimeError:  # files older than torch 1.6 cannot be mapped

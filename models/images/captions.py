@@ -66,7 +66,7 @@ class TextEncoder:
         try:
             with silence():  # a warning that a long caption fits no model would be wrong: it is cut below
                 return len(tokenizer(text)["input_ids"])
-        except Exception as error:  # the library has no exception of its own for this
+        except Exception as error:  # the library has no specific exception for this
             wrong = unknown(text, tokenizer.get_vocab())
             if wrong is None:
                 raise

@@ -99,7 +99,7 @@ class Conditioned(WrapperStack):
         return cache
 
     def put(self, rows: Tensor, other: Conditioned, whom: Tensor) -> None:
-        """The conditions of rows `whom` [n] of another request in place of those of `rows` [n]."""
+        """Replaces the conditions of `rows` [n] by those of rows `whom` [n] of another request."""
         most = max(self.rows.shape[2], other.rows.shape[2])
         ours, theirs = (pad(each, (0, 0, 0, most - each.shape[2])) for each in (self.rows, other.rows))
         rows, whom = (index.to(ours.device) for index in (rows, whom))
@@ -187,7 +187,7 @@ class Shifted(Hidden):
         return mixed if self.last is None else torch.where(self._within(positions).flatten()[index, None], mixed, cond)
 
     def _within(self, positions: Tensor | None) -> Tensor:
-        """Whether the logits at `positions` [B, K], or of the plan's `want`, are guided: bool [B, K]."""
+        """Whether the logits at `positions` [B, K], by default the plan's `want`, are guided: bool [B, K]."""
         assert self.last is not None, "some are not"
         if positions is None:
             positions = self.plan.positions.gather(1, self.plan.want.clamp(min=0))
@@ -202,7 +202,7 @@ class Shifted(Hidden):
 
 
 def copy_cache_rows(stack: Stack, cache: KVCache, rows: Tensor, others: Stack, other: KVCache) -> None:
-    """The rows of `other`, a cache of the stack `others`, in place of `rows` [n] of a cache of `stack`.
+    """Replaces `rows` [n] of `cache`, of `stack`, by the rows of `other`, a cache of the stack `others`.
 
     The two stacks are one, or the same one after other conditions.
     """

@@ -76,7 +76,7 @@ class ImageLayout:
         return self.row_end is None and not self.closing and self.ids is None
 
     def forced(self) -> Tensor:
-        """[tokens] int64: the only token that is possible at each position, -1 at those of codes."""
+        """[tokens] int64: the only possible token at each position, -1 at positions of codes."""
         only = torch.full((self.tokens,), -1)
         if self.row_end is not None:
             only[self.columns : self.rows * self.stride : self.stride] = self.row_end

@@ -54,7 +54,7 @@ def load_kl(
 
 
 def save_kl(model: KL, file: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
-    """Write the autoencoder under its published names, `.pt` or `.safetensors`, and shape and scale beside it.
+    """Write the autoencoder under its published names, `.pt` or `.safetensors`, and a file with its shape and scale.
     Raises ModelError for another suffix.
     """
     path = Path(file)
@@ -74,7 +74,7 @@ def find_kl(source: str) -> Path:
 
 
 def _scale(file: Path) -> float:
-    """The scale that a file beside the weights states, else MAR's."""
+    """The scale in the file of arguments next to the weights, else MAR's."""
     scale = read_json(arguments_file(file)).get("scale", SCALE)
     if not isinstance(scale, int | float) or isinstance(scale, bool):
         raise ModelError(f"the scale of latents must be a number, got {scale!r}")

@@ -17,7 +17,7 @@ _WHAT = "KL autoencoder"
 
 @dataclass(frozen=True)
 class KLShape(LevelShape):
-    """Sizes of an autoencoder; the names are those of its authors' own arguments, the defaults MAR's KL-16."""
+    """Sizes of an autoencoder, named after its authors' arguments; the defaults are MAR's KL-16."""
 
     embed_dim: int = 16  # channels of the latents
     ch: int = 128  # channels at the first level

@@ -30,7 +30,7 @@ PATTERNS = ("magvit*.safetensors", "magvit*.pt", "magvit*.bin", "model.safetenso
 
 @dataclass(frozen=True)
 class MAGVITShape:
-    """Sizes of a decoder; the defaults are those of the published one."""
+    """Sizes of a decoder; the defaults are the published ones."""
 
     bits: int = 13  # bits per code
     widths: tuple[int, ...] = (128, 128, 256, 256, 512)  # channels per level, from the pixels on
@@ -38,7 +38,7 @@ class MAGVITShape:
 
     @staticmethod
     def of(tensors: dict[str, Tensor]) -> MAGVITShape:
-        """Read the shape off the published tensors. Raises ModelError for those of another model."""
+        """Read the shape off the published tensors. Raises ModelError for tensors of another model."""
         if "decoder.conv_in.weight" not in tensors or "decoder.up.0.block.0.conv1.weight" not in tensors:
             raise ModelError("not the weights of a MAGVIT-v2 tokenizer: there is no decoder.conv_in, or no decoder.up")
         levels = range(count_parts(tensors, "decoder.up"))

@@ -48,7 +48,7 @@ def load_vq(source: str | os.PathLike[str], *, device: str = "cpu", dtype: torch
 
 
 def save_vq(model: VQ, file: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
-    """Write the tokenizer under LlamaGen's names, `.pt` or `.safetensors`, and its arguments beside it.
+    """Write the tokenizer under LlamaGen's names, `.pt` or `.safetensors`, and a file with its arguments.
     Raises ModelError for another suffix.
     """
     path = Path(file)

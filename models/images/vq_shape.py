@@ -17,7 +17,7 @@ _WHAT = "VQ tokenizer"
 
 @dataclass(frozen=True)
 class VQShape(LevelShape):
-    """Sizes of a tokenizer; the names are those of LlamaGen's own arguments, the defaults its published VQ-16."""
+    """Sizes of a tokenizer, named after LlamaGen's arguments; the defaults are its published VQ-16."""
 
     codebook_size: int = 16384
     codebook_embed_dim: int = 8
@@ -33,7 +33,7 @@ class VQShape(LevelShape):
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor], arguments: Mapping[str, Any] | None = None) -> VQShape:
-        """Read the shape off the published tensors; `arguments` are what a file beside them states.
+        """Read the shape off the published tensors; `arguments` are those in a file next to them.
 
         Raises ModelError for the tensors of another model, or for arguments that contradict them.
         """

@@ -33,7 +33,7 @@ def check(texts: Iterable[str], folder: Path) -> None:
 
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception:  # the library has no exception of its own
+    except Exception:  # the library has no specific exception
         return
     for text in texts:
         try:

@@ -152,7 +152,7 @@ def read_rows(stored: Tensor, pattern: AttentionPattern) -> Tensor:
 
 
 def visible_rows(stored: Tensor, pattern: AttentionPattern) -> Tensor:
-    """The slots that are read, as rows of the plan; whatever stands past a row's length becomes zero."""
+    """The slots that are read, as rows of the plan; slots past a row's length become zero."""
     read = read_rows(stored, pattern)
     if pattern.dead is None:
         return read

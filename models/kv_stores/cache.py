@@ -161,7 +161,7 @@ class StoredCache(KVCache):
                     self._encode_window(row, end)
 
     def own_lengths(self, lengths: np.ndarray) -> np.ndarray:
-        """[B] committed tokens of each row of the cache, with the length of its own copy's condition."""
+        """[B] committed tokens of each row of the cache, counted with the condition of the row's own copy."""
         own = np.tile(lengths, self.copies)
         return own if self.shift is None else own + self.shift.cpu().numpy()
 

@@ -74,7 +74,7 @@ def low_rank(error: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def _largest(x: Tensor, count: int) -> Tensor:
-    """Indices of the `count` largest of x [..., M], of equal ones the first.
+    """Indices of the `count` largest of x [..., M], ties go to the first.
 
     They are compared in bfloat16: tokens that repeat have equal values, which rounding is not to put in an order.
     """

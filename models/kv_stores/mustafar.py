@@ -17,7 +17,7 @@ _BIT = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
 
 @dataclass(frozen=True)
 class Pruned(Codec):
-    """Of each token and head, the D - int(sparsity D) entries of the largest magnitude; of equal ones the first."""
+    """Keeps the D - int(sparsity D) largest entries by magnitude of each token and head; ties go to the first."""
 
     sparsity: float
 

@@ -68,7 +68,7 @@ def mean_attention(q: Tensor, k: Tensor, visible: Tensor, cap: float | None = No
             scores = scores.div_(cap).tanh_().mul_(cap)
         hidden = ~visible[:, start : start + most]
         if q.is_cuda or hidden.any():  # on a GPU, reading `hidden` would synchronize
-            # A row of -inf alone would become NaN; whatever stands past a row's length may be NaN already.
+            # A row of only -inf would become NaN; slots past a row's length may be NaN already.
             scores.masked_fill_(hidden[:, None, None], torch.finfo(scores.dtype).min)
         parts.append(scores.softmax(-1).mean((1, 2)).masked_fill_(hidden, 0))
     return torch.cat(parts, 1) if len(parts) != 1 else parts[0]

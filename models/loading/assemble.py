@@ -35,7 +35,7 @@ Finish = Callable[[str, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a published tensor goes: the rows of a parameter from `start` on, of one expert or of a stack of all."""
+    """The destination of a published tensor: a parameter's rows from `start` on, of one expert or of all."""
 
     parameter: str
     start: int

@@ -28,7 +28,7 @@ class Kind:
     classes: int | None = None  # number of classes of an image model, if stated
     positions: int | None = None  # the length the checkpoint was made for
     vocabulary: int | None = None  # vocabulary size of a text model, if the config has it
-    reader: Path | None = None  # the folder of the text encoder that reads captions, where it lies beside the weights
+    reader: Path | None = None  # folder of the text encoder of captions, if it is part of the checkpoint
     block: int | None = None  # block-causal: the width of every block
     writes: bool = False  # an image model that can be loaded for its text as well
 

@@ -1,4 +1,4 @@
-"""Weights of modules whose parameters have published names, as image models have them."""
+"""Reads weights of modules whose parameters have the published names, as in image models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NamedTensors = Mapping[str, tuple[nn.Module, str]]  # published name -> module, 
 
 
 def named_tensors(module: nn.Module, prefix: str = "") -> dict[str, tuple[nn.Module, str]]:
-    """Where each tensor of a module goes, by its name after `prefix`."""
+    """The module and inner name of each tensor of a module, by its name after `prefix`."""
     return {prefix + name: (module, name) for name in module.state_dict()}
 
 

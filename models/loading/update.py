@@ -145,7 +145,8 @@ def _native(
             f"the weights of {model.name} are not all on its devices, and cannot be replaced",
             "load it without device_map, or in a smaller dtype, so that no layer is kept elsewhere",
         )
-    shape = replace(spec.decoder(model.config), tied=stack.config.tied)  # its own head, whatever the config says
+    # Whether the head is tied is the loaded model's own choice, not the config's.
+    shape = replace(spec.decoder(model.config), tied=stack.config.tied)
     whole = assemble.empty(shape)
     if source is not None:
         _check_config(model, spec, source, published)

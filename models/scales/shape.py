@@ -18,7 +18,7 @@ _WHAT = "multi-scale image tokenizer"
 
 @dataclass(frozen=True)
 class TokenizerShape(LevelShape):
-    """Sizes of a tokenizer; the names are those of VAR's own arguments, the defaults its published one."""
+    """Sizes of a tokenizer, named after VAR's arguments; the defaults are its published ones."""
 
     vocab_size: int = 4096
     z_channels: int = 32  # size of a code's vector
@@ -35,7 +35,7 @@ class TokenizerShape(LevelShape):
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> TokenizerShape:
-        """Read the shape off the published tensors; `arguments` are what a file beside them states.
+        """Read the shape off the published tensors; `arguments` are those in a file next to them.
 
         Raises ModelError for the tensors of another model, or for arguments that contradict them.
         """

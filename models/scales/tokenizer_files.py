@@ -81,7 +81,7 @@ def load_tokenizer(
 
 
 def save_tokenizer(model: MultiScaleVQ, file: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
-    """Write the tokenizer under its published names, `.pt` or `.safetensors`, and its arguments beside it.
+    """Write the tokenizer under its published names, `.pt` or `.safetensors`, and a file with its arguments.
     Raises ModelError for another suffix.
     """
     path = Path(file)

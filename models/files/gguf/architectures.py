@@ -29,7 +29,7 @@ _LLADA_PARTS = {f"attn_{part}": f"{part}_proj" for part in "qkv"} | {
     "ffn_down": "ff_out",
 }
 _LLADA_OUTER = {"token_embd": "wte", "output_norm": "ln_f", "output": "ff_out"}
-# LLaDA's keys by those of transformers; what its published configs state beside the sizes.
+# LLaDA's keys by transformers' keys, then the constants that its published configs have in addition to sizes.
 _LLADA_KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "d_model",

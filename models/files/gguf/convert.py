@@ -145,7 +145,7 @@ def _values(header: Header, tensor: StoredTensor, target: Target) -> Iterator[ND
 
 def _dequantized(header: Header, tensor: StoredTensor, rows: NDArray[np.uint8]) -> NDArray[Any]:
     if tensor.kind in _AS_THEY_ARE:
-        return rows.view(np.uint32 if tensor.kind == "F32" else np.uint16)  # bits, whatever they mean
+        return rows.view(np.uint32 if tensor.kind == "F32" else np.uint16)  # raw bits
     gguf = library(header.file)
     try:
         with np.errstate(all="ignore"):

@@ -74,7 +74,7 @@ _SHIFT, _CAUSAL = "diffusion.shift_logits", "attention.causal"
 
 
 def known_keys(header: Header) -> frozenset[str]:
-    """Every key that the package gguf knows, those of architectures as `{arch}.name`."""
+    """Every key that the package gguf knows; keys of architectures have the form `{arch}.name`."""
     names, groups = {"{arch}.rope.scale_linear"}, [library(header.file).constants.Keys]
     while groups:
         for value in vars(groups.pop()).values():

@@ -13,7 +13,7 @@ from ..cache_dir import cache_folder, private, require_own
 from ..json_text import parse
 
 FOLDER = "gguf"  # of the cache
-SOURCE = "source.json"  # beside the weights: what they were converted from
+SOURCE = "source.json"  # with the weights: names the file that they were converted from
 
 
 @dataclass(frozen=True, slots=True)

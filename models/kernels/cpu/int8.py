@@ -1,4 +1,4 @@
-"""Weights in 8 bits, for matmuls that need not be precise: those of drafts.
+"""Weights in 8 bits, for matmuls that need not be precise, as in drafting.
 
     W[n, k] ~ scale[n] * (packed[n // 32, k // 4, n % 32, k % 4] - 128),  scale[n] = max over k of |W[n, k]| / 127
 
