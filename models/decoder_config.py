@@ -82,7 +82,7 @@ class DecoderConfig:
     qk_norm: bool = False  # RMSNorm of each head's query and key before rotation
     tied: bool = False  # the head is the embedding
     grid: int | None = None  # tokens along a side of an image: positions are row and column, `frequencies` of each
-    activation: Activation = "silu"  # of the MLP's gate
+    activation: Activation = "silu"  # activation of the MLP's gate
     embedding_scale: float = 1.0  # the embeddings of tokens are multiplied by it
     clip_qkv: float | None = None  # queries, keys and values are clamped to it, before rotation
     experts: ExpertsConfig | None = None  # of the layers whose MLP is sparse

@@ -54,7 +54,7 @@ class CompactCache(KVCache):
         self.longest = reach
         self.filled = np.zeros(batch, dtype=np.int64)
         self.first = np.zeros(batch, dtype=np.int64)
-        self.holes: list[Tensor | None] = [None] * len(self.k)  # of each layer [B, N, K] bool: slots without a copy
+        self.holes: list[Tensor | None] = [None] * len(self.k)  # per layer [B, N, K] bool: slots without a copy
 
     @property
     def gap(self) -> np.ndarray:

@@ -91,7 +91,7 @@ class KVCache:
         return sum(tensor.nbytes for tensor in (*self.k, *self.v)) + (0 if self.shared is None else self.shared.nbytes)
 
     def check(self, plan: Plan) -> None:
-        """Refuse what the host can know to be out of bounds (CacheError, CapacityError), before anything is written."""
+        """Raises CacheError or CapacityError, before anything is written, where the host can see a plan out of bounds."""
         if plan.rows is None and plan.batch != self.batch:
             raise CacheError(
                 f"the plan has {plan.batch} rows and the cache {self.batch}",
@@ -223,7 +223,7 @@ class KVCache:
                     setattr(self, name, with_rows(getattr(self, name), rows, getattr(other, name), self.batch))
 
     def copy_out(self, row: int, start: int, stop: int) -> list[Tensor]:
-        """A copy of K and V of the slots start .. stop - 1 of a row: [stop - start, F] of each device.
+        """A copy of K and V of the slots start .. stop - 1 of a row: [stop - start, F] per device.
 
         F are the values of a slot in all layers there, each layer's keys before its values.
         """
@@ -350,7 +350,7 @@ def rows_of(value: Any, rows: Tensor) -> Any:
 
 
 def with_rows(value: Any, rows: Tensor, other: Any, batch: int) -> Any:
-    """`value`, of `batch` rows, with the entries of `other` at `rows` [n]; where either is None, `value` as it is."""
+    """`value`, of `batch` rows, with the entries of `other` at `rows` [n]; where either is None, `value` unchanged."""
     return value if value is None or other is None else written(value, rows, other, batch)
 
 

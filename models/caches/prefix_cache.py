@@ -55,7 +55,7 @@ class Lease:
 
 
 class PrefixCache:
-    """The stored blocks of one model and of those that draft for it, at most `budget` bytes of them.
+    """The stored blocks of one model and of its draft models, at most `budget` bytes.
 
     Attributes:
         block: tokens of a block.

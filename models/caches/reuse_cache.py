@@ -120,7 +120,7 @@ class ReuseCache(KVCache):
         return torch.where(order < plan.width, order, -1)
 
     def _projection(self, layer: DecoderLayer, dtype: torch.dtype) -> Tensor:
-        """[R, E], decomposed once for all requests."""
+        """The principal projection [R, E] of a layer, computed once for all requests."""
         key = self.version, self.reuse.rank, dtype
         known = _projections.get(layer)
         if known is None or known[0] != key or known[1].device != layer.qkv_weight.device:

@@ -27,7 +27,7 @@ _BLOCK = 256  # queries of a prompt that attend together
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Capped:
-    """How queries meet the sinks from before their window."""
+    """The rotations by which queries attend to sinks before their window."""
 
     cos: Tensor  # [B, Q, 1, R] float32, which rotate each query on to position `window`
     sin: Tensor
@@ -102,7 +102,7 @@ class PromptReader(Reader):
         return torch.cat(parts, 1)
 
     def _block(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor, slots: Tensor, capped: Capped | None) -> Tensor:
-        """Queries at positions `at` [B or 1, Q] over the text's `slots` [S]."""
+        """Attention of queries at positions `at` [B or 1, Q] over the text's `slots` [S]."""
         at = at[..., None]
         visible = (slots <= at) & ((slots < self.sink) | (slots > at - self.window))
         mask = torch.zeros(visible.shape, dtype=q.dtype, device=q.device).masked_fill_(~visible, -torch.inf)

@@ -72,12 +72,12 @@ class Head(Protocol):
 
     @property
     def size(self) -> int:
-        """Numbers of a token."""
+        """The number of values in a token."""
         ...
 
     @property
     def steps(self) -> int:
-        """Transitions T."""
+        """The number of transitions, T."""
         ...
 
     @property
@@ -115,7 +115,7 @@ class Backbone(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Tokens of an image, S."""
+        """The number of tokens of an image, S."""
         ...
 
     @property

@@ -30,7 +30,7 @@ WAVES = 256  # size of a timestep's sinusoidal embedding
 PERIOD = 10_000
 _TOGETHER = 256  # conditions whose modulations are computed at once: more would not be faster
 
-Modulations = tuple[Tensor, ...]  # of one block, as its `forward` takes them
+Modulations = tuple[Tensor, ...]  # modulations of one block, as its `forward` takes them
 
 
 class Modulated(nn.Module):
@@ -271,7 +271,7 @@ class DiffusionHead(TransitionHead):
 
     @property
     def schedule(self) -> Denoising:
-        """The constants of its transitions."""
+        """The constants of the transitions."""
         return self._schedule
 
     @property

@@ -87,7 +87,7 @@ class NextStepReader:
         return NextStepSession(self, prompts, len(pairs), tokens)
 
     def reusing(self, layer: int | None) -> None:
-        """None: a session computes nothing twice."""
+        """Returns None: a session computes nothing twice."""
 
     def states(
         self, latents: Tensor, known: Tensor, labels: Tensor, wanted: Tensor, scale: Tensor | None = None
@@ -146,7 +146,7 @@ class NextStepSession:
         return self.reader.start(conditions, size=size, guided=guided)
 
     def reusing(self, layer: int | None) -> None:
-        """None: what is cached is final."""
+        """Returns None: cached values are final."""
 
     def parameters(self) -> Iterator[Tensor]:
         return self.reader.parameters()

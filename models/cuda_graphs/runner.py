@@ -83,7 +83,7 @@ class GraphRunner:
         self._graphs: OrderedDict[_Key, _Graph] = OrderedDict()
         self._refused: dict[_Key, str] = {}
         self._shapes: set[_Key] = set()
-        self._lock = Lock()  # of the static tensors: threads take turns
+        self._lock = Lock()  # threads use the static tensors in turn
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stack, name)
@@ -136,7 +136,7 @@ class GraphRunner:
         return graph, "recorded"
 
     def _unsuited(self, plan: Plan, cache: KVCache | None) -> str | None:
-        """Why a plan is not worth capturing, or cannot be."""
+        """Why a plan cannot be captured, or is not worth capturing; otherwise None."""
         if cache is not None and not isinstance(cache, StaticCache):
             return "a cache of others"
         if torch.is_grad_enabled():
@@ -202,7 +202,7 @@ def rounded(count: int) -> int:
 def _shape(plan: Plan, name: str, tensor: Tensor) -> tuple[int, ...]:
     """The shape of the static tensor for this tensor of a plan."""
     shape = list(tensor.shape)
-    every = name == "parents" and len(shape) == 1  # of all rows
+    every = name == "parents" and len(shape) == 1  # shared by all rows
     if name in _BY_QUERY and (plan.width <= _NARROW or plan.visible.parents is not None):
         shape[not every] = rounded(shape[not every])
     return tuple(shape) if every else (rounded(shape[0]), *shape[1:])

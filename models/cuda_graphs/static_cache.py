@@ -23,7 +23,7 @@ _store_ids = count(1)
 
 @dataclass(frozen=True, eq=False)
 class Store:
-    """Memory of K and V, [R, C + 1, K, D] a layer."""
+    """Memory of K and V, [R, C + 1, K, D] per layer."""
 
     k: list[Tensor]
     v: list[Tensor]
@@ -64,7 +64,7 @@ class Stores:
 
 
 class StaticCache(KVCache):
-    """A cache in the first rows of a store, which may have more slots than the cache is said to have."""
+    """A cache in the first rows of a store, whose slots may exceed the cache's capacity."""
 
     def __init__(self, stores: Stores, batch: int, capacity: int) -> None:
         super().__init__(layers=0, batch=batch, capacity=capacity, kv_heads=0, head_dim=0)

@@ -114,7 +114,7 @@ class EagleModule(DraftModule):
     kind: ClassVar[str] = "eagle"
     head_read: ClassVar[bool] = True  # loading has looked at every weight
     more_names: ClassVar[dict[str, str]] = {}  # published names of parameters that a subclass adds: looked up by rows
-    taps: Taps | None = None  # of an EAGLE-3
+    taps: Taps | None = None  # set for an EAGLE-3
     own: OwnIds | None = None  # ids that `with_ids` adds to the vocabulary
 
     def __init__(self, files: DraftFiles, target: LanguageModel, form: EagleLayout, *, own_embedding: bool) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..files.weights import Published
 
 CONDITION = "cls_embedding."  # the tensors that embed a class or a caption
-HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2560: 40, 2048: 32, 3200: 32, 4096: 32}  # of the published widths
+HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2560: 40, 2048: 32, 3200: 32, 4096: 32}  # heads by published width
 _SIDES = {"256": 16, "384": 24, "512": 32}  # pixels in a file's name, tokens along a side
 _LAYER = "layers.{i}."
 _NAMES: dict[str, str | tuple[str, ...]] = {

@@ -31,9 +31,9 @@ from .base import Config, ConfigKeys
 from .config_files import BOOKKEEPING, agree, sampling, stated
 
 MARK = "diffusion_pos_embed_learned"  # a tensor that only a MAR checkpoint has
-HEADS = {768: 12, 1024: 16, 1280: 16}  # of the published widths
+HEADS = {768: 12, 1024: 16, 1280: 16}  # heads by published width
 _MODELS = {"mar_base": 768, "mar_large": 1024, "mar_huge": 1280}  # widths by the authors' names
-STEPS = 100  # of the head, unless the config has another number
+STEPS = 100  # transitions of the head, unless the config has another number
 _HEAD = "diffloss.net."
 _SAMPLING = ("cfg", "temperature", "num_iter", "cfg_schedule")  # arguments of the authors' script
 KEYS = ConfigKeys(

@@ -38,7 +38,7 @@ from ..loading.unread import say_left_out
 from .base import Config, FamilySpec, require
 from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, shape
 
-STEPS = 30  # of the flow in the newest published script; earlier ones take 20 to 50
+STEPS = 30  # steps of the flow in the newest published script; earlier scripts take 20 to 50
 DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "cfg": 7.5, "sampler": "sequential:guidance=constant,last=noise"}
 AREA = "<|image_area|>"  # the token before an image's rows and columns
 _PIXELS = 8  # pixels of a latent along one side, without an autoencoder

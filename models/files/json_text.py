@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-DEPTH = 64  # of objects and lists; callers may recurse over the value
+DEPTH = 64  # maximum nesting of objects and lists; callers may recurse over the value
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 

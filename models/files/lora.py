@@ -36,7 +36,7 @@ from .weights import Published, inspect, read
 _WRAPPER = "base_model.model."
 _FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _LOW_RANK = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)((?:\.[^.]+)*)")
-_WHOLE = re.compile(r"\.base_layer(?=\.)|\.modules_to_save\.[^.]+(?=\.)")  # what PEFT's wrappers put into a name
+_WHOLE = re.compile(r"\.base_layer(?=\.)|\.modules_to_save\.[^.]+(?=\.)")  # parts that PEFT's wrappers add to a name
 _MERGE = "merge it with PEFT (merge_and_unload), save the result and load that"
 # Settings that change the formula for W' above, or have no W'.
 _FOREIGN: Mapping[str, str] = {
@@ -132,7 +132,7 @@ class Adapter:
         twin: Callable[[str], str | None] = lambda name: None,
         conv1d: bool = False,
     ) -> dict[str, Published]:
-        """The tensors of the checkpoint `base`, of which those that the adapter changes are merged when they are read.
+        """The tensors of the checkpoint `base`; those that the adapter changes are merged when they are read.
 
         Args:
             published: the checkpoint's.
@@ -173,7 +173,7 @@ class Adapter:
         return merged
 
     def _refuse_one_of_twins(self, twin: Callable[[str], str | None], base: str) -> None:
-        """Refuses what changes one of two modules with shared tensors, or the two differently: merged, both change."""
+        """Refuses to change one of two modules with shared tensors, or the two differently: merging changes both."""
         for name, update in self.updates.items():
             other = twin(name)
             if other is not None and not update.equals(self.updates.get(other)):

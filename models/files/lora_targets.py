@@ -19,7 +19,7 @@ class Targets:
     excluded: str | list[str]
     whole: list[str]  # modules_to_save
     layers: list[int]  # empty: all
-    patterns: list[str]  # what comes before the number of a layer; empty: anything
+    patterns: list[str]  # name parts before a layer's number; empty: any
 
     def __contains__(self, module: str) -> bool:
         if _named(self.excluded, module) or any(re.match(rf"(^|.*\.){name}($|\..*)", module) for name in self.whole):

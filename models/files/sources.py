@@ -16,7 +16,7 @@ from .catalog import DRAFTERS, EMBEDDED, TOKENIZER, embedded_drafters, embedded_
 from .gguf import is_gguf
 from .json_text import parse
 
-MAR_FILE = "checkpoint-last.pth"  # what the training of MAR's authors saves, without a config.json
+MAR_FILE = "checkpoint-last.pth"  # the file that MAR's training script saves, without a config.json
 _FILES = (".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # how the name of a weight file ends
 _ADAPTER = "a folder that PEFT saved, with adapter_config.json and adapter_model.safetensors"
 _SMALL = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja"]  # everything but weights
@@ -54,7 +54,7 @@ def locate(
 
 
 def local(name_or_path: str | os.PathLike[str]) -> Source | None:
-    """The files of an embedded model, a folder or a weight file; None for what only the hub can have.
+    """The files of an embedded model, a folder or a weight file; None for a name that only the hub can have.
 
     Raises UnknownModelError for a name that neither can be.
     """
@@ -187,7 +187,7 @@ def _download_file(repo: str, file: str, *, revision: str | None, offline: bool)
 
 
 def _download(repo: str, revision: str | None, offline: bool, *, weights: bool) -> Path:
-    """Small files first; they say which weight files are needed (repositories often hold the same weights twice)."""
+    """Downloads small files first: they say which weight files are needed (repositories often hold the same weights twice)."""
     from huggingface_hub import snapshot_download
 
     from .weights import indexed  # imports torch

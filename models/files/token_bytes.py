@@ -32,7 +32,7 @@ class TokenBytes:
 
     @cached_property
     def longest(self) -> int:
-        """Bytes of the longest token."""
+        """The number of bytes of the longest token."""
         return max(map(len, self.tokens))
 
     def greedy(self, value: bytes) -> list[int] | None:

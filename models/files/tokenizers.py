@@ -52,7 +52,7 @@ def _load(folder: Path) -> Any | None:
 
 
 def _from_json(folder: Path, settings: dict[str, Any]) -> Any | None:
-    """tokenizer.json"""
+    """The tokenizer of tokenizer.json."""
     if not (folder / "tokenizer.json").is_file():
         return None
     from transformers import PreTrainedTokenizerFast
@@ -62,7 +62,7 @@ def _from_json(folder: Path, settings: dict[str, Any]) -> Any | None:
 
 
 def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> Any | None:
-    """vocab.json and merges.txt"""
+    """The tokenizer of vocab.json and merges.txt."""
     if not ((folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()):
         return None
     from transformers import AddedToken, Qwen2Tokenizer

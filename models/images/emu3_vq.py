@@ -23,8 +23,8 @@ from ..hf.hf_logging import silence
 from .contracts import ImagingParts
 from .weight_files import check_names
 
-_UNUSED = ("encoder.", "quant_conv.")  # of reading images
-_COUNTERS = "num_batches_tracked"  # of norms in training
+_UNUSED = ("encoder.", "quant_conv.")  # tensors for reading images
+_COUNTERS = "num_batches_tracked"  # counters of norms in training
 _ARGUMENTS = {"z_channels": "latent_channels", "ch": "base_channels", "ch_mult": "channel_multiplier"}
 _ARGUMENTS |= {"double_z": "double_latent"}
 # From the authors' names to those of transformers; no pattern matches a name of transformers.

@@ -21,7 +21,7 @@ from ..errors import ModelError
 from .kl_shape import KLShape
 from .level_shape import GROUPS
 
-SCALE = 0.2325  # of MAR: brings the latents of its KL-16 to unit deviation
+SCALE = 0.2325  # MAR's scale: brings the latents of its KL-16 to unit deviation
 _LOG_VARIANCE = -30.0, 20.0  # the range that log variances are clipped to
 
 

@@ -15,7 +15,7 @@ from ..errors import CacheError
 from .contracts import Layout, Parts
 from .packing import pack, packed_size, unpack
 
-KIND = torch.float16  # of scales and minima
+KIND = torch.float16  # dtype of scales and minima
 _INFO = torch.finfo(KIND)
 
 

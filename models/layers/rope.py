@@ -8,7 +8,7 @@ from torch import Tensor
 from ..errors import ModelError
 from ..plan import Plan
 
-_WIDEST = 2**16  # limit of a head's dimensions
+_WIDEST = 2**16  # maximum head dimension
 _SMALL = 2**16  # below this many entries, the number of operations decides the time of a rotation
 
 

@@ -12,7 +12,7 @@ from ...printable import line
 from ..cache_dir import cache_folder, private, require_own
 from ..json_text import parse
 
-FOLDER = "gguf"  # of the cache
+FOLDER = "gguf"  # name of the folder in the cache
 SOURCE = "source.json"  # with the weights: names the file that they were converted from
 
 
