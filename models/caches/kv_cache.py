@@ -91,7 +91,7 @@ class KVCache:
         return sum(tensor.nbytes for tensor in (*self.k, *self.v)) + (0 if self.shared is None else self.shared.nbytes)
 
     def check(self, plan: Plan) -> None:
-        """Raises CacheError or CapacityError, before anything is written, where the host can see a plan out of bounds."""
+        """Raises CacheError or CapacityError, before any write, for a plan that the host sees is out of bounds."""
         if plan.rows is None and plan.batch != self.batch:
             raise CacheError(
                 f"the plan has {plan.batch} rows and the cache {self.batch}",

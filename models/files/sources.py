@@ -187,7 +187,7 @@ def _download_file(repo: str, file: str, *, revision: str | None, offline: bool)
 
 
 def _download(repo: str, revision: str | None, offline: bool, *, weights: bool) -> Path:
-    """Downloads small files first: they say which weight files are needed (repositories often hold the same weights twice)."""
+    """Downloads small files first: they say which weight files are needed (many hold the weights twice)."""
     from huggingface_hub import snapshot_download
 
     from .weights import indexed  # imports torch

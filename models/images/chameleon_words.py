@@ -23,7 +23,7 @@ class ChameleonWords:
     """The tokens that a checkpoint writes before, between and after the codes of an image."""
 
     def __init__(self, tokenizer: Any, vocabulary: Mapping[str, int], name: str, *, rows: bool = False) -> None:
-        """`rows`: images have sizes and rows with an end.
+        """`rows`: whether images have sizes and end tokens of rows.
 
         Raises ModelError for a vocabulary without codes, or without a token that stands around an image.
         """

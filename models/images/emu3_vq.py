@@ -82,7 +82,7 @@ class Emu3VQ:
 
     @property
     def codebook(self) -> Tensor:
-        """[codes, C] float32."""
+        """[codes, C] float32: the vector of each code."""
         weight: Tensor = self.network.quantize.embedding.weight
         return weight
 

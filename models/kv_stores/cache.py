@@ -353,7 +353,7 @@ def _zeros(layout: Layout, lead: tuple[int, ...], device: torch.device) -> dict[
 def stored_bytes(
     store: Store, shapes: Sequence[tuple[int, int]], dtype: torch.dtype, *, rows: int, capacity: int, scratch: int
 ) -> int:
-    """`StoredCache.nbytes` without making one; `shapes` are each layer's heads and head size."""
+    """`StoredCache.nbytes` of a cache that is not made; `shapes` are each layer's heads and head size."""
     chunks, window = store.chunks(capacity), store.exact_slots(scratch) + 1 + store.sinks
     total = 0
     for heads, dim in shapes:

@@ -71,7 +71,7 @@ class Exact(Codec):
 
 @dataclass(frozen=True)
 class Store:
-    """How a row's slots are stored: the first and the newest exact, those between them as encoded chunks.
+    """The scheme by which a row's slots are stored: the first and the newest exact, the others as encoded chunks.
 
     Slots below `settled(length)` are chunks, `length` being the row's committed tokens.
     """

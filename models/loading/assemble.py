@@ -1,4 +1,4 @@
-"""From published tensors to a decoder: every tensor is used exactly once, or named in an error."""
+"""Makes a decoder of published tensors: every tensor is used exactly once, or named in an error."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def _sizes(config: DecoderConfig) -> dict[str, int]:
 
 
 def own_device(requested: str | torch.device) -> str | torch.device:
-    """The device of this process among those of its machine, where none is named by number.
+    """The device of this process on its machine, unless `requested` names one by number.
 
     Raises ArgumentError where torchrun did not start this process.
     """

@@ -101,7 +101,7 @@ class Attention(nn.Module):
             self.register_parameter("scale_mul_1H11", None)
 
     def forward(self, x: Tensor, cache: ScaleCache, layer: int, rows: Tensor | None, mask: Tensor | None) -> Tensor:
-        """x [R, n, D]; `mask` [n, S] bool of what each token sees, None for all."""
+        """x [R, n, D]; `mask` [n, S] bool of the slots that each token sees, None for all."""
         q, k, v = self.mat_qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)  # [R, n, H, D] each
         q, v = q + self.q_bias.view(self.heads, -1), v + self.v_bias.view(self.heads, -1)
         if self.scale_mul_1H11 is None:

@@ -75,7 +75,7 @@ class Int8Weight(PackedWeight):
         self._run(kinds[x.dtype], flat.data_ptr(), flat.stride(0), None, 0, *to, len(flat))
 
     def matmul_at(self, kind: int, x: int, count: int, out: int, base: int | None = None) -> None:
-        """`matmul` of addresses: each has `count` contiguous rows of a type in `library.TYPES`."""
+        """`matmul` on memory addresses: each has `count` contiguous rows of a type in `library.TYPES`."""
         rows, length = self.shape
         self._run(kind, x, length, base, rows, kind, out, rows, count)
 
