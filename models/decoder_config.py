@@ -93,7 +93,7 @@ class DecoderConfig:
     logit_cap: float | None = None  # the same cap for logits
     post_norms: bool = False  # RMSNorm of the outputs of attention and MLP, before they are added
     values_from_keys: bool = False  # a value is its key, before norm and rotation
-    head_norms: bool = False  # Chameleon's layers: LayerNorm of each head's query and key; only with `post_norms`
+    head_norms: bool = False  # Chameleon: LayerNorm of each head's query and key; no other option but `post_norms`
     canvas: bool = False  # DiffusionGemma's layers: separate scales for text and canvas; MLP and experts are added
     each: tuple[AttentionConfig, ...] = ()  # the attention of each layer, where they differ
 

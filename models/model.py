@@ -88,7 +88,7 @@ class LanguageModel:
     embedding_scale: float = field(default=1.0, repr=False)
     adapter: str | None = None  # the LoRA adapter that is merged into its weights
     generation: Mapping[str, Any] = field(default_factory=dict, repr=False)  # generation_config.json, else config.json
-    prepared: dict[str, Any] = field(default_factory=dict, init=False, repr=False)  # derived by requests
+    prepared: dict[str, Any] = field(default_factory=dict, init=False, repr=False)  # values that requests keep
     draft_modules: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # loaded for this model
     prefix_cache: PrefixCache | None = field(default=None, init=False, repr=False)  # K/V kept for later requests
     head_read: bool = field(default=False, init=False, repr=False)  # its weights are finite: see `finite.demand_head`
