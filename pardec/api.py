@@ -224,7 +224,7 @@ class Model(Engine):
         return self.language_model.cache_prefixes(int(mib * 2**20))
 
     def load_weights(self, weights: Mapping[str, Tensor] | str | Path) -> None:
-        """Replaces all weights in place: what training takes from a rollout engine after each of its steps.
+        """Replaces all weights in place, as training does with a rollout engine after each of its steps.
 
         Every parameter keeps its memory, dtype and device, and `network.weights_version` rises by one. Quantized layers
         are quantized again, tied embeddings stay tied, and what is derived from weights follows. A request under way
@@ -272,7 +272,7 @@ class Model(Engine):
             return model.forward(plan, None).logits().float()
 
     def deviation(self, result: Result) -> Deviation:
-        """How far an autoregressive `result` is from what the model itself predicts: see `Deviation`.
+        """Compares an autoregressive `result` with the model's own predictions: see `Deviation`.
 
         It says what a lossy cache, or a relaxed acceptance, has cost: one forward over each row, which all tokens see.
         Raises SpecError for other results.
@@ -280,7 +280,7 @@ class Model(Engine):
         return deviation(self.language_model, result)
 
     def serve(self, calls: Iterable[Call], *, batch_size: int = 8) -> Serving:
-        """`serve_batch` for prepared calls, of one row each, with one sampler."""
+        """`serve_batch` for prepared calls; each has one row, and all have the same sampler."""
         rows = (QueuedRow(index, call, call.request) for index, call in enumerate(calls))
         return self._serving(rows, batch_size, "decode fewer prompts at once (--batch-size), or fewer tokens")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """An embedded model: its number of parameters, its accuracy per sampler; README.md in `path` says more."""
+    """An embedded model, with its number of parameters and its accuracy per sampler; README.md in `path` says more."""
 
     name: str
     family: str
@@ -28,7 +28,7 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class DrafterCard:
-    """An embedded draft module: the target it reads, and how many tokens per forward it gained there."""
+    """An embedded draft module, with its target and the tokens per forward that it gained on it."""
 
     name: str
     kind: str

@@ -1,4 +1,4 @@
-"""How far a decoded answer is from what its model predicts after every prefix of it, with all keys and values."""
+"""Compares a decoded answer with what its model predicts after each of its prefixes, from all keys and values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Deviation:
-    """One number a row.
+    """The difference between an answer and the model's own predictions; one number per row.
 
     Attributes:
         agreement: the share of the generated tokens that are the model's likeliest after the text before them.

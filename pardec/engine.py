@@ -48,7 +48,7 @@ class Engine:
 
     @property
     def family(self) -> Family:
-        """The family of its samplers: "masked", "ar", "continuous" for continuous tokens, "scales" for token maps."""
+        """The kind of its samplers: "masked", "ar", "continuous" for continuous tokens, "scales" for token maps."""
         return self.driver.family
 
     @property
@@ -67,7 +67,7 @@ class Engine:
 
     @property
     def prefix_cache(self) -> PrefixCache | None:
-        """The stored K/V of prompts' beginnings that requests share, and what came of them; None where it is off."""
+        """The stored K/V of prompt prefixes that requests share, and their statistics; None where it is off."""
         return self.network.prefix_cache
 
     @property
@@ -77,7 +77,7 @@ class Engine:
 
     @property
     def _reader(self) -> Any:
-        """The tokenizer, where ids are text: an image model's are codes."""
+        """The tokenizer that turns ids into text; None for an image model, whose ids are codes."""
         return self.tokenizer if self.imaging is None else None
 
     @property
@@ -98,7 +98,7 @@ class Engine:
         return self.driver.prepare(prompt, arguments)
 
     def run(self, call: Call, *, text: bool = False, steps: bool = True) -> Iterator[Event]:
-        """Decodes; the one place that calls the loop. With `text`, and for a callback, events have their text.
+        """Runs the loop and yields its events, with their text if `text` is set or the call has a callback.
 
         Without `steps` there are no events for steps, which saves time.
         """
@@ -120,7 +120,7 @@ class Engine:
                         self.check_weights_unchanged(version)
 
     def check_weights_unchanged(self, version: int) -> None:
-        """Raises ModelError unless the weights are those of this version: a request has been fed through its own."""
+        """Raises ModelError unless the weights have this version, with which the K/V of a request were computed."""
         if version != self.network.weights_version:
             raise ModelError(
                 f"the weights of {self.name} were replaced after this request was prepared (version {version}, now "
@@ -134,19 +134,19 @@ class Engine:
 
     @property
     def threads(self) -> int:
-        """How many threads of a CPU decode."""
+        """The number of CPU threads that decode."""
         return self.set_threads or torch.get_num_threads()
 
     def text(self, tokens: list[int]) -> str | None:
-        """Ids as text, special tokens left out; None without a tokenizer, and for an image model."""
+        """Decodes ids to text without special tokens; None without a tokenizer, and for an image model."""
         return None if self._reader is None else decoded(self._reader, tokens)
 
     def row_text(self, call: Call, row: int = 0) -> RowText:
-        """The text of a row of a call, as its tokens are committed."""
+        """The final text of a row of a call, updated as its tokens are committed."""
         return RowText(self._reader, call, row, call.request.canvases[row].numpy() == open_id(self.language_model))
 
     def row(self, call: Call, end: RowFinished) -> dict[str, Any]:
-        """A row that has just finished, as plain values."""
+        """A finished row as plain JSON values."""
         tokens, generated = call.generated(end.row, end.tokens.tolist())
         start = call.prompts[end.row]
         span = slice(start, start + len(tokens))
@@ -176,7 +176,7 @@ class Engine:
         return values
 
     def exactness(self, sampler: Any) -> str:
-        """What `Result.exact` says: the sampler's promise, with the precision that it holds up to.
+        """The value of `Result.exact`: the sampler's promise, with the precision up to which it holds.
 
         In 16 bits logits often tie or nearly do, and a forward of several positions rounds otherwise than one of a
         single position.
@@ -186,7 +186,7 @@ class Engine:
         return exact if precise or exact != "greedy" else f"greedy up to {str(self.network.dtype)[6:]} rounding"
 
     def result(self, call: Call, end: Finished, seconds: float, *, draw: bool = True) -> Result:
-        """The result of a run of `seconds`. Without `draw`, image tokens are not decoded to images."""
+        """The result of a run that took `seconds`. Without `draw`, image tokens are not decoded to images."""
         layout = None if call.imaging is None else call.imaging.layout
         rows = [call.generated(row, canvas) for row, canvas in enumerate(end.tokens.tolist())]
         tokens, generated = [tokens for tokens, _ in rows], [count for _, count in rows]

@@ -1,4 +1,4 @@
-"""What is raised where the memory of a device runs out."""
+"""The error for a device that runs out of memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class OutOfMemory(PardecError, MemoryError):
 
 @contextmanager
 def memory_errors(what: str, hint: str) -> Iterator[None]:
-    """Raises OutOfMemory, with a hint, where memory runs out."""
+    """Turns an out-of-memory error of the code inside into OutOfMemory, with a hint."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""Plans the memory of an autoregressive request: what each part takes, and the most that fits a budget.
+"""Plans the memory of an autoregressive request: the size of each part, and the largest batch and draft that fit.
 
 SpecMemo: Speculative Decoding is in Your Pocket, https://arxiv.org/abs/2506.01986
 
@@ -37,13 +37,13 @@ _INDEX = 24  # bytes of a query's token, position, slot, and what is made of the
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What a request takes. All figures are bytes unless their names say otherwise.
+    """The memory of a request. All figures are bytes unless their names say otherwise.
 
     Attributes:
-        parts: weights; kv: the cache of committed tokens; scratch: of a draft's other slots; drafter_weights;
-            drafter_kv; prompt_work and round_work: what the two kinds of forward compute on the way, of which the
+        parts: weights; kv: the cache of committed tokens; scratch: the cache of other nodes; drafter_weights;
+            drafter_kv; prompt_work and round_work: temporary tensors of the two kinds of forward, of which the
             larger counts. Of round_work, `logits` and `taps` (states that a drafter reads) are listed as well.
-        nodes: of a draft, node 0 included.
+        nodes: the nodes of a draft, node 0 included.
         fits: whether the peak is within the budget; None without one.
         largest_batch: rows that fit; 0 if none does.
         largest_k: depth of drafts that fits `batch` rows, at most the spec's; 0 if none does; None: it drafts no chain.
@@ -76,7 +76,7 @@ class MemoryPlan:
     pays_from: float | None = None
 
     def document(self) -> dict[str, Any]:
-        """The plan as JSON takes it."""
+        """The plan as JSON values."""
         return {**asdict(self), "parts": dict(self.parts)}
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ def plan(
     acceptance: float | None = None,
     **loading: Any,
 ) -> MemoryPlan:
-    """What a request takes, without decoding it; the model and its drafter are loaded.
+    """Plans the memory of a request without decoding it; the model and its drafter are loaded.
 
     Args:
         model: a loaded model, or what `load` takes, with more of its arguments in `loading`.
@@ -157,7 +157,7 @@ class _Sizes:
     new: int
 
     def parts(self, sampler: SpeculativeSampler, batch: int) -> tuple[dict[str, int], int, int, int]:
-        """The parts of a peak, and the nodes, logits and taps of a round."""
+        """The parts of the peak, the number of nodes of a round, and the bytes of its logits and taps."""
         model, drafter = self.model, self.request.draft_model
         nodes = sampler.width(model)
         queries = sampler.draft.most_queries(nodes, self.request)
@@ -204,7 +204,7 @@ class _Sizes:
         return stored_bytes(stage.store, shapes, like.k[0].dtype, rows=rows, capacity=slots, scratch=scratch)
 
     def _work(self, batch: int, width: int, extent: int, plain: bool) -> int:
-        """What a forward of `width` queries per row over `extent` slots computes on the way in its widest layer."""
+        """Bytes of temporary tensors in the widest layer of a forward of `width` positions per row, `extent` slots."""
         config = getattr(self.model.decoder, "config", None)
         tokens, size, on_cpu = batch * width, self.model.dtype.itemsize, self.model.device.type == "cpu"
         if config is None or not hasattr(config, "mlp_width"):  # of transformers: what is usual
@@ -263,7 +263,7 @@ def _planned(
 
 
 def speedup(k: int, cost: float, acceptance: float) -> float:
-    """Tokens of a round over its forwards, for chains of `k` tokens drafted at `cost` of a target's forward each.
+    """Tokens of a round over its time in target forwards, for chains of `k` tokens that cost `cost` forwards each.
 
         (1 + a + .. + a^k) / (1 + k cost)
 
@@ -287,7 +287,7 @@ def _of_depth(sampler: SpeculativeSampler, k: int) -> SpeculativeSampler:
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest count up to `most` that fits, where less always fits as well; 0 if none does."""
+    """The largest count up to `most` that fits; 0 if none does. If a count fits, so does every smaller one."""
     low, high = 0, most + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -296,7 +296,7 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def _plain(stack: Any, batch: int, slots: int) -> int:
-    """Bytes of a plain cache of `slots` slots and a bin, in the layers of `stack`."""
+    """Bytes of a plain cache with `slots` slots and a scratch slot, in the layers of `stack`."""
     like = stack.new_cache(1, 1)
     return sum(batch * (slots + 1) * prod(part.shape[2:]) * part.dtype.itemsize for part in (*like.k, *like.v))
 
@@ -307,7 +307,7 @@ def _peak(parts: Mapping[str, int]) -> int:
 
 
 def _size(count: int) -> str:
-    """Bytes in a unit that leaves few digits."""
+    """Bytes as text, in the unit with the fewest digits."""
     size, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if size < 1000:

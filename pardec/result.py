@@ -24,7 +24,7 @@ class Result(ResultData):
         return data_frames.frame(self.rows())
 
     def to_arrays(self, *, pad_id: int = 0) -> dict[str, np.ndarray]:
-        """Rows as arrays, padded on the right: what a trainer takes.
+        """Rows as arrays padded on the right, in the form that trainers take.
 
         Returns:
             prompts [B, P] int64 and prompt_mask [B, P] bool; tokens [B, T] int64, mask [B, T] bool and step_map

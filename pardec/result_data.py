@@ -1,4 +1,4 @@
-"""The data of a result: tokens, text, forwards, and the whole order of decoding."""
+"""The data of a result: tokens, text, forwards, and the order of decoding."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 R = TypeVar("R", bound="ResultData")
-PLACEHOLDER = "■ "  # stands for a continuous token where there is no image
-# What a row has where log-probabilities were asked for.
+PLACEHOLDER = "■ "  # printed for a continuous token where there is no image
+# The fields of a row whose log-probabilities were requested.
 LOGPROB_FIELDS = ("step_map", "token_logprobs", "top_ids", "top_logprobs", "candidate_logprobs")
 
 
@@ -116,7 +116,7 @@ class ResultData:
 
     @property
     def tokens_per_forward(self) -> float:
-        """Generated tokens over forwards, both summed over the rows."""
+        """Generated tokens divided by forwards, both summed over the rows."""
         return sum(self.generated) / max(sum(self.nfe), 1)
 
     @property
@@ -130,13 +130,13 @@ class ResultData:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Share of the drafted tokens that were accepted, over all rows; None where nothing was drafted."""
+        """The share of drafted tokens that were accepted, over all rows; None where nothing was drafted."""
         drafts = sum(map(sum, self.trace.drafted))
         return sum(map(sum, self.trace.accepted)) / drafts if drafts else None
 
     @property
     def parsed(self) -> list[Any] | None:
-        """Each row's text as a JSON value, where `response_format` asked for JSON; None elsewhere.
+        """Each row's text parsed as JSON, if `response_format` requested JSON; else None.
 
         Raises ValueError for a row that was left before its end.
         """
@@ -144,7 +144,7 @@ class ResultData:
         return None if form is None or self.text is None else [json.loads(text) for text in self.text]
 
     def span(self, row: int) -> slice:
-        """The positions of a row's tokens in the trace: after the prompt, up to and with the first end token."""
+        """The positions of a row's generated tokens in the trace, the first end token included."""
         start = self.prompts[row]
         return slice(start, start + (len(self.tokens[row]) if self.latents is None else self.generated[row]))
 
@@ -155,7 +155,7 @@ class ResultData:
 
     @cached_property
     def logprobs(self) -> list[TokenLogprobs] | None:
-        """Per row, at its tokens."""
+        """Log-probabilities per row, at its generated tokens."""
         whole = self.trace.logprobs
         return None if whole is None else [whole[row, self.span(row)] for row in range(len(self.tokens))]
 
@@ -202,7 +202,7 @@ class ResultData:
 
 
 def one_row(result: R, row: int) -> R:
-    """Row `row` of a result as a result of its own; time is divided equally among the rows."""
+    """Row `row` of a result as a separate result; time is divided equally among the rows."""
     count, length = len(result.tokens), int(result.trace.lengths[row])
 
     def cut(value: Any) -> Any:
@@ -250,7 +250,7 @@ def plain_row(
 
 
 def plain_logprobs(logprobs: TokenLogprobs) -> dict[str, Any]:
-    """As JSON values, under the names of `Result.to_arrays`; null stands for NaN."""
+    """Log-probabilities as JSON values, under the names of `Result.to_arrays`; null for NaN."""
     values = {"token_logprobs": plain_floats(logprobs.own)}
     if logprobs.ids.shape[-1]:
         values |= {"top_ids": logprobs.ids.tolist(), "top_logprobs": plain_floats(logprobs.top)}
@@ -260,7 +260,7 @@ def plain_logprobs(logprobs: TokenLogprobs) -> dict[str, Any]:
 
 
 def plain_floats(values: np.ndarray) -> list[Any]:
-    """float32 as JSON values: null for NaN, and the lowest float32 for -inf, which a trimmed head gives."""
+    """float32 values as JSON values: null for NaN, and the lowest float32 for -inf, which a trimmed head gives."""
     plain = np.maximum(values, np.finfo(np.float32).min).astype(object)
     plain[np.isnan(values)] = None
     result: list[Any] = plain.tolist()

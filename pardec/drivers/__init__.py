@@ -1,4 +1,4 @@
-"""What `Model` does with each family of models. A family of a new kind is a file here and a name in `DRIVERS`."""
+"""The drivers of the families of models. A new kind of family is a file here and a name in `DRIVERS`."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class ARDriver(TextDriver):
 
     @classmethod
     def judged_against(cls, spec: Spec) -> list[Spec]:
-        """An acceptance is judged against its drafter alone."""
+        """A sampler with an acceptance rule is compared with its drafter alone."""
         alone = tuple(part for part in spec.parts if find(part.name, "ar").stage != "accept")
         return [Spec(alone)] if alone and len(alone) < len(spec.parts) else []
 

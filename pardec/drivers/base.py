@@ -1,4 +1,4 @@
-"""The contract of drivers: what `Model` asks of a family of models, from a prompt to a result.
+"""The interface of drivers, which `Model` calls to decode a family of models, from a prompt to a result.
 
 A driver has a loaded network and no state of any request. `prepare` checks a request and refuses what cannot work,
 before the first forward; `decode` is the family's loop; `result` has the fields of a `Result` that differ between
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 
 class Driver(ABC):
-    """What `Model` does with one family of models."""
+    """Prepares and decodes requests for one family of models."""
 
     family: ClassVar[Family]
-    defaults: ClassVar[Mapping[str, Any]] = {}  # of arguments of `generate`, where they differ from those of `Settings`
+    defaults: ClassVar[Mapping[str, Any]] = {}  # defaults of `generate` that differ from those of `Settings`
     image_tokens: ClassVar[str] = "codes"  # what an image consists of
     image_decoder: ClassVar[str] = "image tokenizer"  # what turns them into pixels
-    least_cfg: ClassVar[float] = 1.0  # the number of `cfg` that means no guidance
-    drawn: ClassVar[str] = ""  # what it draws, where it is no language model
-    main_stage: ClassVar[str | None] = None  # the stage that makes one of its samplers; None: `tune` searches none
-    compared: ClassVar[str] = ""  # samplers that `compare` can be given where `tune` searches none
-    tunes_caches: ClassVar[bool] = False  # whether `tune` tries caches that are not named: those that keep the tokens
-    swept: ClassVar[str | None] = None  # the method whose parameter a sweep varies where a sampler has none of its own
+    least_cfg: ClassVar[float] = 1.0  # the value of `cfg` that means no guidance
+    drawn: ClassVar[str] = ""  # what the model draws; empty for language models
+    main_stage: ClassVar[str | None] = None  # the stage that every sampler needs; None: `tune` searches none
+    compared: ClassVar[str] = ""  # samplers for `compare`, if `tune` searches none
+    tunes_caches: ClassVar[bool] = False  # whether `tune` tries further caches that keep the tokens
+    swept: ClassVar[str | None] = None  # the method whose parameter a sweep varies by default
     compares_tokens: ClassVar[bool] = True  # whether rows of two samplers can be compared token by token
 
     def __init__(self, network: Any) -> None:
@@ -52,7 +52,7 @@ class Driver(ABC):
     @classmethod
     @abstractmethod
     def drives(cls, network: Any) -> bool:
-        """Whether a network is of this family."""
+        """Whether this driver decodes the network."""
 
     @property
     def language_model(self) -> LanguageModel:
@@ -74,7 +74,7 @@ class Driver(ABC):
 
     @abstractmethod
     def decode(self, call: Any, *, steps: bool) -> Iterator[Event]:
-        """The events of the family's loop; without `steps` none for steps, which saves time."""
+        """The events of the family's loop; without `steps` it omits the events of steps, which saves time."""
 
     def result(self, call: Call, end: Finished, tokens: list[list[int]], *, draw: bool) -> dict[str, Any]:
         """The fields of a `Result` that differ between families.
@@ -87,27 +87,27 @@ class Driver(ABC):
         return {"sequences": torch.as_tensor(end.tokens), "images": self.images(call, codes, draw=draw)}
 
     def check_drawable(self, *, hint: str) -> None:
-        """Raises ModelError without a decoder to images; {decoder} in `hint` is replaced by what is missing."""
+        """Raises ModelError if codes cannot be decoded to images; {decoder} in `hint` becomes the missing part."""
         if not self.network.imaging.can_decode:
             message = f"{self.network.name} has no {self.image_decoder}, so its {self.image_tokens} cannot be decoded"
             raise ModelError(f"{message} to images", hint.replace("{decoder}", self.image_decoder))
 
     def images(self, call: Call, codes: Iterable[Tensor], *, draw: bool) -> list[Any] | None:
-        """The images of codes, or vectors; None for text, and without a decoder."""
+        """Decodes codes or vectors to images; None for text, and without a decoder."""
         return render(call.imaging, codes) if draw and call.imaging is not None else None
 
     # --- many requests ---
 
     @abstractmethod
     def batch(self, model: Decoding, rows: Sequence[QueuedRow]) -> RunningBatch:
-        """A batch of these rows, which have one key and one sampler."""
+        """A batch of these rows, which have the same key and sampler."""
 
     def batch_block(self, settings: Settings) -> int | None:
-        """The block length of rows that share a batch, where a shorter row decodes the same in it; None: their own."""
+        """The common block length of rows in a batch, if shorter rows decode the same with it; None: each its own."""
         return None
 
     def in_steps(self, steps: int) -> str | None:
-        """The sampler that diffusers' `num_inference_steps` asks for; None where steps have no such meaning."""
+        """The sampler for diffusers' `num_inference_steps`; None where steps have no such meaning."""
         return None
 
     # --- comparisons ---
@@ -123,26 +123,26 @@ class Driver(ABC):
 
     @classmethod
     def references(cls, spec: Spec) -> dict[str, tuple[str, ...]]:
-        """The `floor` and the `baseline` of a sampler: for each the specs that can be it, the first one by default."""
+        """The specs that can be the `floor` and the `baseline` of a sampler, the default first."""
         return {}
 
     @classmethod
     def judged_against(cls, spec: Spec) -> list[Spec]:
-        """The samplers that a sweep judges another one against, the first of them above all."""
+        """The samplers that a sweep compares another one with, the most important first."""
         return []
 
     @property
     def bench_samplers(self) -> tuple[str, ...]:
-        """The specs that `bench` times where none is named."""
+        """The specs that `bench` times by default."""
         return ("sequential",)
 
     def cost_ratio(self, sampler: Any) -> float | None:
-        """What a forward of the sampler's drafter costs, in forwards of the model; None where it is not known."""
+        """The time of the drafter's forward divided by that of the model's forward; None where it is not known."""
         return None
 
 
 def seeds_of(settings: Settings, count: int) -> tuple[int, ...]:
-    """One seed a row. Raises SpecError where a list has another length."""
+    """One seed per row. Raises SpecError for a list of another length."""
     if not isinstance(settings.seed, Sequence):
         return row_seeds(int(settings.seed), count)
     if len(settings.seed) != count:

@@ -1,4 +1,4 @@
-"""What drivers of image models that are no language models have in common: those of vectors and of token maps."""
+"""The base of the drivers of image models that are not language models: vectors and token maps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_CLASS = -1  # the label of an unconditional image
 
 
 class ImageDriver(Driver):
-    """A family of image models that are no language models."""
+    """The driver of image models that are not language models."""
 
     defaults = CLASS_IMAGES
     compares_tokens = False  # they are sampled, and whether vectors are equal says little

@@ -38,7 +38,7 @@ class MapCall(Call):
 
 
 class MapDriver(ImageDriver):
-    """Samples token maps of classes, by the scale loop."""
+    """Samples token maps for classes with the scale loop."""
 
     family = "scales"
     drawn = "token maps"

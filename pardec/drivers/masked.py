@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..requests.settings import Settings
 
 BLOCK = 32  # the default block length, where the request is not shorter
-_EXACT_CACHES: dict[str, Part] = {  # of each kind of attention that has one
+_EXACT_CACHES: dict[str, Part] = {  # per kind of attention, if it has an exact cache
     "block-causal": Part("block"),
     "windowed-causal": Part("window", (("slide", "false"),)),
     "causal-prefix": Part("causal"),
@@ -91,7 +91,7 @@ class MaskedDriver(TextDriver):
 
     @property
     def _usual_block(self) -> int:
-        """The width of a block where the request names none and is not shorter: the model's own, or BLOCK."""
+        """The default block length of requests that are not shorter: the model's, or BLOCK."""
         return self.network.decoding_config.block or BLOCK
 
     def start(self, sampler: Any, request: Request, running: masked.MaskedLoop | None) -> masked.MaskedLoop:
@@ -109,7 +109,7 @@ class MaskedDriver(TextDriver):
 
     @classmethod
     def references(cls, spec: Spec) -> dict[str, tuple[str, ...]]:
-        """The floor stops as the sampler does. Up to the first end token, `sequential` gives the same without `eos`."""
+        """The floor keeps the stop rule. Up to the first end token, `sequential` gives the same without `eos`."""
         eos = [part for part in spec.parts if part.name == "eos"]
         oracle = Spec((Part("oracle"), *eos), spec.cache)
         return {"floor": (str(oracle),), "baseline": ("sequential+eos", "sequential")}
@@ -122,7 +122,7 @@ class MaskedDriver(TextDriver):
 
 
 def with_own_cache(model: LanguageModel, sampler: MaskedSampler) -> MaskedSampler:
-    """`sampler`, whose spec names no cache, with the one that a causal-prefix family has to have."""
+    """Adds the cache that causal-prefix families need to a `sampler` whose spec names no cache."""
     exact = _EXACT_CACHES.get(model.decoding_config.attention)
     if exact is None or model.decoding_config.attention != "causal-prefix":
         return sampler

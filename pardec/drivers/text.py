@@ -1,4 +1,4 @@
-"""What the drivers of masked and of autoregressive models have in common: requests over ids, and their batches."""
+"""The base of the drivers of masked and autoregressive models: requests over ids, and their batches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PER_ROW = ("canvases", "prompts", "conditions", "samples", "stops", "constraine
 
 @dataclass(frozen=True, slots=True)
 class TextCall(Call):
-    """The request of a loop over ids."""
+    """The checked request of a loop over token ids."""
 
     request: Request
     response_format: Mapping[str, Any] | None = None
@@ -99,7 +99,7 @@ class TextCall(Call):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments as resolved, as JSON can hold them; `allowed` by the short hash of each row."""
+        """The resolved arguments as JSON values; `allowed` as a short hash per row."""
         request = self.request
         values = {n: getattr(request, n) for n in ("block_length", "absolute", "temperature", "top_k", "top_p", "cfg")}
         new = max(len(canvas) - start for canvas, start in zip(request.canvases, request.prompts, strict=True))
@@ -128,7 +128,7 @@ class TextCall(Call):
 
 
 class TextDriver(Driver, Loops):
-    """A family of language models."""
+    """The driver of a family of language models."""
 
     network: LanguageModel
     is_masked: ClassVar[bool]  # filled in any order, not from left to right
@@ -149,7 +149,7 @@ class TextDriver(Driver, Loops):
 
     @abstractmethod
     def own_fields(self, sampler: Any, settings: Settings, rows: list[Row]) -> dict[str, Any]:
-        """Fields of the request that each family sets in its own way."""
+        """The fields of the request that differ between families."""
 
     # --- what they share ---
 
@@ -212,7 +212,7 @@ class TextDriver(Driver, Loops):
 
     @abstractmethod
     def check(self, sampler: Any, request: Request) -> None:
-        """Raises SpecError where the sampler's stages do not go with each other, the model or the request."""
+        """Raises SpecError if the sampler's stages are incompatible with each other, the model or the request."""
 
     def batch(self, model: Decoding, rows: Sequence[QueuedRow]) -> RunningBatch:
         return TokenBatch(model, self, rows)
@@ -227,7 +227,7 @@ def _stop_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:
 
 
 def _logprobs(model: LanguageModel, settings: Settings) -> int | None:
-    """How many of the likeliest tokens are recorded; None where no log-probabilities are."""
+    """How many of the likeliest tokens are recorded; None if no log-probabilities are recorded."""
     if settings.logprobs is None:
         return None if settings.logprob_ids is None else 0
     if settings.logprobs > model.vocab_size:
@@ -244,7 +244,7 @@ def _logprob_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:
 
 
 def _ids(model: LanguageModel, name: str, value: Any, hint: str) -> tuple[int, ...]:
-    """One id of the vocabulary or several."""
+    """A list of token ids from one id or several. Raises SpecError for ids outside the vocabulary."""
     if isinstance(value, Tensor | np.ndarray):
         value = value.tolist()
     ids = tuple(value) if isinstance(value, Collection) else (value,)
@@ -255,7 +255,7 @@ def _ids(model: LanguageModel, name: str, value: Any, hint: str) -> tuple[int, .
 
 
 def _stops(model: LanguageModel, settings: Settings) -> tuple[StopStrings | None, tuple[int, ...]]:
-    """The stop strings, and the ids of those that are special tokens, which decoded text leaves out."""
+    """The stop strings, and the ids of stop strings that are special tokens, which decoded text leaves out."""
     if settings.stop is None:
         return None, ()
     if model.tokenizer is None:

@@ -37,7 +37,7 @@ class VectorCall(Call):
     request: ImageRequest
 
     def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
-        """No ids, since continuous tokens have none; and how many tokens were generated, which are all of an image."""
+        """No ids, since continuous tokens have none, and the number of generated tokens: all tokens of the image."""
         return [], self.imaging.layout.tokens
 
     def batch_key(self, request: Any) -> tuple[Any, ...]:
@@ -55,7 +55,7 @@ class VectorCall(Call):
 
 
 class VectorDriver(ImageDriver):
-    """Samples vectors of classes or captions, by the continuous loop."""
+    """Samples vectors for classes or captions with the continuous loop."""
 
     family = "continuous"
     drawn = image_tokens = "vectors"

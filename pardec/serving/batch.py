@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """A finished row: the index of its prompt, from 0; its result, of one row; which of the prompt's samples it is.
+    """A finished row: the index of its prompt, from 0; its result, with one row; the index of the sample of the prompt.
 
     `result.timing` runs from the row's admission to its last commit, beside others; for images with continuous tokens
     or of token maps it is their share of the batch's. `result.padding` is 0: a batch's padding is counted for no single
@@ -96,7 +96,7 @@ class Serving(Iterator[Served]):
         self.failed: dict[int, Exception] = {}
         self._sampler: Any = None
         self._next: QueuedRow | None = None  # read, but not compatible with the current batch
-        self._error: Exception | None = None  # of a prompt; raised when the rows before it are finished
+        self._error: Exception | None = None  # a prompt's error, raised when the rows before it are finished
         self._served = self._serve()
 
     def __iter__(self) -> Serving:
@@ -127,7 +127,7 @@ class Serving(Iterator[Served]):
     # --- queued rows ---
 
     def _next_rows(self, limit: int, kind: tuple[Any, ...] | None = None) -> list[QueuedRow]:
-        """Up to `limit` of the next rows, all of one `kind`: by default, that of the first."""
+        """Up to `limit` of the next rows, all of one `kind`: by default, the kind of the first."""
         rows: list[QueuedRow] = []
         while len(rows) < limit:
             row = self._next or self._pull()
@@ -153,7 +153,7 @@ class Serving(Iterator[Served]):
             return None
         if self._sampler is None:
             self._sampler = row.call.sampler
-        return replace(row, call=replace(row.call, sampler=self._sampler))  # whose state all rows share
+        return replace(row, call=replace(row.call, sampler=self._sampler))  # all rows share the sampler's state
 
     # --- decoding ---
 
@@ -167,8 +167,8 @@ class Serving(Iterator[Served]):
             raise _of_prompt(index, error, len(self.failed))
 
     def _decode(self, rows: list[QueuedRow], *, alone: bool = False) -> Iterator[Served]:
-        """A batch, from its first rows until nothing is left that can join it; where it fails, its rows each alone."""
-        pending = list(rows)  # admitted, and not yielded
+        """Decodes a batch until no row is left that can join it; if it fails, decodes its rows one by one."""
+        pending = list(rows)  # rows that were admitted and not yielded
         try:
             with closing(self.model.driver.batch(self.model, rows)) as running:
                 for row, served in self._advance(running, pending, None if alone else rows[0].kind):
@@ -186,7 +186,7 @@ class Serving(Iterator[Served]):
     def _advance(
         self, running: RunningBatch, pending: list[QueuedRow], kind: tuple[Any, ...] | None
     ) -> Iterator[tuple[QueuedRow, Served]]:
-        """Decodes a batch and whatever can join it, which it adds to `pending`; nothing joins where `kind` is None."""
+        """Decodes a batch and the rows that can join it, which it adds to `pending`; none joins if `kind` is None."""
         self.batch = running.cost
         while running.live:
             yield from _served(running.advance())
@@ -198,7 +198,7 @@ class Serving(Iterator[Served]):
 
 
 def _of_prompt(index: int, error: Exception, count: int) -> Exception:
-    """The error of the prompt `index`, one of `count` that failed."""
+    """The error of prompt `index`, of `count` prompts that failed."""
     others = f", and {count - 1} others failed" if count > 1 else ""
     if isinstance(error, PardecError):
         error.message = f"prompt {index} of serve_batch{others}: {error.message}"

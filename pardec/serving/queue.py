@@ -1,4 +1,4 @@
-"""Prompts as rows of a batch: read one by one, checked, and their requests merged."""
+"""Reads prompts one by one, checks them, and makes them rows of a batch."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ class Prompts(Iterator[QueuedRow]):
 
 
 def queued_rows(model: Engine, call: Call, settings: Settings) -> list[QueuedRow]:
-    """The rows of a call one by one, so that they share batches with those of other calls, of any length."""
+    """Splits a call into single rows, which can share batches with rows of other calls, of any length."""
     block = model.driver.batch_block(settings)
     rows = (call.take([row]) for row in range(len(call.seeds)))
     return [QueuedRow(at, row, _in_blocks(row.request, block)) for at, row in enumerate(rows)]
 
 
 def _in_blocks(request: Any, block: int | None) -> Any:
-    """The request in blocks of at least this length."""
+    """The request with a block length of at least this."""
     return request if block is None else replace(request, block_length=max(request.block_length, block))
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedRow:
-    """One queued row, checked: the call that decodes it alone, and its request within a batch."""
+    """One checked row of the queue: the call that decodes it alone, and its request within a batch."""
 
     index: int
     call: Call
@@ -61,7 +61,7 @@ def _merge_prefixes(prefixes: list[Prefix]) -> Prefix | None:
 
 
 def _merge_allowed(requests: list[Request]) -> Allowed | None:
-    """Concatenates the sets, but for set 0, which allows everything and is kept once."""
+    """Concatenates the sets of allowed tokens; set 0, which allows everything, is kept once."""
     some = next((request.allowed for request in requests if request.allowed is not None), None)
     if some is None:
         return None

@@ -1,4 +1,4 @@
-"""A batch under way: one loop, whose rows leave when they are finished and whose slots other rows take."""
+"""A batch that is being decoded: finished rows leave its loop, and other rows take their slots."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ Ended = list[tuple[QueuedRow, Result]]  # finished rows, each with its result of
 
 @dataclass(slots=True)
 class Cost:
-    """What a batch has cost so far, from the first row that it admitted to the last that left."""
+    """The cost of a batch so far, from the first row that it admitted to the last that left."""
 
-    rows: int  # admitted so far
-    seconds: float = 0.0  # in the loop, without reading prompts and decoding texts
-    forwards: int = 0  # of the batch, including those over the prompts of rows that join it
-    padding: int = 0  # positions fed that belong to no row (verify loop)
+    rows: int  # rows admitted so far
+    seconds: float = 0.0  # time in the loop, without reading prompts and decoding texts
+    forwards: int = 0  # forwards of the batch, including the prompts of rows that join it
+    padding: int = 0  # computed positions that belong to no row (verify loop)
 
     @contextmanager
     def timing(self) -> Iterator[None]:
-        """Adds the time of what runs inside."""
+        """Adds the time of the code inside."""
         start = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - start
@@ -50,17 +50,17 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a live row is."""
+    """The state of a live row: its tokens, and which of them are final."""
 
     tokens: np.ndarray  # [L] int64, the row's canvas
     open: np.ndarray  # [L] bool
     settled: int  # the tokens before it are final
     nfe: int
-    logprobs: Callable[[int, int], TokenLogprobs] | None = None  # of positions from, and to before; None where off
+    logprobs: Callable[[int, int], TokenLogprobs] | None = None  # called with start and stop; None where off
 
 
 class Decoding(Protocol):
-    """What a batch needs of the model."""
+    """The methods of the model that a batch calls."""
 
     def run(self, call: Call) -> Iterator[Event]: ...
     def result(self, call: Call, end: Finished, seconds: float) -> Result: ...
@@ -68,25 +68,25 @@ class Decoding(Protocol):
 
 
 class Loops(Protocol):
-    """What a batch of tokens needs of the driver: its loop, and one forward of it."""
+    """The methods of the driver that a batch of tokens calls: to start a loop, and to run one forward of it."""
 
-    feeds_prompts: ClassVar[bool]  # whether rows that join are fed their prompts in a forward of their own
+    feeds_prompts: ClassVar[bool]  # whether the prompts of joining rows take a separate forward
 
     @abstractmethod
     def start(self, sampler: Any, request: Request, running: Any) -> Loop:
-        """A loop, made to join the `running` one unless that is None."""
+        """Starts a loop whose rows can join the `running` one, if that is not None."""
 
     @abstractmethod
     def step(self, loop: Any) -> int:
-        """One forward of a loop; how many positions it fed that belong to no row."""
+        """Runs one forward of a loop; returns the number of padding positions that it computed."""
 
     @abstractmethod
     def progress(self, loop: Any, at: int) -> Progress:
-        """How far the row at an index of a loop is."""
+        """The progress of the row at an index of a loop."""
 
 
 class TokenBatch:
-    """Rows of discrete tokens, which others can join. Close it in the end, so that its memory is freed at once.
+    """A batch of discrete tokens that further rows can join. Close it at the end to free its memory at once.
 
     Attributes:
         waits: why no rows can join; None where they can, and before the first forward.
@@ -103,7 +103,7 @@ class TokenBatch:
         self.intact = True
         self.free = np.zeros(0, dtype=np.int64)
         self._sampler: Any = rows[0].call.sampler
-        self._version = rows[0].call.weights_version  # of the weights that its K/V come from
+        self._version = rows[0].call.weights_version  # version of the weights that computed its K/V
         self._rows = dict(enumerate(rows))  # by index in the loop's request
         self._admitted_at = dict.fromkeys(self._rows, 0.0)
         with self.cost.timing():
@@ -111,16 +111,16 @@ class TokenBatch:
 
     @property
     def live(self) -> list[QueuedRow]:
-        """The rows that are not finished, in the order of the slots."""
+        """The live rows, in the order of their slots."""
         return [self._rows[index] for index in np.delete(self._loop.rows, self.free).tolist()]
 
     @property
     def joinable(self) -> bool:
-        """Whether rows can join now: not before the first forward, which makes what stages remember."""
+        """Whether rows can join now: not before the first forward, which creates the state of stages."""
         return self.cost.forwards > 0 and self.waits is None
 
     def advance(self) -> Ended:
-        """One forward of every live row; the rows that are finished."""
+        """Runs one forward of every live row; returns the rows that are finished."""
         first = not self.cost.forwards
         ended = self._finished(self._loop) if first else []  # rows without room for a token
         self.compact()
@@ -133,7 +133,7 @@ class TokenBatch:
         return ended + self._finished(self._loop)
 
     def join(self, rows: Sequence[QueuedRow]) -> Ended:
-        """Takes these rows in, of the kind of the others, where it is `joinable`; those that are finished at once."""
+        """Adds rows of the batch's kind, if it is `joinable`; returns the rows that are finished at once."""
         self.cost.rows += len(rows)
         now = self.cost.seconds
         with self.cost.timing():
@@ -152,7 +152,7 @@ class TokenBatch:
         return ended
 
     def drop(self, rows: Sequence[QueuedRow]) -> None:
-        """Removes rows that nobody waits for any more."""
+        """Removes rows whose results are no longer needed."""
         gone = {id(row) for row in rows}
         at = [at for at, index in enumerate(self._loop.rows.tolist()) if id(self._rows.get(index)) in gone]
         self.free = np.union1d(self.free, np.array(at, dtype=np.int64))
@@ -167,7 +167,7 @@ class TokenBatch:
             self.free = self.free[:0]
 
     def progress(self) -> Iterator[tuple[QueuedRow, Progress]]:
-        """How far each live row is; nothing where no part of a row is final before its end."""
+        """The progress of each live row; empty if no part of a row is final before its end."""
         loop = self._loop
         for at, index in enumerate(loop.rows.tolist()):
             if at not in self.free:
@@ -179,7 +179,7 @@ class TokenBatch:
         self._loop.close()
 
     def _start(self, rows: Sequence[QueuedRow], running: Loop | None = None) -> Loop:
-        """A loop for these rows, made to join the `running` one where there is one."""
+        """Starts a loop for these rows that can join the `running` one, if there is one."""
         for row in rows:
             self.model.check_weights_unchanged(row.call.weights_version)
         return self._driver.start(self._sampler, merge_requests(rows), running)
@@ -191,13 +191,13 @@ class TokenBatch:
         self.cost.padding += self._driver.step(loop)
 
     def _finished(self, loop: Loop) -> Ended:
-        """The rows of the batch that are over; their slots become free."""
+        """Returns the finished rows of the batch and frees their slots."""
         over = loop.finished_rows()
         self.free = np.flatnonzero(over)
         return [self._result(loop, self._rows[end.row], end, self._admitted_at[end.row]) for end in loop.leave(over)]
 
     def _ended(self, loop: Loop, rows: Sequence[QueuedRow], admitted_at: float) -> Ended:
-        """Removes the rows of a joining loop that are over."""
+        """Removes and returns the finished rows of a joining loop."""
         over = loop.finished_rows()
         if not over.any():
             return []
@@ -221,13 +221,13 @@ class TokenBatch:
 
 
 class WholeBatch:
-    """Rows of one loop that none can join, and which leave together."""
+    """A batch that no further row can join, and whose rows finish together."""
 
     joinable = gives_slots = intact = False
     free = np.zeros(0, dtype=np.int64)
 
     def __init__(self, model: Decoding, rows: Sequence[QueuedRow], request: Any, waits: str) -> None:
-        """`request` has all of these rows."""
+        """`request` contains all of these rows."""
         self.model, self.cost, self.rows = model, Cost(len(rows)), list(rows)
         self.waits: str | None = waits
         self.call = replace(rows[0].call, request=request).seeded([row.call.seeds[0] for row in rows])
@@ -235,7 +235,7 @@ class WholeBatch:
         self._events = cast("Generator[Event, None, None]", model.run(self.call))
 
     def advance(self) -> Ended:
-        """One round; all rows, after the last one."""
+        """Runs one round; returns all rows after the last one."""
         with self.cost.timing():
             event = next(event for event in self._events if isinstance(event, Step | Finished))
         if not isinstance(event, Finished):

@@ -1,4 +1,4 @@
-"""Requests of any kind decoded at once: rows of one kind share a batch, and batches take turns, of equal time.
+"""Decodes requests of any kind at once: rows of one kind share a batch, and batches take turns of equal time.
 
 Rows are of one kind where the loop can decode them together: the same sampler, temperature, filters and so on. A row
 enters the running batch of its kind before the next forward, or begins one, as long as a slot is free. Where a batch
@@ -29,18 +29,18 @@ Kind = tuple[Any, ...]
 
 
 class Listener(Protocol):
-    """Who waits for a row. The methods are called between forwards and must not block."""
+    """Receives the events of a row. Its methods are called between forwards and must not block."""
 
     wants_progress: bool
 
     def started(self, waited: str | None) -> None:
-        """The row is in a batch; `waited` is why it had to wait for one to end, None where it had not."""
+        """The row is in a batch; `waited` says why it had to wait for another batch to end, None if it did not wait."""
 
     def advanced(self, progress: Progress) -> None:
-        """After each forward of the row but the last, where `wants_progress`; arrays are the loop's own."""
+        """Called after each forward of the row except the last, if `wants_progress`; the arrays belong to the loop."""
 
     def finished(self, result: Result) -> None:
-        """The result, of one row."""
+        """The row is finished; its result has one row."""
 
     def failed(self, error: Exception) -> None:
         """The row was given up."""
@@ -52,23 +52,23 @@ class Job:
 
     row: QueuedRow
     listener: Listener
-    owner: object = None  # the request that it belongs to; None: it is one of its own
-    client: str = ""  # who sent that
+    owner: object = None  # the request that it belongs to; None: it is a request by itself
+    client: str = ""  # who sent the request
     waited: str | None = None
     kind: Kind = field(init=False)
-    alone: bool = False  # in a batch of its own, after one that failed
+    alone: bool = False  # to be decoded alone, after a failed batch
 
     def __post_init__(self) -> None:
         self.kind = (str(self.row.call.sampler.spec), *self.row.kind)
         self.owner = self if self.owner is None else self.owner
 
     def separate(self) -> None:
-        """From now on the row shares a batch with no other."""
+        """From now on the row is decoded alone."""
         self.alone, self.kind = True, (*self.kind, id(self))
 
 
 class Scheduler:
-    """The batches of one model; for one thread.
+    """Schedules the batches of one model; not thread-safe.
 
     Attributes:
         slots: rows decoded at once, over all batches.
@@ -81,8 +81,8 @@ class Scheduler:
         self.waiting: deque[Job] = deque()
         self.forwards = 0
         self._batches: dict[Kind, RunningBatch] = {}
-        self._spent: dict[Kind, float] = {}  # seconds of each batch, from those of the others when it began
-        self._jobs: dict[QueuedRow, Job] = {}  # of the rows in batches
+        self._spent: dict[Kind, float] = {}  # seconds of each batch, plus the others' when it began
+        self._jobs: dict[QueuedRow, Job] = {}  # jobs of the rows in batches
 
     @property
     def live(self) -> int:
@@ -99,7 +99,7 @@ class Scheduler:
         self.waiting.extend(jobs)
 
     def cancel(self, jobs: Sequence[Job]) -> None:
-        """Forgets jobs: no further forward includes them. Those that are over already are ignored."""
+        """Cancels jobs: no further forward includes them. Jobs that are over already are ignored."""
         gone = {id(job) for job in jobs}
         self.waiting = deque(job for job in self.waiting if id(job) not in gone)
         for job in jobs:
@@ -129,7 +129,7 @@ class Scheduler:
         self._remove_empty()
 
     def close(self, error: Exception) -> None:
-        """Gives up everything."""
+        """Gives up all jobs."""
         for kind in list(self._batches):
             self._give_up(kind, error)
         while self.waiting:
@@ -138,7 +138,7 @@ class Scheduler:
     # --- slots ---
 
     def _admit(self) -> None:
-        """Gives free slots to waiting jobs, but for those whose batch takes no rows.
+        """Gives free slots to waiting jobs, except jobs whose batch takes no rows.
 
         The client that has the fewest rows in batches comes first, then the request that has the fewest.
         """
@@ -148,7 +148,7 @@ class Scheduler:
         groups: dict[Kind, list[Job]] = {}
         chosen: set[int] = set()
         while ready:
-            job = min(ready, key=lambda job: (clients[job.client], owners[id(job.owner)]))  # the first of equal ones
+            job = min(ready, key=lambda job: (clients[job.client], owners[id(job.owner)]))  # ties: the first
             if self.slots - self.live - len(chosen) <= 0 and not self._make_room(job, clients, owners):
                 break
             ready.remove(job)
@@ -169,7 +169,7 @@ class Scheduler:
         return batch is None or batch.joinable
 
     def _make_room(self, job: Job, clients: Counter[str], owners: Counter[int]) -> bool:
-        """Takes a slot, for a request without one, from a request (or for a client, from a client) with several.
+        """Takes a slot from a request (or client) with several, for a request (or client) without one.
 
         The row that loses it begins again later, with the same tokens.
         """
@@ -223,7 +223,7 @@ class Scheduler:
 
     @contextmanager
     def _guard(self, rows: Sequence[QueuedRow]) -> Iterator[None]:
-        """Names what does not fit into memory, and sets the threads."""
+        """Turns memory errors into OutOfMemory with the batch's size, and sets the number of threads."""
         with memory_errors(f"{len(rows)} rows", "ask for fewer tokens"), using(self.model.set_threads):
             yield
 
@@ -256,14 +256,14 @@ class Scheduler:
             batch.close()
 
     def _break_up(self, kind: Kind, error: Exception) -> None:
-        """Ends a batch that failed; its rows, and those that were to join it, are decoded again, each alone."""
+        """Ends a batch that failed; its rows, and the rows that were to join it, are decoded again one by one."""
         batch = self._batches.pop(kind, None)
         if batch is not None:
             batch.close()
         self._retry([row for row, job in self._jobs.items() if job.kind == kind], error)
 
     def _retry(self, rows: Sequence[QueuedRow], error: Exception) -> None:
-        """Queues rows of a batch that failed again, each alone: which of them the error is of then shows.
+        """Queues the rows of a failed batch again, each alone, so that only the faulty row fails.
 
         A row that was decoded alone already has failed, and so have all where weights were replaced.
         """

@@ -1,4 +1,4 @@
-"""Adds to events the text that became final: what a consumer can print at once and never has to take back.
+"""Adds to events the text that became final, which a consumer can print at once.
 
 A row's final text is that of its tokens up to `Step.settled`, cut where the row ends as in `Result.text`, without the
 end that a later token may still change or make part of a stop string. A row's texts concatenated are `Result.text`.
@@ -36,7 +36,7 @@ class RowText:
         self.cleans = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
 
     def new(self, canvas: np.ndarray, settled: int) -> str:
-        """The text that became final where the tokens [L] before `settled` are final."""
+        """The new final text, given that the tokens [L] before `settled` are final."""
         start = self.prompt
         if self.ended or settled - start <= self.read:
             return ""
@@ -55,11 +55,11 @@ class RowText:
         return new
 
     def rest(self, text: str) -> str:
-        """What is left of the whole `text` of the row once it has ended."""
+        """The part of a finished row's whole `text` that was not returned before."""
         return text[len(self.sent) :]
 
     def _final_text(self, tokens: list[int]) -> str:
-        """The text of `tokens` as far as no later token can change it."""
+        """The prefix of the text of `tokens` that no later token can change."""
         # A run of byte tokens that is not valid as a whole decodes to replacement characters throughout, so that
         # even a complete character may change with the next byte.
         name_of = self.tokenizer.convert_ids_to_tokens
@@ -93,7 +93,7 @@ class Texts:
 
 
 def answer(tokenizer: Any, call: Call, row: int, tokens: list[int]) -> str:
-    """The text of a row that has ended, cut before its stop string."""
+    """The text of a finished row, cut before its stop string."""
     text, stops = decoded(tokenizer, tokens), call.stops(row)
     return text if stops is None else stops.cut(text)
 
