@@ -1,1 +1,1 @@
-"""What a call asks for, checked and laid out for a loop."""
+"""Checks the arguments of a call and lays its rows out for a loop."""

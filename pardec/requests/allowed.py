@@ -1,4 +1,4 @@
-"""Which tokens each position may take: every form of `allowed=`, read into sets over the vocabulary.
+"""Reads every form of `allowed=`, the tokens that each position may take, into sets over the vocabulary.
 
 A constraint belongs to a position, so it holds in any order of committing. Index 0 is the first position after the
 prompt; the fixed tokens of a template have indices too, and do not change. A row's constraint is one of
@@ -43,7 +43,7 @@ _CHOICES = 'choices are token ids or texts of one token, such as [5, 9] or ["yes
 
 
 def read(model: LanguageModel, argument: Any, rows: Sequence[Row]) -> Allowed | None:
-    """The sets that `argument` allows at the positions of `rows`; None where all tokens are allowed everywhere.
+    """The sets that `argument` allows at the positions of `rows`; None if all tokens are allowed everywhere.
 
     Raises:
         SpecError: naming the row, the position and the value that cannot work.
@@ -57,7 +57,7 @@ def read(model: LanguageModel, argument: Any, rows: Sequence[Row]) -> Allowed | 
 
 
 def digest(allowed: Allowed | None, prompts: Sequence[int]) -> list[str | None]:
-    """A short hash per row of its constraint: equal hashes, equal constraints. None is no constraint."""
+    """A short hash of each row's constraint; equal hashes mean equal constraints. None is no constraint."""
     if allowed is None:
         return [None] * len(prompts)
     names = [_hash(np.packbits(row).tobytes()) for row in allowed.sets.cpu().numpy()]
@@ -127,7 +127,7 @@ def _check_signature(form: Callable[..., Any]) -> None:
 
 
 def _by_index(form: Any, count: int, name: str) -> dict[int, Any]:
-    """The choices of a row by index."""
+    """The choices of a row by the index of the position."""
     if form is None:
         return {}
     if isinstance(form, Mapping):
@@ -165,7 +165,7 @@ class _Sets:
         return len(self.ids)
 
     def add(self, choices: Any, opening: str) -> int:
-        """The index of the set of `choices`; `opening` begins an error."""
+        """The index of the set of `choices`; error messages begin with `opening`."""
         if choices is None:
             return 0
         if isinstance(choices, Tensor | np.ndarray):

@@ -1,4 +1,4 @@
-"""The declaration of one argument of `generate`: its meaning, its range, who takes it, and its names elsewhere."""
+"""Declares one argument of `generate`: its meaning, its range, which models take it, and its names elsewhere."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class Argument:
     name: str = ""
     default: Any = None
     doc: str  # its meaning, for docstrings
-    check: Callable[[str, Any, str], None] | None = None  # of (name, value, example): raises SpecError
+    check: Callable[[str, Any, str], None] | None = None  # called with (name, value, example): raises SpecError
     example: str = ""  # a value with its effect: the hint of errors
     takes: Takes = Takes.ALL  # the models that take it
-    order: str = ""  # why a model that decodes in any order does not
-    instead: Mapping[Takes, str] = field(default_factory=dict)  # hints for models that do not
-    off: tuple[Any, ...] = (None,)  # values that ask for nothing
-    off_elsewhere: tuple[Any, ...] = ()  # and those that do in other libraries
+    order: str = ""  # why a model that decodes in any order does not take it
+    instead: Mapping[Takes, str] = field(default_factory=dict)  # hints for models that do not take it
+    off: tuple[Any, ...] = (None,)  # values that change nothing
+    off_elsewhere: tuple[Any, ...] = ()  # values that change nothing in other libraries
     in_request: bool = False  # a loop's request has it, under the same name
-    filters: tuple[Any, ...] = ()  # of a filter, without an effect at temperature 0: values that leave out no token
+    filters: tuple[Any, ...] = ()  # for filters (no effect at temperature 0): values that leave out no token
     fills: bool = False  # decides about the same positions as `response_format`, so the two do not go together
     per_prompt: bool = False  # a prompt of `serve_batch` and a line of a prompts file may have its own
     compared: bool = False  # `compare` takes it
@@ -65,27 +65,27 @@ class Argument:
     json: str = ""  # its field in requests to the server, where that is not its name
     lm_eval: bool = False  # one of lm-eval's model arguments and generation arguments
     aliases: tuple[str, ...] = ()  # names in other libraries for the same value
-    related: tuple[str, ...] = ()  # and names that are answered with `hint`, or the example
+    related: tuple[str, ...] = ()  # names that are answered with `hint`, or the example
     hint: str = ""
 
     @property
     def number(self) -> type[int] | type[float] | None:
-        """The type of its values, where those are numbers."""
+        """The type of its values, if they are numbers."""
         return int if isinstance(self.check, Whole) else float if isinstance(self.check, Number) else None
 
     def verify(self, value: Any) -> None:
-        """Raises SpecError for a value that it cannot have."""
+        """Raises SpecError for an invalid value."""
         if self.check is not None and not (value is None and self.default is None):
             self.check(self.name, value, self.example)
 
     def resolved(self, value: Any) -> Any:
-        """The value as a loop's request has it; None where it asks for nothing."""
+        """The value in the form of a loop's request; None if it changes nothing."""
         if value in self.off:
             return None
         return value if self.number is None else self.number(value)
 
     def check_taken(self, model: str, kind: Takes, value: Any) -> None:
-        """Raises SpecError for a value other than the default where the model of this kind does not take it."""
+        """Raises SpecError for a value other than the default, if models of this kind do not take the argument."""
         if kind in self.takes or value is self.default or (is_whole(value) and value == self.default):
             return
         if isinstance(value, Sequence) and value in self.off:
@@ -114,7 +114,7 @@ class Argument:
 
 
 def argument(default: Any = None, **values: Any) -> Any:
-    """A field of a dataclass that declares an argument: the default, and what `Argument` has."""
+    """A dataclass field that declares an argument by its default and the fields of `Argument`."""
     return field(default=default, metadata={"argument": Argument(default=default, **values)})
 
 
@@ -123,7 +123,7 @@ def argument(default: Any = None, **values: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Whole numbers, True and 1.5 are none, of at least `least` and at most `most`."""
+    """Checks for whole numbers from `least` to `most`; True and 1.5 are not whole numbers."""
 
     least: int | None = None
     most: int | None = None  # larger ones are refused before anything of their size is allocated
@@ -135,7 +135,7 @@ class Whole:
 
 
 class Number:
-    """Finite numbers for which rules hold, each as words and a test."""
+    """Checks for finite numbers that satisfy rules, each given as words and a test."""
 
     def __init__(self, *rules: tuple[str, Callable[[float], bool]]) -> None:
         self.rules = rules
@@ -166,7 +166,7 @@ def is_whole(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number; True is none."""
+    """Whether the value is a finite number; True is not."""
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # a whole number beyond all floating-point ones

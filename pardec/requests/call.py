@@ -1,4 +1,4 @@
-"""One checked call of `generate`: what a driver prepares and decodes."""
+"""One checked call of `generate`, which a driver prepares and decodes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of `generate`, checked: the request of a loop, and the seed of each row. Methods are those of images."""
+    """One checked call of `generate`: a loop's request and a seed per row. The methods here are for image models."""
 
     sampler: Any
     request: Any
     seeds: tuple[int, ...]
     callback: Callable[[Event], object] | None = None
-    weights_version: int = 0  # of the model when it was prepared
+    weights_version: int = 0  # the model's version when the call was prepared
     imaging: Any = None  # the `Imaging` of images, for the request's size; None for text
 
     def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
-        """The tokens that a row generated, given its final ids, and how many of them count."""
+        """The generated tokens of a row with these final ids, and how many of them count."""
         return list(canvas), self.imaging.layout.tokens
 
     def stops(self, row: int) -> StopStrings | None:
@@ -34,7 +34,7 @@ class Call:
         return None
 
     def take(self, rows: Sequence[int]) -> Self:
-        """The same request with these rows only; each keeps its seed, so it gives the same tokens."""
+        """The same request with these rows only; each row keeps its seed and thus its tokens."""
         call = replace(self, request=self.request.take(rows))
         seeds = tuple(self.seeds[row] for row in rows)
         return call.seeded(seeds) if isinstance(self.request.source, Keyed) else replace(call, seeds=seeds)
@@ -44,35 +44,35 @@ class Call:
         return replace(self, seeds=tuple(seeds), request=replace(self.request, source=Keyed(tuple(seeds))))
 
     def batch_key(self, request: Any) -> tuple[Any, ...]:
-        """Requests with equal keys and one sampler can share a batch."""
+        """Requests with equal keys and the same sampler can share a batch."""
         return tuple(self.settings.values())
 
     @property
     def lengths(self) -> list[int]:
-        """Per row, how many tokens its canvas has."""
+        """The number of tokens in each row's canvas."""
         return [self.imaging.layout.tokens] * len(self.seeds)
 
     @property
     def prompts(self) -> tuple[int, ...]:
-        """Per row, how many tokens precede the generated region."""
+        """The number of tokens before the generated region, per row."""
         return (0,) * len(self.seeds)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """End tokens."""
+        """The ids of end tokens."""
         return ()
 
     @property
     def constraints(self) -> list[str | None]:
-        """A short hash per row of its `allowed`; equal hashes, equal constraints."""
+        """A short hash of `allowed` per row; equal hashes mean equal constraints."""
         return [None] * len(self.seeds)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments as resolved, as JSON can hold them."""
+        """The resolved arguments as JSON values."""
         raise NotImplementedError
 
     @property
     def shown(self) -> list[str | int | None] | None:
-        """Per row of images, its caption or class, None for features; None for text."""
+        """The caption or class of each image, None for features; None for text."""
         return list(self.request.labels)

@@ -37,7 +37,7 @@ def applies(model: Engine, chat: bool | None) -> bool:
 
 
 def worth_saying(model: Engine, chat: bool | None) -> bool:
-    """Whether there are two ways to pass a text; embedded models are trained on plain text alone."""
+    """Whether a text can be passed in two ways; embedded models are trained on plain text alone."""
     return has_template(model) and (chat is not None or not is_embedded(model))
 
 
@@ -47,7 +47,7 @@ def as_message(prompt: Any) -> Any:
 
 
 def sentence(model: str, *, applied: bool, what: str = "the prompts are") -> str:
-    """Which of the two was done, and how to ask for the other.
+    """Says in which of the two ways texts were passed, and how to select the other.
 
     >>> sentence("m", applied=True)
     'the prompts are in the chat template of m, as user messages; --raw (chat=False) passes plain text'

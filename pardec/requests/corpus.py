@@ -1,4 +1,4 @@
-"""The text file that a sampler counts n-grams in, as tokens."""
+"""Reads the text file in which a sampler counts n-grams."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 
 def read(sampler: SpeculativeSampler, model: LanguageModel) -> tuple[int, ...] | None:
-    """The tokens of the file that the sampler names; None where it names none.
+    """The tokens of the file that the sampler names; None if it names none.
 
     Raises SpecError for a file that cannot be read or is empty, and for a model without a tokenizer.
     """

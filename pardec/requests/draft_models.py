@@ -23,36 +23,36 @@ _CACHE_SIZE = 2  # draft models of a kind that stay loaded
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def language_model(name: str, device: torch.device, dtype: torch.dtype) -> LanguageModel:
-    """A draft model of text, cached."""
+    """Loads a draft model of text, or returns the cached one."""
     return load(name, device=device, dtype=dtype)
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def trimmed_model(model: LanguageModel, vocabulary: str) -> LanguageModel:
-    """A draft model of text whose head is cut to a list of ids, cached."""
+    """Loads a draft model of text whose head is cut to a list of ids, or returns the cached one."""
     return trimmed(model, read_ids(vocabulary, model.path))
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def on_device(model: LanguageModel, home: torch.device) -> LanguageModel:
-    """A draft model for requests on `home`, cached, so that it keeps what it has stored of earlier ones."""
+    """A cached draft model for requests on `home`, which keeps the K/V that it stored for earlier ones."""
     return for_device(model, home)
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def continuous_model(name: str, device: torch.device, dtype: torch.dtype) -> ContinuousModel:
-    """A draft model with continuous tokens, cached."""
+    """Loads a draft model with continuous tokens, or returns the cached one."""
     return load_continuous(name, device=device, dtype=dtype)
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def scale_model(name: str, device: torch.device, dtype: torch.dtype) -> ScaleModel:
-    """A model of token maps, cached."""
+    """Loads a model of token maps, or returns the cached one."""
     return load_scales(name, device=device, dtype=dtype)
 
 
 def draft_module(wanted: ModuleName, target: LanguageModel) -> DraftModule:
-    """A draft module bound to this target, kept with it."""
+    """Loads a draft module for this target and keeps it with the target."""
     modules: dict[ModuleName, DraftModule] = target.draft_modules
     if wanted not in modules:
         while len(modules) >= _CACHE_SIZE:
@@ -62,7 +62,7 @@ def draft_module(wanted: ModuleName, target: LanguageModel) -> DraftModule:
 
 
 def for_text(sampler: SpeculativeSampler, target: LanguageModel) -> LanguageModel | DraftModule | None:
-    """What the drafter names, on the target's device and in its dtype; None where it names nothing."""
+    """Loads the model that the drafter names, on the target's device and in its dtype; None if it names none."""
     if (wanted := sampler.draft.needed_module) is not None:
         return draft_module(wanted, target)
     name = sampler.draft.needed_model
@@ -74,12 +74,12 @@ def for_text(sampler: SpeculativeSampler, target: LanguageModel) -> LanguageMode
 
 
 def for_vectors(sampler: ContinuousSampler, target: ContinuousModel) -> ContinuousModel | None:
-    """The same for models with continuous tokens."""
+    """Loads the model that a drafter of continuous tokens names."""
     name = sampler.method.needed_model
     return None if name is None else continuous_model(name, target.device, target.dtype)
 
 
 def for_scales(sampler: ScaleSampler, target: ScaleModel) -> ScaleModel | None:
-    """The same for models of token maps: there it samples the last ones."""
+    """Loads the model that a sampler of token maps names, which samples the last maps."""
     name = sampler.method.needed_model
     return None if name is None else scale_model(name, target.device, target.dtype)

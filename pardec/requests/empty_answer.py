@@ -1,4 +1,4 @@
-"""Why an answer may be empty: a model often answers nothing to prompts of another form than those of its training."""
+"""Explains empty answers: a model often answers nothing if prompts have another form than in its training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class EmptyAnswer(UserWarning):
 
 
 def explain_empty(model: Engine, *, plain: bool, way_out: str) -> str | None:
-    """The likely reason of an empty answer, in words; None where none is known.
+    """The likely reason for an empty answer, in words; None if none is known.
 
     Args:
         plain: the prompts are text, in no chat template.
@@ -32,7 +32,7 @@ def explain_empty(model: Engine, *, plain: bool, way_out: str) -> str | None:
 
 
 def tasks_of(model: Engine) -> list[str]:
-    """The tasks that the card of an embedded model has accuracies for; none for any other model."""
+    """The tasks for which an embedded model's card has accuracies; none for other models."""
     if model.path is None or model.path.parent != EMBEDDED:
         return []
     from ..cards import list_models
@@ -42,7 +42,7 @@ def tasks_of(model: Engine) -> list[str]:
 
 
 def warn(model: Engine, result: Result, prompt: Any, *, stacklevel: int) -> None:
-    """Warns of empty rows of `result` where the likely reason is known."""
+    """Warns of empty rows of `result` if the likely reason is known."""
     count = sum(not generated for generated in result.generated)
     if not count or result.text is None:
         return

@@ -1,4 +1,4 @@
-"""What generation_config.json says of the tokens of an AR model, applied as transformers' generate applies it.
+"""Applies the rules of generation_config.json for the tokens of an AR model, as transformers' generate does.
 
 What an argument of the call says wins. Settings of sampling and of length are left to the call, whose defaults are
 pardec's own: temperature 0 and 64 tokens. What would change tokens and is not built is refused by name. Without that
@@ -72,7 +72,7 @@ LEFT: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rules:
-    """The rules of one checkpoint."""
+    """The rules of one checkpoint for the tokens that it generates."""
 
     suppress: tuple[int, ...] = ()  # never decoded
     begin_suppress: tuple[int, ...] = ()  # not decoded first
@@ -89,7 +89,7 @@ class Rules:
     built: dict[float | None, tuple[Callable[[Tensor, Tensor], Tensor], ...]] = field(default_factory=dict)
 
     def fill(self, settings: Settings, longest: int) -> Settings:
-        """The settings with these rules where the call says nothing else, for rows of up to `longest` new tokens."""
+        """Adds these rules to settings that the call leaves open, for rows of up to `longest` new tokens."""
         penalty = self.repetition_penalty if settings.repetition_penalty is None else settings.repetition_penalty
         changes: dict[str, Any] = {"repetition_penalty": penalty}
         if settings.min_new_tokens is None and self.min_new_tokens is not None:
@@ -105,7 +105,7 @@ class Rules:
     def restrict(
         self, allowed: Allowed | None, rows: Sequence[Row], settings: Settings, stop_ids: Sequence[int], vocabulary: int
     ) -> Allowed | None:
-        """The intersection of `allowed` with what these rules leave at each position. SpecError where it is empty."""
+        """The intersection of `allowed` with the tokens that these rules leave. Raises SpecError if it is empty."""
         least = self.min_length if settings.min_new_tokens is None else 0
         if not (self.suppress or self.begin_suppress or self.last or self.first is not None or least):
             return allowed
@@ -158,7 +158,7 @@ class Rules:
         return left
 
     def _processors(self, penalty: float | None) -> tuple[Callable[[Tensor, Tensor], Tensor], ...]:
-        """transformers' processors, the same objects for every request: rows with others share no batch."""
+        """transformers' processors, the same objects for every request, which lets rows share a batch."""
         if self.bias is None and self.bad_words is None and not self.ngram:
             return ()
         key = penalty if self.bias is not None else None
@@ -178,7 +178,7 @@ class Rules:
 
 
 def rules_of(model: LanguageModel) -> Rules | None:
-    """The rules of a checkpoint, None where it has none. Raises ModelError for one that is refused, or malformed."""
+    """The rules of a checkpoint; None if it has none. Raises ModelError for unsupported or malformed rules."""
     if model.decoding_config.masked or model.imaging is not None or not model.generation:
         return None
     if "rules" not in model.prepared:
@@ -263,7 +263,7 @@ _DIFFUSION: Mapping[str, float] = {
 
 
 def with_published_sampler(model: LanguageModel, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments, and for a model of random canvases that no sampler is named for its published rule, which samples.
+    """Adds the published rule, which samples, for models of random canvases if no sampler is named.
 
     Its numbers are those of generation_config.json. Raises ModelError for one that this rule cannot have.
     """

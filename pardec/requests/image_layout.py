@@ -14,7 +14,7 @@ from .prompts import Row
 
 
 def intersect(layout: ImageLayout, allowed: Allowed | None, rows: Sequence[Row], vocabulary: int) -> Allowed | None:
-    """The intersection of `allowed` with the layout's constraints; `allowed` itself where the layout has none.
+    """The intersection of `allowed` with the layout's constraints; `allowed` itself if the layout has none.
 
     Raises SpecError where it is empty.
     """

@@ -29,7 +29,7 @@ _I = TypeVar("_I", bound="Imaging")
 
 @dataclass(frozen=True)
 class ImageInputs:
-    """The conditions of a request, one row an image."""
+    """The conditions of a request, one row per image."""
 
     conditions: tuple[Condition, ...]
     prefix: Prefix
@@ -54,7 +54,7 @@ def enlarged(image: Image, scale: int) -> Image:
 
 
 def scale_of(name: str, imaging: Imaging, height: int | None, width: int | None) -> int:
-    """By how much to enlarge the model's images to this height and width.
+    """The factor that enlarges the model's images to this height and width.
 
     Raises:
         SpecError: not by a whole number, or not by the same for both.
@@ -81,7 +81,7 @@ def scale_of(name: str, imaging: Imaging, height: int | None, width: int | None)
 def size_and_scale(
     name: str, imaging: Imaging, height: int | None, width: int | None
 ) -> tuple[tuple[int, int] | None, int]:
-    """The `size` to draw at, where the model has several, and else by how much to enlarge its images.
+    """The `size` to draw at, if the model has several sizes; else the factor by which to enlarge its images.
 
     A height or width that is left out is that of the model's own images.
 
@@ -123,7 +123,7 @@ def with_defaults(imaging: Imaging, arguments: Mapping[str, Any]) -> dict[str, A
 
 
 def image_inputs(model: LanguageModel, imaging: CodeImaging, prompt: Any, settings: Settings) -> ImageInputs:
-    """Reads the classes, captions or features of a request. Raises SpecError for what the model cannot draw."""
+    """Reads the classes, captions or features of a request. Raises SpecError for conditions the model cannot draw."""
     settings.check_taken(model.name, Takes.MASKED_IMAGES if model.decoding_config.masked else Takes.AR_IMAGES)
     count = imaging.layout.tokens
     if settings.max_new_tokens not in (MAX_NEW_TOKENS, count):
@@ -143,7 +143,7 @@ def image_inputs(model: LanguageModel, imaging: CodeImaging, prompt: Any, settin
 
 
 def _open_grid(model: LanguageModel, imaging: CodeImaging) -> Tensor:
-    """[tokens] an image before decoding. A masked model is given the tokens between and after its rows."""
+    """An image [tokens] before decoding. A masked model is given the tokens between and after its rows."""
     grid = torch.full((imaging.layout.tokens,), open_id(model))
     if not model.decoding_config.masked:
         return grid
@@ -161,7 +161,7 @@ def refuse_negative(name: str, settings: Settings) -> None:
 
 
 def _with_negative(conditions: list[Condition], settings: Settings) -> list[Condition]:
-    """The conditions, each with its negative prompt."""
+    """Pairs each condition with its negative prompt."""
     negative = settings.negative_prompt
     if negative is None:
         return conditions
@@ -185,7 +185,7 @@ def _with_negative(conditions: list[Condition], settings: Settings) -> list[Cond
 
 
 def labels(name: str, classes: int, prompt: Any, settings: Settings, *, least: int = 0) -> list[int]:
-    """The classes requested of the model called `name`; `least` is -1 where it takes that for no class.
+    """The requested classes for the model called `name`; `least` is -1 if it reads -1 as no class.
 
     Raises:
         SpecError: there is none, or one that the model does not have.
@@ -209,7 +209,7 @@ def labels(name: str, classes: int, prompt: Any, settings: Settings, *, least: i
 
 
 def captions(model: LanguageModel | ImageModel, prompt: Any, settings: Settings) -> list[Condition]:
-    """The captions requested of a model, or features of them, each with its negative prompt.
+    """The requested captions, or their features, each with its negative prompt.
 
     Raises:
         SpecError: there is none, or what is no caption; a negative prompt without guidance.

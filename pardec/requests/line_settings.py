@@ -1,4 +1,4 @@
-"""The calls of prompts of which some set arguments of `generate` for themselves."""
+"""Calls for prompts some of which set arguments of `generate` for themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LineCalls:
-    """The calls of prompts with arguments of their own: one row each, which `take` hands out one by one."""
+    """The calls of prompts with separate arguments: one row each; `take` returns them one by one."""
 
     calls: tuple[Call, ...]
     own: tuple[Mapping[str, Any], ...]  # of each row, the arguments of its line
@@ -30,7 +30,7 @@ class LineCalls:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those that all rows share."""
+        """The settings that all rows share."""
         return self.shared.settings
 
     @property
@@ -52,7 +52,7 @@ class LineCalls:
 
 
 def prepare(model: Model, items: Sequence[Item], arguments: Mapping[str, Any], where: str) -> Any:
-    """The call of all prompts, or `LineCalls` if any of them has arguments of its own or is no text.
+    """The call of all prompts, or `LineCalls` if any prompt has separate arguments or is not text.
 
     Raises:
         SpecError: an argument that cannot work, with the line if it is a line's own.
@@ -83,7 +83,7 @@ def prepare(model: Model, items: Sequence[Item], arguments: Mapping[str, Any], w
 
 
 def _is_prompt(prompt: Any) -> bool:
-    """Whether it is text or a conversation."""
+    """Whether the value is text or a conversation."""
     return isinstance(prompt, str) or (isinstance(prompt, list) and isinstance(prompt[0], Mapping))
 
 

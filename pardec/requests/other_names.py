@@ -1,4 +1,4 @@
-"""Arguments of other engines that are no argument of `generate` under another name, and those of `load`: what to write.
+"""Hints for arguments of other engines that `generate` and `load` do not have.
 
 `pardec.requests.settings.OTHER_NAMES` adds the other names of arguments, which their declarations have.
 """
@@ -90,7 +90,7 @@ R = TypeVar("R")
 
 
 def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """`load` with an ArgumentError, and what to write, for an argument that it does not take."""
+    """Makes `load` raise an ArgumentError with a hint for an argument that it does not take."""
     known = list(inspect.signature(function).parameters)
 
     @wraps(function)

@@ -35,7 +35,7 @@ def check(
     *,
     draws: bool | None = None,
 ) -> Kind | None:
-    """Refuses requests that cannot work; returns the model's kind, None where only the hub or its weights tell it.
+    """Refuses requests that cannot work; returns the model's kind, None if only the hub or its weights show it.
 
     Args:
         model: as `pardec.load` takes it.
@@ -76,7 +76,7 @@ def check(
 
 
 def check_placing(placing: Mapping[str, Any]) -> None:
-    """Refuses arguments of `load` that work on no machine."""
+    """Refuses arguments of `load` that cannot work on any machine."""
     if placing.get("revision") == "":
         raise SpecError("the revision is empty", hint="name a branch, tag or commit, or leave it out")
     loading.check(
@@ -109,7 +109,7 @@ def check_run(
     scorer: str | None,
     split: str = "heldout",
 ) -> None:
-    """`check` for a run over tasks: its folder, its tasks, and whether the model can answer them."""
+    """`check` for a run over tasks: also checks its folder, its tasks, and whether the model can answer them."""
     from ..tasks import FileTask, expand, task  # imports numpy, which --help does not need
     from ..tasks.base import check_split
 
@@ -142,7 +142,7 @@ def check_answered(kind: Kind, name: str, tasks: Iterable[Task]) -> None:
 
 
 def check_parts(kind: Kind | None, arguments: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Settings:
-    """Refuses parts of a sampler that do not go together; imports the samplers, and with them torch."""
+    """Refuses incompatible parts of a sampler; imports the samplers, and with them torch."""
     from pardec.samplers.registry import resolve
 
     settings = Settings.of(arguments, defaults)
@@ -151,7 +151,7 @@ def check_parts(kind: Kind | None, arguments: Mapping[str, Any], defaults: Mappi
 
 
 def check_mask(kind: Kind, mask_id: int | None) -> None:
-    """Refuses a mask token for a model that has none, and one outside the vocabulary."""
+    """Refuses a mask token for a model without one, and a mask token outside the vocabulary."""
     if mask_id is None:
         return
     if kind.family != "masked":
@@ -207,13 +207,13 @@ def check_family(name: str, masked: bool, settings: Settings) -> None:
 
 
 def _writes_texts(sampler: Any) -> bool:
-    """Whether the sampler writes several texts of a prompt without sampling."""
+    """Whether the sampler writes several texts per prompt without sampling."""
     spec = parse(getattr(sampler, "spec", sampler) or "sequential")
     return any(card.stage == "texts" for part in spec.every for card in cards_named(part.name))
 
 
 def check_block(name: str, block_length: int | None, longest: int, fixed: int | None) -> None:
-    """Refuses a block length longer than the tokens to decode, or other than the model's own."""
+    """Refuses a block length longer than the tokens to decode, or different from the model's."""
     if block_length is None:
         return
     if fixed is not None and block_length != fixed:

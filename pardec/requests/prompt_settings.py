@@ -1,4 +1,4 @@
-"""The arguments of `generate` that one line of a prompts file sets for its own prompt, checked."""
+"""Checks the arguments of `generate` that one line of a prompts file sets for its prompt."""
 
 from __future__ import annotations
 

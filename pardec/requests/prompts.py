@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ContextError(SpecError):
-    """A prompt and what is to follow it are longer than the model's context."""
+    """A prompt and the tokens to generate after it are longer than the model's context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def encode(
 
 
 def check_length(model: LanguageModel, lengths: list[int], *, beyond: bool = False) -> None:
-    """Refuses rows longer than the model has positions; `beyond`: than it can be run to, whatever it was made for."""
+    """Refuses rows longer than the model's context; with `beyond`, rows longer than it can be run with at all."""
     limit = min(filter(None, (None if beyond else model.max_positions, model.limit)), default=None)
     if limit is not None and max(lengths) > limit:
         row = lengths.index(max(lengths))
@@ -170,7 +170,7 @@ def _read(message: str, item: Any, tokenize: Callable[[], Any], hint: str) -> li
 
 
 def _begins_twice(tokenizer: Any, text: str, ids: Sequence[int]) -> bool:
-    """Whether a text has its own beginning-of-text token, and got another one before it."""
+    """Whether a text begins with a beginning-of-text token and the tokenizer added another one."""
     token: str = getattr(tokenizer, "bos_token", None) or ""
     return bool(token) and text.startswith(token) and list(ids[:2]) == [tokenizer.bos_token_id] * 2
 

@@ -352,7 +352,7 @@ class Settings:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Settings:
-        """Reads arguments; those left out come from a preset, then from `defaults`, then from the class."""
+        """Reads arguments; missing ones come from a preset, then from `defaults`, then from the class."""
         for name in arguments:
             if name not in ARGUMENTS:
                 raise _unknown(name)
@@ -385,12 +385,12 @@ class Settings:
         )
 
     def check_taken(self, model: str, kind: Takes) -> None:
-        """Raises SpecError for an argument that the model of this kind does not take."""
+        """Raises SpecError for an argument that models of this kind do not take."""
         for each in ARGUMENTS.values():
             each.check_taken(model, kind, getattr(self, each.name))
 
     def check_shortest(self, length: int) -> None:
-        """Raises SpecError where end tokens are excluded at more positions than the shortest row has."""
+        """Raises SpecError if end tokens are excluded at more positions than the shortest row has."""
         if (self.min_new_tokens or 0) > length:
             raise SpecError(
                 f"min_new_tokens={self.min_new_tokens} is more than the {length} tokens of a row",
@@ -399,11 +399,11 @@ class Settings:
 
     @property
     def bounds_length(self) -> bool:
-        """Whether an argument says how long rows are at least."""
+        """Whether an argument sets a minimum length of rows."""
         return self.block_length is not None or bool(self.min_new_tokens)
 
     def for_request(self) -> dict[str, Any]:
-        """The arguments that a loop's request has under the same names, without those that ask for nothing."""
+        """The arguments that a loop's request has under the same names, without those that change nothing."""
         values = {each.name: each.resolved(getattr(self, each.name)) for each in ARGUMENTS.values() if each.in_request}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -421,7 +421,7 @@ FILLING = tuple(each.name for each in ARGUMENTS.values() if each.fills)  # refus
 
 
 def documented(function: Callable[..., Any]) -> None:
-    """Gives a method the signature that `help` shows, and the arguments in place of `{arguments}` in its docstring."""
+    """Sets the signature that `help` shows, and replaces `{arguments}` in the docstring by the arguments."""
     function.__signature__ = Settings.signature()  # type: ignore[attr-defined]
     if function.__doc__ is not None:  # python -OO has none
         text = "\n".join(each.described(12) for each in ARGUMENTS.values())
@@ -429,7 +429,7 @@ def documented(function: Callable[..., Any]) -> None:
 
 
 def _unknown(name: str) -> SpecError:
-    """The error for an argument that there is not."""
+    """The error for an unknown argument."""
     opening, known = f"generate takes no argument {name!r}", list(ARGUMENTS)
     if (hint := OTHER_NAMES.get(name)) is not None:
         own = hint.split("=")[0]  # many hints begin with pardec's name of the argument
@@ -438,7 +438,7 @@ def _unknown(name: str) -> SpecError:
 
 
 def ignored_filters(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
-    """What a call says of filters that were passed where no distribution is sampled: no token follows from them.
+    """The message for filters passed to a call that samples no distribution, where they change no token.
 
     Args:
         arguments: as they were passed.

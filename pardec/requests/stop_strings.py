@@ -1,4 +1,4 @@
-"""Stop strings: where the text of a row first contains one, and how much of a text is final before that is known.
+"""Stop strings: finds the first one in the text of a row, and the prefix that no later stop string can cut.
 
 A row ends with the first generated token that completes one of them; the text is cut before the string. Where a token
 completes several, the string that ends first counts, and of those that end at one character the one that begins first.
@@ -23,7 +23,7 @@ _MARGIN = 8  # further tokens decoded before the string: a tokenizer may decode 
 
 
 def is_byte(tokenizer: Any, token: int) -> bool:
-    """Whether a token is one byte of a character, so that the text before it may change with it."""
+    """Whether a token is one byte of a character, which may change the text before it."""
     return BYTE_TOKEN.fullmatch(str(tokenizer.convert_ids_to_tokens(token))) is not None
 
 
@@ -44,7 +44,7 @@ class StopStrings:
     _bytes: dict[int, bool] = field(default_factory=dict, repr=False)
 
     def first(self, ids: Sequence[int], known: int = 0) -> int | None:
-        """The fewest of `ids`, above `known`, whose text contains a stop string; None where there is none."""
+        """The least number of `ids`, above `known`, whose text contains a stop string; None if there is none."""
         for count in range(known + 1, len(ids) + 1):
             if ids[count - 1] in self._special:
                 continue
@@ -54,12 +54,12 @@ class StopStrings:
         return None
 
     def cut(self, text: str) -> str:
-        """`text` before the stop string that ends first; all of it where there is none."""
+        """`text` before the stop string that ends first; all of it if there is none."""
         ends = [(start + len(stop), start) for stop in self.texts if (start := text.find(stop)) >= 0]
         return text[: min(ends)[1]] if ends else text
 
     def certain(self, text: str) -> str:
-        """`text`, cut, without an end of it that may be the beginning of a stop string."""
+        """`text`, cut, without a suffix that may be the beginning of a stop string."""
         text = self.cut(text)
         longest = min(max(map(len, self.texts)) - 1, len(text))
         open_end = next((k for k in range(longest, 0, -1) if any(stop.startswith(text[-k:]) for stop in self.texts)), 0)
@@ -93,7 +93,7 @@ class StopStrings:
 
 
 def read(stop: Any) -> tuple[str, ...]:
-    """The stop strings of an argument. Raises SpecError where it is neither text nor texts, or one is empty."""
+    """The stop strings of an argument. Raises SpecError if it is neither text nor texts, or one is empty."""
     texts = (stop,) if isinstance(stop, str) else stop
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) and text for text in texts):
         raise SpecError(

@@ -1,4 +1,4 @@
-"""JSON of a schema from left to right: which tokens may follow what a row has generated, within its budget.
+"""JSON of a schema from left to right: the tokens that may follow the generated ones within a row's budget.
 
 The masks over the vocabulary are llguidance's, which takes a fraction of a millisecond for each. What it does not know
 is how long the rest of an answer has to be: a token is left out where the shortest end after it would not fit in what
@@ -27,7 +27,7 @@ _STATES = 64  # whose costs of all tokens are kept
 
 
 class CompiledSchema:
-    """What the rows of one schema share."""
+    """The grammar that the rows of one schema share."""
 
     def __init__(self, schema: Schema, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -41,11 +41,11 @@ class CompiledSchema:
         self.reserve = self.prefixes.reserve()  # at most so many tokens are missing to an end
 
     def matcher(self) -> Any:
-        """A parser of llguidance at the start."""
+        """A new parser of llguidance, at its start."""
         return _llguidance().LLMatcher(_ll_tokenizer(self.vocabulary), self.lark, log_level=0)
 
     def costs(self, state: int, tokens: np.ndarray) -> np.ndarray:
-        """[N] tokens that the shortest answer needs after `state` and each of `tokens` [N]; infinite if none ends."""
+        """[N] the length of the shortest rest of an answer after `state` and each of `tokens` [N]; infinite if none."""
         known = self._costs.setdefault(state, np.full(len(self.vocabulary), np.nan))
         self._costs.move_to_end(state)
         if len(self._costs) > _STATES:
@@ -63,13 +63,13 @@ def _compiled(schema_text: str, vocabulary: Vocabulary) -> CompiledSchema:
 
 
 def compiled(schema_text: str, vocabulary: Vocabulary) -> CompiledSchema:
-    """The grammar of a schema, made once. Raises SpecError where it cannot be held, or llguidance is not installed."""
+    """The grammar of a schema, made once. Raises SpecError if it is unsupported or llguidance is not installed."""
     _llguidance()
     return _compiled(schema_text, vocabulary)
 
 
 class JsonGrammar:
-    """The grammar of one row; also what ends it, where nothing can follow.
+    """The grammar of one row; it also ends the row when no token can follow.
 
     Both depend on the ids that are passed alone.
     """
@@ -88,7 +88,7 @@ class JsonGrammar:
         self._states = [0]  # before each of them, and after the last
 
     def mask(self, ids: Sequence[int]) -> np.ndarray:
-        """[V] bool: the tokens that may follow the generated `ids`; all, where these are no prefix of an answer."""
+        """[V] bool: the tokens that may follow the generated `ids`; all, if these are not a prefix of an answer."""
         size = len(self.compiled.vocabulary)
         if not self._read(ids):
             return np.ones(size, dtype=bool)
@@ -106,7 +106,7 @@ class JsonGrammar:
         return allowed if allowed.any() else ~allowed
 
     def first(self, ids: Sequence[int], known: int = 0) -> int | None:
-        """How many of `ids` stand where an answer is complete and nothing can follow; None where it goes on.
+        """The number of `ids` after which an answer is complete and no token can follow; None if it goes on.
 
         Nothing can follow the budget's last token either.
         """
@@ -120,7 +120,7 @@ class JsonGrammar:
         return None
 
     def _fitting(self, state: int, allowed: np.ndarray, left: int) -> np.ndarray:
-        """The tokens of `allowed` after which an answer can end within `left` further ones; else any such token."""
+        """The tokens of `allowed` after which an answer can end within `left` more; if none, all such tokens."""
         for each in (allowed.nonzero()[0], np.arange(len(allowed))):
             fits = each[self.compiled.costs(state, each) <= left]
             if len(fits):
@@ -130,7 +130,7 @@ class JsonGrammar:
         return result
 
     def _read(self, ids: Sequence[int]) -> bool:
-        """Moves to the state after `ids`; whether they are a prefix of an answer."""
+        """Moves to the state after `ids`; returns whether they are a prefix of an answer."""
         same = 0
         for old, new in zip(self._ids, ids, strict=False):
             if old != new:
@@ -183,5 +183,5 @@ class _Source:
 
 
 def end_id(vocabulary: Vocabulary) -> int:
-    """An id without text, which ends an answer for llguidance."""
+    """An id without text that ends an answer for llguidance."""
     return next(at for at, value in enumerate(vocabulary.tokens) if not value)

@@ -1,4 +1,4 @@
-"""Numbers between two bounds, as JSON writes them, as regular expressions. No exponents."""
+"""JSON numbers between two bounds as regular expressions, without exponents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LARGEST = 10**DIGITS - 1
 
 
 def integers(low: int | None, high: int | None) -> Expression:
-    """Whole numbers from `low` to `high`, without leading zeros; None is no bound but that of the digits."""
+    """Whole numbers from `low` to `high`, without leading zeros; with None, only the number of digits is bounded."""
     low = -_LARGEST if low is None else max(low, -_LARGEST)
     high = _LARGEST if high is None else min(high, _LARGEST)
     ways = []
@@ -62,7 +62,7 @@ def _positive(low: Decimal, high: Decimal, above: bool, below: bool) -> Expressi
 
 
 def _between(low: Decimal, high: Decimal, above: bool, below: bool) -> Expression:
-    """Decimal numbers between two bounds without a whole number between them, with as many digits as that takes."""
+    """Decimal numbers between two bounds that have no whole number between them, with as many digits as needed."""
     whole = int(low)
     for digits in range(1, DIGITS + 1):
         scale = Decimal(10) ** digits
@@ -87,7 +87,7 @@ def _naturals(low: int, high: int) -> Expression:
 
 
 def _fixed(first: str, last: str) -> Expression:
-    """Strings of digits, as long as these two, from one to the other."""
+    """Strings of digits from one bound to the other, all of the bounds' length."""
     if not first:
         return literal("")
     rest = len(first) - 1

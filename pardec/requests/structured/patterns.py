@@ -1,4 +1,4 @@
-"""JSON strings: free ones, those of `pattern`, and those of `format`, as regular expressions."""
+"""JSON strings as regular expressions: any string, and strings of a `pattern` or a `format`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def strings(least: int = 0, most: int | None = None) -> Expression:
 
 
 def pattern(text: str, refuse: Callable[[str], Exception]) -> Expression:
-    """Strings in quotes that Python's `re.search` matches with `text`: all of them, or a part.
+    """Strings in quotes that Python's `re.search` matches with `text`: all such strings, or a subset.
 
     Args:
         refuse: makes the error for a reason.
@@ -68,7 +68,7 @@ def pattern(text: str, refuse: Callable[[str], Exception]) -> Expression:
 
 
 def _fewest(inner: Expression, *, first: bool, last: bool) -> Expression:
-    """A pattern beside which any text may stand, so that what it repeats there is needed the fewest times only."""
+    """A pattern with any text around it, so that repetitions at its ends need only the minimum count."""
     items = list(inner.items) if isinstance(inner, Concatenation) else [inner]
     ends = ([0] if first else []) + ([len(items) - 1] if last else [])
     for at in ends:
@@ -79,7 +79,7 @@ def _fewest(inner: Expression, *, first: bool, last: bool) -> Expression:
 
 
 class _Reader:
-    """From the tree that Python makes of a pattern to an expression."""
+    """Converts Python's syntax tree of a pattern to an expression."""
 
     def __init__(self, text: str, refuse: Callable[[str], Exception]) -> None:
         self.text, self.refuse = text, refuse
@@ -116,7 +116,7 @@ class _Reader:
         raise self.refuse(f"the pattern {self.text!r} uses {kind.lower()}, which is not supported")
 
     def members(self, items: Sequence[Any]) -> Expression:
-        """A class in brackets; of a negated one with categories, the ASCII characters."""
+        """A class in brackets; a negated class with categories has ASCII characters only."""
         negated = str(items[0][0]) == "NEGATE"
         ascii_bytes: set[int] = set()  # of the members, printed or not
         others: list[Expression] = []

@@ -1,4 +1,4 @@
-"""Regular expressions over UTF-8 bytes, and the automaton that their derivatives make.
+"""Regular expressions over UTF-8 bytes, and the automaton of their derivatives.
 
     d_b(r) = {w : b w in r}        Brzozowski, https://doi.org/10.1145/321239.321249
 
@@ -13,7 +13,7 @@ from functools import cached_property
 
 
 class Expression:
-    """A set of byte strings, which knows its hash once it has been asked for.
+    """A set of byte strings; its hash is computed once.
 
     Attributes:
         nullable: whether the empty string is in it.
@@ -32,15 +32,15 @@ class Expression:
         return hash((type(self), *(getattr(self, field.name) for field in fields(self))))  # type: ignore[arg-type]
 
     def derive(self, byte: int) -> Expression:
-        """What may follow `byte`."""
+        """The strings that may follow `byte`."""
         raise NotImplementedError
 
     def parts(self) -> Iterator[Expression]:
-        """The expressions that it is made of."""
+        """The expressions of which it consists."""
         return iter(())
 
     def regex(self) -> str:
-        """As a regular expression in the syntax of Rust's crate `regex`."""
+        """The expression in the syntax of Rust's crate `regex`."""
         raise NotImplementedError
 
 
@@ -162,7 +162,7 @@ class Concatenation(Expression):
 
 @dataclass(frozen=True)
 class Repeat(Expression):
-    """`item` at least and at most so many times; None is any number of times."""
+    """`item` repeated between a least and a most number of times; None is any number."""
 
     item: Expression
     least: int = 0
@@ -204,7 +204,7 @@ class Repeat(Expression):
 
 @dataclass(frozen=True)
 class Character(Expression):
-    """One character: of `ascii`, or with `wide` any beyond ASCII."""
+    """One character of `ascii`, or with `wide` any character beyond ASCII."""
 
     ascii: frozenset[int]
     wide: bool = False
@@ -268,7 +268,7 @@ _WIDE = (  # what UTF-8 takes: no overlong forms, no surrogates, nothing beyond 
 
 
 def _behind_first(byte: int) -> Expression:
-    """What may follow the first byte of a character beyond ASCII."""
+    """The expression after the first byte of a character beyond ASCII."""
     ways = [way.items[1:] for way in _WIDE if not isinstance(way.items[0].derive(byte), Choice)]
     return NOTHING if not ways else ways[0][0] if len(ways[0]) == 1 else Concatenation(ways[0])
 
@@ -312,17 +312,17 @@ def choice(options: Iterable[Expression]) -> Expression:
     return next(iter(flat)) if len(flat) == 1 else Choice(tuple(flat))
 
 
-_TAKES_ALL: set[Expression] = set()  # options beside which no others count, since they are a part of these
+_TAKES_ALL: set[Expression] = set()  # options that contain all other options of a choice
 
 
 def takes_all(expression: Expression) -> Expression:
-    """Notes that `choice` keeps no other option beside this one."""
+    """Records that `choice` drops all other options if this one is present."""
     _TAKES_ALL.add(expression)
     return expression
 
 
 def byte_classes(expression: Expression) -> list[int]:
-    """[256] a class of each byte: bytes of one class lead to the same states everywhere."""
+    """The class of each byte [256]: bytes of one class lead to the same states everywhere."""
     single: set[int] = set()  # bytes of literals: each is a class of its own
     sets: set[frozenset[int]] = set()
     waiting, known = [expression], {expression}
@@ -356,9 +356,9 @@ def optional(item: Expression) -> Expression:
 
 
 class States:
-    """States numbered from 0, the start, as bytes first lead to them; -1 is the dead end."""
+    """States in the order in which bytes first lead to them; 0 is the start, -1 the dead end."""
 
-    _next: list[dict[int, int]]  # of each state, those after the bytes tried so far
+    _next: list[dict[int, int]]  # per state, its successors by the bytes tried so far
 
     def step(self, state: int, byte: int) -> int:
         """The state after `byte`."""
@@ -374,12 +374,12 @@ class States:
         return state
 
     def _advance(self, state: int, byte: int) -> int:
-        """The state after `byte`, asked for the first time."""
+        """Computes the state after `byte`, which is then stored."""
         raise NotImplementedError
 
 
 class Automaton(States):
-    """The states of an expression, numbered from 0, the start, as they are met; -1 is the dead end."""
+    """The states of an expression in the order of discovery; 0 is the start, -1 the dead end."""
 
     def __init__(self, expression: Expression) -> None:
         self.states: list[Expression] = [expression]
@@ -390,7 +390,7 @@ class Automaton(States):
 
     @cached_property
     def classes(self) -> list[int]:
-        """[256] the class of each byte."""
+        """The class of each byte [256]."""
         return byte_classes(self.states[0])
 
     def accepts(self, state: int) -> bool:
@@ -402,13 +402,13 @@ class Automaton(States):
         return self.states[state] == EMPTY
 
     def row(self, state: int) -> list[int]:
-        """[256] the state after each byte."""
+        """The state after each byte [256]."""
         representatives = {of: byte for byte, of in reversed(list(enumerate(self.classes)))}
         behind = {of: self.step(state, byte) for of, byte in representatives.items()}
         return [behind[of] for of in self.classes]
 
     def explore(self, most: int) -> bool:
-        """Meets every state; False where that takes more than `most` options."""
+        """Visits every state; False if that takes more than `most` options."""
         representatives = {of: byte for byte, of in reversed(list(enumerate(self.classes)))}.values()
         state = 0
         while state < len(self.states):

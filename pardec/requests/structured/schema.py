@@ -1,4 +1,4 @@
-"""Reads a JSON schema into the values that an answer may have; what cannot be held is refused with its path.
+"""Reads a JSON schema into the values that an answer may have; unsupported parts are refused with their path.
 
 An answer may be narrower than its schema: properties stand in the schema's order, no others are added to those that it
 declares, whitespace is left out, numbers have no exponent and at most 15 digits on each side of the point.
@@ -43,7 +43,7 @@ _WITHIN_LIMITS: OrderedDict[str, None] = OrderedDict()  # schemas whose patterns
 
 
 def mark_within_limits(text: str) -> None:
-    """Notes that the patterns of a schema have been explored, so that they need not be again."""
+    """Records that the patterns of a schema were explored, so that this is not repeated."""
     _WITHIN_LIMITS[text] = None
     while len(_WITHIN_LIMITS) > _MOST_MARKED:
         _WITHIN_LIMITS.popitem(last=False)
@@ -82,7 +82,7 @@ class _Reader:
         return self.typed(own, path)
 
     def read_definitions(self) -> None:
-        """Reads what references lead to, one after the other: they may be a long chain."""
+        """Reads the definitions that references name one by one, since they may form a long chain."""
         known: list[tuple[str, str]] = []
         while self._unread:
             target, schema, path = self._unread.pop()
@@ -97,7 +97,7 @@ class _Reader:
             raise refusal(path, f"the schema has more than {_MOST_PARTS} parts", "ask for less in one answer")
 
     def typed(self, own: Mapping[str, Any], path: str) -> Value:
-        """A schema of one type or several."""
+        """The value of a schema with one type or several."""
         types = own.get("type")
         if types is None:
             types = [kind for kind, words in OF_TYPE.items() if set(words) & set(own) and kind != "integer"]
@@ -217,7 +217,7 @@ class _Reader:
         return each[0] if len(each) == 1 else Union(path, tuple(each))
 
     def one_of(self, options: Any, path: str) -> Value:
-        """As anyOf, where no value can be two of them: they are of different types."""
+        """Reads oneOf as anyOf, if its options have different types, so that no value matches two."""
         kinds: set[str] = set()
         for at, option in enumerate(self._list(options, path)):
             own = _types(option)
@@ -247,7 +247,7 @@ class _Reader:
         return Reference(path, target)
 
     def _refuse_circle(self, target: str, path: str) -> None:
-        """Refuses a reference that leads to itself and nowhere else."""
+        """Refuses references that form a circle without a value."""
         value, known = self.definitions[target], {target}
         while isinstance(value, Reference):
             if value.name in known:
@@ -298,7 +298,7 @@ class _Reader:
         return int(least), None if most is None else int(most)
 
     def _range(self, own: Mapping[str, Any], path: str) -> tuple[Decimal | None, Decimal | None, bool, bool]:
-        """The bounds of a number, and whether each is left out itself."""
+        """The bounds of a number, and whether each is exclusive."""
         limits: dict[str, Decimal | None] = {}
         for name in OF_TYPE["number"]:
             value = own.get(name)
@@ -320,19 +320,19 @@ class _Reader:
 def _tighter(
     closed: Decimal | None, excluded: Decimal | None, tighter: Callable[[Decimal, Decimal], Decimal]
 ) -> tuple[Decimal | None, bool]:
-    """The tighter of two bounds, and whether it is the one that is left out itself."""
+    """The tighter of two bounds, and whether it is exclusive."""
     if closed is None or excluded is None:
         return (closed, False) if excluded is None else (excluded, True)
     return tighter(closed, excluded), tighter(closed, excluded) == excluded
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:
-    """Whether a JSON value is a number; true is none."""
+    """Whether a JSON value is a number; true is not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _kinds(value: Any) -> set[str]:
-    """The types that a JSON value is of."""
+    """The types of a JSON value."""
     if isinstance(value, bool):
         return {"boolean"}
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
@@ -342,7 +342,7 @@ def _kinds(value: Any) -> set[str]:
 
 
 def _types(schema: Any) -> set[str]:
-    """The types that a schema allows, as far as it says so itself."""
+    """The types that a schema allows, as far as it states them without references."""
     if not isinstance(schema, Mapping):
         return set()
     if "const" in schema or "enum" in schema:

@@ -1,4 +1,4 @@
-"""Gaps of a masked answer as automata over tokens: regular expressions, and strings of bounded length.
+"""Automata over tokens for the gaps of a masked answer: regular expressions, and strings of bounded length.
 
 A value that is shorter than its gap is followed by end or pad tokens, which decoded text leaves out; in a string they
 may stand anywhere.
@@ -20,7 +20,7 @@ _NEVER = frozenset(b'"\\') | set(range(0x20))  # what a string has only as an es
 
 
 def plain_lengths(vocabulary: Vocabulary) -> np.ndarray:
-    """[V] int: the characters of each token that may stand anywhere in a string, 0 of the others."""
+    """[V] int: the number of characters of each token that may stand anywhere in a string; 0 for others."""
     return _plain_lengths(vocabulary)
 
 
@@ -59,7 +59,7 @@ def text_automaton(
 def value_automaton(
     expression: Expression, length: int, vocabulary: Vocabulary, pads: tuple[int, ...]
 ) -> TokenAutomaton:
-    """The strings of an expression that `length` tokens can write, then pads."""
+    """An automaton for strings of an expression in at most `length` tokens, followed by padding."""
     automaton, table, tokens = Automaton(expression), np.zeros((0, 256), dtype=np.int64), _padded(vocabulary)
     most = _MOST_ENTRIES // len(vocabulary)
     rows: list[np.ndarray] = []  # of each state: the one after each token, -1 where there is none
@@ -102,12 +102,12 @@ def value_automaton(
 
 
 class TooManyStates(Exception):
-    """An expression has more states than are kept."""
+    """An expression has more states than the limit."""
 
 
 @lru_cache(maxsize=8)
 def _padded(vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes of all tokens [V, longest], and how many each has [V]."""
+    """The bytes of all tokens [V, longest], and the number of bytes of each [V]."""
     lengths = np.array([len(value) for value in vocabulary.tokens])
     padded = np.zeros((len(lengths), int(lengths.max(initial=1))), dtype=np.uint8)
     for token, value in enumerate(vocabulary.tokens):
@@ -118,7 +118,7 @@ def _padded(vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
 def _behind(
     automaton: Automaton, state: int, tokens: tuple[np.ndarray, np.ndarray], table: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The state of bytes after each token [V], -1 where there is none; and the `table` [N, 256] of states so far."""
+    """The byte state after each token [V], -1 for a dead end; and the extended `table` [N, 256] of states."""
     padded, lengths = tokens
     states = np.where(lengths > 0, state, -1)
     for at in range(padded.shape[1]):

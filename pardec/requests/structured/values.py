@@ -1,4 +1,4 @@
-"""The values that an answer may have, as a schema describes them."""
+"""The values that a schema allows in an answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .regular import Expression
 
 @dataclass(frozen=True)
 class Value:
-    """What may stand at one point of an answer."""
+    """The allowed values at one point of an answer."""
 
     path: str = field(compare=False)  # the JSON pointer of its schema
 
@@ -77,7 +77,7 @@ class Reference(Value):
 
 @dataclass(frozen=True)
 class Schema:
-    """The value of an answer, and those that it refers to.
+    """The value of an answer, and the definitions that it refers to.
 
     `ascii` writes other characters of names as escapes, for vocabularies that do not have them.
     """
@@ -98,7 +98,7 @@ class Schema:
 
 
 def refusal(path: str, reason: str, hint: str = "") -> SpecError:
-    """The error for a part of a schema."""
+    """The error for an unsupported part of a schema."""
     return SpecError(
         f"response_format at {path or '#'}: {reason}", hint=hint or "leave it out, or write the schema without it"
     )

@@ -1,4 +1,4 @@
-"""The bytes of each token of a tokenizer, wherever it stands, and texts as tokens."""
+"""The bytes of each token of a tokenizer, the same at every position, and texts as tokens."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _CACHE: WeakKeyDictionary[Any, dict[int, Vocabulary]] = WeakKeyDictionary()
 
 
 class Vocabulary(TokenBytes):
-    """What the tokens of a model write, where that is enough to write JSON."""
+    """The bytes that the tokens of a model write, for models that can write JSON."""
 
     @staticmethod
     def of(tokenizer: Any, size: int) -> Vocabulary:
-        """The vocabulary of a tokenizer, made once. Raises SpecError where it cannot write JSON."""
+        """The vocabulary of a tokenizer, made once. Raises SpecError if it cannot write JSON."""
         sizes = _CACHE.setdefault(tokenizer, {})
         if size not in sizes:
             sizes[size] = Vocabulary(tokenizer, size)
@@ -30,5 +30,5 @@ class Vocabulary(TokenBytes):
         return sizes[size]
 
     def writes(self, value: str) -> bool:
-        """Whether it has tokens for every character of a text, line breaks aside."""
+        """Whether it has tokens for every character of a text, except line breaks."""
         return self.greedy("".join(char for char in value if char.isprintable()).encode()) is not None
