@@ -46,7 +46,7 @@ class TextAnswer:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompts, each once."""
+        """The number of tokens of the prompts, each prompt counted once."""
         return sum(map(len, self.request.prompts))
 
     # --- whole ---
@@ -79,7 +79,7 @@ class TextAnswer:
         return choice
 
     def usage(self, results: Sequence[Result]) -> dict[str, Any]:
-        """Tokens, an end token among them, and the forwards that the rows took part in."""
+        """The counts of tokens, end tokens included, and the forwards that the rows took part in."""
         prompt, completion = self.prompt_tokens, sum(len(tokens) for result in results for tokens in result.tokens)
         return {
             "prompt_tokens": prompt,
@@ -92,12 +92,12 @@ class TextAnswer:
     # --- chunks ---
 
     def chunk(self, update: Advanced) -> dict[str, Any]:
-        """New text of a row."""
+        """A chunk with new text of a row."""
         logprobs = self._logprobs(update.tokens, update.logprobs, offsets=self._offsets_of(update.index))
         return self._chunk(update.index, update.text, logprobs)
 
     def last(self, index: int, result: Result, sent: str, tokens: int) -> dict[str, Any]:
-        """The end of a row of which the text `sent` and so many `tokens` have been sent."""
+        """The last chunk of a row, of which the text `sent` and `tokens` tokens were sent before."""
         rest = result.tokens[0][tokens:]
         own = token_logprobs(result)
         values = None if own is None else own[tokens:]
@@ -105,11 +105,11 @@ class TextAnswer:
         return self._chunk(index, _text(result)[len(sent) :], logprobs, result)
 
     def closing(self, results: Sequence[Result]) -> dict[str, Any]:
-        """The chunk of usage."""
+        """The chunk with the usage."""
         return {**self._chunk_head(), "choices": [], "usage": self.usage(results)}
 
     def denoise(self, update: Advanced) -> dict[str, Any]:
-        """A state of a row's canvas: its tokens as text, None where they are open."""
+        """A chunk with the state of a row's canvas: the texts of its tokens, None for open positions."""
         assert update.canvas is not None, "asked for"
         assert self.names is not None, "asked for"
         tokens = [None if token is None else self.names.name(token) for token in update.canvas]
@@ -162,7 +162,7 @@ class TextAnswer:
         *,
         offsets: Offsets | None = None,
     ) -> dict[str, Any] | None:
-        """The log-probabilities of tokens of a text of `length` characters; `offsets` go on from earlier ones."""
+        """The log-probabilities of a text's tokens, `length` characters in all; `offsets` continue earlier ones."""
         if values is None or self.request.logprobs is None:
             return None
         assert self.names is not None, "asked for"
@@ -211,14 +211,14 @@ class TextAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt that is repeated before its answer; the first token has no log-probability."""
+    """A prompt repeated before its answer; the first token has no log-probability."""
 
     tokens: list[int]
     text_of: Callable[[list[int]], str]
     logprobs: TokenLogprobs | None
 
     def before(self, text: str, tokens: list[int]) -> str:
-        """The prompt and then `text`, that of the answer's `tokens` or, before a stop string, of the first of them."""
+        """The prompt, then `text`: the text of the answer's `tokens`, or of its first ones, before a stop string."""
         prompt, answer, both = (self.text_of(ids) for ids in (self.tokens, tokens, [*self.tokens, *tokens]))
         if both.startswith(prompt) and both.endswith(answer) and len(both) >= len(prompt) + len(answer):
             prompt = both[: len(both) - len(answer)]  # with the space that is left out at the beginning of a text
@@ -248,14 +248,14 @@ def _entry(names: TokenNames, token: int, logprob: float) -> dict[str, Any]:
 
 
 def number(value: float) -> float | None:
-    """A log-probability in JSON: None where there is none, the lowest double for minus infinity."""
+    """A log-probability as a JSON value: None if there is none, the lowest double for minus infinity."""
     if math.isnan(value):
         return None
     return value if math.isfinite(value) else -1.7976931348623157e308
 
 
 def _joined(first: TokenLogprobs | None, second: TokenLogprobs | None) -> TokenLogprobs | None:
-    """Those of two texts, one after the other."""
+    """Joins the log-probabilities of two consecutive texts."""
     if first is None or second is None:
         return None
     parts = ((getattr(first, name.name), getattr(second, name.name)) for name in fields(first))

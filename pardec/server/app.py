@@ -1,4 +1,4 @@
-"""The application: its endpoints and what all of them share."""
+"""The ASGI application, its endpoints, and the code that they share."""
 
 from __future__ import annotations
 
@@ -110,13 +110,13 @@ class Server:
         self._preparing = ThreadPoolExecutor(1, "pardec-parser")  # tokenizers are used by one thread at a time
 
     def start(self) -> None:
-        """Begins to serve."""
+        """Starts the worker."""
         self.worker.start()
         if self.parser_processes is not None:
             self.parser_processes.start()
 
     def stop(self) -> None:
-        """Ends the worker."""
+        """Stops the worker."""
         if self.parser_processes is not None:
             self.parser_processes.stop()
         self.worker.stop(self.limits.grace)
@@ -141,7 +141,7 @@ class Server:
         return JSON({"object": "list", "data": [self._card(name) for name in dict.fromkeys(self.names)]})
 
     async def model_by_name(self, identifier: str) -> Response:
-        """One of them."""
+        """One model by its name."""
         if identifier not in self.names:
             raise RequestError(NO_SUCH_MODEL, f"there is no model {identifier!r}", code="model_not_found")
         return JSON(self._card(identifier))
@@ -212,7 +212,7 @@ class Server:
     # --- shared ---
 
     async def _prepare(self, request: Request, function: Callable[[], Any], deadline: float) -> Any:
-        """What reading a request gives, in the thread for it: tokens, and the automaton of a schema, take time."""
+        """Runs a slow part of reading a request in a separate thread, such as tokenizing or building automata."""
         try:
             async with asyncio.timeout_at(deadline):
                 return await unless_gone(request, self._off_loop(function))
@@ -223,7 +223,7 @@ class Server:
         return await asyncio.get_running_loop().run_in_executor(self._preparing, function)
 
     async def _body(self, request: Request, schema: type[Body]) -> ParsedBody:
-        """The request's body; what is large, or has a schema, is parsed by a process. Raises RequestError."""
+        """Reads the body; a separate process parses large bodies and schemas. Raises RequestError."""
         data = await request.body()
         if self.parser_processes is None:
             return ParsedBody(await self._off_loop(lambda: parse_body(data, schema)))
@@ -242,7 +242,7 @@ class Server:
 
 
 def _client(request: Request) -> str:
-    """Who sends a request: its host, and its key."""
+    """The sender of a request: its host and its key."""
     host = request.client.host if request.client is not None else ""
     return f"{host} {request.headers.get('authorization', '')}"
 
@@ -256,13 +256,13 @@ def _waited(reason: str | None) -> dict[str, str]:
 
 
 async def _http_error(_: Request, error: Exception) -> Response:
-    """Unknown paths and methods."""
+    """The error for unknown paths and methods."""
     assert isinstance(error, HTTPException), "registered for it"
     allowed = {name: value for name, value in (error.headers or {}).items() if name.lower() == "allow"}
     return RequestError(error.status_code, f"{error.detail}: see /docs for the endpoints", headers=allowed).response()
 
 
 def _documented(schema: type[Body]) -> dict[str, Any]:
-    """The body in /docs; it is read by `_body`, so that every fault has one form."""
+    """Documents the body in /docs; `_body` reads it, so that all errors have the same form."""
     content = {"application/json": {"schema": schema.model_json_schema()}}
     return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}

@@ -1,4 +1,4 @@
-"""The costly part of reading a request: parsing, tokenizing, automata. It needs no weights, so a process can do it."""
+"""The costly part of reading a request, which needs no weights: parsing, tokenizing, automata."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OF_STRUCTURE = ("max_new_tokens", "stop_ids", "response_format", *FILLING)
 
 @dataclass(eq=False)
 class ParserConfig:
-    """What parsing needs to know of a model: a part of the interface of LanguageModel."""
+    """The part of LanguageModel's interface that parsing needs."""
 
     name: str
     tokenizer: Any
@@ -48,7 +48,7 @@ class ParserConfig:
     def of(
         model: Model, defaults: Mapping[str, Any], *, longest_row: int | None, most_rows: int
     ) -> ParserConfig | None:
-        """None for a model whose requests hold nothing costly: one of images."""
+        """None for an image model, whose requests have no costly part."""
         if model.imaging is not None:
             return None
         network = model.language_model
@@ -67,14 +67,14 @@ class ParserConfig:
 
     @cached_property
     def most_characters(self) -> int | None:
-        """Characters of the longest text that can fit in the context; None where there is no bound."""
+        """The length in characters of the longest text that can fit in the context; None if unbounded."""
         limit = min(filter(None, (self.max_positions, self.limit, self.longest_row)), default=None)
         if limit is None or self.tokenizer is None:
             return None
         return limit * max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def warm(self) -> None:
-        """Makes what every request with a schema needs."""
+        """Prepares the data that every request with a schema needs."""
         if self.tokenizer is not None:
             with suppress(SpecError):  # it is raised where a request needs it
                 Vocabulary.of(self.tokenizer, self.vocab_size)
@@ -147,7 +147,7 @@ def _lengths(body: TextBody) -> Iterable[int]:
 
 
 def rows_of(body: TextBody) -> int:
-    """How many prompts there are."""
+    """The number of prompts."""
     prompt: Any = getattr(body, "prompt", None)
     return len(prompt) if isinstance(prompt, list) and isinstance(prompt[0], str | list) else 1
 
@@ -188,7 +188,7 @@ def _structure(config: Any, body: TextBody) -> Structure | None:
 
 
 def _check(document: Any) -> None:
-    """Refuses what is nested too deeply, and text that is no Unicode. Raises RequestError."""
+    """Refuses values that are nested too deeply, and text that is not Unicode. Raises RequestError."""
     level: list[tuple[Any, str]] = [(document, "")]
     for _ in range(_DEEPEST):
         inner: list[tuple[Any, str]] = []

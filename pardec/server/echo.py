@@ -1,4 +1,4 @@
-"""Prompts that are repeated before their answers, with the log-probabilities that the model gives them."""
+"""Prompts repeated before their answers, with the model's log-probabilities of their tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def echo(model: Model, ids: list[int], body: CompletionBody) -> Echo:
-    """A prompt, with log-probabilities where the request has them; the first token's are NaN."""
+    """A prompt, with log-probabilities if the request wants them; the first token's is NaN."""
     logprobs = None if body.logprobs is None else _score(model, ids, body)
     return Echo(ids, lambda tokens: model.text(tokens) or "", logprobs)
 

@@ -1,4 +1,4 @@
-"""What a client is told where a request cannot be served: a status and a JSON body in the form of OpenAI's API."""
+"""Errors for clients: a status and a JSON body in the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RequestError(Exception):
 
 
 class JSON(Response):
-    """A JSON document; text that is no UTF-8, as half a surrogate pair, stays readable JSON."""
+    """A JSON response; text that UTF-8 cannot encode, such as half a surrogate pair, is escaped."""
 
     media_type = "application/json"
 
@@ -64,12 +64,12 @@ class JSON(Response):
 
 
 def in_utf8(text: str) -> bytes:
-    """JSON text in UTF-8: half a surrogate pair becomes an escape."""
+    """Encodes JSON text in UTF-8; half a surrogate pair becomes an escape."""
     return text.encode("utf-8", "backslashreplace")
 
 
 def as_request_error(error: BaseException) -> RequestError:
-    """What a client is told of an error: what it can change, and nothing of the inside of the server."""
+    """Converts an error for the client: what it can change, and no internals of the server."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, OutOfMemory):

@@ -1,4 +1,4 @@
-"""Errors in the client's words: the fields of a request in place of Python's arguments."""
+"""Words errors for clients: the fields of a request replace the arguments in Python."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIELDS = {name: each.json for name, each in ARGUMENTS.items() if each.json}
 
 @contextmanager
 def named(body: Body) -> Iterator[None]:
-    """Turns a SpecError inside into the answer to the request with this body."""
+    """Turns a SpecError of the code inside into the error answer to the request with this body."""
     try:
         yield
     except SpecError as error:
@@ -34,7 +34,7 @@ def named(body: Body) -> Iterator[None]:
 
 
 def refusal(error: SpecError, body: Body) -> RequestError:
-    """The answer to a request whose arguments `generate` refuses: the field that is wrong, and its name in the text."""
+    """The answer to a request whose arguments `generate` refuses; it names the wrong field."""
     fields = dict(_FIELDS)
     if isinstance(body, ChatBody):
         fields |= {"prompt": "messages", "input_ids": "messages"}
@@ -57,7 +57,7 @@ def refusal(error: SpecError, body: Body) -> RequestError:
 
 
 def invalid(error: ValidationError, document: Any) -> RequestError:
-    """What is wrong with the first field of a body, in one line."""
+    """The fault of the first wrong field of a body, in one line."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)[:_FAULTS]
     paths = [_path(each["loc"], document) for each in faults]
     path = max((each for each in paths if each[:1] == paths[0][:1]), key=len)
@@ -78,7 +78,7 @@ def invalid(error: ValidationError, document: Any) -> RequestError:
 
 
 def _path(location: tuple[int | str, ...], document: Any) -> list[int | str]:
-    """The keys of a location, without the names of the forms that a field may have."""
+    """The keys of an error's location, without the names of a field's alternative types."""
     path: list[int | str] = []
     for at, key in enumerate(location):
         value, _ = _at(document, path)
@@ -89,7 +89,7 @@ def _path(location: tuple[int | str, ...], document: Any) -> list[int | str]:
 
 
 def _at(document: Any, path: list[int | str]) -> tuple[Any, bool]:
-    """The value at a path, and whether there is one."""
+    """The value at a path, and whether it exists."""
     for key in path:
         try:
             document = document[key]

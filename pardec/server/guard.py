@@ -1,4 +1,4 @@
-"""What every request passes: the key, the size of its body, and the count of its answer. Errors become JSON here."""
+"""Middleware for every request: checks the key and the body's size, counts the answer, turns errors into JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GONE = 499  # the client closed the request; nobody reads it but the metrics
 
 
 class Guard:
-    """Middleware."""
+    """ASGI middleware for every request."""
 
     def __init__(
         self, app: ASGIApp, metrics: Metrics, limits: Limits, api_key: str | None, origins: Sequence[str] = ()
@@ -39,7 +39,7 @@ class Guard:
         self._key = None if api_key is None else api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handles one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -79,7 +79,7 @@ class Guard:
             raise RequestError(HTTPStatus.UNAUTHORIZED, message, code="invalid_api_key", headers=headers)
 
     def _bounded(self, receive: Receive) -> Receive:
-        """`receive`, as long as the body is not too large."""
+        """`receive` that refuses a body that is too large."""
         limit, size, whole = self.limits.body, 0, False
         until = asyncio.get_running_loop().time() + self.limits.receiving
 

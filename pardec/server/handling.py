@@ -1,4 +1,4 @@
-"""One request under way: its rows go to the worker and come back, until it is over or its client gone."""
+"""Handles one request: submits its rows to the worker and collects results until it ends or its client disconnects."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Listen = Callable[[int, Callable[[Update], None], QueuedRow], RowListener]
 
 
 class Decoding:
-    """The rows of one request in the worker; leave the `with`, and unfinished ones leave the batch."""
+    """The rows of one request in the worker; at the end of the `with`, unfinished rows leave the batch."""
 
     def __init__(
         self, worker: Worker, rows: Sequence[QueuedRow], listen: Listen, deadline: float, client: str = ""
     ) -> None:
-        """Raises RequestError where the worker does not take the rows."""
+        """Raises RequestError if the worker does not accept the rows."""
         self.worker, self.deadline = worker, deadline
         self._channel = Channel()
         listeners = (listen(index, self._channel.put, row) for index, row in enumerate(rows))
@@ -55,13 +55,13 @@ class Decoding:
         self.close()
 
     def close(self) -> None:
-        """Unfinished rows leave the batch."""
+        """Removes unfinished rows from the batch."""
         if not self._released:
             self._released = True
             self.worker.release(self._jobs)
 
     async def next(self) -> Update | None:
-        """What becomes of the rows next; None when all are finished. Raises what a row failed with.
+        """The next update of a row; None when all are finished. Raises the error of a row that failed.
 
         Raises:
             RequestError: 408 where the time is up.
@@ -80,7 +80,7 @@ class Decoding:
         return update
 
     async def finish(self) -> tuple[list[Result], str | None]:
-        """The results of all rows, and why one of them waited."""
+        """Waits for the results of all rows; also returns why one of them waited."""
         waited = None
         while (update := await self.next()) is not None:
             if isinstance(update, Started) and update.waited is not None:
@@ -89,12 +89,12 @@ class Decoding:
 
     @property
     def results(self) -> list[Result]:
-        """The results of all rows, once they are there."""
+        """The results of all rows, once all are finished."""
         return [self._results[index] for index in range(len(self._jobs))]
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """What `work` gives; it is cancelled where the client goes away before. Raises ClientDisconnect."""
+    """Returns the result of `work`, or cancels it and raises ClientDisconnect if the client disconnects."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
         over, _ = await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -109,13 +109,13 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 
 async def _gone(request: Request) -> None:
-    """Returns when the client has gone."""
+    """Returns when the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 class TextStream(StreamingResponse):
-    """Server-sent events with the text of a request's rows as it settles."""
+    """Server-sent events with the text of a request's rows as it becomes final."""
 
     media_type = "text/event-stream"
 
@@ -126,7 +126,7 @@ class TextStream(StreamingResponse):
         super().__init__(self._events(), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events; whatever ends it, unfinished rows leave the batch."""
+        """Sends the events; however it ends, unfinished rows leave the batch."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -134,12 +134,12 @@ class TextStream(StreamingResponse):
 
     async def _events(self) -> AsyncIterator[bytes]:
         answer, began = self._answer, False
-        sent: dict[int, tuple[str, int]] = {}  # of each row, text and tokens
+        sent: dict[int, tuple[str, int]] = {}  # per row, the text and the number of tokens sent
         coming = asyncio.ensure_future(self._decoding.next())
         try:
             while True:
                 while not (await asyncio.wait({coming}, timeout=_COMMENT))[0]:
-                    yield b": waiting\n\n"  # clients pass over it; it shows that the connection lives
+                    yield b": waiting\n\n"  # clients ignore it; it keeps the connection alive
                 if (update := coming.result()) is None:
                     break
                 coming = asyncio.ensure_future(self._decoding.next())
@@ -176,17 +176,17 @@ class TextStream(StreamingResponse):
 
 
 def event(document: dict[str, Any], *, name: str | None = None) -> bytes:
-    """A server-sent event."""
+    """Formats a server-sent event."""
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     return in_utf8(f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n")
 
 
 def too_long() -> RequestError:
-    """The error of a request whose time is up."""
+    """The error for a request whose time is up."""
     message = "the request took longer than this server allows"
     return RequestError(HTTPStatus.REQUEST_TIMEOUT, message, code="timeout")
 
 
 def monotonic_deadline(seconds: float) -> float:
-    """The event loop's time so many seconds from now."""
+    """The event loop's time a number of seconds from now."""
     return asyncio.get_running_loop().time() + seconds

@@ -1,4 +1,4 @@
-"""What one client, and all together, may ask for."""
+"""The limits of one client, and of all clients together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pardec.models.errors import SpecError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a server; beyond them a request is refused with the status that is named.
+    """The limits of a server; a request beyond one is refused with the status given here.
 
     Attributes:
         batch_size: rows decoded at once.

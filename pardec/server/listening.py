@@ -1,4 +1,4 @@
-"""From the worker's thread to a request: what becomes of each of its rows, in order."""
+"""Passes the updates of a request's rows from the worker's thread to the request, in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """New settled tokens of a row, or a new state of its canvas."""
+    """A row has new final tokens, or a new state of its canvas."""
 
     index: int
     text: str
@@ -56,24 +56,24 @@ Update = Started | Advanced | Ended | Failed
 
 
 class Channel:
-    """The updates of one request; put by the worker's thread, taken by the request's task."""
+    """A queue of one request's updates, written by the worker's thread and read by the request's task."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._updates: asyncio.Queue[Update] = asyncio.Queue()
 
     def put(self, update: Update) -> None:
-        """From any thread."""
+        """Adds an update; may be called from any thread."""
         with suppress(RuntimeError):  # the event loop is closed, and nobody listens
             self._loop.call_soon_threadsafe(self._updates.put_nowait, update)
 
     async def get(self) -> Update:
-        """The next update."""
+        """Waits for the next update."""
         return await self._updates.get()
 
 
 class RowListener:
-    """Follows one row."""
+    """Sends the updates of one row to a channel."""
 
     def __init__(self, index: int, put: Callable[[Update], None]) -> None:
         self.index, self.put = index, put
@@ -85,7 +85,7 @@ class RowListener:
         self.put(Started(self.index, waited))
 
     def advanced(self, progress: Progress) -> None:
-        """After a forward."""
+        """Called after a forward of the row."""
 
     def finished(self, result: Result) -> None:
         """The row is done."""
@@ -97,7 +97,7 @@ class RowListener:
 
 
 class StreamListener(RowListener):
-    """Follows one row forward by forward: its text as it settles and, with `denoise`, its canvas."""
+    """Also sends an update after each forward: the new final text and, with `denoise`, the canvas."""
 
     wants_progress = True
 
@@ -107,7 +107,7 @@ class StreamListener(RowListener):
         self._sent = 0  # tokens reported so far
 
     def advanced(self, progress: Progress) -> None:
-        """Reports what settled, if anything did, or every canvas."""
+        """Sends newly final tokens, if there are any, or every canvas."""
         text, start = self.text, self.text.prompt
         new = text.new(progress.tokens, progress.settled)
         if not new and not self.denoise:

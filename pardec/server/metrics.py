@@ -1,4 +1,4 @@
-"""What /metrics reports, in Prometheus' text form."""
+"""The report of /metrics, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -53,24 +53,24 @@ class Metrics:
             )
 
     def answered(self, endpoint: str, status: int, seconds: float) -> None:
-        """A request is over."""
+        """Counts a request that was answered."""
         self._requests.labels(endpoint, str(status)).inc()
         self._seconds.labels(endpoint).observe(seconds)
 
     def began(self, since: float) -> None:
-        """A stream, of a request at `since` on `time.monotonic`, has its first text."""
+        """Records the first text of a stream whose request arrived at `since` (`time.monotonic`)."""
         self._first.observe(time.monotonic() - since)
 
     def left(self) -> None:
-        """A client went away."""
+        """Counts a client that disconnected."""
         self._gone.inc()
 
     def finished(self, results: list[Result], prompt_tokens: int) -> None:
-        """The rows of a request are finished."""
+        """Counts the finished rows of a request."""
         self._prompt.inc(prompt_tokens)
         self._reused.inc(sum(sum(result.reused) for result in results))
         self._generated.inc(sum(sum(result.generated) for result in results))
 
     def text(self) -> bytes:
-        """The report."""
+        """The report as text."""
         return generate_latest(self.registry)

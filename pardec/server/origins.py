@@ -1,4 +1,4 @@
-"""Which web pages may use a server without a key: those that it serves itself, and those of allowed origins.
+"""Decides which web pages may use a server without a key: its own pages, and pages of allowed origins.
 
 A browser sends requests of any page to any address, a local one too. It names the page's origin; other programs do not.
 """
@@ -16,7 +16,7 @@ from .errors import RequestError
 
 
 class Origins:
-    """The rule of one server."""
+    """The origins that may use one server."""
 
     def __init__(self, allowed: Sequence[str]) -> None:
         self._any = "*" in allowed
@@ -56,7 +56,7 @@ def _host_and_port(url: str) -> tuple[str, int | None]:
 
 
 def _is_own(name: str) -> bool:
-    """Whether a host is an address, or a name without a dot: none that others can bind to an address."""
+    """Whether a host is an address or a name without a dot, which no one else can bind to an address."""
     try:
         ip_address(name)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The process that parses requests: it forks one for each, which the kernel ends at its limits.
+"""The process that forks a parser for each request; the kernel ends a parser at its limits.
 
 Run by `pardec.server.parser_processes` as `python -m pardec.server.parser_process`, with its end of a socket as
 standard input. The other end sends a descriptor a request, and closes when the server ends.
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from .body_parser import ParserConfig
 
 CONFIG, JOB = b"F", b"J"
-NICE, NICER = 5, 14  # at once; after QUICK seconds, so that short requests go first
+NICE, NICER = 5, 14  # niceness at the start, and after QUICK seconds, so that short requests go first
 QUICK = 0.25
 _MEMORY = 2**30  # bytes that a request may add
 
 
 def main() -> None:
-    """Serves until the other end is closed."""
+    """Serves requests until the other end closes the connection."""
     control = socket.socket(fileno=os.dup(0))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     known: dict[int, ParserConfig] = {}
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _job(connection: socket.socket, known: dict[int, ParserConfig]) -> None:
-    """Answers one request; the kernel ends it when its time is up, or its client gone."""
+    """Parses one request; the kernel ends it when its time is up or its client disconnects."""
     key, data, schema, seconds = pickle.loads(_read(connection))
     _limit(connection, seconds)
     try:
@@ -87,7 +87,7 @@ def _limit(connection: socket.socket, seconds: float) -> None:
 
 
 def _read(connection: socket.socket) -> bytes:
-    """What the other end sends: its length in 8 bytes, then so many."""
+    """Reads a message from the other end: its length in 8 bytes, then its bytes."""
     size = int.from_bytes(_exactly(connection, 8), "big")
     return _exactly(connection, size)
 

@@ -1,4 +1,4 @@
-"""Requests parsed in processes of their own, so that none ends or delays the server."""
+"""Parses requests in separate processes, so that none can stop or delay the server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POSSIBLE = hasattr(os, "fork") and hasattr(socket, "send_fds")
 
 
 class _Parent:
-    """The process that forks; one serves all servers of this process."""
+    """The process that forks parsers; all servers of this process share one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class _Parent:
         self._keys = itertools.count()
 
     def add(self, config: ParserConfig) -> int:
-        """Makes a model known; the key for its requests."""
+        """Registers a model; returns the key for its requests."""
         key = next(self._keys)
         self._configs[key] = pickle.dumps((key, config))
         with self._lock:
@@ -51,18 +51,18 @@ class _Parent:
         return key
 
     def forget(self, key: int) -> None:
-        """A server has ended."""
+        """Removes the model of a server that ended."""
         self._configs.pop(key, None)
 
     def open(self) -> socket.socket:
-        """A connection to a process for one request."""
+        """Opens a connection to a process for one request."""
         with self._lock:
             if not self._alive():
                 self._start()
             return self._connect(b"J")
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the process that forks."""
         if self._control is not None:
             self._control.close()
 
@@ -108,7 +108,7 @@ atexit.register(_parent.close)
 
 
 class ParserProcesses:
-    """Parses the requests of one server in processes, a client after the other."""
+    """Parses the requests of one server in processes, taking clients in turn."""
 
     def __init__(self, config: ParserConfig, seconds: float) -> None:
         self.config, self.seconds = config, seconds
@@ -117,17 +117,17 @@ class ParserProcesses:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # of each client
 
     def start(self) -> None:
-        """Makes the model known to the process that forks."""
+        """Registers the model with the process that forks."""
         if POSSIBLE and self._key is None:
             self._key = _parent.add(self.config)
 
     def stop(self) -> None:
-        """Forgets the model."""
+        """Removes the model."""
         if self._key is not None:
             _parent.forget(self._key)
 
     async def parse(self, client: str, data: bytes, schema: type[Body]) -> ParsedBody:
-        """The request after the costly part.
+        """Returns the request after the costly part.
 
         Raises:
             RequestError: what is wrong with it, or that it took too much time or memory.

@@ -1,4 +1,4 @@
-"""From a request's body to rows that the scheduler decodes."""
+"""Parses a request's body into rows that the scheduler decodes."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ class TextRequest:
 
 @dataclass(frozen=True, slots=True)
 class ImageRequest:
-    """A checked request for images; `scale` is by how much to enlarge them."""
+    """A checked request for images; `scale` is the factor by which to enlarge them."""
 
     rows: list[QueuedRow]
     scale: int
 
 
 class RequestParser:
-    """Reads the requests of one server. Raises RequestError or SpecError for what it cannot serve."""
+    """Reads the requests of one server. Raises RequestError or SpecError for requests that it cannot serve."""
 
     def __init__(self, model: Model, names: tuple[str, ...], defaults: Mapping[str, Any], limits: Limits) -> None:
-        """`names` are those that clients may call the model by, `defaults` arguments of `generate`."""
+        """`names` are the model names that clients may use, `defaults` arguments of `generate`."""
         self.model, self.names, self.defaults, self.limits = model, names, dict(defaults), limits
         Settings.of(self.defaults)
 
@@ -110,7 +110,7 @@ class RequestParser:
 
     @cached_property
     def token_names(self) -> TokenNames:
-        """The names of the model's tokens; read when they are first asked for."""
+        """The names of the model's tokens, read on first use."""
         return TokenNames(self.model.tokenizer, self.model.language_model.vocab_size)
 
     def _prompt(self, parsed: ParsedBody) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class RequestParser:
     # --- images ---
 
     def image(self, body: ImageBody) -> ImageRequest:
-        """Images of a caption or a class."""
+        """Reads a request for images of a caption or a class."""
         self.check_model(body)
         imaging = self.model.imaging
         if imaging is None:
@@ -199,7 +199,7 @@ class RequestParser:
     # --- both ---
 
     def check_model(self, body: Sampled) -> None:
-        """Refuses another model's name."""
+        """Refuses the name of another model."""
         if body.model is not None and body.model not in self.names:
             message = f"there is no model {body.model!r}; this server has {self.names[0]!r}"
             raise RequestError(NO_SUCH_MODEL, message, param="model", code="model_not_found")
@@ -221,7 +221,7 @@ class RequestParser:
 
 
 def check_sampler(text: str, default: Any) -> None:
-    """Refuses a spec that names files or models of a hub, but for the server's own: clients may not load anything.
+    """Refuses a spec that names files or hub models, except the server's own: clients may not load anything.
 
     Raises SpecError.
     """
@@ -238,7 +238,7 @@ def check_sampler(text: str, default: Any) -> None:
 
 
 def _logprobs(body: TextBody) -> int | None:
-    """How many of the likeliest tokens are reported; None where no log-probabilities are."""
+    """How many of the likeliest tokens are reported; None if no log-probabilities are reported."""
     if isinstance(body, ChatBody):
         if body.top_logprobs and not body.logprobs:
             raise RequestError(HTTPStatus.BAD_REQUEST, "top_logprobs needs logprobs=true", param="top_logprobs")
@@ -253,7 +253,7 @@ def _logprobs(body: TextBody) -> int | None:
 
 
 def _texts_in(value: Any) -> int:
-    """How many texts `allowed` has."""
+    """The number of texts in `allowed`."""
     if isinstance(value, str):
         return 1
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -261,7 +261,7 @@ def _texts_in(value: Any) -> int:
 
 
 def _integer_keys(value: Any) -> Any:
-    """`allowed` as JSON has it, with whole numbers as the keys of every object."""
+    """`allowed` from JSON, with the keys of every object converted to whole numbers."""
     if isinstance(value, list):
         return [_integer_keys(item) for item in value]
     if not isinstance(value, dict):
@@ -273,7 +273,7 @@ def _integer_keys(value: Any) -> Any:
 
 
 def _label(body: ImageBody, classes: int) -> int:
-    """The class that a request names, by its label or by a number as the prompt."""
+    """The class that a request's prompt names, by label or by number."""
     prompt, named = body.prompt, None
     if prompt is not None:
         if not re.fullmatch(r"-?[0-9]{1,9}", prompt.strip()):

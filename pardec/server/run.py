@@ -22,7 +22,7 @@ _AFTER = 5  # seconds for answers of what was given up
 
 
 class Uvicorn(uvicorn.Server):
-    """Gives up what is under way when the grace after the first signal is over."""
+    """A uvicorn server that gives up active requests when the grace after the first signal is over."""
 
     def __init__(self, config: uvicorn.Config, server: Server) -> None:
         super().__init__(config)
@@ -36,7 +36,7 @@ class Uvicorn(uvicorn.Server):
 
 
 def bounded_protocol(seconds: float) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, which closes a connection whose headers do not arrive within so many `seconds`."""
+    """uvicorn's protocol that closes a connection whose headers do not arrive within `seconds`."""
 
     class Bounded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         _arriving: asyncio.TimerHandle | None = None
@@ -70,7 +70,7 @@ def bounded_protocol(seconds: float) -> type[asyncio.Protocol]:
 
 
 def run(app: FastAPI, listening: socket.socket, *, log_level: str = "warning") -> None:
-    """Serves until SIGINT or SIGTERM; requests under way then have the limits' grace to finish."""
+    """Serves until SIGINT or SIGTERM; active requests then have the limits' grace period to finish."""
     server: Server = app.state.server
     config = uvicorn.Config(
         app,
@@ -83,7 +83,7 @@ def run(app: FastAPI, listening: socket.socket, *, log_level: str = "warning") -
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that accepts connections on this address. Raises SpecError where it cannot be used."""
+    """A socket that accepts connections on this address. Raises SpecError if the address cannot be used."""
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""The bodies of requests: OpenAI's fields, and pardec's own beside them.
+"""The bodies of requests: OpenAI's fields, and additional ones of pardec.
 
 Fields that would change the answer and cannot be followed are refused, not ignored; those that a server may ignore by
 OpenAI's definition (`user`, `metadata` and their kin) are.
@@ -58,7 +58,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 class Body(BaseModel):
-    """A request; `fields` are its own, without those that ask for nothing."""
+    """A request's body; `fields` are the fields that it sets, without those that change nothing."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -90,7 +90,7 @@ NUMBERS = {
 
 
 def _numbers(kinds: Takes) -> Any:
-    """A base class with the fields of numbers that models of these kinds take."""
+    """Makes a base class with the numeric fields that models of these kinds take."""
     fields: dict[str, Any] = {
         field: ((StrictInt if each.number is int else Number) | None, None)
         for field, each in NUMBERS.items()
@@ -100,7 +100,7 @@ def _numbers(kinds: Takes) -> Any:
 
 
 class Sampled(Body):
-    """What requests for text and for images share."""
+    """The fields that requests for text and images share."""
 
     model: StrictStr | None = None
     n: Annotated[StrictInt, Field(ge=1)] | None = None
@@ -109,7 +109,7 @@ class Sampled(Body):
 
 
 class StreamOptions(BaseModel):
-    """What a stream has beside text."""
+    """The contents of a stream in addition to text."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -119,7 +119,7 @@ class StreamOptions(BaseModel):
 
 
 class TextBody(Sampled, _numbers(Takes.TEXT)):  # type: ignore[misc]
-    """What both forms of requests for text share."""
+    """The fields that both forms of requests for text share."""
 
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     stop: Stop | Annotated[list[Stop | None], Field(max_length=16)] | None = None
@@ -154,7 +154,7 @@ class Part(BaseModel):
 
 
 class Message(BaseModel):
-    """A message of a conversation; `name`, `refusal` and fields that are empty are passed over."""
+    """A message of a conversation; `name`, `refusal` and empty fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -174,7 +174,7 @@ class Message(BaseModel):
 
     @property
     def text(self) -> str:
-        """Its text."""
+        """The text of its parts."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 

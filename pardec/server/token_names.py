@@ -1,4 +1,4 @@
-"""Tokens in answers: their bytes, names that tell them apart, and where each begins in the text."""
+"""Tokens in answers: their bytes, distinct names, and where each begins in the text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BROKEN = "\ufffd"  # what bytes that are no whole character are decoded to
 
 
 class TokenNames:
-    """What the tokens of a model are called in log-probabilities."""
+    """The names of a model's tokens in log-probabilities."""
 
     def __init__(self, tokenizer: Any, size: int) -> None:
         known = None if tokenizer is None else TokenBytes(tokenizer, size)
@@ -22,11 +22,11 @@ class TokenNames:
         self._texts = TokenTexts(tokenizer)
 
     def bytes_of(self, token: int) -> bytes | None:
-        """The bytes that a token writes; None for a special one, and where they are not known."""
+        """The bytes that a token writes; None for a special token, and if they are not known."""
         return (self._bytes[token] if token < len(self._bytes) else b"") or None
 
     def name(self, token: int) -> str:
-        """The token's text; of a part of a character its bytes, as OpenAI's API writes them."""
+        """The token's text; for a part of a character its bytes, as OpenAI's API writes them."""
         value = self.bytes_of(token)
         if value is None:
             return self._texts([token])[0]
@@ -36,7 +36,7 @@ class TokenNames:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in value)
 
     def names(self, tokens: Iterable[int]) -> dict[int, str]:
-        """Different names for different tokens: where two have one text, the later one is named by its id."""
+        """Distinct names for distinct tokens: if two have the same text, the later one is named by its id."""
         names: dict[int, str] = {}
         taken: set[str] = set()
         for token in tokens:
@@ -48,7 +48,7 @@ class TokenNames:
 
 
 class Offsets:
-    """Where in a text its tokens begin, in characters: the text is that of the tokens without special ones.
+    """The offset of each token in a text, in characters; special tokens have no text.
 
     A token that goes on with a character begins where that character does.
     """

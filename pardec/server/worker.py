@@ -1,4 +1,4 @@
-"""The thread that owns the model: it decodes what requests submit, and does nothing where there is nothing to do."""
+"""The thread that owns the model: it decodes submitted rows, and sleeps when there are none."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _RETRY = {"Retry-After": "1"}
 
 
 class Worker:
-    """Decodes jobs in a thread of its own. All methods may be called from any thread."""
+    """Decodes jobs in a separate thread. All methods may be called from any thread."""
 
     def __init__(self, model: Model, limits: Limits) -> None:
         self.model, self.limits = model, limits
         self.scheduler = Scheduler(model, limits.batch_size)
         self._actions: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()
-        self._rows = 0  # submitted and not over
+        self._rows = 0  # rows submitted and not finished
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="pardec-worker", daemon=True)
 
     def start(self) -> None:
-        """Begins to decode."""
+        """Starts the thread."""
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        """Whether it takes requests."""
+        """Whether it accepts requests."""
         return self._thread.is_alive() and not self._stopping
 
     @property
     def rows(self) -> int:
-        """Rows submitted and not over."""
+        """The number of rows submitted and not finished."""
         return self._rows
 
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -60,7 +60,7 @@ class Worker:
             self._check_open()
             room = self.limits.batch_size + self.limits.queue
             if len(jobs) > 1:
-                room -= self.limits.queue // 4  # for those who ask for one
+                room -= self.limits.queue // 4  # kept free for requests of one row
             if self._rows + len(jobs) > room:
                 message = f"the queue is full: {self._rows} rows of at most {room} are under way; try again later"
                 raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, message, code="queue_full", headers=_RETRY)
@@ -68,7 +68,7 @@ class Worker:
             self._actions.put(lambda: self.scheduler.submit(jobs))
 
     def release(self, jobs: Sequence[Job]) -> None:
-        """The request with these jobs is over: those that are not finished leave before the next forward."""
+        """Ends the request with these jobs; unfinished ones leave before the next forward."""
         with self._lock:
             self._rows -= len(jobs)
         self._actions.put(lambda: self.scheduler.cancel(jobs))
@@ -90,7 +90,7 @@ class Worker:
         return future
 
     def stop(self, grace: float = 0.0) -> None:
-        """Takes no further requests, lets those under way finish for `grace` seconds, then gives them up."""
+        """Accepts no further requests, lets active ones finish for `grace` seconds, then gives them up."""
         with self._lock:
             self._stopping = True
         self._actions.put(lambda: None)  # wakes it
@@ -118,7 +118,7 @@ class Worker:
                 scheduler.close(error)
 
     def _act(self, *, wait: bool) -> None:
-        """Does what has been asked for since the last forward; with `wait`, until there is something."""
+        """Runs the actions queued since the last forward; with `wait`, waits for one."""
         actions: list[Any] = [self._actions.get()] if wait else []
         while True:
             try:
