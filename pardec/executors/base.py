@@ -37,7 +37,7 @@ class Executor(Protocol):
 
     @property
     def workers(self) -> int:
-        """Copies of the model."""
+        """The number of copies of the model."""
         ...
 
     def wait(self) -> None:

@@ -24,7 +24,7 @@ class Local:
             )
 
     def wait(self) -> None:
-        """There is no other process to wait for."""
+        """Returns at once: there is no other process."""
 
     def run(self, job: Job, batches: Sequence[Sequence[Any]], sink: Sink) -> None:
         if not batches:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def load_without_weights(
     name: str, *, on_gpu: bool, device: str = "auto", dtype: str = "auto", **options: Any
 ) -> Model:
-    """Loads what `prepare` needs: configuration, tokenizer, and the dtype of the workers' models.
+    """Loads the parts that `prepare` needs: configuration, tokenizer, and the dtype of the workers' models.
 
     Args:
         name: of the model, as in `load`.

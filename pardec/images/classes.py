@@ -65,7 +65,7 @@ def score(images: NDArray[np.uint8], labels: Sequence[int]) -> list[Score]:
 
 
 def compare(reading: Reading, target: Thing) -> Score:
-    """Score a reading: its largest shape is compared with the class."""
+    """Scores a reading by comparing its largest shape with the class."""
     if not reading.things:
         return Score(right=False, count=False, shape=False, colour=False, size=False)
     largest, alone = reading.things[0], len(reading.things) == 1

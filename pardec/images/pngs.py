@@ -35,7 +35,7 @@ Metadata = dict[str, Any]
 
 
 class PictureError(PardecError, ValueError):
-    """A file is no image that pardec wrote."""
+    """The file is not an image that pardec wrote."""
 
 
 # --- sheets ---

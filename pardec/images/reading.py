@@ -58,7 +58,7 @@ class Reading:
     background: str | None
 
     def scene(self) -> Scene | None:
-        """The scene in canonical form; None where no caption describes the image."""
+        """The scene in canonical form; None if no caption describes the image."""
         shapes = [thing.shape for thing in self.things]
         if self.background is None or None in shapes or not 1 <= len(shapes) <= 2:
             return None
@@ -131,7 +131,7 @@ def _components(mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
 
 
 def _erode(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The pixels of a mask whose four neighbours are in it as well."""
+    """The pixels of a mask whose four neighbours are also in it."""
     padded = np.pad(mask, 1)
     eroded: NDArray[np.bool_] = mask & padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
     return eroded

@@ -41,7 +41,7 @@ def score(images: NDArray[np.uint8], captions: Sequence[str]) -> list[Score]:
 
 
 def compare(reading: Reading, scene: Scene) -> Score:
-    """Score a reading: the shapes of the scene are matched with the detected ones for the most agreement."""
+    """Scores a reading: shapes of the scene are matched with the detected ones so that agreement is maximal."""
     targets = scene.things
     # None stands for every missing shape, so that each target has a candidate.
     detected: list[DetectedShape | None] = [*reading.things, *[None] * max(0, len(targets) - len(reading.things))]
@@ -71,7 +71,7 @@ def compare(reading: Reading, scene: Scene) -> Score:
 
 
 def _agreement(match: DetectedShape | None, target: Thing) -> int:
-    """How much of a shape agrees. The colour, which no two shapes of a scene share, outweighs the rest."""
+    """The agreement of two shapes. The colour, which no two shapes of a scene share, has the most weight."""
     if match is None:
         return 0
     return 3 * (match.colour == target.colour) + (match.shape == target.shape) + (match.size == target.size)

@@ -25,7 +25,7 @@ COLOURS = 64  # of a frame
 
 
 def unfolding(model: Model, prompt: Any = None, **arguments: Any) -> tuple[list[Image.Image], Result]:
-    """The image of a request after each of its forwards, unknown tokens blank, and its result.
+    """The image of a request after each of its forwards, with unknown tokens blank, and the result.
 
     Args:
         prompt: one caption, or None with `label`.
@@ -52,7 +52,7 @@ def unfolding(model: Model, prompt: Any = None, **arguments: Any) -> tuple[list[
 
 
 def animation(columns: Sequence[tuple[str, Sequence[Image.Image]]], *, scale: int = 3) -> bytes:
-    """A GIF with a column for each (title, images after each forward); all advance alike, and wait at their end.
+    """A GIF with one column per (title, images after each forward); finished columns keep their last image.
 
     `scale` repeats each pixel.
     """

@@ -37,7 +37,7 @@ def _optional(rows: Sequence[np.ndarray] | None, blank: float) -> np.ndarray | N
 
 
 def _padded(rows: Sequence[np.ndarray], blank: float) -> np.ndarray:
-    """[B, T, ...] of rows [n, ...], with `blank` after each."""
+    """Pads rows [n, ...] with `blank` to [B, T, ...]."""
     whole = np.full((len(rows), max(map(len, rows)), *rows[0].shape[1:]), blank, dtype=rows[0].dtype)
     for target, row in zip(whole, rows, strict=True):
         target[: len(row)] = row
@@ -45,7 +45,7 @@ def _padded(rows: Sequence[np.ndarray], blank: float) -> np.ndarray:
 
 
 def _inside(rows: Sequence[Sequence[int] | np.ndarray]) -> np.ndarray:
-    """[B, T] bool: the positions that a row has."""
+    """[B, T] bool: the positions within each row."""
     lengths = np.array(list(map(len, rows)))
     inside: np.ndarray = np.arange(lengths.max()) < lengths[:, None]
     return inside

@@ -203,7 +203,7 @@ class RowsFile:
             self.rows.pop(key, None)
 
     def count(self) -> int:
-        """How many lines the file has by now, of all processes."""
+        """The number of lines in the file now, from all processes."""
         if self.path.exists():
             with open(self.path, "rb") as file:
                 file.seek(self._counted_bytes)

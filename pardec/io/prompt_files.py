@@ -29,7 +29,7 @@ _JSON_FIELDS = ("messages", "input_ids", "answers", *(name for name in SETTINGS 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One prompt: text, a list of chat messages, a list of token ids, or None where a template is all."""
+    """One prompt: text, a list of chat messages, a list of token ids, or None if there is only a template."""
 
     id: Any  # from the file, else its index
     prompt: Any
@@ -38,7 +38,7 @@ class Item:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Its own arguments of `generate`."""
+        """The arguments of `generate` that the prompt sets."""
         return {name: self.fields[name] for name in SETTINGS if self.fields.get(name) is not None}
 
 
@@ -174,7 +174,7 @@ def read_item(value: Any, index: int, number: int, where: str, takes: Collection
 
 
 def _check_fields(fields: Mapping[str, Any], where: str, takes: Collection[str]) -> None:
-    """Refuses a field that is not taken, which would change nothing without a word."""
+    """Refuses an unknown field, which would otherwise be ignored silently."""
     for name in fields:
         if name in takes:
             continue

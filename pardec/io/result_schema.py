@@ -1,4 +1,4 @@
-"""The schema of a saved result: the type of each field, and how the fields agree."""
+"""The schema of a saved result: the type of each field, and the relations between fields."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OPTIONAL = ("forced", "shown", "grid", "stride", "sides", "reused")  # not in f
 
 
 def check(data: Mapping[str, Any], rows: int, length: int) -> None:
-    """Checks the fields of a result of `rows` rows on canvases of `length` tokens, each and against each other.
+    """Checks the fields of a result of `rows` rows on canvases of `length` tokens, and that they agree.
 
     Raises:
         KeyError: a field is missing.

@@ -76,7 +76,7 @@ def save(result: ResultData, target: Path) -> Path:
 
 
 def load(source: Path, kind: type[R]) -> R:
-    """Reads what `save` wrote, as a result of the class `kind`."""
+    """Reads a result written by `save`, as an instance of the class `kind`."""
     try:
         folder = source.is_dir()
         file = source / "result.json" if folder else source
@@ -189,7 +189,7 @@ def _image_path(folder: Path, row: int) -> Path:
 
 
 def _serial(stored: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray | None:
-    """[B, L] int32: the numbers of tokens that edits may have moved; not in every file."""
+    """[B, L] int32: serial numbers of tokens that edits may have moved; not in every file."""
     if "serial" not in stored:
         return None
     serial: np.ndarray = torch.as_tensor(stored["serial"], dtype=torch.int32).numpy()
@@ -252,7 +252,7 @@ def _build(kind: type[R], data: dict[str, Any], stored: dict[str, Any], images: 
 
 
 def _latents(stored: dict[str, Any], rows: int, grid: tuple[int, int] | None) -> Tensor | None:
-    """The vectors of a result's images; None for tokens with ids."""
+    """The vectors of a result's images; None if tokens have ids."""
     if "latents" not in stored:
         return None
     latents = torch.as_tensor(stored["latents"], dtype=torch.float32)
@@ -284,7 +284,7 @@ def write_file(target: Path, data: str | bytes) -> None:
 
 
 def _write_folder(target: Path, text: str, tensors: dict[str, Tensor], images: list[bytes]) -> None:
-    """Assembles the folder beside `target`, then moves it there, replacing a saved result."""
+    """Assembles the folder next to `target`, then moves it there, replacing a saved result."""
     if occupied(target):
         raise ResultError(f"{target} exists and is not a saved result", hint="choose a new folder, or a name in .json")
     target.parent.mkdir(parents=True, exist_ok=True)

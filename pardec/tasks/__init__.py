@@ -35,7 +35,7 @@ GROUPS: dict[str, tuple[str, ...]] = {"parallel": ("insert", "remove", "shuffle"
 
 
 def list_tasks() -> list[str]:
-    """Names that `task` takes."""
+    """The names that `task` accepts."""
     return list(_TASKS)
 
 
@@ -64,7 +64,7 @@ def task(name: str | os.PathLike[str]) -> Task:
 
 
 def expand(name: str) -> list[str]:
-    """The names of the tasks that `name` stands for: those of a group, or itself.
+    """The task names of a group; for a task, its own name.
 
     Raises:
         UnknownNameError: neither a task, a group nor a file.
@@ -80,7 +80,7 @@ def expand(name: str) -> list[str]:
 
 
 def _is_file(name: object) -> bool:
-    """Whether `name` is meant as a file; whether it is there is another question."""
+    """Whether `name` has the form of a file, which need not exist."""
     if not isinstance(name, str):
         return isinstance(name, os.PathLike)
     return name not in _TASKS and (

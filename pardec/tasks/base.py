@@ -1,4 +1,4 @@
-"""What every task shares: a name, problems, a score; and the seeded generators, whose split no seed can cross."""
+"""The base of all tasks (name, problems, score) and of seeded generators, whose splits are disjoint for all seeds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PATIENCE = 20_000  # draws in a row without a new problem before the split coun
 
 @dataclass(frozen=True)
 class Problem:
-    """One prompt, text or chat messages, and what scores 1.0.
+    """One prompt, text or chat messages, and the answers that score 1.0.
 
     Of a generated problem `id` is a function of the prompt alone and `answer` is text. Of a file's, `answer` is what
     the file says: text, a number, a list of accepted ones, whatever a scorer of one's own reads, or None for nothing.
@@ -41,7 +41,7 @@ class Draw:
 
 
 class Task(ABC):
-    """Problems and how right a text, or an image, is as an answer to one."""
+    """A set of problems and a score for texts or images as answers."""
 
     name: str
     summary: str
@@ -58,15 +58,15 @@ class Task(ABC):
         """How right text is as an answer to problem, in [0, 1]; exact is 1.0. None where nothing says what is right."""
 
     def length(self, problem: Problem) -> int:
-        """Tokens that an answer to `problem` and its end fit into, where no other length is asked for."""
+        """The default number of tokens for an answer to `problem`, end token included."""
         return self.tokens
 
     def lenient(self, problem: Problem, text: str) -> float | None:
-        """The score with slips of form forgiven; the same as `score` where a task knows none."""
+        """The score that ignores errors of form; the same as `score` by default."""
         return self.score(problem, text)
 
     def seen(self, problem: Problem, text: str) -> dict[str, Any]:
-        """What else a row of a comparison keeps of an answer: plain values by name."""
+        """Additional values of an answer that a row of a comparison stores, by name."""
         return {}
 
 
@@ -93,14 +93,14 @@ class Generator(Task):
 
     @abstractmethod
     def draw(self, rng: random.Random) -> Draw:
-        """One problem of either split."""
+        """Draws one problem of either split."""
 
     @abstractmethod
     def score(self, problem: Problem, text: str) -> float:
         """How right text is as an answer to problem, in [0, 1]; exact is 1.0."""
 
     def split_of(self, key: str) -> str:
-        """The one split that template and operands belong to; about a tenth is held out."""
+        """The split of a template and operands, which is the same for all seeds; about a tenth is held out."""
         return self._split(self.name, key)
 
     @staticmethod
@@ -158,7 +158,7 @@ def words_of(*texts: str) -> frozenset[str]:
 
 
 def check_split(split: str) -> None:
-    """Refuses a split that there is not. Raises SpecError."""
+    """Raises SpecError for an unknown split."""
     if split not in SPLITS:
         raise SpecError(
             f"unknown split {split!r}{did_you_mean(str(split), SPLITS)}", hint=f"splits: {', '.join(SPLITS)}"

@@ -99,7 +99,7 @@ class Chains(Generator):
 
 
 def _meaning(text: str) -> list[tuple[str, ...]] | None:
-    """What the lines say, whatever their wording, and the answer; None for a text that is not of that form."""
+    """The content of the lines in any wording, and the answer; None for a text of another form."""
     text = " ".join(text.split())
     lines: list[tuple[str, ...]] = []
     at = 0

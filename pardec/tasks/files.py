@@ -1,4 +1,4 @@
-"""Problems from a file: JSON lines or text, each prompt with what scores it, if that is known."""
+"""Problems from a file of JSON lines or text: each prompt with its accepted answers, if known."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class FileTask(Task):
         return list(self._problems if n is None else self._problems[: checked_count(self.name, n)])
 
     def score(self, problem: Problem, text: str) -> float | None:
-        """What the scorer says, in [0, 1]; None without an answer, where the scorer needs one.
+        """The scorer's value in [0, 1]; None without an answer, if the scorer needs one.
 
         Raises:
             ScoreError: a function of one's own failed, or returned what is no score.
@@ -89,7 +89,7 @@ def problem_of(item: Item, answer: Any, where: str) -> Problem:
 
 
 def answer_of(item: Item, where: str, rates: Scorer, called: str) -> Any:
-    """What is accepted for a prompt, as its fields say; None for nothing. `where` and `called` are for errors."""
+    """The accepted answers of a prompt from its fields; None without any. Errors use `where` and `called`."""
     fields = item.fields
     if "answer" in fields and "answers" in fields:
         raise SpecError(f'{where} has both of "answer" and "answers"', hint=FORM)
@@ -105,7 +105,7 @@ def answer_of(item: Item, where: str, rates: Scorer, called: str) -> Any:
 
 
 def _absolute(scorer: str) -> str:
-    """The scorer named so that it is found from any folder."""
+    """The name of a scorer with an absolute path, so that it is found from any folder."""
     path, _, function = scorer.rpartition(":")
     return f"{Path(path).resolve()}:{function}"
 

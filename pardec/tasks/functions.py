@@ -1,4 +1,4 @@
-"""A scoring function of one's own, handed in or from a Python file: every way it can fail said in one line."""
+"""User scoring functions, passed in or from a Python file; each failure is reported in one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORM = "a scorer is named path/to/file.py:function and called with (problem, te
 
 
 class ScoreError(PardecError):
-    """A scoring function raised, or returned what is no score."""
+    """A scoring function raised an error or did not return a score."""
 
 
 def load(name: str) -> Callable[[Problem, str], float | None]:
@@ -72,7 +72,7 @@ def checked(
 
 
 def name_of(scorer: str | Callable[..., Any]) -> str:
-    """What a scorer is called in errors and in a run's folder."""
+    """The name of a scorer in errors and in a run's folder."""
     if isinstance(scorer, str):
         return scorer
     kind = scorer if hasattr(scorer, "__qualname__") else type(scorer)
@@ -80,7 +80,7 @@ def name_of(scorer: str | Callable[..., Any]) -> str:
 
 
 def code_of(scorer: str | Callable[..., Any] | None) -> str | None:
-    """The source of a scorer of one's own, so that a run goes on with the same only; None where it has none."""
+    """The source of a user's scorer, so that a run resumes only with the same one; None without source."""
     if isinstance(scorer, str):
         return Path(scorer.rpartition(":")[0]).read_text(encoding="utf-8") if ":" in scorer else None
     try:
@@ -90,7 +90,7 @@ def code_of(scorer: str | Callable[..., Any] | None) -> str | None:
 
 
 def importable(scorer: str | Callable[..., Any]) -> bool:
-    """Whether another process finds it by its name."""
+    """Whether another process can import the function by its name."""
     if isinstance(scorer, str):
         return True
     target: Any = sys.modules.get(getattr(scorer, "__module__", None) or "")
@@ -107,7 +107,7 @@ def _home(function: Callable[..., Any]) -> Path | None:
 
 
 def _module(path: Path, name: str) -> ModuleType:
-    """The file as a module of its own; a file that is unchanged is run once."""
+    """Imports the file as a separate module; an unchanged file is run only once."""
     content = path.read_bytes()
     key = f"pardec_scorer_{hashlib.sha256(str(path).encode() + content).hexdigest()[:16]}"
     if key in sys.modules:

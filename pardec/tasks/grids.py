@@ -1,4 +1,4 @@
-"""Latin squares with some numbers missing: any order of filling them in will do, and few can be told alone.
+"""Latin squares with missing numbers: any order of filling is possible, and few follow without the others.
 
     Fill in the table: 1 0 3 0 / 0 4 0 2 / 0 1 0 3 / 4 0 2 0.
     1 2 3 4 / 3 4 1 2 / 2 1 4 3 / 4 3 2 1
@@ -33,7 +33,7 @@ def format_grid(grid: Grid) -> str:
 
 
 def read(text: str) -> Grid | None:
-    """The grid that a text is, or None.
+    """Parses a text as a grid; None if it is not one.
 
     >>> read("1 2 / 2 1"), read("1 2 3")
     ([[1, 2], [2, 1]], None)

@@ -1,4 +1,4 @@
-"""How likely a causal model holds a text: what a task tells beside its score."""
+"""The likelihood of a text under a causal model, which a task reports in addition to its score."""
 
 from __future__ import annotations
 

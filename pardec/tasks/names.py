@@ -1,4 +1,4 @@
-"""People that the problems speak of."""
+"""The names of people in the problems."""
 
 from __future__ import annotations
 

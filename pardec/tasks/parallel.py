@@ -1,4 +1,4 @@
-"""Operations on a waiting line whose tokens must agree with each other: what decoding many at once puts at risk.
+"""Operations on a waiting line; the answer's tokens depend on each other, which parallel decoding puts at risk.
 
 In the spirit of the waiting-line tasks of ParallelBench, https://arxiv.org/abs/2510.04767; the texts are pardec's own.
 Where a prompt names no position, any will do: each item is then uncertain alone and settled by the others. A line is
@@ -32,7 +32,7 @@ _STRICT = re.compile(r'"[^"]*"(?:, "[^"]*")*')
 
 
 def formatted(items: Iterable[str]) -> str:
-    """The items in the asked form.
+    """The items in the form that prompts ask for.
 
     >>> formatted(("Anna", "Tom"))
     '["Anna", "Tom"]'
@@ -65,7 +65,7 @@ def leniently(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Query:
-    """What a prompt asks of a line: an item and a position (from 1) where the operation takes them; 0 is any."""
+    """The question of a prompt: a line, and the operation's item and position (from 1), if it has them; 0 is any."""
 
     items: tuple[str, ...]
     item: str = ""
@@ -84,14 +84,14 @@ class WaitingLine(Generator):
 
     @abstractmethod
     def right(self, query: Query) -> list[tuple[str, ...]]:
-        """Every line that is right, in the strict sense."""
+        """Every line that the strict score accepts."""
 
     def example(self, query: Query, rng: random.Random) -> tuple[str, ...]:
         """One of the right lines."""
         return rng.choice(self.right(query))
 
     def lenient_answers(self, query: Query) -> list[tuple[str, ...]]:
-        """Every line that the lenient score takes for right."""
+        """Every line that the lenient score accepts."""
         return self.right(query)
 
     def draw(self, rng: random.Random) -> Draw:
@@ -106,7 +106,7 @@ class WaitingLine(Generator):
         return Draw(key, prompt, formatted(answer))
 
     def query(self, prompt: object) -> Query:
-        """What a prompt of this task asks; SpecError for any other."""
+        """The question in a prompt of this task. Raises SpecError for any other prompt."""
         match = next((m for form in self._forms if (m := form.fullmatch(str(prompt)))), None)
         items = strictly(match["items"]) if match else None
         if match is None or items is None:

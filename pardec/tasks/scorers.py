@@ -1,4 +1,4 @@
-"""How right a text is, for problems that come from a file: `exact`, `number`, or a function of one's own.
+"""Scorers for problems from a file: `exact`, `number`, or a user's function.
 
 A function of one's own is named `path/to/file.py:function` and called with `(problem, text)`: the `Problem`, with its
 `id`, `prompt` and `answer` as the file gives it (None if it gives none), and the generated text. It returns a number in
@@ -32,7 +32,7 @@ class Scorer:
 
 
 def scorer(name: str | Score) -> Scorer:
-    """The scorer of that name, or a function of one's own as one.
+    """The scorer of that name, or a user's function as a scorer.
 
     Raises:
         SpecError: no scorer goes by it, or a function of one's own cannot be loaded or takes something else.
@@ -58,7 +58,7 @@ def scorer(name: str | Score) -> Scorer:
 
 
 def normalised(text: str) -> str:
-    """Text with every white space as one space and none around it."""
+    """Text with every run of white space as one space, and none around it."""
     return " ".join(text.split())
 
 
@@ -108,7 +108,7 @@ def number(text: str) -> Decimal | None:
 
 
 def _braced(text: str, start: int) -> str | None:
-    """What stands from `start` to the brace that closes it; None if none does."""
+    """The text from `start` to the closing brace; None without one."""
     depth = 1
     for brace in re.finditer(r"[{}]", text[start:]):
         depth += 1 if brace[0] == "{" else -1
@@ -121,7 +121,7 @@ def _braced(text: str, start: int) -> str | None:
 
 
 def _by(read: Callable[[str], object], what: str) -> Scorer:
-    """1.0 where `read` finds in text what it finds in an accepted answer; `what` names it in errors."""
+    """Scores 1.0 if `read` finds the same in text as in an accepted answer; errors call it `what`."""
 
     def score(problem: Problem, text: str) -> float | None:
         if problem.answer is None:

@@ -1,4 +1,4 @@
-"""Short stories told from notes: what happens is given, how it is said is free, and the words have to agree.
+"""Short stories from notes: the events are given, the wording is free, and the words have to agree.
 
     Write of Anna, a baker in Rome: + 4 cups - 7 coins.
     Anna works as a baker in Rome. She buys 4 cups. Then a friend takes 7 coins from her.
@@ -56,7 +56,7 @@ Judge = Callable[[str, str], float]  # prompt, text -> the mean negative log-lik
 
 @dataclass(frozen=True)
 class Notes:
-    """What a prompt gives: who, and the signed numbers of things that come and go."""
+    """The notes of a prompt: a person, and the signed numbers of things that come and go."""
 
     name: str
     job: str
@@ -64,7 +64,7 @@ class Notes:
     events: tuple[tuple[str, str, str], ...]  # sign, number, things
 
     def sentences(self) -> Iterator[list[str]]:
-        """For each sentence of a story all its wordings."""
+        """All wordings of each sentence of a story."""
         yield [form.format(name=self.name, job=self.job, city=self.city) for form in INTRODUCTIONS]
         he, him = PEOPLE[self.name]
         for sign, n, things in self.events:
@@ -77,7 +77,7 @@ class Notes:
 
 
 def notes_of(prompt: object) -> Notes:
-    """What a prompt of this task gives; SpecError for any other."""
+    """The notes in a prompt of this task. Raises SpecError for any other prompt."""
     match = _PROMPT.fullmatch(str(prompt))
     if match is None or match[1] not in PEOPLE:
         raise SpecError(f"{prompt!r} is no prompt of stories", hint='task("stories").problems() makes them')
@@ -144,7 +144,7 @@ class Stories(Generator):
         return float(self._story(problem, text) is not None)
 
     def seen(self, problem: Problem, text: str) -> dict[str, Any]:
-        """How likely the judge holds a right story: `judge_nats`, nats a token, lower is likelier."""
+        """The judge's loss on a right story: `judge_nats`, nats per token; lower is likelier."""
         if self.judge is None or not self.score(problem, text):
             return {}
         return {"judge_nats": self.judge(str(problem.prompt), text)}

@@ -57,7 +57,7 @@ def _page(result: ResultData, name: str, data: dict[str, Any]) -> str:
 
 
 def fragment(result: ResultData) -> str:
-    """Only the coloured text, or the images, for a notebook."""
+    """An HTML fragment for notebooks with only the coloured text, or the images."""
     if result.images:
         return image_view.fragment(result)
     rows = traced_tokens(result)

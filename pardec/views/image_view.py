@@ -42,7 +42,7 @@ _STYLE = """
 
 
 def steps(result: ResultData, row: int) -> np.ndarray:
-    """[h, w]: which forward committed each token, of token maps those of the last; -2 where none did."""
+    """[h, w]: which forward committed each token (of the last token map, if there are several); -2 if none did."""
     assert result.grid is not None, "a result with images has a token grid"
     if result.sides is not None:
         return token_maps.split(result, row, result.trace.forward)[-1]
@@ -94,7 +94,7 @@ def acceptance_text(result: ResultData, row: int) -> str:
 
 
 def forwards_text(result: ResultData, row: int) -> str:
-    """How many forwards a row took, those of a refiner beside the model's own."""
+    """The number of forwards of a row, with those of a refiner named separately."""
     drafts = result.draft_forwards[row] if result.sides and result.draft_forwards else 0
     return f"{result.nfe[row]} forwards" + (f" and {drafts} of the refiner" if drafts else "")
 
@@ -103,7 +103,7 @@ def forwards_text(result: ResultData, row: int) -> str:
 
 
 def png(result: ResultData) -> bytes:
-    """Every image beside its heat map."""
+    """A PNG of every image with its heat map."""
     top = max_count(result)
     tiles = []
     for row, image in enumerate(_enlarged(result)):
@@ -132,7 +132,7 @@ def gif(result: ResultData) -> bytes:
 
 
 def _forming(result: ResultData, images: list[Image.Image], scale: int) -> Image.Image:
-    """A frame of images of token maps, as coarse as map `scale`; -1 is before the first, and the last one is whole."""
+    """A frame of token-map images, averaged to the cells of map `scale`; -1 is blank, the last map unchanged."""
     assert result.sides is not None, "a result of token maps"
     tiles = []
     for row, image in enumerate(images):
@@ -218,7 +218,7 @@ def _draft_counts(result: ResultData, row: int) -> dict[str, Any]:
 
 
 def fragment(result: ResultData) -> str:
-    """Only the images and their heat maps, for a notebook."""
+    """An HTML fragment for notebooks with only the images and their heat maps."""
     top = max_count(result)
     figures = []
     for row, image in enumerate(result.images or []):

@@ -140,7 +140,7 @@ class Preview:
 
 
 def check_watchable(stream: TextIO, environment: Mapping[str, str] = os.environ) -> None:
-    """Raises SpecError, with the reason, where a preview on `stream` would show no image."""
+    """Raises SpecError with the reason if a preview on `stream` would show no image."""
     console = Console(file=stream, highlight=False)
     mode = _mode(console, environment, drawable=True)
     if mode in ("log", "line"):

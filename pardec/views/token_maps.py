@@ -1,4 +1,4 @@
-"""Images of token maps: how likely each code was, map by map, and the image as coarse as one of its maps."""
+"""Views of token maps: the probability of each code per map, and the image averaged to the cells of one map."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Codes:
         self.latents: np.ndarray | None = None
 
     def tensor(self) -> torch.Tensor:
-        """The codes [B, *code_shape], -1 where none is known, or the vectors [B, h, w, d], 0 there."""
+        """The codes [B, *code_shape], -1 where unknown, or the vectors [B, h, w, d], 0 where unknown."""
         return to_grid(self.codes if self.latents is None else self.latents, self.layout)
 
     @property
@@ -46,7 +46,7 @@ class Codes:
 
     @property
     def complete(self) -> int:
-        """How many rows of the token grids are complete, or how many token maps."""
+        """The number of complete rows of the token grids, or of complete token maps."""
         known = self.codes >= 0
         if isinstance(self.layout, ScaleLayout):
             starts = self.layout.scales.starts[1:-1]

@@ -125,7 +125,7 @@ class Network(nn.Module):
     """
 
     def __init__(self, model: LanguageModel, block: int, length: int) -> None:
-        """For rows of at most `length` tokens, rounded up to whole blocks."""
+        """Prepares for rows of at most `length` tokens, rounded up to whole blocks."""
         super().__init__()
         finite.demand_head(model)
         self.model, self.block, self.length = model, block, -(-length // block) * block

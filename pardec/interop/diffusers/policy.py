@@ -84,7 +84,7 @@ def with_config(scheduler: Any, **values: Any) -> Any:
 
 
 def _sampler(spec: Spec, select_part: Part, select: Any, logits: tuple[Any, ...]) -> MaskedSampler:
-    """`spec` resolved with a stand-in for the select, and this one in its place."""
+    """Resolves `spec` with a placeholder select stage, then replaces the placeholder by this one."""
     parts = spec.parts
     if all(registry.find(part.name).stage != "propose" for part in parts):
         parts = (Part("confidence", (("of", "filtered"),)), *parts)  # the score that the schedulers use
@@ -120,7 +120,7 @@ class RunningScheduler(Clock):
 
 
 def _group_by_step(at: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Each step index present, and the rows that are at it."""
+    """Each step index that occurs, with the rows at this step."""
     for step in np.unique(at):
         yield int(step), np.flatnonzero(at == step)
 
@@ -131,7 +131,7 @@ def _start(canvas: Canvas) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Refinement(Select):
-    """BlockRefinementScheduler: all candidates above the threshold, at least an even share of the block a step."""
+    """BlockRefinementScheduler: all candidates above the threshold, at least an even share of the block per step."""
 
     scheduler: Any
     steps: int

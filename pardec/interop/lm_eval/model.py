@@ -110,7 +110,7 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> PardecLM:
-        """From `pretrained=...,sampler=...`; unlike in lm-eval's own parser, quoted values may contain commas."""
+        """Parses `pretrained=...,sampler=...`; unlike in lm-eval's own parser, quoted values may contain commas."""
         arguments = {name: handle_arg_string(value) for name, value in split_arguments(arg_string or "").items()}
         return cls(**arguments, **{key: value for key, value in (additional_config or {}).items() if value is not None})
 

@@ -108,7 +108,7 @@ class Candidates(Drafter):
         return Draft.chain(text, drafted, counts, q=q, is_point_mass=point)
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: _Generators) -> None:
-        """Reports accepted candidates to each generator; the prompt's round had none."""
+        """Reports accepted candidates to each generator; the prompt's round has no candidates."""
         if not state.behind_prompt:
             state.behind_prompt = True
             return
@@ -130,7 +130,7 @@ class _Generators:
         self.behind_prompt = False  # the prompt's round is over
 
     def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows."""
+        """Keeps the generators of these live rows."""
         self.generators = [self.generators[row] for row in rows]
 
 

@@ -36,7 +36,7 @@ def model_view(model: Any) -> Iterator[Model]:
 
 @contextmanager
 def own_attention() -> Iterator[None]:
-    """Gives the model in use its own attention back while other code may call it, such as one that drafts with it."""
+    """Restores the model's own attention while other code, such as a drafter, may call it."""
     lent = _lent.get()
     if lent is None:
         yield
@@ -67,7 +67,7 @@ def _modifications(model: Any) -> list[tuple[Any, ...]]:
 
 
 def _view(model: Any) -> LanguageModel:
-    """Created once per model, since it is tested against the model's own logits; again after modifications."""
+    """Creates the view once per model, and again after modifications, since it is tested against the model's logits."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     state = (embedding, head, model.device, model.dtype, _modifications(model))
     cached = vars(model).get(_VIEW_ATTRIBUTE)

@@ -1,4 +1,4 @@
-"""Runs transformers' logits processors and stopping criteria, which expect lockstep, on rows of different progress."""
+"""Runs transformers' logits processors and stopping criteria, which expect lockstep, on rows of different lengths."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Stopping:
         return any(bool(torch.as_tensor(clock(self.input_ids, None)).any()) for clock in self.clocks)
 
     def stop_rows(self, column: Tensor) -> list[bool]:
-        """Which rows a criterion stops after the next token of each, `column` [B].
+        """The rows that a criterion stops after the next tokens, `column` [B].
 
         Criteria are called as in transformers, with all rows and once per token, so a criterion may use the whole batch
         or keep state.

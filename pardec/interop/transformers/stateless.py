@@ -65,7 +65,7 @@ def _call(processor: Any, input_ids: Tensor, scores: Tensor) -> Tensor:
 
 
 def _plain(value: Any) -> bool:
-    """Whether it is a number, text, tensor or collection, whose changes reveal state."""
+    """Whether the value is a number, text, tensor or collection, whose changes reveal state."""
     return isinstance(value, (int, float, str, bytes, Tensor, list, tuple, dict, set, type(None)))
 
 
