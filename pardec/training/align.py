@@ -1,4 +1,4 @@
-"""Goes on training a drafter on requests that it served, off the hot path.
+"""Continues to train a drafter on requests that it served, outside of serving.
 
 Online Speculative Decoding, https://arxiv.org/abs/2310.07177
 
@@ -32,7 +32,7 @@ _GENTLE = 0.1  # of the learning rate of a whole training
 
 @dataclass(frozen=True)
 class Alignment:
-    """How one drafter is aligned."""
+    """The settings for aligning one drafter."""
 
     rows: Sequence[Path]  # of served requests
     out: Path
@@ -51,7 +51,7 @@ class Alignment:
 
 @dataclass(frozen=True)
 class Aligned:
-    """What it came to, on rows that were held out."""
+    """The outcome, measured on held-out rows."""
 
     before: Acceptance
     after: Acceptance
@@ -62,7 +62,7 @@ class Aligned:
 
 
 def align(model: pardec.Model, drafter: str, how: Alignment, report: Callable[[str], object] | None = None) -> Aligned:
-    """Train `drafter` on from its exported weights, and export it to `how.out` in the same layout.
+    """Trains `drafter` further from its exported weights, and exports it to `how.out` in the same layout.
 
     Args:
         model: the target; the drafter learns on its device.
@@ -114,7 +114,7 @@ def align(model: pardec.Model, drafter: str, how: Alignment, report: Callable[[s
 
 
 def _check_out(how: Alignment, drafter: Path) -> None:
-    """Refuses a folder with files unless it is a drafter's and may be replaced."""
+    """Refuses a folder with files unless it is a drafter's folder that may be replaced."""
     if how.out.exists() and not how.out.is_dir():
         raise SpecError(f"{how.out} is a file", hint="name a new folder")
     if not how.out.is_dir() or not any(how.out.iterdir()):

@@ -1,4 +1,4 @@
-"""The folder of a drafter: config and weights as they are published, and a card; written, and read to go on from."""
+"""Writes a drafter's folder (config and weights in the published form, and a card), and reads one to continue from."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXAMPLE = "Tom has 18 cups. He loses 4. He finds 12 cups. How many cups does Tom
 
 
 def export(network: Network, out: Path, card: dict[str, Any], base: str) -> None:
-    """Write the present weights in bfloat16, their config, README.md and card.json.
+    """Writes the current weights in bfloat16, their config, README.md and card.json.
 
     Args:
         network: whose weights they are.
@@ -62,7 +62,7 @@ def export(network: Network, out: Path, card: dict[str, Any], base: str) -> None
 
 
 def readme(card: dict[str, Any], size: int) -> str:
-    """README.md of a card."""
+    """The README.md for a card."""
     measured = card["acceptance"]
     recipe = "\n".join(f"- {name}: {_plain(value)}" for name, value in card["recipe"].items())
     curve = "\n".join(
@@ -101,7 +101,7 @@ these weights.
 
 
 def _target(name: str) -> str:
-    """What a command in the clone names the target: SmolLM2 is fetched by a script, which prints its path."""
+    """The target's name in commands run in the clone: a script fetches SmolLM2 and prints its path."""
     if name in embedded_names():
         return name
     return '"$(./scripts/get_smollm2)"' if name.startswith("SmolLM2-135M-Instruct") else "TARGET"
@@ -121,7 +121,7 @@ _HOST = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported folder that a network starts from: the inverse of `export`, rounding to bfloat16 apart."""
+    """An exported folder from which a network starts: the inverse of `export`, except for rounding to bfloat16."""
 
     files: DraftFiles
     kind: str
@@ -129,7 +129,7 @@ class Exported:
     ids: Tensor | None  # [Vd] the target's id of each id that it drafts; None: all
 
     def options(self, chosen: Mapping[str, Any]) -> Options:
-        """Options of that shape, with what is `chosen` of the others. Raises ModelError for one that contradicts."""
+        """Options of that shape, with the `chosen` other options. Raises ModelError for a contradicting one."""
         for name, value in self.shape.items():
             if name in chosen and chosen[name] != value:
                 option = "--own-head" if name == "tied" else f"--{name.replace('_', '-')}"
@@ -142,7 +142,7 @@ class Exported:
         return Options(**{**chosen, **self.shape})
 
     def load(self, network: Network, states: States) -> None:
-        """Its weights into a network of these options, whose `draft_ids` are set. Raises ModelError if they differ.
+        """Loads the weights into a network with these options and `draft_ids`. Raises ModelError if anything differs.
 
         Args:
             network: of the same kind.
@@ -174,7 +174,7 @@ class Exported:
 
 
 def read_export(name_or_path: str | os.PathLike[str], target: LanguageModel, kind: str | None = None) -> Exported:
-    """The drafter of an embedded name, a folder or a hub id, as what a training of `target` starts from.
+    """Reads the drafter of an embedded name, a folder or a hub id, as the start of a training for `target`.
 
     Raises ModelError for files that are of another kind, of a variant that cannot be trained, or of another target.
     """

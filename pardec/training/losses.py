@@ -1,4 +1,4 @@
-"""Losses of a draft distribution q against the target's distribution p, one number for each position.
+"""Losses of a draft distribution q against the target's distribution p, one number per position.
 
     ce            -log q(y),  y the token that the target chose
     fkl           sum p log(p / q)
@@ -33,7 +33,7 @@ _Function = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # (log q [N, Vd],
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss by its name. `overlap`: it needs p over all ids, not only over those of the draft vocabulary."""
+    """A named loss. With `overlap` it needs p over all ids, not only over the draft vocabulary."""
 
     name: str
     overlap: bool
@@ -61,11 +61,11 @@ class Loss:
 
     @property
     def softmax(self) -> bool:
-        """Whether the gradient by the draft logits is q less a distribution: `with_slope` has it."""
+        """Whether the gradient with respect to the draft logits is q minus a distribution, which `with_slope` uses."""
         return self.function in (_ce, _fkl)
 
     def with_slope(self, draft: Tensor, target: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted sum of the loss, and its gradient by the draft logits [N, Vd] in their dtype.
+        """The weighted sum of the loss, and its gradient with respect to the draft logits [N, Vd], in their dtype.
 
         Both logits are over the draft vocabulary and may be bfloat16, which training bears.
         """
@@ -84,7 +84,7 @@ class Loss:
 
 
 def loss(name: str) -> Loss:
-    """The loss of a name, as "fkl" or "lk_hybrid:3". Raises SpecError for one that is unknown."""
+    """The loss of a name such as "fkl" or "lk_hybrid:3". Raises SpecError for an unknown one."""
     stem, colon, value = name.partition(":")
     if stem not in _LOSSES:
         raise SpecError(

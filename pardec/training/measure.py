@@ -1,4 +1,4 @@
-"""How many tokens a round of a drafter gives, on texts that were not trained on."""
+"""Measures a drafter's tokens per round on texts outside of its training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TOKENS = 6000  # of one batch
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Of greedy chains after the target's greedy texts."""
+    """The acceptance of greedy chains on the target's greedy texts."""
 
     length: float  # tokens per round, the target's own included
     depths: tuple[float, ...]  # share of the positions at which the first j drafted tokens are all right
@@ -23,7 +23,7 @@ class Acceptance:
 
 
 def measure(network: Network, states: States, texts: Sequence[Text], drafts: int) -> Acceptance:
-    """Walk through every text as decoding would: a round drafts `drafts` tokens, keeps the right ones and adds one."""
+    """Follows every text as decoding would: a round drafts `drafts` tokens, keeps the right ones and adds one."""
     tokens = rounds = positions = 0
     right = torch.zeros(drafts)
     remaining = sorted((text for text in texts if text.length - text.prompt > 1), key=lambda text: text.length)

@@ -33,7 +33,7 @@ _LONGEST_LAP = 60.0  # seconds of training that one step counts at most, were th
 
 @dataclass
 class Plan:
-    """How one drafter is trained."""
+    """The settings for training one drafter."""
 
     kind: str
     name: str
@@ -58,12 +58,12 @@ class Plan:
 
 
 class Run:
-    """A training. `stop()` ends it after the step in progress, its state stored."""
+    """A training run. `stop()` ends it after the step in progress, with its state stored."""
 
     def __init__(
         self, target: Target, states: States, plan: Plan, report: Callable[[str], object] | None = None
     ) -> None:
-        """`report` gets each line of the log, by default it is printed."""
+        """`report` is called with each line of the log; by default it prints."""
         self.report = report or partial(print, flush=True)
         self.plan, self.states, self.target, self.name = plan, states, target, plan.name
         plan.state.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ class Run:
             self._restore()
 
     def _choose_vocabulary(self, exported: Tensor | None) -> None:
-        """The ids of an exported drafter, or the commonest of the answers; chosen once for a run."""
+        """Chooses the draft ids once per run: an exported drafter's, or the commonest of the answers."""
         size = self.plan.network.vocab
         if size is None or size >= len(self.target.head):
             return
@@ -123,13 +123,13 @@ class Run:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def progress(self) -> float:
-        """Share of the run that is done, 0 to 1."""
+        """The completed share of the run, 0 to 1."""
         if self.plan.steps is not None:
             return min(1.0, self.step / self.plan.steps)
         return min(1.0, self.seconds / (60 * (self.plan.minutes or 0) + 1e-9))
 
     def texts(self, step: int) -> list[Text]:
-        """Texts of one step: neighbours in length, a function of the seed, the step and the texts alone."""
+        """The texts of one step, of similar length; a function of the seed, the step and the texts alone."""
         rng = random.Random(f"{self.plan.seed}/{step}")
         at = rng.randrange(len(self.learning))
         chosen: list[Text] = []
@@ -141,7 +141,7 @@ class Run:
         return chosen
 
     def take(self) -> tuple[float, list[float]]:
-        """One step; its loss and how often each depth was right."""
+        """Runs one step; returns its loss and the accuracy at each depth."""
         rate = min(1.0, (self.step + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * self.progress()))
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -164,7 +164,7 @@ class Run:
         return loss.item(), rates
 
     def train(self) -> None:
-        """Until the run's length or `stop()`."""
+        """Trains until the run's length or `stop()`."""
         noted = stored = lap = time.monotonic()
         next_measure = self.seconds + 60 * self.plan.every
         depths: list[list[float]] = []
@@ -193,7 +193,7 @@ class Run:
             self.save()
 
     def evaluate(self) -> Acceptance:
-        """Measure the weights as they are exported, and export them."""
+        """Exports the weights, measured in their exported precision."""
         own = {name: value.detach().clone() for name, value in self.parameters.items()}
         with torch.no_grad():
             for name, value in self.parameters.items():
@@ -223,7 +223,7 @@ class Run:
         }
 
     def mean_loss(self) -> float:
-        """Of the last steps."""
+        """The mean loss of the last steps."""
         return sum(self.recent) / max(1, len(self.recent))
 
     def _log(self, more: dict[str, Any]) -> None:
@@ -235,7 +235,7 @@ class Run:
     # -- state -------------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Store what the run needs to go on bit for bit."""
+        """Stores the state from which the run resumes bit for bit."""
         state: dict[str, Any] = {name: getattr(self, name) for name in ("step", "seconds", "tokens", "recent", "curve")}
         state |= {"parameters": {name: value.detach() for name, value in self.parameters.items()}}
         state |= {"buffers": dict(self.network.named_buffers())}
@@ -258,7 +258,7 @@ class Run:
             setattr(self, name, value)
 
     def recipe(self) -> dict[str, Any]:
-        """What the card says of the training."""
+        """The card's description of the training."""
         plan = self.plan
         shape = {name: value for name, value in asdict(plan.network).items() if value is not None}
         return {
@@ -280,14 +280,14 @@ class Run:
 
 
 def state_file(init: str | os.PathLike[str]) -> Path | None:
-    """The state of a run that `init` names, itself or by its folder; None for an exported drafter."""
+    """The state file of a run that `init` names, by file or by folder; None for an exported drafter."""
     path = Path(init)
     path = path / "state.pt" if path.is_dir() else path
     return path if path.suffix == ".pt" and path.is_file() else None
 
 
 def split(states: States, count: int) -> tuple[list[Text], list[Text]]:
-    """Texts to learn from, by length, and `count` for validation, which share no prompt; greedy ones if there are any.
+    """Training texts by length, and `count` validation texts (greedy ones if there are any); they share no prompts.
 
     Those for validation are chosen once for a folder of states.
     """
@@ -308,7 +308,7 @@ def split(states: States, count: int) -> tuple[list[Text], list[Text]]:
 
 
 def optimizers(parameters: Mapping[str, Tensor], name: str, rate: float, decay: float) -> list[torch.optim.Optimizer]:
-    """AdamW for all, or Muon for the matrices and AdamW for the rest; vectors do not decay."""
+    """AdamW for all parameters, or Muon for matrices and AdamW for the rest; vectors have no weight decay."""
     matrices = [value for value in parameters.values() if value.ndim == 2]
     vectors = [value for value in parameters.values() if value.ndim != 2]
     none: list[dict[str, Any]] = [{"params": vectors, "weight_decay": 0.0}] if vectors else []

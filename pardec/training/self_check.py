@@ -1,4 +1,4 @@
-"""How a draft module loads for a target, and how often it is right under both readings of its layer ids."""
+"""Checks a draft module on a target: how it loads, and its accuracy under both readings of its layer ids."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _POSITIONS = 2048  # that are compared at most
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """A module that was loaded, and its agreement with the target."""
+    """A loaded module, and its agreement with the target."""
 
     module: DraftModule
     agreement: Agreement | None  # None for other kinds than EAGLE, whose files leave no two readings
@@ -32,7 +32,7 @@ class SelfCheck:
 
 
 def self_check(model: pardec.Model, drafter: str, rows: Sequence[Path] = ()) -> SelfCheck:
-    """Load `drafter` for `model` and compare, teacher-forced, its likeliest tokens with the target's.
+    """Loads `drafter` for `model` and compares its likeliest tokens, teacher-forced, with the target's.
 
     Args:
         model: the target.

@@ -1,4 +1,4 @@
-"""Requests that were served, as prompts and answers in ids: rows of `pardec generate -o FILE.jsonl`, or plain ones.
+"""Served requests as ids of prompts and answers, read from rows of `pardec generate -o FILE.jsonl` or plain rows.
 
 A row is one JSON line with a prompt ("prompt": text, messages or ids; or "messages") and what was answered ("tokens":
 ids, as `pardec generate` and `serve_batch` give them; or "answer": ids or text, which is taken to end with the text).
@@ -21,7 +21,7 @@ _FORMAT = '{"prompt": text, messages or ids, "answer": ids or text}, or a row of
 
 
 def served(target: LanguageModel, paths: Sequence[Path]) -> dict[str, list[Row]]:
-    """The rows of every file, by its path. A last line that is being written is left out.
+    """The rows of every file by its path, without an incomplete last line.
 
     Raises:
         SpecError: a file cannot be read; a line, which is named, is no row, or another model answered it; or no row

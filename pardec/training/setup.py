@@ -1,4 +1,4 @@
-"""From a target, texts and a plan to a run: what the training script and `pardec align` have in common."""
+"""Sets up a run from a target, texts and a plan, for the training script and `pardec align`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def prepare(
     online: bool = False,
     report: Callable[[str], object] | None = None,
 ) -> Run:
-    """The states of the texts, computed where `folder` lacks them, and the run, which goes on where it was stopped.
+    """The states of the texts, computed if `folder` lacks them, and the run, resumed if it was stopped.
 
     Args:
         target: what the drafter drafts for.

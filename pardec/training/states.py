@@ -1,4 +1,4 @@
-"""What the target says about texts: layers' outputs, final-normed states, its likeliest tokens; computed once, on disk.
+"""The target's outputs for texts, computed once and stored: layer outputs, final-normed states, likeliest tokens.
 
 A folder has four files that only grow. `index.jsonl` has the length of the prompt and of the whole text, one text a
 line; in the others texts follow one another without gaps: `ids.bin` int32 [N], `best.bin` int32 [N] (the likeliest
@@ -32,12 +32,12 @@ _HEAD_ROWS = 512  # positions whose logits are made at once
 
 
 def _by_length(rows: Iterable[Row]) -> list[Row]:
-    """The order in which texts are written, from the last on."""
+    """The rows sorted by length; texts are written from the last one on."""
     return sorted(rows, key=lambda row: len(row[0]) + len(row[1]))
 
 
 def _by_first_text(files: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
-    """The rows of these files by what each begins with; without those that have none."""
+    """The rows of these files by their first text; rows without a text are left out."""
     names: dict[str, str] = {}
     known: dict[str, Sequence[Row]] = {}
     for name, rows in files.items():
@@ -53,7 +53,7 @@ def _by_first_text(files: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts side by side, padded to the longest."""
+    """A batch of texts, padded to the longest."""
 
     ids: Tensor  # [B, W] int64
     taps: Tensor  # [B, W, n, E] bfloat16 outputs of the layers
@@ -69,7 +69,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Text:
-    """Where one text lies in the files."""
+    """The place of one text in the files."""
 
     start: int
     prompt: int  # tokens of its prompt
@@ -80,7 +80,7 @@ class States:
     """The files of one folder; `write` adds texts, `batch` reads some."""
 
     def __init__(self, folder: Path, layers: Sequence[int], target: LanguageModel) -> None:
-        """Of a folder, which need not exist; batches come on the device of `target`."""
+        """`folder` need not exist; batches are on the device of `target`."""
         self.folder, self.layers, self.target, self.width = folder, tuple(layers), target, target.width
         folder.mkdir(parents=True, exist_ok=True)
         about = folder / "about.json"
@@ -98,11 +98,11 @@ class States:
         return {"layers": list(self.layers), "width": self.width}
 
     def _shapes(self) -> dict[str, tuple[type[np.generic], tuple[int, ...]]]:
-        """Of what is stored of a token, by the name of its file."""
+        """The shapes of the values stored per token, by file name."""
         return {"ids": (np.int32, ()), "best": (np.int32, ()), "states": (np.int16, (len(self.layers) + 1, self.width))}
 
     def _open(self) -> None:
-        """Map what is whole; what a run that was cut off left behind is cut away."""
+        """Maps the complete part of the files and cuts off the incomplete rest of an interrupted run."""
         self.texts = []
         index = self.folder / "index.jsonl"
         lines = index.read_text().splitlines(keepends=True) if index.exists() else []
@@ -124,7 +124,7 @@ class States:
                 self._files[name] = np.memmap(path, dtype, "r", shape=(start, *shape))
 
     def write(self, rows: Iterable[Row]) -> int:
-        """Add texts, as (prompt, answer), after those that are there; returns the tokens that were added."""
+        """Appends texts, given as (prompt, answer); returns the number of added tokens."""
         texts = _by_length(rows)
         added = 0
         with ExitStack() as stack:
@@ -148,12 +148,12 @@ class States:
         return added
 
     def _values(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """What is stored of the tokens of some texts, [B, W, ...] on the host."""
+        """The stored values of the tokens of some texts, [B, W, ...] on the host."""
         ids, states, best = self._forward(rows)
         return {"ids": ids.int(), "best": best.int().cpu(), "states": states.cpu().view(torch.int16)}
 
     def update(self, files: Mapping[str, Sequence[Row]], longest: int) -> int:
-        """Add what these files have more than at the last call; prompts are cut at their beginning to fit `longest`.
+        """Adds the rows that are new in these files since the last call; prompts lose their beginning to fit `longest`.
 
         A file is known again by its first text, wherever it lies and whatever it is called; files only grow.
         Where the same call was cut off it goes on; what another one left unfinished is dropped.
@@ -186,7 +186,7 @@ class States:
             self._open()
 
     def _forward(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids [B, W] of texts on the host, and on the target's device states [B, W, n + 1, E] and likeliest tokens."""
+        """Ids [B, W] of texts on the host; on the target's device, states [B, W, n + 1, E] and likeliest tokens."""
         ids, target = _padded(rows), self.target
         with torch.inference_mode():
             plan = replace(Plan.full(ids.to(target.device), Visible.causal()), hidden=self.layers)
@@ -198,24 +198,24 @@ class States:
         return ids, states.bfloat16(), best.view(ids.shape)
 
     def counts(self, vocabulary: int) -> Tensor:
-        """How often each id stands in the answers [V]."""
+        """How often each id occurs in the answers, [V]."""
         counts = np.zeros(vocabulary, np.int64)
         for text in self.texts:
             np.add.at(counts, self._files["ids"][text.start + text.prompt : text.start + text.length], 1)
         return torch.from_numpy(counts)
 
     def prompt(self, text: Text) -> bytes:
-        """The ids of its prompt, as they are stored."""
+        """The stored ids of a text's prompt."""
         return self._files["ids"][text.start : text.start + text.prompt].tobytes()
 
     def greedy(self, text: Text) -> bool:
-        """Whether the answer is what the target finds likeliest, token for token (but for rounding)."""
+        """Whether every token of the answer is the target's likeliest (up to rounding)."""
         batch = self.batch([text])
         same = batch.ids[0, text.prompt :] == batch.best[0, text.prompt - 1 : -1]
         return float(same.float().mean()) > 0.97
 
     def batch(self, texts: Sequence[Text]) -> Batch:
-        """These texts, with what the target says about them."""
+        """A batch of these texts with the target's outputs."""
         rows = [self._row(text) for text in texts]
         states = pad_sequence([self._stored("states", text) for text in texts], batch_first=True).view(torch.bfloat16)
         best = pad_sequence([self._stored("best", text).long() for text in texts], batch_first=True)
@@ -236,7 +236,7 @@ class States:
 
 
 class OnlineStates(States):
-    """The texts of one folder alone, over which the target runs whenever they are read: `ids.bin` and `index.jsonl`.
+    """A folder of texts only (`ids.bin`, `index.jsonl`), over which the target runs whenever they are read.
 
     What a GPU does sooner than it reads states from a disk.
     """
@@ -253,11 +253,11 @@ class OnlineStates(States):
 
 
 def open_states(folder: Path, layers: Sequence[int], target: LanguageModel, *, online: bool = False) -> States:
-    """Those of one choice of layers below `folder`."""
+    """Opens the states of one choice of layers in `folder`."""
     name = ("online-" if online else "states-") + "-".join(map(str, layers))
     return (OnlineStates if online else States)(folder / name, layers, target)
 
 
 def _padded(rows: Sequence[Row]) -> Tensor:
-    """Their ids [B, W]."""
+    """The ids of texts, padded to [B, W]."""
     return pad_sequence([torch.tensor([*prompt, *answer]) for prompt, answer in rows], batch_first=True)

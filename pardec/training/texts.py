@@ -1,4 +1,4 @@
-"""Texts that a target writes itself: prompts of a task, of a file, or its own in the user's place.
+"""Texts that a target writes: answers to prompts of a task or a file, or to users' turns that it writes itself.
 
 A row is one JSON line: {"prompt": ids, "answer": ids}. Rows come in chunks that depend on (seed, number) alone, so that
 a file that was cut off is gone on with where its last whole chunk ends.
@@ -53,7 +53,7 @@ ABOUT = (
 
 @dataclass(frozen=True)
 class Writing:
-    """How the texts of one file are written."""
+    """The settings for writing the texts of one file."""
 
     out: Path
     rows: int
@@ -70,7 +70,7 @@ class Writing:
 
 
 def write(model: pardec.Model, how: Writing) -> int:
-    """Writes what the file lacks; returns its rows."""
+    """Writes the missing rows of the file; returns all rows."""
     how.out.parent.mkdir(parents=True, exist_ok=True)
     count = _whole(how.out, how.batch)
     number = count // how.batch
@@ -96,7 +96,7 @@ def write(model: pardec.Model, how: Writing) -> int:
 
 
 def _whole(path: Path, batch: int) -> int:
-    """Rows of the file's whole chunks, to which it is cut."""
+    """Cuts the file to its complete chunks; returns their rows."""
     if not path.exists():
         return 0
     lines = path.read_text().splitlines(keepends=True)
@@ -126,7 +126,7 @@ def _generator(name: str) -> Generator:
 
 
 def network_of(model: pardec.Model) -> LanguageModel:
-    """Its language model. Raises SpecError for a model of vectors, and for one that fills masks."""
+    """The model's network. Raises SpecError for a model of vectors and for a masked model."""
     if model.family != "ar":
         does = f"draws {model.driver.drawn}" if model.driver.drawn else "fills masks"
         raise SpecError(f"{model.name} {does}, for which nothing drafts", hint="name an autoregressive target")
@@ -134,7 +134,7 @@ def network_of(model: pardec.Model) -> LanguageModel:
 
 
 def chat_ids(model: pardec.Model, text: str) -> list[int]:
-    """A user's message in the target's chat template, or the text itself where it has none."""
+    """A user's message in the target's chat template, or the plain text if there is none."""
     if not model.tokenizer.chat_template:
         return list(model.tokenizer(text)["input_ids"])
     message = [{"role": "user", "content": text}]
@@ -142,7 +142,7 @@ def chat_ids(model: pardec.Model, text: str) -> list[int]:
 
 
 def _own_prompts(model: pardec.Model, how: Writing, rng: random.Random, number: int) -> list[list[int]]:
-    """Users' turns that the target writes, as Magpie has it (arXiv:2406.08464)."""
+    """Users' turns written by the target, as in Magpie (arXiv:2406.08464)."""
     mark = "\N{SNOWMAN}"
     message = [{"role": "user", "content": mark}]
     before, _ = model.tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False).split(mark)
@@ -178,7 +178,7 @@ def _long(rng: random.Random, passages: Sequence[str], question: str) -> str:
 
 
 def rows(paths: Sequence[Path]) -> Iterator[tuple[list[int], list[int]]]:
-    """Prompt and answer of every whole line."""
+    """The prompt and answer of every complete line."""
     for path in (path for path in paths if path.exists()):
         for line in path.read_text().splitlines(keepends=True):
             if line.endswith("\n"):

@@ -1,4 +1,4 @@
-"""The networks that learn to draft: one file for each kind."""
+"""The drafters that can be trained: one file for each kind."""
 
 from __future__ import annotations
 

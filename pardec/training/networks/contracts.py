@@ -1,4 +1,4 @@
-"""What a network that learns to draft has, and what it sees of its target."""
+"""The interfaces of a trained drafter and of its target."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Options:
     seed: int = 0
 
     def chosen(self) -> dict[str, Any]:
-        """What differs from the defaults."""
+        """The options that differ from the defaults."""
         values = {entry.name: (getattr(self, entry.name), entry.default) for entry in fields(self)}
         return {name: value for name, (value, default) in values.items() if value != default}
 
 
 @dataclass
 class Target:
-    """What a network reads of its target, frozen."""
+    """The frozen parts of the target that a network reads."""
 
     model: LanguageModel
     embedding: Tensor = field(init=False)  # [V, E], scaled as the target scales it
@@ -78,7 +78,7 @@ class Target:
 
     @property
     def shape(self) -> Any:
-        """Of its stack: heads, kv_heads, head_dim, mlp_width and so on."""
+        """The shape of its stack: heads, kv_heads, head_dim, mlp_width and so on."""
         decoder: Any = self.model.decoder
         return decoder.config
 
@@ -104,7 +104,7 @@ class Target:
 
 
 class Network(nn.Module):
-    """A drafter that learns. Its parameters are float32, its forward computes in the target's `dtype`."""
+    """A drafter in training. Its parameters are float32; its forward computes in the target's `dtype`."""
 
     kind: ClassVar[str]
     file: ClassVar[str] = "model.safetensors"  # that its weights are published in
@@ -122,24 +122,24 @@ class Network(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The target's, on which it learns."""
+        """The target's device, on which training runs."""
         return self.target.embedding.device
 
     def draft_ids(self, ids: Tensor) -> None:
-        """Draft these ids of the target [Vd] only, in this order."""
+        """Restricts drafts to these ids of the target [Vd], in this order."""
         self.ids = ids.to(self.device)
         self.index = torch.full((len(self.target.head),), -1, device=self.device)
         self.index[self.ids] = torch.arange(len(ids), device=self.device)
 
     def prepare(self, states: States) -> None:
-        """Choose the weights that a run starts with, once the ids that are drafted are known."""
+        """Initializes the weights of a run, once the draft ids are known."""
 
     def loss(self, batch: Batch, divergence: Loss, generator: torch.Generator) -> tuple[Tensor, list[float]]:
-        """The loss to descend, and how often the likeliest drafted token is the target's, by depth."""
+        """The loss to minimize, and how often the likeliest drafted token is the target's, by depth."""
         raise NotImplementedError
 
     def chain(self, batch: Batch, length: int) -> Tensor:
-        """Greedy drafts [B, W, length]: at t of a text, of the tokens at t + 2 and on; that at t + 1 is known."""
+        """Greedy drafts [B, W, length]: at t of a text, the tokens from t + 2 on; the token at t + 1 is known."""
         raise NotImplementedError
 
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -148,34 +148,34 @@ class Network(nn.Module):
 
     @classmethod
     def read_shape(cls, files: DraftFiles, target: LanguageModel) -> dict[str, Any]:
-        """The `Options` with which a network exports such files.
+        """The `Options` of the network that exported such files.
 
         Raises ModelError for a variant that loads for drafting and is not what this network learns.
         """
         raise NotImplementedError
 
     def load_weights(self, tensors: Mapping[str, Tensor], states: States) -> None:
-        """Take over tensors of `export` by their published names; `states` are those that it will learn from."""
+        """Loads tensors of `export` by their published names; `states` are the training states."""
         with torch.no_grad():
             for name, value in self.export()[1].items():
                 if isinstance(value, nn.Parameter):
                     value.copy_(tensors[name])
 
     def drop(self, x: Tensor) -> Tensor:
-        """x with dropout while it learns."""
+        """x, with dropout in training."""
         return F.dropout(x, self.options.dropout, torch.is_grad_enabled()) if self.options.dropout else x
 
     # -- parts of a loss ---------------------------------------------------------------------------------------------
 
     def weights(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        """[B, W] bool: the tokens whose prediction counts, those of the answers and some of the prompts."""
+        """[B, W] bool: the tokens whose prediction counts: all of the answers and some of the prompts."""
         order = torch.arange(batch.width, device=batch.ids.device)
         answers = (order >= batch.begins[:, None]) & (order < batch.lengths[:, None])
         some = torch.rand(batch.ids.shape, generator=generator).to(order.device) < self.options.prompt_share
         return answers | (some & (order > 0) & (order < batch.begins[:, None]))
 
     def draft_head(self) -> Tensor:
-        """[Vd, E] the target's head over the ids that are drafted."""
+        """[Vd, E] the rows of the target's head for the draft ids."""
         return self.target.head if self.ids is None else self.target.head[self.ids]
 
     def compare(
@@ -232,7 +232,7 @@ class Network(nn.Module):
 
 
 class _WithGradient(torch.autograd.Function):
-    """A number whose gradient by `states` is known already."""
+    """Returns a number whose gradient with respect to `states` is given."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, value: Tensor, gradient: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""DFlash: a small block-diffusion model that fills a block of masks at once, next to the target's states.
+"""DFlash: a small block-diffusion model that fills a block of masks at once, given the target's states.
 
 DFlash: Block Diffusion for Flash Speculative Decoding, https://arxiv.org/abs/2602.06036
 
@@ -35,7 +35,7 @@ _ANCHORS = 0.25  # of the tokens of the texts, at most
 
 
 class BlockLayer(nn.Module):
-    """Qwen3's layer with keys and values of the context beside the block's own."""
+    """Qwen3's layer whose blocks also attend to keys and values of the context."""
 
     def __init__(self, target: Target, options: Options, generator: torch.Generator) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class BlockLayer(nn.Module):
         return linear(x, weight).view(*x.shape[:2], -1, self.head_dim)
 
     def drop(self, x: Tensor) -> Tensor:
-        """x with dropout while it learns."""
+        """x, with dropout in training."""
         return F.dropout(x, self.dropout, torch.is_grad_enabled()) if self.dropout else x
 
     def keys(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,7 +85,7 @@ class BlockLayer(nn.Module):
         return h + self.drop(self.mlp.forward(rms(h, self.post_norm, self.eps)))
 
     def copy(self, layer: dict[str, Tensor]) -> None:
-        """Start from a layer of the target."""
+        """Copies the weights of a layer of the target."""
         self.mlp.copy(layer)
         with torch.no_grad():
             for own, name in ((self.q, "q_proj"), (self.k, "k_proj"), (self.v, "v_proj"), (self.o, "o_proj")):
@@ -95,7 +95,7 @@ class BlockLayer(nn.Module):
             self.post_norm.copy_(layer["post_attention_layernorm"])
 
     def tensors(self, prefix: str) -> dict[str, Tensor]:
-        """Under the published names."""
+        """The weights under their published names."""
         parts = {"q_proj": self.q, "k_proj": self.k, "v_proj": self.v, "o_proj": self.o}
         parts |= {"q_norm": self.q_norm, "k_norm": self.k_norm}
         return {
@@ -121,7 +121,7 @@ class DFlash(Network):
         self.layers = nn.ModuleList(BlockLayer(target, options, noise) for _ in range(options.layers))
 
     def prepare(self, states: States) -> None:
-        """The context starts as the best linear guess of the target's next state, the layers as those of the target."""
+        """Initializes the context as the best linear guess of the target's next state, the layers from the target's."""
         start = self.options.start
         self.fc.fit(states, self.target.embedding, self.target.norm, 0, start != "random")
         with torch.no_grad():

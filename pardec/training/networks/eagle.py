@@ -34,7 +34,7 @@ from .parts import Mlp, linear, matrix, repeat_heads, rms, rotary
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """The layers that are read: low, middle and high; the authors' for targets of 8 layers and more."""
+    """The tapped layers: low, middle and high; the authors' choice for targets of 8 layers and more."""
     return (1, layers // 2 - 1, layers - 4) if layers >= 8 else (0, layers // 2 - 1, layers - 2)
 
 
@@ -151,7 +151,7 @@ class Eagle(Network):
         return total, rates
 
     def _steps(self) -> int:
-        """Steps that are unrolled: one at the beginning of a run, all of them in its last part."""
+        """The number of unrolled steps: one at the beginning of a run, all in its last part."""
         begin, end = self.options.ramp
         share = (self.progress - begin) / max(end - begin, 1e-9)
         return min(self.depths, 1 + int(max(0.0, share) * (self.depths - 1)))

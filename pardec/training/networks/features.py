@@ -31,17 +31,17 @@ class Features(nn.Module):
         return nn.functional.linear(x / self.scale.to(x.dtype), self.weight.to(x.dtype))
 
     def load_exported(self, value: Tensor) -> None:
-        """Take over weights [E, n E] that multiply x itself; the sizes stay as they were estimated."""
+        """Loads weights [E, n E] that multiply x itself; the estimated sizes stay."""
         with torch.no_grad():
             self.weight.copy_(value.to(self.scale.device) * self.scale)
 
     @property
     def exported(self) -> Tensor:
-        """[E, n E] what multiplies x itself."""
+        """The weights [E, n E] that multiply x itself."""
         return self.weight / self.scale
 
     def fit(self, states: States, embedding: Tensor, norm: Tensor, ahead: int, linear: bool) -> None:
-        """Estimate the sizes; with `linear`, start as the best linear guess of the target's state `ahead` positions on.
+        """Estimates the sizes; with `linear`, starts as the best linear guess of the state `ahead` positions later.
 
         The guess is made from the features and the next token's embedding together, and keeps the features' part.
         """

@@ -1,4 +1,4 @@
-"""Hydra: heads that also read the tokens between the target's state and theirs.
+"""Hydra: heads that also read the tokens between the target's state and the token that they predict.
 
 Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding, https://arxiv.org/abs/2402.05109
 

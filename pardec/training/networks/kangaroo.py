@@ -29,7 +29,7 @@ from .parts import linear, matrix, repeat_heads, rms, rotary
 
 
 def exit_taps(layers: int) -> tuple[int, ...]:
-    """The layer whose output is read where none is named: the second, or the first of a shallow target."""
+    """The layer that is read by default: the second, or the first of a shallow target."""
     return (1,) if layers > 4 else (0,)
 
 
@@ -67,7 +67,7 @@ class Kangaroo(Network):
             self.input_norm.copy_(layer["input_layernorm"])
 
     def _states(self, h: Tensor) -> Tensor:
-        """[B, T, E] what the head reads, of the outputs h [B, T, E] of the first layers."""
+        """The states [B, T, E] for the head, from the outputs h [B, T, E] of the first layers."""
         eps, theta, (batch, width, _) = self.target.eps, self.target.theta, h.shape
         x = rms(h, self.input_norm, eps)
         q, k, v = (linear(x, weight).view(batch, width, -1, self.head_dim) for weight in (self.q, self.k, self.v))
@@ -86,7 +86,7 @@ class Kangaroo(Network):
 
     @torch.no_grad()
     def chain(self, batch: Batch, length: int) -> Tensor:
-        """By one pass over the text, which a draft follows until its first wrong token."""
+        """Drafts in one pass over the text, which agrees with real drafts up to their first wrong token."""
         states = self._states(batch.taps[:, :, 0].to(self.compute))
         best = linear(states, self.draft_head()).argmax(-1)
         return torch.stack([F.pad(best[:, 1 + j :], (0, min(1 + j, batch.width)), value=-1) for j in range(length)], -1)

@@ -1,4 +1,4 @@
-"""Medusa: heads that say the tokens after the next one from the target's state alone.
+"""Medusa: heads that predict the tokens after the next one from the target's state alone.
 
 Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads, https://arxiv.org/abs/2401.10774
 

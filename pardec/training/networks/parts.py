@@ -1,4 +1,4 @@
-"""Norm, rotary embedding, attention weights and gated MLP of the networks that learn."""
+"""Norm, rotary embedding, attention weights and gated MLP of the trained networks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def rotary(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """x [B, Q, H, D] rotated by its positions [B, Q] or [Q], halves as Llama has them."""
+    """x [B, Q, H, D] rotated by its positions [B, Q] or [Q], with Llama's order of halves."""
     size = x.shape[-1]
     angles = positions[..., None].float() * theta ** (-torch.arange(0, size, 2, device=x.device).float() / size)
     cos, sin = angles.cos().unsqueeze(-2).to(x.dtype), angles.sin().unsqueeze(-2).to(x.dtype)
@@ -48,7 +48,7 @@ class Mlp(nn.Module):
         return linear(F.silu(linear(x, self.gate)) * linear(x, self.up), self.down)
 
     def copy(self, layer: dict[str, Tensor]) -> None:
-        """Start from a layer of the target, from its first inner units if it has more."""
+        """Copies the weights of a layer of the target, of its first inner units if it has more."""
         inner = len(self.gate)
         if len(layer["gate_proj"]) < inner:
             return
@@ -58,6 +58,6 @@ class Mlp(nn.Module):
             self.down.copy_(layer["down_proj"][:, :inner])
 
     def tensors(self, prefix: str) -> dict[str, Tensor]:
-        """Under the published names."""
+        """The weights under their published names."""
         parts = {"gate_proj": self.gate, "up_proj": self.up, "down_proj": self.down}
         return {f"{prefix}mlp.{name}.weight": value for name, value in parts.items()}

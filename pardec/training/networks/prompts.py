@@ -1,4 +1,4 @@
-"""PPD: learned input vectors, fed after a token, whose outputs say the tokens after the next one.
+"""PPD: learned input vectors after a token, whose outputs predict the tokens after the next one.
 
 PPD: Hardware-Aware Parallel Prompt Decoding, https://arxiv.org/abs/2405.18628
 
@@ -39,7 +39,7 @@ class Prompts(Network):
         self.vectors = nn.Parameter(torch.zeros(options.heads, target.model.width))
 
     def prepare(self, states: States) -> None:
-        """Start as embeddings of common tokens, as prompt tuning does."""
+        """Initializes the vectors as embeddings of common tokens, as in prompt tuning."""
         common = states.counts(len(self.target.head)).topk(self.depths).indices
         with torch.no_grad():
             self.vectors.copy_(self.target.embedding[common].float())
