@@ -1,1 +1,1 @@
-"""Where the time of decoding goes, beside the floor that the machine sets and beside other people's loops."""
+"""Measures where the time of decoding goes, and compares it with the machine's floor and other projects' loops."""

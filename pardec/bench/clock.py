@@ -1,4 +1,4 @@
-"""A clock of named parts: the time of an inner part does not count for the outer one."""
+"""A clock of named parts; the time of an inner part does not count for the outer one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def settle(device: torch.device) -> None:
 
 
 def timed(run: Callable[[], Result], device: torch.device) -> tuple[Result, float]:
-    """The result of `run`, and the seconds that it takes."""
+    """Returns the result of `run` and the seconds that it took."""
     now = timer(device)[1]
     settle(device)
     start = now()
@@ -40,7 +40,7 @@ def timed(run: Callable[[], Result], device: torch.device) -> tuple[Result, floa
 
 
 class Clock:
-    """Adds up the seconds that named parts take, and waits for a GPU where each begins and ends."""
+    """Adds up the seconds of named parts; waits for the GPU at the start and end of each."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.seconds = device, dict[str, float]()
@@ -54,7 +54,7 @@ class Clock:
         return name in self._parts
 
     def wrap(self, call: Callable[..., Any], name: str | Callable[[], str]) -> Callable[..., Any]:
-        """`call`, whose time counts towards `name`, or towards what `name` returns at the time."""
+        """Wraps `call`, so that its time counts towards `name`, or towards the part that `name` returns."""
 
         def wrapper(*args: Any, **options: Any) -> Any:
             self._read()

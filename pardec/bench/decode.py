@@ -61,7 +61,7 @@ def bench(
     pairs: int = 5,
     beside: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """A row for each spec, batch, context and length, yielded once measured; times in seconds, memory in bytes.
+    """Yields one row per spec, batch, context and length when measured; times in seconds, memory in bytes.
 
     Args:
         specs: samplers; without any the `bench_samplers` of the model's driver.
@@ -113,7 +113,7 @@ def prepare(
     chat: bool = False,
     **distribution: Any,
 ) -> Call:
-    """The request to time: equal rows that never stop early, or rows of `prompts`, which do.
+    """The request to time: equal rows that never stop early, or rows of `prompts`, which may.
 
     Images are those of a caption, or of the first classes, with the settings of the checkpoint's authors.
     """
@@ -202,7 +202,7 @@ def _measure(model: pardec.Model, call: Call, others: Rivals, pairs: int, measur
 
 
 def _parts(splits: Sequence[Split], whole: Sequence[float], device: torch.device) -> tuple[dict[str, float], float]:
-    """Median seconds a step of each part, and seconds a step that reading the clock costs.
+    """Median seconds per step of each part, and seconds per step for reading the clock.
 
     That cost is the shortest run with a clock less the shortest without, of those that took `whole`, and counts for no
     part; it is at most 10 microseconds a reading, since more than that is noise. On a GPU it is not known: there the
@@ -234,7 +234,7 @@ def _floor(model: pardec.Model, run: Split, step: float, measured: Rates, *, kno
 
 
 def _whole_layers(model: pardec.Model, call: Call) -> bool:
-    """Whether every layer computes all queries of a forward, from whose number its operations then follow."""
+    """Whether every layer computes all queries of a forward, so that their number determines its operations."""
     sampler = call.sampler
     return not isinstance(sampler, MaskedSampler) or sampler.cache.layer_reuse(model.language_model.layers) is None
 
@@ -251,7 +251,7 @@ def _predict(
     uncached_steps: Sequence[tuple[float, tuple[Fed, ...], int]],
     measured: Rates,
 ) -> dict[str, Any]:
-    """The prediction from uncached steps for decodes that took `times` seconds; None where no such step was run."""
+    """The prediction from uncached steps for decodes that took `times` seconds; None if no such step was run."""
     stack = native(model.language_model.decoder) if uncached_steps else None
     if stack is None:
         return {"uncached_step_s": None, "over_predicted": None}
@@ -263,7 +263,7 @@ def _predict(
 
 
 def _forwards(model: pardec.Model) -> dict[str, int] | None:
-    """How the model's forwards have run so far, where they are CUDA graphs."""
+    """How the model's forwards have run so far, if they are CUDA graphs."""
     stack = model.network.decoder if isinstance(model.network, LanguageModel) else None
     return dict(stack.counts) if isinstance(stack, GraphRunner) else None
 
@@ -289,7 +289,7 @@ def _same(name: str, tokens: Tensor, finished: Finished, call: Call, dtype: torc
 
 
 def _compare(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
-    """Median seconds of a whole decode, and how many times as long as pardec's it takes, over the pairs."""
+    """Median seconds of a whole decode, and its time divided by pardec's, over the pairs."""
     ratios = sorted(other / own for own, other in zip(ours, theirs, strict=True))
     return {
         "seconds": statistics.median(theirs),

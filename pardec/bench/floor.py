@@ -37,7 +37,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The least that one run can take."""
+    """The least time that one run can take."""
 
     bytes: float
     operations: float
@@ -81,7 +81,7 @@ def rates(device: torch.device, dtype: torch.dtype, weight_bytes: int) -> Rates:
 
 @torch.inference_mode()
 def bandwidth(device: torch.device, size: int) -> float:
-    """Bytes a second of reading a buffer of `size` bytes again and again, or of copying it: the better of the two."""
+    """Bytes per second of reading a buffer of `size` bytes repeatedly or of copying it, whichever is higher."""
     buffer = torch.ones(size // 4, device=device)
     target = torch.empty_like(buffer)
     read_s, copy_s = best(lambda: buffer.sum(), device), best(lambda: target.copy_(buffer), device)
@@ -89,7 +89,7 @@ def bandwidth(device: torch.device, size: int) -> float:
 
 
 def floor(decoder: Decoder, fed: Sequence[Fed], heads: int, measured: Rates) -> Floor:
-    """The floor of the forwards `fed`, whose head was fed `heads` rows in all."""
+    """The floor of the forwards `fed`, with `heads` rows fed to the head in total."""
     size = decoder.embed.weight.element_size()
     share = heads / max(len(fed), 1)
     traffic = [_bytes(decoder.config, forward, size) for forward in fed]
@@ -100,7 +100,7 @@ def floor(decoder: Decoder, fed: Sequence[Fed], heads: int, measured: Rates) -> 
 
 
 def _layer(config: DecoderConfig) -> tuple[int, int]:
-    """Parameters in the matrices of a layer: those of the fused QKV matmul, and the others."""
+    """The numbers of parameters in a layer's fused QKV matrix, and in its other matrices."""
     heads = config.heads * config.head_dim
     first = (heads + 2 * config.kv_heads * config.head_dim) * config.width
     return first, heads * config.width + 3 * config.mlp_width * config.width

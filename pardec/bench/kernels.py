@@ -1,4 +1,4 @@
-"""Times each kernel's definition against its versions in Triton and C, beside the time that moving its bytes takes.
+"""Times each kernel's definition, its Triton and C versions, and the time to move its bytes.
 
 Triton's versions are timed on CUDA only, since the interpreter says nothing of their speed; those in C where the
 engine would choose them. A matmul's definition is PyTorch's, over the same matrix row by row.
@@ -42,7 +42,7 @@ class Case:
 
 
 def bench(device: torch.device, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
-    """A row a kernel, LLaDA-8B's shapes on a GPU and smaller ones on a CPU; seconds are the best of a few trials."""
+    """One row per kernel: LLaDA-8B's shapes on a GPU, smaller ones on a CPU; seconds are the best of a few trials."""
     wide = device.type == "cuda"
     with torch.inference_mode():
         available: dict[Backend, bool] = {"triton": wide and _has_triton(), "c": runs_in_c(device, dtype)}

@@ -16,7 +16,7 @@ SIZES = ((1, 256), (2, 512), (4, 1024), (8, 1024))  # rows, tokens to fill
 
 
 def sweep(model: pardec.Model, sizes: Sequence[tuple[int, int]] = SIZES) -> Iterator[dict[str, Any]]:
-    """A row for each size, smallest first: the first step needs logits at all positions, in one block over the canvas.
+    """One row per size, smallest first: the first step needs logits at all positions, in one block over the canvas.
 
     `logits_bytes` is the size of float32 logits of all positions, `peak_bytes` the peak above the memory in use before
     the decode, None where it cannot be measured. Lengths stop at the model's maximum. Run it in a fresh process: memory

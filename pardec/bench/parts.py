@@ -44,7 +44,7 @@ _DRAFTING = "drafting"  # counted as decision, except for the forwards inside
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """What the floor needs to know of one forward of the native stack."""
+    """The figures of one forward of the native stack that the floor is computed from."""
 
     rows: int
     width: int  # queries per row, padding included
@@ -145,7 +145,7 @@ def split(network: Any, call: Call) -> Split:
 
 
 def uncached(network: LanguageModel, call: Call) -> tuple[float, tuple[Fed, ...], int]:
-    """Seconds of a masked request's first step without a cache, what it fed, and how many rows its head was fed."""
+    """Seconds of a masked request's first step without a cache, its inputs, and the number of rows fed to the head."""
     stack = TimedStack(network.decoder, Clock(network.device))
     sampler = replace(call.sampler, cache=cast("Cache", NoCache()))
     loop = MaskedLoop(replace(network, decoder=stack), sampler, call.request)
@@ -187,7 +187,7 @@ def _verify(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.nda
 
 
 def _clock_drafters(loop: VerifyLoop, clock: Clock) -> None:
-    """Times the models that drafters have loaded in the first round, and have not run on drafts yet."""
+    """Adds clocks to models that drafters loaded in the first round, before they run on drafts."""
     for state in loop.memory.values():
         model = getattr(state, "model", None)
         if isinstance(model, LanguageModel) and model is not loop.model and not isinstance(model.decoder, TimedStack):

@@ -16,7 +16,7 @@ Column = tuple[str, Callable[[Row], str]]
 
 
 def document(command: Sequence[str], rows: Sequence[Row], settings: Row) -> Row:
-    """The rows of a run, with all that is needed to repeat it, as JSON values."""
+    """The rows of a run as JSON values, with everything needed to repeat it."""
     head = {"command": shlex.join(["pardec", *command]), "settings": settings}
     return {**head, "machine": machine(), "versions": versions(), "rows": list(rows)}
 

@@ -1,4 +1,4 @@
-"""Schedules on machines that need not be here: what is decoded is real, time comes from stated costs."""
+"""Simulates schedules on machines that need not be present: tokens are really decoded, times come from stated costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often an early exit of the target names the token that follows a round: what Mirror-SD goes on from.
+"""How often an early exit of the target predicts the token after a round, from which Mirror-SD continues to draft.
 
 Mirror Speculative Decoding: Breaking the Serial Barrier in LLM Inference, https://arxiv.org/abs/2510.13161
 
@@ -33,19 +33,19 @@ class Exit:
     ranks: tuple[tuple[int, ...], ...]  # [row][round] of the layer, see `ExitRanks`
 
     def hit(self, row: int, round: int) -> bool:
-        """Whether the token after this round's accepted path was named."""
+        """Whether the exit predicted the token after this round's accepted path."""
         return self.ranks[row][round] < self.kappa
 
     @property
     def rate(self) -> float:
-        """Hits over rounds."""
+        """The share of rounds with a hit."""
         hits = [rank < self.kappa for row in self.ranks for rank in row]
         return sum(hits) / max(len(hits), 1)
 
 
 @dataclass(frozen=True)
 class ExitRanks:
-    """How likely each layer's exit holds the tokens that follow rounds: 0 is its likeliest one."""
+    """The ranks of the tokens after rounds in each layer's exit; 0 is its likeliest token."""
 
     ranks: tuple[tuple[tuple[int, ...], ...], ...]  # [layer][row][round]; every layer but the last
 
@@ -54,7 +54,7 @@ class ExitRanks:
         return Exit(layer, kappa, self.ranks[layer])
 
     def accepted_by_rank(self, layer: int, kappa: int, rows: Sequence[Sequence[Round]]) -> list[float | None]:
-        """Tokens of the rollout that are accepted, on average, after the exit's first to `kappa`-th token.
+        """The mean number of accepted rollout tokens after each of the exit's first `kappa` tokens.
 
         That rollout is the draft of the next round, which goes on from the same text. None where there was none.
         """

@@ -16,7 +16,7 @@ _OTHER = "#6b4a9e"
 
 
 def page(report: Report) -> str:
-    """The whole report."""
+    """The whole HTML page."""
     sections = [_table("Schedules", *columns(report))]
     if report.exits is not None:
         sections.append(_table("Rounds whose next token an early exit names", *exit_columns(report)))

@@ -1,4 +1,4 @@
-"""A machine as its TOML file states it: devices with the seconds that parts of models take on them, and links.
+"""A machine described by a TOML file: devices, the seconds that parts of models take on them, and links.
 
 [roles]                              which device runs the target, and which one, or several, the drafter
 target = "gpu0"
@@ -38,7 +38,7 @@ _HINT = "docs/guides/simulate.md shows a machine file"
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of one part of a forward by the number of tokens in it.
+    """Seconds of one part of a forward as a function of its number of tokens.
 
     >>> Cost(((1, 2.0), (3, 4.0))).of(2), Cost(((0, 1.0), (1, 1.5))).of(4)
     (3.0, 3.0)
@@ -47,7 +47,7 @@ class Cost:
     points: tuple[tuple[float, float], ...]  # (tokens, seconds), ascending; straight lines between and beyond them
 
     def of(self, tokens: float) -> float:
-        """Seconds of a forward of `tokens`. Beyond the last two entries their line goes on; never below 0."""
+        """Seconds of a forward of `tokens`, extrapolated linearly from the last two entries; never below 0."""
         if len(self.points) == 1:
             return self.points[0][1]
         at = min(max(bisect_left(self.points, (tokens,)), 1), len(self.points) - 1)
@@ -69,7 +69,7 @@ class Link:
 
 @dataclass(frozen=True)
 class PartCosts:
-    """What a model costs on a device: of each layer, and of the head."""
+    """The costs of a model on a device, for each layer and for the head."""
 
     layer: Cost
     head: Cost = Cost(((1, 0.0),))
@@ -104,7 +104,7 @@ class Machine:
         return self.links[pair]
 
     def cost(self, device: str, role: Role) -> PartCosts:
-        """The costs of the model of this role on a device. Raises SpecError where the file states none."""
+        """The costs of the model of this role on a device. Raises SpecError if the file states none."""
         if (device, role) not in self.costs:
             raise SpecError(
                 f"{self.name}: no costs in [devices.{device}.{role}]", hint="it needs layer, and may have head"
@@ -113,7 +113,7 @@ class Machine:
 
     @staticmethod
     def read(path: str | Path) -> Machine:
-        """Reads a TOML file. Raises SpecError for what is missing, unknown, negative or not a number in it."""
+        """Reads a TOML file. Raises SpecError for entries that are missing, unknown, negative or not numbers."""
         try:
             content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -122,7 +122,7 @@ class Machine:
 
     @staticmethod
     def of(content: Mapping[str, Any], name: str = "machine") -> Machine:
-        """The machine that the values of a TOML file state; errors as of `read`."""
+        """The machine of a TOML file's values; raises the errors of `read`."""
         _known(name, "the file", content, ("roles", "devices", "links", "layers"))
         roles, devices = _table(name, content, "roles"), _table(name, content, "devices")
         _known(name, "[roles]", roles, ROLES)

@@ -1,4 +1,4 @@
-"""A machine like this one, once for the target and once for the drafter: costs are measured here."""
+"""Describes this machine twice, for the target and for the drafter, with costs measured here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BEHIND, _REPEATS = 64, 7  # tokens in the cache before a timed forward; timed f
 
 
 def measured(target: LanguageModel, draft: LanguageModel | DraftModule | None, devices: int = 1) -> Machine:
-    """Two kinds of device, `target` and `draft`, with no cost between them; `devices` of the latter.
+    """A machine with one device `target` and `devices` devices `draft`, without transfer costs.
 
     Raises SpecError for a drafter whose forwards cannot be timed apart from the target's.
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def document(report: Report) -> dict[str, Any]:
-    """Everything that was computed; times in seconds."""
+    """The whole simulation as JSON values; times in seconds."""
     return {
         "model": report.result.model,
         "spec": report.result.spec,
@@ -60,7 +60,7 @@ def _schedule(report: Report, simulation: Simulation) -> dict[str, Any]:
 
 
 def exits(report: Report) -> list[dict[str, Any]]:
-    """Per layer of the target but the last: the share of rounds in which its exit names the token after them.
+    """Per layer of the target except the last: the share of rounds whose next token its exit predicts.
 
     `accepted_by_rank` are the tokens accepted of the rollout after the exit's first, second, ... token, on average.
     """

@@ -1,4 +1,4 @@
-"""The rounds of a real run, as schedules time them."""
+"""The rounds of a real run, in the form that schedules need."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Round:
 
 
 def rounds(result: ResultData) -> list[list[Round]]:
-    """Per row, the rounds after the prompt's, whose forward is not timed.
+    """The rounds of each row without the prompt's round, whose forward is not timed.
 
     The forwards of a drafter are recorded per row, and spread over the rounds by their depth. Without a drafting model
     there are none.

@@ -1,4 +1,4 @@
-"""Decodes with a spec, and times the rounds that it took on a machine that is stated or measured."""
+"""Decodes with a spec, and times its rounds on a stated or measured machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KAPPAS = (1, 2, 4, 8)  # of the table of early exits
 
 @dataclass(frozen=True)
 class Simulation:
-    """The clock of one schedule, over tokens that were really decoded."""
+    """The times of one schedule for tokens that were really decoded."""
 
     schedule: str
     spec: str
@@ -44,7 +44,7 @@ class Simulation:
 
     @property
     def seconds(self) -> float:
-        """On the machine; the prompts' forwards are not timed."""
+        """Seconds on the machine, without the prompts' forwards."""
         return self.timeline.seconds
 
     @property
@@ -53,14 +53,14 @@ class Simulation:
         return self.tokens / self.seconds if self.seconds else None
 
     def speed_up(self, other: Simulation) -> float | None:
-        """Tokens per second over those of `other`."""
+        """Tokens per second divided by those of `other`."""
         ours, theirs = self.tokens_per_second, other.tokens_per_second
         return ours / theirs if ours and theirs else None
 
 
 @dataclass(frozen=True)
 class Report:
-    """A simulated run: schedules, the baselines first, and what was really decoded.
+    """A simulated run: the baselines, then the schedules, and the real decodes.
 
     Attributes:
         result: the real run with the spec.
@@ -79,7 +79,7 @@ class Report:
     exits: ExitRanks | None = None
 
     def of(self, schedule: str) -> Simulation:
-        """The simulation of a schedule. Raises KeyError for one that was not asked for."""
+        """The simulation of a schedule. Raises KeyError for one that was not requested."""
         return next(each for each in self.simulations if each.schedule == schedule)
 
 
@@ -160,7 +160,7 @@ def _simulated(
 
 
 def _schedules(spec: Spec, schedules: Sequence[str]) -> list[str]:
-    """The baselines, and then those that were asked for, or the spec's own."""
+    """The baselines, then the requested schedules, or the spec's own."""
     for name in schedules:
         if name not in SCHEDULES:
             raise SpecError(f"unknown schedule {name!r}", hint=f"it is one of {', '.join(SCHEDULES)}")
@@ -170,7 +170,7 @@ def _schedules(spec: Spec, schedules: Sequence[str]) -> list[str]:
 
 
 def _check(sampler: SpeculativeSampler, spec: Spec, schedules: Sequence[str]) -> None:
-    """Raises SpecError for schedules that are not of this drafter."""
+    """Raises SpecError for schedules that this drafter cannot have."""
     drafter, name = sampler.draft, spec.parts[0].name
     copies = Trait.COPIES in drafter.provides
     if drafter.needed_model is None and drafter.needed_module is None and not (copies or name == "sequential"):
@@ -205,7 +205,7 @@ def _setting(
 
 
 def _module_layers(module: DraftModule | None) -> int:
-    """Layers that one forward of a draft module runs; heads alone are one."""
+    """The number of layers in a draft module's forward; 1 for heads alone."""
     return int(getattr(getattr(module, "layers_config", None), "layers", 1))
 
 

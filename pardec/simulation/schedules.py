@@ -1,4 +1,4 @@
-"""Schedules: which part of a round runs where, and what it waits for.
+"""Schedules: where each part of a round runs, and which outputs it waits for.
 
     sequential   the target alone, one token a forward
     plain        the drafter, then the target: rounds * (k d + t) on one device
@@ -41,7 +41,7 @@ def timeline(
 
 
 def sequential(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exit | None) -> str | None:
-    """One forward of the target a token."""
+    """One forward of the target per token."""
     device = row.setting.machine.target
     for number in range(sum(each.gained for each in rounds)):
         row.round = number
@@ -50,7 +50,7 @@ def sequential(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: E
 
 
 def plain(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exit | None) -> str | None:
-    """The forwards of the drafter, then the target's."""
+    """The forwards of the drafter, then the forward of the target."""
     for row.round, each in enumerate(rounds):
         last = _verify(row, each, _draft(row, each, _home(row, last, each)), last)
     return last
@@ -68,7 +68,7 @@ def dovetail(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exi
 
 
 def pearl(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exit | None) -> str | None:
-    """The target verifies what was drafted in the round before, while the drafter goes on.
+    """The target verifies the draft of the previous round while the drafter drafts on.
 
     Whether the drafter was right about the token after the draft is known when both are ready.
     """
@@ -87,7 +87,7 @@ def pearl(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exit |
 
 
 def easyspec(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exit | None) -> str | None:
-    """`plain`, but from the second drafted token on a group of layers runs on as many devices as there are."""
+    """`plain`, but from the second drafted token on, a group of layers runs on all devices in parallel."""
     for row.round, each in enumerate(rounds):
         home = _home(row, last, each)
         last = _verify(row, each, _draft(row, each, home, grouped=True), last)
@@ -95,7 +95,7 @@ def easyspec(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exi
 
 
 def mirror(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exit | None) -> str | None:
-    """While the upper layers verify, the drafter rolls out after every token that the early exit names.
+    """While the upper layers verify, the drafter drafts after every token that the early exit predicts.
 
     After each of a draft's nodes the exit names kappa tokens. The next draft is ready where the token that follows
     the accepted path is one of them.
@@ -139,7 +139,7 @@ def _after(*parts: str | None) -> tuple[str, ...]:
 
 
 def _home(row: Row, last: str | None, each: Round) -> str | None:
-    """The verdict where the drafter is, with the states that it reads of the tokens that the verdict brought."""
+    """Sends the verdict to the drafter's device, with the states of the new tokens that it reads."""
     machine = row.setting.machine
     if last is None or not each.depth:
         return last
@@ -148,7 +148,7 @@ def _home(row: Row, last: str | None, each: Round) -> str | None:
 
 
 def _draft(row: Row, each: Round, home: str | None, *, grouped: bool = False) -> str | None:
-    """The forwards of a round's draft, and its way to the target; None where nothing is drafted."""
+    """The forwards of a round's draft, and its transfer to the target; None if nothing is drafted."""
     setting, machine = row.setting, row.setting.machine
     device = machine.draft[0]
     if not each.depth:
@@ -166,7 +166,7 @@ def _draft(row: Row, each: Round, home: str | None, *, grouped: bool = False) ->
 
 
 def _parallel(row: Row, width: int, state: str | None, number: int) -> str:
-    """One forward of the drafter in groups of layers: each group on all devices, and its sum on the first one."""
+    """One forward of the drafter in groups of layers: each group runs on all devices, its sum on the first."""
     setting, devices = row.setting, row.setting.machine.draft
     first, layer = devices[0], 0
     while layer < setting.draft_layers:

@@ -1,4 +1,4 @@
-"""What a schedule times: a machine, two models' sizes, and the costs that follow."""
+"""The setting of a schedule: a machine, two models' sizes, and the resulting costs."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Row:
     round: int = 0
 
     def run(self, name: str, device: str, seconds: float, *, reads: tuple[str, ...] = (), makes: str = "") -> str:
-        """An interval of this row and round; `makes` is its name unless two have the same."""
+        """Adds an interval of this row and round; its output `makes` is its name unless two have the same."""
         label = f"{self.number}/{self.round}/{makes or name}"
         return self.timeline.run(name, device, seconds, reads=reads, makes=label, row=self.number, round=self.round)
 
     def send(self, what: str, size: float, start: str, end: str) -> str:
-        """`what` on device `end`, after a transfer of `size` bytes from `start`; itself where that is one device."""
+        """`what` on device `end`, after a transfer of `size` bytes from `start`; `what` itself on the same device."""
         if start == end:
             return what
         one, other = sorted((start, end))

@@ -1,4 +1,4 @@
-"""What runs where and when: intervals on devices and links, each of which reads what earlier ones make."""
+"""A timeline of intervals on devices and links; each interval reads the outputs of earlier ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Interval:
 
 @dataclass
 class Timeline:
-    """Intervals in the order in which they were added; each starts as soon as its device and all it reads are there."""
+    """Intervals in the order of adding; each starts as soon as its device is free and its inputs exist."""
 
     intervals: list[Interval] = field(default_factory=list)
     _free: dict[str, float] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Timeline:
         round: int,
         copies: bool = False,
     ) -> str:
-        """Adds an interval, and returns what it makes. Raises KeyError for what no interval has made."""
+        """Adds an interval and returns the name of its output. Raises KeyError for an input that no interval makes."""
         reads = tuple(reads)
         start = max((self._free.get(device, 0.0), *(self._ready[each] for each in reads)))
         end = start + seconds
@@ -68,7 +68,7 @@ class Timeline:
         return {device: seconds / self.seconds if self.seconds else 0.0 for device, seconds in self.busy().items()}
 
     def violations(self) -> list[str]:
-        """Reads of what is not finished, and intervals of one device that overlap; none, if the clock is right."""
+        """Reads of unfinished outputs, and overlapping intervals of one device; none, if the clock is right."""
         ends = {interval.makes: interval.end for interval in self.intervals}
         slack = _CLOSE * self.seconds
         wrong = [
