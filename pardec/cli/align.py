@@ -1,4 +1,4 @@
-"""`pardec align`: goes on training a drafter on requests that it served."""
+"""`pardec align`: trains a drafter further on requests that it served."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Batches:
                 started = time.perf_counter()
 
     def _in_batches(self, missing: list[int], batch_size: int, *, live: bool) -> Iterator[None]:
-        """Batch by batch."""
+        """Decodes the rows batch by batch."""
         for start in range(0, len(missing), batch_size):
             self._decode_batch(missing[start : start + batch_size], live=live)
             yield
@@ -128,7 +128,7 @@ class Batches:
         self.add(index, {"id": self.items[index].id, "prompt": self.items[index].prompt, **row})
 
     def file_row(self, index: int, row: dict[str, Any]) -> dict[str, Any]:
-        """The finished row of prompt `index` as the file has it."""
+        """The finished row of prompt `index` in the form of the file."""
         return {"key": self.keys[index], "id": self.items[index].id, "prompt": self.items[index].prompt, **row}
 
     def add(self, index: int, row: dict[str, Any]) -> None:
@@ -179,7 +179,7 @@ class Batches:
         )
 
     def warn(self) -> None:
-        """Warns on stderr of answers that were cut, and of empty ones where the form of the prompts may be why."""
+        """Warns on stderr of answers that were cut, and of empty ones if the form of the prompts may be the reason."""
         empty = sum(not row["generated"] for row in self.rows.values())
         plain = any(isinstance(item.prompt, str) for item in self.items)
         reason = empty_answer.explain_empty(self.model, plain=plain, way_out="leave --raw out") if empty else None

@@ -88,7 +88,7 @@ class Decoding:
 
 
 def open_rows(run: Batches, executor: Executor, output: Path, *, overwrite: bool) -> None:
-    """The same as `Batches.open_rows`, but only the leading process may delete the file."""
+    """Like `Batches.open_rows`, but only the leading process may delete the file."""
     if overwrite and executor.leads and output.is_file():
         output.unlink()
     executor.wait()

@@ -10,7 +10,7 @@ from .common import columns, dump, say, show
 
 
 def check_drafter(name: str, target: str, rows: Sequence[Path], *, json_: bool) -> None:
-    """Prints what `name` loads as for `target`, and an EAGLE's agreement with it under each reading of its layers."""
+    """Prints how `name` loads for `target`, and for EAGLE its agreement under each reading of its layers."""
     import pardec
 
     from ..training.self_check import self_check

@@ -131,7 +131,7 @@ def image(
 
 
 def _check_watch(quiet: bool) -> None:
-    """Raises SpecError where no image would be seen."""
+    """Raises SpecError if the preview would show no image."""
     from ..views.preview import check_watchable
 
     check_watchable(sys.stderr)

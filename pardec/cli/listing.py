@@ -119,7 +119,7 @@ def show(
 
 
 def _recognition(name: str, card: dict[str, Any]) -> dict[str, Any]:
-    """What a model loads as; that of an embedded one is known without importing torch."""
+    """How a model loads; for an embedded model this is known without importing torch."""
     if card and Path(card["path"]).parent == EMBEDDED:
         return {"loads": "natively"}
     from pardec.models.loading.recognition import describe
@@ -128,7 +128,7 @@ def _recognition(name: str, card: dict[str, Any]) -> dict[str, Any]:
 
 
 def _may_be_a_model(name: str) -> bool:
-    """Whether a name that has no card is that of a folder, a file or a repository of the hub."""
+    """Whether a name without a card may be a folder, a file or a repository of the hub."""
     try:
         local(name)
     except UnknownModelError:
@@ -173,7 +173,7 @@ def _layouts(drafter: str) -> list[tuple[str, str]]:
 
 
 def _check_filter(what: str, value: str, matches: list[dict[str, Any]]) -> None:
-    """Refuses a stage or a family that no sampler has."""
+    """Raises SpecError for a stage or a family that no sampler has."""
     known = list(dict.fromkeys(entry[what] for entry in matches))
     if value not in known:
         words = {"stage": "stages", "family": "families"}[what]

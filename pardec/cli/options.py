@@ -198,7 +198,7 @@ PrefixMiB = Annotated[
 
 
 class Given(dict[str, Any]):
-    """The options of a group that were given, by argument of `generate`: those left out leave a preset its own."""
+    """The given options of a group, by argument of `generate`; omitted options keep a preset's values."""
 
     names: tuple[str, ...]
     images = False

@@ -1,4 +1,4 @@
-"""`pardec plan`: what a request takes in memory, and the most that fits a budget."""
+"""`pardec plan`: the memory of a request, and the largest batch and draft that fit a budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pardec simulate`: decodes with a spec, and times its rounds on a machine that need not be here."""
+"""`pardec simulate`: decodes with a spec, and times its rounds on a described machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors in the words of the command line: names of Python arguments become names of options."""
+"""Words errors for the command line: names of Python arguments become names of options."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def option_names(app: Any, arguments: Sequence[str]) -> dict[str, str]:
 
 
 def as_options(text: str, names: Mapping[str, str]) -> str:
-    """`text` with options in place of the arguments of Python that `names` maps to them.
+    """`text` with the Python arguments of `names` replaced by the options that they map to.
 
     >>> names = {"max_new_tokens": "--max-new-tokens", "sampler": "--sampler", "stop": "--stop"}
     >>> as_options("max_new_tokens=64 asks for 64 tokens; sampler=\\"fixed:steps=32\\"", names)
@@ -65,7 +65,7 @@ def as_options(text: str, names: Mapping[str, str]) -> str:
 
 
 def _with_value(name: str, option: str, match: re.Match[str]) -> str:
-    """An option with the value that Python's argument has."""
+    """An option with the value of the Python argument."""
     value = match[1]
     if name in _FILES:
         return f"{option} FILE.json"

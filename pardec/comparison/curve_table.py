@@ -1,4 +1,4 @@
-"""The curves of a run as plain values: what tables, files and the report show of them."""
+"""The curves of a run as plain values, for tables, files and the report."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _of_task(run: Run, task: str, swept: Sequence[Figures]) -> Figures:
 
 
 def _role(entries: Sequence[Mapping[str, Any]], role: str, known: Mapping[str, Setting]) -> Setting | None:
-    """The reference that most entries have in a role, `baseline` or `floor`: that of the first one."""
+    """The reference that most entries have in a role (`baseline` or `floor`): the reference of the first entry."""
     return next((known[entry[role]] for entry in entries if entry.get(role) in known), None)
 
 
@@ -112,7 +112,7 @@ def _point(setting: Setting, reference: Sequence[Setting] | None, beaten: Mappin
 
 
 def title(task: Mapping[str, Any]) -> str:
-    """What stands above a task's curves."""
+    """The heading of a task's curves."""
     exact, oracle = task["sequential"], task["oracle"]
     text = f"curves of {task['task']}, {task['problems']} problems"
     if exact is not None:
@@ -138,7 +138,7 @@ def cells(task: Mapping[str, Any], mark: str = "`") -> list[list[str]]:
 
 
 def legend(task: Mapping[str, Any]) -> dict[str, str]:
-    """What the columns of `cells` mean, by their heads."""
+    """The meanings of the columns of `cells`, by heading."""
     level = f"{100 * task['accuracy']:.1f}%"
     return {
         "curve": "the sampler as written; threshold and fixed are always there",
@@ -156,7 +156,7 @@ def legend(task: Mapping[str, Any]) -> dict[str, str]:
 
 
 def interval(figure: Mapping[str, float | None] | None, digits: int = 2) -> str:
-    """A figure with its interval in brackets; nothing where there is none."""
+    """A figure with its interval in brackets; empty if there is none."""
     if figure is None or figure["value"] is None:
         return ""
     bounds = "" if figure["low"] is None else f" ({figure['low']:.{digits}f}..{figure['high']:.{digits}f})"

@@ -1,4 +1,4 @@
-"""Quality against cost as curves: a method at several settings of one parameter, beside a reference method's curve.
+"""Curves of quality against cost: a method at several settings of one parameter, and a reference method's curve.
 
 A method is judged where its curve lies, since a stricter or looser setting of the reference may do the same. All
 differences are paired: both curves are measured on the same problems, and the bootstrap resamples problems.
@@ -47,7 +47,7 @@ class Setting:
 
 
 def settings(by_sampler: Mapping[str, Rows], names: Sequence[str]) -> list[Setting]:
-    """The samplers that decoded all of the problems that any of them was scored on, in the order of `names`.
+    """The samplers that decoded every problem on which any sampler was scored, in the order of `names`.
 
     A row that failed scores 0 and leaves its sampler out: its cost is not known.
     """
@@ -114,7 +114,7 @@ def cost_at(curve: Sequence[Setting], accuracy: float, cost: str = "nfe") -> Int
 
 
 def dominated(some: Sequence[Setting], cost: str = "nfe") -> dict[str, str]:
-    """For each setting that another one beats: that other's name, the cheapest of the most accurate.
+    """For each setting that others beat, the name of the cheapest of the most accurate among them.
 
     One setting beats another if it costs no more and is no less accurate, and is better in one of the two.
     """

@@ -142,7 +142,7 @@ def by_position(rows: Rows) -> list[tuple[int, int]]:
 
 
 def padding(rows: Rows) -> float | None:
-    """Share of the positions fed that belong to no row, over whole batches."""
+    """The share of computed positions that belong to no row, over whole batches."""
     whole = batches(drafting(rows))
     spare = sum(batch_total(some, "padding") for some in whole)
     fed = spare + sum(row["tokens_fed"] for some in whole for row in some)
@@ -150,7 +150,7 @@ def padding(rows: Rows) -> float | None:
 
 
 def simulated(rows: Rows, cost_ratio: float | None) -> dict[str, float | None]:
-    """The speed-up over one forward a token if a forward cost the same however many tokens it is fed.
+    """The speed-up over one forward per token if the cost of a forward did not depend on its number of tokens.
 
         tokens gained a round / (drafter's forwards per round * c + 1)
 
@@ -167,7 +167,7 @@ def simulated(rows: Rows, cost_ratio: float | None) -> dict[str, float | None]:
 
 
 def weighted_forwards(rows: Rows) -> float | None:
-    """Of token maps: forwards of both models, those of the refiner weighted by its share of the parameters."""
+    """For token maps: forwards of both models, with the refiner's weighted by its share of the parameters."""
     maps = [row for row in successful(rows) if row.get("parts") and row["tokens"]]  # vectors have no ids
     return _mean([row["nfe"] + row["draft_forwards"] * (row["cost_ratio"] or 0.0) for row in maps])
 

@@ -67,7 +67,7 @@ def _template(run: Run) -> Iterator[str]:
 
 
 def _scored(run: Run) -> Iterator[str]:
-    """What scores the answers to prompts, and how many of them have no score."""
+    """The scorer of the answers to prompts, and how many answers have no score."""
     for task in run.config["tasks"]:
         if task.get("scorer") is None:
             continue

@@ -218,7 +218,7 @@ def environment() -> dict[str, Any]:
 
 
 def _warn_of_missing_answers(comparison: Plan) -> None:
-    """Says, before anything is decoded, that a scorer which was asked for has nothing to compare with."""
+    """Warns before decoding that a requested scorer has no answers to compare with."""
     for task in comparison.tasks.values():
         missing = set(sources.unanswered(task))
         if missing.issuperset(problem.id for problem in comparison.problems[task.name]):

@@ -14,7 +14,7 @@ _FAILED = "ScoreError: "  # how the error of a row begins
 
 
 class ScorerCheck:
-    """Looks at the first finished row of each task that a scorer of one's own rates; `warn` gets warnings."""
+    """Checks the first finished row of each task that a user's scorer rates; `warn` gets warnings."""
 
     def __init__(self, tasks: Mapping[str, Task], problems: Problems, warn: Callable[[str], object]) -> None:
         self._problems, self._warn = problems, warn

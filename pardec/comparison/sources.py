@@ -57,7 +57,7 @@ def refuse_unnamed(scorer: str | Score | None, executor: str) -> None:
 
 
 def unanswered(task: Task) -> list[str]:
-    """The ids of the problems without the answer that a scorer of the package compares with."""
+    """The ids of the problems without an answer, which the package's scorers need."""
     name = getattr(task, "scorer", None)
     if not isinstance(task, FileTask | PromptTask) or not isinstance(name, str) or name not in SCORERS:
         return []

@@ -1,4 +1,4 @@
-"""From samplers to curves: each method at the settings of its quality parameter, and what it is judged against."""
+"""Expands samplers into curves: each method at the settings of its quality parameter, and its reference."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Curve:
 def curves(
     samplers: Sequence[SamplerLike], family: Family, *, sampling: bool = False, points: int | None = None
 ) -> list[Curve]:
-    """The curve of each sampler, and of its reference where that is not among them.
+    """The curve of each sampler, and of its reference if that is not among them.
 
     The first part of a spec with a quality parameter (`quality_grid`) that the spec leaves open is swept; without one,
     the `tau` of `threshold`, which a masked sampler selects by where it names no select. A preset stays one point: its
@@ -65,7 +65,7 @@ def curves(
 
 
 def settings(some: Iterable[Curve], family: Family, *, sampling: bool = False) -> tuple[str, ...]:
-    """Every setting of all curves once: one that two curves share is written as the first of them has it."""
+    """Every setting of all curves once; a setting that two curves share has the spec of the first."""
     return _distinct((sampler for curve in some for sampler in curve.samplers), family, sampling)
 
 
@@ -87,19 +87,19 @@ def _curve(spec: Spec, family: Family, reference: str | None) -> Curve:
 
 
 def _grid(part: Part, family: Family) -> Mapping[str, tuple[object, ...]]:
-    """The quality parameter of a method with its values; empty without one, or where the spec sets it."""
+    """The quality parameter of a method with its values; empty without one, or if the spec sets it."""
     grid: Mapping[str, tuple[object, ...]] = find(part.name, family).make.quality_grid
     return {key: values for key, values in grid.items() if key not in dict(part.params)}
 
 
 def _spread(samplers: tuple[str, ...], points: int) -> tuple[str, ...]:
-    """At most `points` (2 or more) of them, at even distances from the first to the last."""
+    """At most `points` (2 or more) values, evenly spaced from the first to the last."""
     last, steps = len(samplers) - 1, points - 1
     return samplers if last <= steps else tuple(samplers[round(step * last / steps)] for step in range(points))
 
 
 def _distinct(specs: Iterable[str], family: Family, sampling: bool) -> tuple[str, ...]:
-    """Those that resolve, each resolved spec once."""
+    """The specs that resolve, each resolved spec once."""
     by_spec: dict[str, str] = {}
     for text in specs:
         with suppress(SpecError):  # a value that does not go with the others, as a relaxed bound above its threshold

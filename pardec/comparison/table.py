@@ -149,7 +149,7 @@ class Table:
         return frame(self._flat())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The same for rich: a table that is too wide is split, and names are replaced by numbers."""
+        """The table for rich; if it is too wide, it is split and numbers replace names."""
         from .drawing import render_table
 
         heads, *body = self.cells(mark="")
@@ -239,14 +239,14 @@ def _rate(row: Mapping[str, Any]) -> str:
 
 
 def _identical(row: Mapping[str, Any]) -> str:
-    """For samplers that promise the baseline's tokens, and for all samplers of the verify loop."""
+    """The share of identical rows, for samplers that promise the baseline's tokens and all of the verify loop."""
     if row["identical"] is None or not (row["exact"] == "greedy" or row["acceptance_length"] is not None):
         return ""
     return _share(row, "identical") + (" (!)" if broken(row) else "")
 
 
 def _seconds(row: Mapping[str, Any]) -> str:
-    """Seconds per problem; in brackets those in backbone and head, or in a model of token maps and its refiner."""
+    """Seconds per problem; in brackets, seconds in backbone and head, or in a model of token maps and its refiner."""
     if row["seconds"] is None:
         return ""
     if row["transformer_seconds"] is not None or row["refiner_seconds"] is not None:

@@ -1,4 +1,4 @@
-"""Decodes the units of a comparison in one process; times and scores each, and turns it into a row."""
+"""Decodes the units of a comparison in one process: times, scores, and turns each into a row."""
 
 from __future__ import annotations
 
@@ -167,12 +167,12 @@ class Worker:
         return {**self._identity(unit, entry), "spec": result.spec, "exact": result.exact, **figures, **self._origin()}
 
     def _template(self, problem: Problem) -> bool | None:
-        """Whether a text prompt is in the chat template; None where there is no choice."""
+        """Whether a text prompt is in the chat template; None if there is no choice."""
         plain = problem.label is None and isinstance(problem.prompt, str)
         return self.chat if plain and chat_template.worth_saying(self.model, self.job.chat) else None
 
     def _drafting(self, entry: Entry, result: Result) -> Row:
-        """The drafting figures of a one-row result of the verify loop, or the refiner's of token maps; else null."""
+        """The drafting figures of a one-row result of the verify loop, or the refiner's for token maps; else null."""
         trace = result.trace
         if result.sides is not None:
             nothing = dict.fromkeys(("drafted", "accepted", "deviation"))
@@ -217,7 +217,7 @@ class Worker:
 
 
 def _image_figures(result: Result) -> Row:
-    """The additional figures of a one-row result of the continuous loop; null for ids, but for the parts' seconds."""
+    """The figures that only the continuous loop has, of a one-row result; null for ids, except the parts' seconds."""
     if result.latents is None:
         parts = dict(result.timing.parts) or None
         return {**dict.fromkeys(("tested", "kept")), "parts": parts}

@@ -1,4 +1,4 @@
-"""The report's curves: for each method a small chart of its settings beside those of its reference, and a table."""
+"""The report's curves: per method, a small chart of its settings and its reference's settings, and a table."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Bench:
     def decode(
         self, stage: str, candidates: Sequence[Candidate], problems: ProblemSet
     ) -> dict[Candidate, list[Outcome | None]]:
-        """The same for all of `problems`."""
+        """Decodes all of `problems` with each candidate."""
         outcomes: dict[Candidate, list[Outcome | None]] = {}
         for block in dict.fromkeys(candidate.block_length for candidate in candidates):
             group = [candidate for candidate in candidates if candidate.block_length == block]
@@ -172,7 +172,7 @@ class Baseline:
         return outcomes
 
     def decode(self, stage: str, problems: Sequence[int]) -> None:
-        """Decodes those of `problems` that are not decoded yet."""
+        """Decodes the `problems` that are not decoded yet."""
         unknown = [at for at in problems if at not in self.known]
         if unknown:
             problem_set = replace(self.problem_set, owners=tuple(self.problem_set.owners[at] for at in unknown))

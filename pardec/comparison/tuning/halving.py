@@ -107,7 +107,7 @@ class SearchResult:
 
 
 def rungs(candidates: int) -> int:
-    """The number of rungs: those that reduce the candidates to the finalists, and one for the finalists."""
+    """The number of rungs that reduce the candidates to the finalists, plus one for the finalists."""
     count = 1
     while candidates > FINALISTS:
         candidates, count = _survivors(candidates), count + 1

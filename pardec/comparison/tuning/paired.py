@@ -55,7 +55,7 @@ def drop(baseline: Sequence[float], sampler: Sequence[float], level: float = 0.9
 
 
 def probability(baseline: Sequence[float], sampler: Sequence[float], points: float) -> float:
-    """How compatible the scores are with a drop of at most `points`, in [0, 1]: 1/2 for exactly that drop.
+    """The compatibility of the scores with a drop of at most `points`, in [0, 1]; 1/2 for exactly that drop.
 
     The one-sided p-value of the score test; for graded scores, of a normal approximation of their mean.
     """
