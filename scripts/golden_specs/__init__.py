@@ -1,4 +1,4 @@
-"""Which spec and arguments of `generate` stand for a recorded case: one module for each recorded code base.
+"""Maps recorded cases to a spec and arguments of `generate`: one module per recorded code base.
 
 A module names them by method in `CALLS`; what is no text model's, it replays itself, by method in `REPLAYS`, or by
 set/method where sets share a method.

@@ -1,4 +1,4 @@
-"""Recorded acceptances: a draft, the laws after it and the uniforms, and what was taken of it."""
+"""Recorded acceptances: a draft, the distributions after it, the uniforms, and the accepted tokens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Indexed:
         return self.uniforms[:, :width]
 
     def draw(self, weights: Tensor, purpose: str, node: int = 0) -> Tensor:
-        """What the next token is drawn from is what was recorded, so it is kept; the token is not."""
+        """Keeps the distribution of the next token, which is recorded; its token is not."""
         self.left = weights / weights.sum(-1, keepdim=True)
         return weights.argmax(-1)
 
@@ -49,7 +49,7 @@ class Indexed:
 
 
 class Consumed(Indexed):
-    """Uniforms of one row in the order of its tests; before a node's own, `skips` were spent on repeats of others."""
+    """Uniforms of one row in the order of its tests; `skips` uniforms before a node's went to repeated siblings."""
 
     def __init__(self, uniforms: Sequence[float], skips: Sequence[int]) -> None:
         super().__init__(torch.zeros(1, 0))
@@ -95,7 +95,7 @@ class Tree:
         return TargetDistributions(raw, raw / temperature if temperature else raw, greedy=not temperature)
 
     def skips(self) -> list[int]:
-        """Of each node: the uniforms spent on repeats of rejected siblings that stood between it and the one before."""
+        """Per node: the uniforms spent on repeats of rejected siblings between it and the previous node."""
         found = []
         for node, parent in enumerate(self.parents):
             before = [self.members[i][0] for i in range(1, node) if self.parents[i] == parent]
@@ -134,7 +134,7 @@ def _best(case: Case) -> list[int]:
 
 
 def jacobi_prefix_match(case: Case, *_: object) -> str | None:
-    """Greedy Jacobi: what has converged is the chain's longest prefix that the argmax agrees with."""
+    """Greedy Jacobi: the converged part is the chain's longest prefix that equals the argmax."""
     tokens, following = torch.tensor(case["input_ids"]), torch.tensor(case["next_tokens"])
     vocab = int(torch.maximum(tokens, following).max()) + 1
     logits = torch.nn.functional.one_hot(following, vocab).float()
@@ -152,7 +152,7 @@ def eagle_greedy(case: Case, *_: object) -> str | None:
 
 
 def eagle_sampling(case: Case, *_: object) -> str | None:
-    """Point masses tested sibling by sibling, and what they leave of the law."""
+    """Point masses tested sibling by sibling, and the residual distribution."""
     tree = _candidates(case, pad=-1)
     uniforms = Consumed(case["uniforms_consumed"], [0] * len(tree.tokens))
     made = Speculative().accept(tree.draft, tree.distributions(), uniforms, None)
@@ -175,7 +175,7 @@ def _guesses(case: Case, root: list[float]) -> Tree:
 
 
 def lookahead_greedy(case: Case, *_: object) -> str | None:
-    """Of the guesses the one that greedy decoding follows furthest; the reference gives a full match no bonus."""
+    """The guess that greedy decoding follows furthest; the reference gives a full match no bonus token."""
     vocab = len(case["guess_logits"][0])
     tree = _guesses(case, np.eye(vocab)[case["first_guess"]].tolist())
     made = Greedy().accept(tree.draft, tree.distributions(temperature=0), Indexed(torch.zeros(0)), None)
@@ -196,13 +196,13 @@ def lookahead_sample(case: Case, *_: object) -> str | None:
 
 
 def sjd(case: Case, *_: object) -> str | None:
-    """A window of drafts with the laws that they were drawn from."""
+    """A window of drafts with the distributions that they were drawn from."""
     p = torch.tensor(case["advanced_prob"])
     return _window(case, Speculative(), TargetDistributions(p.log(), p.log(), greedy=False), None)
 
 
 def gsd(case: Case, *_: object) -> str | None:
-    """The same by groups; ranks go by the logits before filters."""
+    """`sjd` by groups; ranks are those of the logits before filters."""
     p, raw = torch.tensor(case["advanced_prob"]), torch.tensor(case["advanced_logits"])
     rule = Grouped(group=2 * case["window"], prob=case["p_thr"], dist=case["d_thr"], mode="reference")
     return _window(
@@ -226,7 +226,7 @@ def _window(case: Case, rule: Acceptance, distributions: TargetDistributions, st
 
 
 def _lantern(case: Case) -> tuple[Lantern, CodeFeatures]:
-    """The rule, and the neighbours, which are found anew: as many as were recorded are the same."""
+    """Builds the rule and searches the neighbours again; the recorded number of them is the same."""
     p, codebook = case["params"], torch.tensor(case["codebook"])
     table = nearest(codebook, len(codebook) - 1)
     recorded = torch.tensor(case["nearest"])
@@ -237,14 +237,14 @@ def _lantern(case: Case) -> tuple[Lantern, CodeFeatures]:
 
 
 def lantern_dyn(case: Case, *_: object) -> str | None:
-    """Point masses, each borrowing from its neighbours; a rejected one takes them along."""
+    """Point masses that borrow probability from their neighbours; a rejected one removes them as well."""
     rule, looks = _lantern(case)
     tree = _candidates(case, pad=-1)
     return _relaxed(case, tree, tree.draft, rule, looks)
 
 
 def lantern_static(case: Case, *_: object) -> str | None:
-    """Draws from the drafter's laws, which lose the earlier siblings, and borrow."""
+    """Draws from the drafter's distributions without earlier siblings, with borrowed probability."""
     rule, looks = _lantern(case)
     tree = _candidates(case, pad=-1)
     q = torch.zeros(1, len(tree.tokens), len(case["codebook"]))
@@ -266,7 +266,7 @@ def _relaxed(case: Case, tree: Tree, draft: Draft, rule: Lantern, looks: CodeFea
 
 
 def lantern_greedy(case: Case, *_: object) -> str | None:
-    """The longest path of tokens that are the likeliest with what they borrow."""
+    """The longest path of tokens that are the likeliest with their borrowed probability."""
     rule, looks = _lantern(case)
     tree = _candidates(case, pad=-1)
     uniforms = Indexed(torch.full((1, len(tree.tokens)), 0.5))
@@ -276,7 +276,7 @@ def lantern_greedy(case: Case, *_: object) -> str | None:
 
 
 def cspd(case: Case, *_: object) -> str | None:
-    """Vectors tested by the ratio of their last transitions, widened, and what stands in for the rejected ones."""
+    """Vectors tested by the widened ratio of their last transitions, and the replacements of rejected ones."""
     target, other = (
         LastTransition(
             torch.tensor(case[f"{who}_mean"]),

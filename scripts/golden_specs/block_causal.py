@@ -1,4 +1,4 @@
-"""Block-causal models by their authors' loops: LLaDA2, SDAR-MoE, Stable-DiffCoder, Fast-dLLM v2.
+"""Block-causal models and their authors' loops: LLaDA2, SDAR-MoE, Stable-DiffCoder, Fast-dLLM v2.
 
 Compared are what each forward committed, the tokens up to the first end token, how many forwards commit, and logits.
 pardec goes on from there as it always does: it makes no forward that commits nothing, keeps the K/V of finished blocks
@@ -50,7 +50,7 @@ def recording(model: pardec.Model, count: int) -> Iterator[Rows]:
 
 @contextmanager
 def drawing(uniforms: Tensor | None, case: Case) -> Iterator[None]:
-    """Draws with the recorded uniforms, a table for each forward, of the block's rows or of its open ones.
+    """Draws with the recorded uniforms: one table per forward, over the block's rows or its open ones.
 
     Where none are recorded, or no more, the likeliest token is drawn.
     """
@@ -77,7 +77,7 @@ def drawing(uniforms: Tensor | None, case: Case) -> Iterator[None]:
 def compare(
     case: Case, model: pardec.Model, tensors: dict[str, Tensor], call: Call, count: int, *, longer: bool = False
 ) -> str | None:
-    """What differs first between the case and what pardec decodes of `count` tokens; None where nothing does.
+    """The first difference between the case and pardec's decode of `count` tokens; None if there is none.
 
     `longer`: pardec may go on where the reference ends.
     """
@@ -127,7 +127,7 @@ def compare(
 def _decoded(
     model: pardec.Model, prompt: list[int], spec: str, count: int, arguments: dict[str, Any]
 ) -> tuple[list[list[tuple[int, int]]], list[int], str]:
-    """The cells that each forward changed with their tokens, the sequence, and why it ended."""
+    """The cells that each forward changed, with their tokens; the sequence; and the reason why it ended."""
     steps: list[list[tuple[int, int]]] = []
     canvas: list[int] = []
     for event in model.stream(input_ids=[prompt], sampler=spec, max_new_tokens=count, **arguments):
@@ -187,7 +187,7 @@ def _llada21(case: Case) -> tuple[Call, int]:
 
 
 def _pipeline(case: Case) -> tuple[Call, int]:
-    """Of diffusers: one forward more on a complete block than `max_post_steps`."""
+    """Arguments for diffusers' pipeline, which runs one more forward on a complete block than `max_post_steps`."""
     p = case["params"]
     tau = p["editing_threshold"]
     edit = f"+edit:tau={tau},post={p['max_post_steps'] + 1},steps={p['num_inference_steps']}" if tau else ""
@@ -223,7 +223,7 @@ def _stable_diffcoder(case: Case) -> tuple[Call, int]:
 
 
 def _fast_dllm_v2(case: Case) -> tuple[Call, int]:
-    """With the token that the reference appends after its last block."""
+    """Adds the token that the reference appends after its last block."""
     p = case["params"]
     block, first = p["block_length"], len(case["prompt_ids"])
     propose, sampling = _filters(case)

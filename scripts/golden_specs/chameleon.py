@@ -44,7 +44,7 @@ def _lumina(p: dict[str, Any]) -> dict[str, int]:
 
 
 def _names(layout: ImageLayout, names: dict[tuple[int, ...], str], vocabulary: int) -> list[str]:
-    """What each position of an image may be, by the constraints of a request."""
+    """The names that each position of an image may have, by the constraints of a request."""
     row = Row(torch.tensor([0]), torch.full((layout.tokens,), -1))
     constraints = intersect(layout, None, [row], vocabulary)
     assert constraints is not None, "a grammar"
@@ -53,7 +53,7 @@ def _names(layout: ImageLayout, names: dict[tuple[int, ...], str], vocabulary: i
 
 
 def lumina_window(case: Case, *_: object) -> str | None:
-    """Outside of an image nothing is held; the two grid tokens are given, where the port leaves them open.
+    """Nothing is constrained outside of an image; the two grid tokens are fixed, which the port leaves open.
 
     After the end of an image the port goes on with rows: there its rule token by token, `grammar`, is right.
     """
@@ -73,7 +73,7 @@ def lumina_window(case: Case, *_: object) -> str | None:
 
 
 def anole_grammar(case: Case, *_: object) -> str | None:
-    """From the first code to the end of the image; what comes before is given, and nothing comes after."""
+    """The grammar from the first code to the end of the image; earlier tokens are given, later ones do not exist."""
     p = case["params"]
     own = _names(_square(p), _anole_names(p), p["vocab_size"])
     begin = case["history"].index(p["boi"]) - p["prompt_length"] + 1
@@ -82,7 +82,7 @@ def anole_grammar(case: Case, *_: object) -> str | None:
 
 
 def anole_window(case: Case, *_: object) -> str | None:
-    """The first position of a window; the port gives the others its rule, which is a fault."""
+    """The rule of a window's first position, which the port wrongly applies to the others as well."""
     p = case["params"]
     if p["boi"] not in case["history"]:
         return None if case["allowed"][0] == "boi" else "the image is to be begun"  # it is, by the prompt
@@ -165,7 +165,7 @@ class _Given(LuminaImaging):
 
 
 def _rounds(case: Case, model: pardec.Model, imaging: _Given) -> str | None:
-    """The laws after each recorded window, and which of its tokens are accepted."""
+    """The distributions after each recorded window, and which of its tokens are accepted."""
     p, network = case["params"], model.language_model
     layout, sets = imaging.layout, None
     row = Row(torch.tensor([0]), torch.full((layout.tokens,), -1))

@@ -6,7 +6,7 @@ from golden_specs import Call, Case, Reader
 
 
 def select_of(case: Case) -> str:
-    """The part of the spec that a case's decoder stands for."""
+    """The part of the spec that corresponds to a case's decoder."""
     p = case["params"]
     tau, method = p["threshold"], case["method"]
     if "credit" in method:

@@ -39,7 +39,7 @@ _Path = tuple[int, ...]
 
 
 class _Differs(Exception):
-    """What differs first; nothing after it could be compared."""
+    """Raised at the first difference, after which nothing can be compared."""
 
 
 class _Over(Exception):
@@ -70,7 +70,7 @@ def _run(module: Any, tokens: Tensor, features: Tensor, cache: KVCache, start: i
 
 
 def _drafted(module: Any, logits: Tensor) -> Tensor:
-    """Logits over the draft ids, and nothing anywhere else."""
+    """The logits of the draft ids. Raises _Differs if other ids have logits."""
     if module.vocabulary is None:
         return logits
     inside = logits.index_select(-1, module.vocabulary)
@@ -138,7 +138,7 @@ def _unroll(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
 
 @contextmanager
 def _added(visible: Tensor, count: int) -> Iterator[None]:
-    """Attention as the record has it: what `visible` [Q, C] says of the keys after the first `count` is added."""
+    """Attention as recorded: after the first `count` keys, `visible` [Q, C] is added to the scores as 0 or 1."""
     bias = visible.float()
     bias[:, :count] = torch.zeros(count, count).masked_fill(~visible[:, :count], -torch.inf)
 
@@ -213,7 +213,7 @@ def _children(paths: list[_Path]) -> dict[_Path, list[int]]:
 
 @dataclass(frozen=True)
 class _Judged(Acceptance):
-    """The exact acceptance on recorded uniforms, which compares every tree before."""
+    """The exact acceptance on recorded uniforms; it first compares every tree with the record."""
 
     tape: _Tape
 

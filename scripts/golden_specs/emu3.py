@@ -1,4 +1,4 @@
-"""Emu3's grammar as its authors and SJD's port record it: what may stand at each position after the image token."""
+"""Emu3's grammar, recorded from its authors' code and SJD's port: the tokens at each place after the image token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMED = {"eol": "<|extra_200|>", "eof": "<|extra_201|>", "eoi": "<|image end|>"
 
 
 def _allowed(case: Case) -> list[str]:
-    """What each position of an image may be, by the constraints of a request of this size."""
+    """The tokens that each position of an image may have, by the constraints of a request of this size."""
     p = case["params"]
     first, last = p["visual_tokens"]
     ids = {name: p[f"{short}_token"] for short, name in _NAMED.items()}
@@ -49,7 +49,7 @@ def grammar(case: Case, *_: object) -> str | None:
 
 
 def window(case: Case, *_: object) -> str | None:
-    """The rule of a window, which is right where it differs from the one before."""
+    """The rule of a window, which is right where it differs from the token-by-token rule."""
     own, start = _allowed(case), case["params"]["generated"]
     expected = [own[index] if index < len(own) else "pad" for index in range(start, start + case["params"]["window"])]
     return None if expected == case["allowed"] else f"{expected}, expected {case['allowed']}"

@@ -1,4 +1,4 @@
-"""Sparse MLPs alone: the experts of each token, their weights, and what the block makes of them."""
+"""Sparse MLPs alone: the experts of each token, their weights, and the block's output."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _medusa_logits(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str 
 
 
 def _hydra_logits(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
-    """Every head after every token that has the tokens which the last head reads."""
+    """Every head after every token that is followed by all tokens that the last head reads."""
     model, module = _models(case, folder)
     module_any: Any = module
     states, _ = _states(model, case["input_ids"])
@@ -124,7 +124,7 @@ def _leaves(parents: list[int]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class _Nucleus(Acceptance):
-    """Medusa's nucleus acceptance on recorded uniforms, those of one call after those of the other."""
+    """Medusa's nucleus acceptance on recorded uniforms, call by call."""
 
     case: Case
     uniforms: Iterator[list[float]]
@@ -156,7 +156,7 @@ def _pick(probs: Tensor, uniforms: list[float]) -> Tensor:
 
 
 def _rounds(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
-    """The tree that every round feeds, what is accepted of it, and the text."""
+    """The tree of every round, its accepted nodes, and the text."""
     p = case["params"]
     model, module = _models(case, folder)
     nucleus = p["temperature"] > 0 and p.get("sampling") == "nucleus"

@@ -24,7 +24,7 @@ LOOSE = 1000 * _EPS  # of a probability: its logit, which guidance multiplies, i
 
 
 def apart(found: Tensor, expected: Tensor) -> float:
-    """The greatest error of probabilities, each as a share of itself, beyond what rounds to nothing beside 1."""
+    """The largest relative error of probabilities, less one rounding step at 1."""
     if found.shape != expected.shape:
         return float("inf")
     return float(
@@ -41,7 +41,7 @@ def _tokenizer(folder: Path) -> VQ:
 
 
 def _encode(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
-    """Codes exactly, and the rows of the codebook that they stand for."""
+    """Compares codes exactly, and their rows of the codebook."""
     model = _tokenizer(folder)
     codes = model.encode(tensors[case["image_tensor"]])
     if codes.flatten().tolist() != case["codes"]:
@@ -66,7 +66,7 @@ def model_of(folder: Path, kind: str) -> pardec.Model:
 
 
 def _features(case: Case, tensors: dict[str, Tensor]) -> list[Tensor]:
-    """What the text encoder made of each caption; what the mask hides is left out, as nothing sees it."""
+    """The text encoder's features of each caption, without masked ones, which nothing sees."""
     rows, masks = tensors[case["cond_tensor"]], case.get("emb_masks")
     return list(rows) if masks is None else [row[torch.tensor(mask) > 0] for row, mask in zip(rows, masks, strict=True)]
 
@@ -84,7 +84,7 @@ def arguments(case: Case, tensors: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _forward_logits(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
-    """The whole sequence in one forward, condition included; the class after the last one says nothing."""
+    """The whole sequence in one forward, condition included; the class after the last one is no condition."""
     model = model_of(folder, case["params"]["kind"]).language_model
     imaging = model.imaging
     assert imaging is not None, "it is a model of pictures"
@@ -105,7 +105,7 @@ def _forward_logits(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str
 
 
 class _Heard:
-    """Keeps what both halves of a guided forward put out last, while it is open; prompts may come in several."""
+    """While open, keeps the last outputs of both halves of a guided forward; prompts may take several forwards."""
 
     def __init__(self, model: pardec.Model) -> None:
         self.stack: Any = model.language_model.decoder

@@ -91,7 +91,7 @@ def _sample(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A source that hands out recorded orders and normal numbers, as the uniforms that make them."""
+    """A source that returns recorded orders and normal numbers, as the uniforms that produce them."""
 
     keys: Tensor  # [B, S]
     noise: Tensor  # [B, S, T + 1, d]

@@ -23,7 +23,7 @@ from pardec.samplers.scales.methods import map_decoding as _maps
 
 @dataclass(frozen=True)
 class Recorded:
-    """A source that hands out recorded uniforms: scale by scale, then row by row, then in raster order."""
+    """A source that returns recorded uniforms: scale by scale, then row by row, then in raster order."""
 
     values: Tensor  # [B, L]
 
@@ -46,7 +46,7 @@ def _labels(case: Case, classes: int) -> list[int]:
 
 
 def _difference(model: pardec.Model, case: Case, tensors: dict[str, Tensor], **arguments: Any) -> str | None:
-    """What differs first between a recorded picture and what `generate` draws."""
+    """The first difference between a recorded picture and the picture of `generate`."""
     p, network, imaging = case["params"], model.network, model.imaging
     assert isinstance(network, ScaleModel)
     assert imaging is not None

@@ -32,7 +32,7 @@ from pardec.samplers.speculative.ops.verification import follow
 
 
 class _Differs(Exception):
-    """What differs first; nothing after it could be compared."""
+    """Raised at the first difference, after which nothing can be compared."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class _Tape:
             raise _Differs(f"forward {self.number}: {what} differ by {error:.1e}")
 
     def turn(self) -> None:
-        """On to the next round."""
+        """Moves to the next round."""
         self.number += 1
         self.differs("recorded rounds", len(self.case["trace"]), max(len(self.case["trace"]), self.number + 1))
         self.now = self.case["trace"][self.number]
@@ -146,7 +146,7 @@ class _Judged(Acceptance):
 
 @dataclass(frozen=True)
 class _Numbers:
-    """Recorded uniforms, and the recorded token in place of a draw, which has to be possible."""
+    """Recorded uniforms; a draw returns the recorded token, which must have positive probability."""
 
     tape: _Tape
 
@@ -166,7 +166,7 @@ class _Numbers:
 
 
 def _window(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
-    """Every round of SJD's window and of Jacobi's: what is fed, its laws, what is accepted, and what is fed next."""
+    """Every round of SJD's and Jacobi's window: inputs, distributions, accepted tokens, and the next inputs."""
     p, tape = case["params"], _Tape(case, tensors)
     model = model_of(folder, p["kind"])
     width = p["max_num_new_tokens"]
