@@ -45,7 +45,7 @@ class AutoencoderRun(Training):
         return {"optimizer": self.optimizer}
 
     def images(self, step: int) -> Tensor:
-        """What a step sees, [B, 3, S, S] in [-1, 1]."""
+        """The images of a step, [B, 3, S, S] in [-1, 1]."""
         return to_pixels(data.batch(self.o.seed, step, self.o.batch)[1]).to(self.device)
 
     def remade(self, pixels: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:

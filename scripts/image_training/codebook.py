@@ -24,7 +24,7 @@ def kmeans(points: Tensor, count: int, rng: torch.Generator, rounds: int = 20) -
 
 
 class Averages:
-    """Moving averages of how often each code is used and of the features it stands for."""
+    """Moving averages of the use of each code and of the features assigned to it."""
 
     def __init__(self, rows: Tensor) -> None:
         self.count = torch.ones(len(rows), device=rows.device)  # [codes]
@@ -46,7 +46,7 @@ class Averages:
         return F.normalize(self.total, dim=1)
 
     def revive(self, features: Tensor, rng: torch.Generator) -> int:
-        """Put dead codes on features [n, C] drawn at random; how many there were."""
+        """Moves dead codes to randomly drawn features [n, C]; returns how many there were."""
         dead = self.count < DEAD
         number = int(dead.sum())
         if number:

@@ -42,7 +42,7 @@ class Chunks(ABC):
         self.held: tuple[int, dict[str, Tensor]] = (-1, {})
 
     def rows(self, step: int, count: int) -> dict[str, Tensor]:
-        """What a step sees, by name: a function of the seed and the step alone."""
+        """The tensors of a step by name, a function of the seed and the step alone."""
         each = self.size // count
         turn, place = divmod(step, each)
         again, number = divmod(turn, self.chunks)
@@ -51,7 +51,7 @@ class Chunks(ABC):
         return {name: held[rows] for name, held in self.chunk(number).items()}
 
     def chunk(self, number: int) -> dict[str, Tensor]:
-        """One chunk, made if it is not there yet."""
+        """One chunk, made if it does not exist yet."""
         if self.held[0] != number:
             file = self.folder / f"{number}.safetensors"
             if not file.exists():
@@ -99,7 +99,7 @@ class Corpus(Chunks):
 
 
 def shown_by(scenes: list[Scene], pictures: NDArray[np.uint8], cell: int) -> NDArray[np.int64]:
-    """[B, cells]: which thing's colour the mean of each cell is nearest to, or GROUND."""
+    """[B, cells]: the thing whose colour is nearest to the mean of each cell, or GROUND."""
     side = pictures.shape[1] // cell
     means = pictures.reshape(len(pictures), side, cell, side, cell, 3).mean((2, 4)).reshape(len(pictures), -1, 3)
     names = list(COLOURS)

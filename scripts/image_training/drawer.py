@@ -73,7 +73,7 @@ class DrawerRun(Descent):
         self.restore()
 
     def loss_of(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """What is minimised, and of it the cross entropy of the codes in nats."""
+        """The loss, and its part from the cross entropy of the codes, in nats."""
         captions, codes, shown = (each.to(self.device) for each in (batch.captions, batch.codes, batch.shown))
         left_out = (torch.rand(len(codes), 1, 1, generator=self.noise()) < DROPPED).to(self.device)
         known = captions != words.PAD
@@ -103,7 +103,7 @@ class DrawerRun(Descent):
         return drawer.output(states), self.model["namer"](states)
 
     def naming(self, named: Tensor, shown: Tensor, said: Tensor) -> Tensor:
-        """How far `named` [B, cells, *] is from naming colour and kind of what is `shown`, here and a row below."""
+        """The loss of `named` [B, cells, *] for colour and kind of the things `shown`, here and a row below."""
         ground = torch.zeros_like(said[:, :1])
         kind = torch.cat((said[:, :GROUND], ground), 1).gather(1, shown)
         side = math.isqrt(shown.shape[1])
@@ -115,7 +115,7 @@ class DrawerRun(Descent):
         return loss
 
     def telling(self, states: Tensor, places: Tensor, said: Tensor) -> Tensor:
-        """How far the mean of captions' states [B, P, E] is from telling what they say: cross entropy, summed."""
+        """The loss of predicting captions' contents from the mean of their states [B, P, E]: summed cross entropy."""
         mean = (states.float() * places[..., None]).sum(1) / places.sum(1, keepdim=True)
         guesses = self.model["teller"](mean).split(words.KINDS, 1)
         losses = [F.cross_entropy(guess, true) for guess, true in zip(guesses, said.unbind(1), strict=True)]

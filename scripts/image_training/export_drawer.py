@@ -38,7 +38,7 @@ def export(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], car
 
 
 def with_figures(card: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """The card with what was measured on its images."""
+    """The card with the measurements on its images."""
     accuracy = {}
     if found:
         counted = {"captions": found["pictures"]}

@@ -56,7 +56,7 @@ def loaded(folder: Path) -> Network:
 
 
 def with_figures(card: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """The card with what was measured on its images."""
+    """The card with the measurements on its images."""
     accuracy = {}
     if found:
         counted = {"classes": found["pictures"]}

@@ -72,7 +72,7 @@ def loaded(folder: Path) -> ScaleNetwork:
 
 
 def with_figures(card: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
-    """The card with what was measured on its images."""
+    """The card with the measurements on its images."""
     accuracy = {}
     if result:
         counted = {"classes": result["pictures"]}

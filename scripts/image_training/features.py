@@ -52,7 +52,7 @@ class FeatureCorpus(Chunks):
 
 @torch.no_grad()
 def walk(vq: MultiScaleVQ, goal: Tensor, share: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """What is to be predicted, and from what, where a share [B] of each image's codes is replaced.
+    """The targets and inputs of prediction, with a share [B] of each image's codes replaced.
 
     Codes of a scale are those of what the scales before it, with their replaced codes, leave of the features `goal`: a
     model learns to correct what was sampled before. Returns codes [B, L] and maps [B, L - n_0, C], the inputs of scales

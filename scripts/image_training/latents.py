@@ -17,14 +17,14 @@ from pardec.models.images.vq import to_pixels
 
 @dataclass(frozen=True)
 class Batch:
-    """Classes, and the laws of the vectors of a picture of each."""
+    """Classes, and the distributions of the vectors of one picture per class."""
 
     labels: Tensor  # [B] int64
     latents: Latents  # [B, S, d] each
 
 
 class LatentCorpus(Chunks):
-    """Pictures of classes, drawn evenly, as laws of an autoencoder's vectors."""
+    """Pictures of evenly drawn classes, as distributions of an autoencoder's vectors."""
 
     def __init__(self, folder: Path, kl: KL, *, seed: int, chunks: int, size: int = CHUNK) -> None:
         super().__init__(folder, seed=seed, chunks=chunks, size=size)

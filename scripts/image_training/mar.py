@@ -44,7 +44,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2  # steps of this length, counted round from 1 to
 
 
 class MARRun(Descent):
-    """Trains a model of classes; with a teacher, towards what it says beside the noise itself."""
+    """Trains a model of classes; with a teacher, towards its predictions in addition to the noise itself."""
 
     def __init__(self, options: Options) -> None:
         device = device_of(options)
@@ -84,7 +84,7 @@ class MARRun(Descent):
         return sdpa_kernel(SDPBackend.MATH)  # for so few tokens, half the time of what is chosen for a CPU
 
     def loss_of(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """What is minimised, and of it the squared error of the noise."""
+        """The loss, and its part from the squared error of the noise."""
         rng = self.noise()
         rows, tokens, size = batch.latents.mean.shape
         latents = batch.latents.sample(torch.randn(rows, tokens, size, generator=rng)).to(self.device)
@@ -113,7 +113,7 @@ class MARRun(Descent):
     def say(
         self, model: nn.Module, latents: Tensor, known: Tensor, labels: Tensor, points: Tensor, times: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The noise in points [N, d] of tokens that are not known, and shares of the variance; float32 [N, d] each."""
+        """Predicts the noise in points [N, d] of unknown tokens, and shares of the variance; float32 [N, d] each."""
         with torch.autocast(self.device.type, torch.bfloat16):
             z = model.backbone(latents, known, labels)
             read = model.head.cond_embed(z[~known]).repeat(len(points) // int((~known).sum()), 1)
@@ -121,7 +121,7 @@ class MARRun(Descent):
         return noise, share
 
     def bound(self, said: Tensor, share: Tensor, clean: Tensor, points: Tensor, times: Tensor) -> Tensor:
-        """The variational bound, which only the variance learns from; bits a number.
+        """The variational bound, from which only the variance learns; bits per number.
 
         Each transition's distribution is compared with the true one, the last one's with the token.
         """
@@ -187,7 +187,7 @@ def masked_of(step: int, tokens: int) -> int:
 
 
 def initialise(model: nn.Module) -> None:
-    """Even weights; what modulates the head's blocks, and its output, start at zero.
+    """Initializes the weights; the modulation of the head's blocks, and its output, start at zero.
 
     Classes and places are ten times what the authors start with: heard beside tokens from the first step on.
     """
@@ -203,7 +203,7 @@ def initialise(model: nn.Module) -> None:
 
 @torch.no_grad()
 def guess_the_point(head: nn.Module) -> None:
-    """Has the head begin by saying that a point is all noise, which it nearly is at most levels.
+    """Makes the head initially predict that a point is all noise, which is nearly right at most levels.
 
     Sampling multiplies errors in nearly pure noise by hundreds, and a norm stands between point and answer: the point
     goes in twice, once negated, beside constants of LOUD times its size, over which the norm is nearly constant.

@@ -1,4 +1,4 @@
-"""What training asks of the tokenizer of several scales beside its model: its start, and codes with all sums.
+"""Training functions of the tokenizer of several scales: its initialization, and codes with all sums.
 
 Visual Autoregressive Modeling: Scalable Image Generation via Next-Scale Prediction, https://arxiv.org/abs/2404.02905
 Letters: B images, C numbers of a code's vector, n the last scale's side, n_s codes of scale s.
@@ -33,7 +33,7 @@ def tokenizer(changes: dict[str, object]) -> MultiScaleVQ:
 
 
 def features(vq: MultiScaleVQ, pixels: Tensor) -> Tensor:
-    """What is quantized: pixels [B, 3, H, W] to float32 [B, C, n, n]."""
+    """The features to quantize, float32 [B, C, n, n], from pixels [B, 3, H, W]."""
     assert vq.encoder is not None, "a tokenizer with its encoder"
     assert vq.quant_conv is not None
     out: Tensor = vq.quant_conv(vq.encoder(pixels)).float()
@@ -61,7 +61,7 @@ def quantize(vq: MultiScaleVQ, goal: Tensor) -> tuple[list[Tensor], list[Tensor]
 
 @torch.no_grad()
 def start_from(vq: MultiScaleVQ, kl: KL) -> None:
-    """Take over the network of an autoencoder of the same levels; its scaled means are the features then.
+    """Copies the network of an autoencoder of the same levels, whose scaled means become the features.
 
     What an autoencoder lacks begins by adding nothing: attention of the decoder, and the quantizer's convolutions.
     """

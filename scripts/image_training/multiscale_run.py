@@ -54,7 +54,7 @@ class MultiScaleRun(Training):
         return {"optimizer": self.optimizer}
 
     def images(self, step: int) -> Tensor:
-        """What a step sees, [B, 3, S, S] in [-1, 1]."""
+        """The images of a step, [B, 3, S, S] in [-1, 1]."""
         rng = random.Random(f"scales/{self.o.seed}/{step}")
         return to_pixels(data.of_classes(rng, self.o.batch)[1]).to(self.device)
 
@@ -102,7 +102,7 @@ class MultiScaleRun(Training):
 
     @torch.no_grad()
     def watch(self, codes: list[Tensor], pools: list[Tensor], rng: torch.Generator) -> None:
-        """Count codes, and put those that are hardly used on residuals drawn at random."""
+        """Counts codes, and moves rarely used ones to randomly drawn residuals."""
         flat = torch.cat(codes, 1).flatten()
         share = torch.bincount(flat, minlength=len(self.count)).float().cpu() * (len(self.count) / len(flat))
         self.count.lerp_(share, 1 - KEPT)

@@ -72,7 +72,7 @@ class Block(nn.Module):
 
 
 class Conditions(nn.Module):
-    """Captions' features to input states, and learned features for a caption that is not said."""
+    """Maps captions' features to input states, with learned features for a missing caption."""
 
     def __init__(self, places: int, features: int, width: int) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Drawer(nn.Module):
         return torch.cat((torch.zeros(self.places, *table.shape[1:]), table))
 
     def states(self, features: Tensor, known: Tensor, codes: Tensor) -> Tensor:
-        """States [B, cells, E] that say each cell of `codes` [B, cells], after right-aligned captions.
+        """States [B, cells, E] that predict each cell of `codes` [B, cells], after right-aligned captions.
 
         `features` [B, P, D] and which places are taken, `known` [B, P] bool.
         """

@@ -1,4 +1,4 @@
-"""What every training run does: state, schedule, clock, evaluations."""
+"""The base of every training run: state, schedule, clock, evaluations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Training(ABC):
 
     @abstractmethod
     def parts(self) -> dict[str, Any]:
-        """What else has a state: objects with `state_dict` and `load_state_dict`, by name."""
+        """Further objects with state (`state_dict` and `load_state_dict`), by name."""
 
     @abstractmethod
     def evaluate(self, final: bool) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Training(ABC):
         os.replace(path.with_suffix(".part"), path)
 
     def restore(self) -> None:
-        """Goes on from a saved state, if there is one."""
+        """Continues from a saved state, if there is one."""
         path = self.o.state / "state.pt"
         if not path.exists() or self.o.fresh:
             return
@@ -99,7 +99,7 @@ class Training(ABC):
     # -- the run -----------------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """Until the run's length, or `stop()`. An interrupted run exports nothing."""
+        """Trains until the run's length, or `stop()`. An interrupted run exports nothing."""
         stopwatch, saved = Stopwatch(), time.monotonic()
         noted = self.seconds
         next_eval = self.seconds + 60 * self.o.every
@@ -123,7 +123,7 @@ class Training(ABC):
             self.save()
 
     def advance(self) -> float:
-        """One step; its loss."""
+        """Runs one step; returns its loss."""
         loss = self.take().item()
         self.step += 1
         keep = min(AVERAGE, self.step / (self.step + 10))
@@ -132,7 +132,7 @@ class Training(ABC):
         return loss
 
     def _measure(self, final: bool) -> None:
-        """The time it takes does not count as training."""
+        """Evaluates; the time does not count as training."""
         started = time.monotonic()
         found = self.evaluate(final)
         self.log({**found, "eval_s": round(time.monotonic() - started, 1)})
@@ -144,12 +144,12 @@ class Training(ABC):
             file.write(json.dumps(line) + "\n")
 
     def point(self) -> dict[str, float]:
-        """Where the run is, for the curve."""
+        """The run's progress, for the curve."""
         return {"seconds": round(self.seconds), "step": self.step, "loss": round(self.loss, 4)}
 
 
 class Descent(Training):
-    """A run that descends losses of batches of a corpus, by Muon for matrices of layers and AdamW for the rest."""
+    """A run that minimizes losses of a corpus' batches, with Muon for matrices of layers and AdamW for the rest."""
 
     optimizers: list[torch.optim.Optimizer]
     corpus: Any  # what has `batch(step, count)`
@@ -159,7 +159,7 @@ class Descent(Training):
         """The loss, and the part of it that is logged."""
 
     def passing(self) -> AbstractContextManager[Any]:
-        """What a forward and its way back run in."""
+        """The context of a forward and backward pass."""
         return nullcontext()
 
     def parts(self) -> dict[str, Any]:

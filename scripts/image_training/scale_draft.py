@@ -96,7 +96,7 @@ def both_logits(network: torch.nn.Module, vq: MultiScaleQuantizer, labels: Tenso
 
 @torch.no_grad()
 def inputs(vq: MultiScaleQuantizer, codes: Tensor) -> Tensor:
-    """What the scales from 1 on read, [B, L - n_0, C], of codes [B, L]."""
+    """The inputs of the scales from 1 on, [B, L - n_0, C], from codes [B, L]."""
     total, maps, starts = vq.start(len(codes)), [], vq.scales.starts
     for scale in range(len(vq.scales) - 1):
         total = vq.add(total, codes[:, starts[scale] : starts[scale + 1]], scale)
@@ -121,7 +121,7 @@ class ScaleDraftRun(VARRun):
         return TeacherCorpus(folder, large, refiner, self.tokenizer, seed=self.o.seed, chunks=self.o.chunks)
 
     def loss_of(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """What is minimised, and of it the divergence from the large model's guided distributions, in nats."""
+        """The loss, and its part from the divergence to the large model's guided distributions, in nats."""
         batch = {name: value.to(self.device) for name, value in batch.items()}
         ours = both_logits(self.forward, self.vq, batch["labels"], batch["codes"])
         goals, own = (torch.cat((of, self.guided(of)), 1) for of in (batch["logits"], ours))  # [B, 3, L, V]
@@ -130,7 +130,7 @@ class ScaleDraftRun(VARRun):
         return (self.weight * apart).mean(), (self.weight * apart[:, 2]).mean().detach()
 
     def guided(self, logits: Tensor) -> Tensor:
-        """[B, 1, L, V] of [B, 2, L, V]."""
+        """Guided logits [B, 1, L, V] from [B, 2, L, V]."""
         return (1 + self.strength) * logits[:, :1] - self.strength * logits[:, 1:]
 
     def learned(self) -> dict[str, Any]:

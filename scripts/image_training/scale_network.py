@@ -117,7 +117,7 @@ class ScaleNetwork(nn.Module):
         return logits
 
     def initialise(self) -> None:
-        """Even weights; gates start open, and what else the class modulates starts at zero."""
+        """Initializes the weights; gates start open, and the class's other modulations start at zero."""
         for name, value in self.named_parameters():
             if "ada_lin" in name or name.endswith("bias"):
                 nn.init.zeros_(value)

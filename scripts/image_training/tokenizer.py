@@ -57,7 +57,7 @@ class TokenizerRun(Training):
         return self.step > PLAIN
 
     def images(self, step: int) -> Tensor:
-        """What a step sees, [B, 3, S, S] in [-1, 1]."""
+        """The images of a step, [B, 3, S, S] in [-1, 1]."""
         return to_pixels(data.batch(self.o.seed, step, self.o.batch)[1]).to(self.device)
 
     def features(self, pixels: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class TokenizerRun(Training):
 
     @torch.no_grad()
     def found_codebook(self) -> None:
-        """Put the first codebook where features of coming batches gather."""
+        """Initializes the codebook at clusters of the features of coming batches."""
         some = [self.features(self.images(self.step + i)) for i in range(GATHER)]
         points = torch.cat([rearrange(part, "b c h w -> (b h w) c") for part in some]).cpu()
         rows = codebook.kmeans(points, self.model.shape.codebook_size, self.noise()).to(self.device)

@@ -79,7 +79,7 @@ class VARRun(Descent):
         self.restore()
 
     def make_corpus(self, folder: Path) -> Chunks:
-        """What a step's batch is taken from."""
+        """Makes the corpus of training batches."""
         return FeatureCorpus(folder, self.vq, seed=self.o.seed, chunks=self.o.chunks)
 
     def passing(self) -> AbstractContextManager[Any]:
@@ -130,7 +130,7 @@ class VARRun(Descent):
         return with_figures({**head, "curve": self.curve}, result)
 
     def learned(self) -> dict[str, Any]:
-        """What a card says of data and loss."""
+        """The card's entries on data and loss."""
         return {
             "data": f"{self.o.chunks * self.corpus.size} images of one object, positions and backgrounds drawn evenly, "
             f"as {TOKENIZER} features",

@@ -89,7 +89,7 @@ class Adaptation:
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def _read(self, file: Path) -> Iterator[tuple[list[int], int]]:
-        """Rows of `pardec generate -o FILE.jsonl`: prompts and what the model wrote after them."""
+        """Reads rows of `pardec generate -o FILE.jsonl`: prompts, and the model's answers."""
         for line in file.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
             prompt, text = row["prompt"], row["text"]
@@ -106,7 +106,7 @@ class Adaptation:
         return [*opening, *closed], len(opening)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows [B, L], where their answers begin and end; a pure function of the step.
+        """Rows [B, L], and where their answers begin and end; a pure function of the step.
 
         The block of a row's end token is filled with end tokens, which are trained too: decoding fills whole blocks.
         """
@@ -156,7 +156,7 @@ class Adaptation:
         return loss.item()
 
     def train(self) -> None:
-        """Until the run's length or `stop()`. An interrupted run exports nothing."""
+        """Trains until the run's length or `stop()`. An interrupted run exports nothing."""
         stopwatch, saved = Stopwatch(), time.monotonic()
         noted = self.seconds
         while not self.stopping and self.progress() < 1:
@@ -232,7 +232,7 @@ def tensors(model: Any) -> dict[str, Tensor]:
 
 
 def mask_id(tokenizer: Any, token: str | None) -> int:
-    """The id of the token that stands for a mask: one that the tokenizer has and no text holds."""
+    """The id of the mask token: one that the tokenizer has and no text contains."""
     if token is None and tokenizer.mask_token_id is None:
         raise SystemExit("error: the tokenizer has no mask token; name an unused token of it with --mask-token")
     number = tokenizer.mask_token_id if token is None else tokenizer.get_vocab().get(token)

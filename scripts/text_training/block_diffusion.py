@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 def streams(length: int, block: int) -> tuple[Tensor, Tensor]:
-    """What the tokens of [noisy, clean] may see, bool [2L, 2L], and their positions [2L]."""
+    """Which tokens of [noisy, clean] see each other, bool [2L, 2L], and their positions [2L]."""
     at = torch.arange(length)
     mine, other = (at // block)[:, None], (at // block)[None]
     noisy = torch.cat([mine == other, other < mine], 1)
@@ -65,6 +65,6 @@ def complementary_loss(
 
 
 def _additive(visible: Tensor, model: Any) -> Tensor:
-    """[1, 1, 2L, 2L] in the model's type: 0 where a token is seen, else the least number."""
+    """The additive mask [1, 1, 2L, 2L] in the model's dtype: 0 where a token is seen, else the lowest number."""
     dtype = next(model.parameters()).dtype
     return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)[None, None]

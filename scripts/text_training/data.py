@@ -38,7 +38,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Targets:
-    """What a step asks: the rows as the model sees them, and how much each position weighs in the loss."""
+    """The targets of a step: the rows as the model sees them, and the weight of each position in the loss."""
 
     inputs: Tensor  # [B, L] int64
     labels: Tensor  # [B, L] int64, the clean rows
@@ -80,7 +80,7 @@ def chunk(
 
 
 def causal_targets(batch: Batch, prompt_weight: float) -> Targets:
-    """Answer and first end token weigh 1, the prompt less, what follows nothing."""
+    """Weights of the loss: 1 for the answer and the first end token, less for the prompt, 0 after the end."""
     at = torch.arange(batch.ids.shape[1])  # [L]
     answer = (at >= batch.prompt[:, None]) & (at <= batch.end[:, None])
     prompt = (at > 0) & (at < batch.prompt[:, None])
@@ -90,7 +90,7 @@ def causal_targets(batch: Batch, prompt_weight: float) -> Targets:
 def masked_targets(
     batch: Batch, rng: torch.Generator, focus: float, surest: Surest | None = None, visited: float = 0.5
 ) -> Targets:
-    """Mask part of each generation region, in three kinds of rows.
+    """Masks part of each generation region, in three kinds of rows.
 
     Where `surest` is given, a share `visited` of the rows are in the states that decoding really visits: a prefix of
     the answer is shown and, of what follows in its block, the tokens the model itself is surest of. What is left has to

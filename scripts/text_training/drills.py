@@ -1,4 +1,4 @@
-"""Tasks that only training sees: small parts of what other tasks need, so that these are learned in fewer steps."""
+"""Tasks for training only: small parts of other tasks, which are then learned in fewer steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Words(Names):
 
 
 class Holders(Names):
-    """The names of a chain are told in turn, without its sums. Its problems are split as those of chains are."""
+    """The names of a chain in turn, without its sums. Problems are split like those of `chains`."""
 
     name = "holders"
     summary = "who takes part in a chain, in turn"

@@ -61,7 +61,7 @@ def causal_step(model: nn.Module) -> Callable[[Tensor, Tensor], tuple[Tensor, Te
 def masked_step(
     model: nn.Module, shift: int, tau: float, region: int
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Most confident open token of the block first, and with it all of at least `tau` (2 switches that off)."""
+    """Commits the block's most confident open token, and all of at least `tau` (2 switches that off)."""
 
     def step(canvas: Tensor, open_: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits_of(model, canvas, True).float()
@@ -110,7 +110,7 @@ def accuracy(
 def measure(
     model: nn.Module, name: str, tokenizer: Tokenizer, kinds: Iterable[str], count: int, final: bool
 ) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
-    """What the card holds, accuracies per sampler, and the shares that the log and the curve keep.
+    """The measurements of the card, accuracies per sampler, and the shares for the log and the curve.
 
     In between, a masked model's slow `sequential` is asked for the first of `kinds` only.
     """

@@ -165,7 +165,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def export(folder: Path, name: str, model: nn.Module, state: dict[str, Tensor], card: dict[str, Any]) -> None:
-    """Write the folder, each file replaced whole."""
+    """Writes the folder; each file is replaced atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     published = {"tiny-llada": llada_name, "tiny-nemotron": nemotron_name}.get(name, str)
     tensors = {published(key): value for key, value in rounded(state).items()}
@@ -187,7 +187,7 @@ def write_card(folder: Path, card: dict[str, Any]) -> None:
 
 
 def write_pages(folder: Path, card: dict[str, Any], readme: str) -> None:
-    """Write a card as data, and the page that says it."""
+    """Writes a card as data and as a page."""
     _write(folder / "card.json", json.dumps(card, indent=1))
     _write(folder / "README.md", readme)
 
@@ -224,7 +224,7 @@ def _readme(card: dict[str, Any]) -> str:
 
 
 def opening(card: dict[str, Any], command: str) -> list[str]:
-    """A card's first lines: what the model is, how large, and a command that runs it."""
+    """A card's first lines: the model, its size, and a command that runs it."""
     about = f"{card['summary']} {card['parameters']:,} parameters, trained as [below](#recipe); Apache-2.0."
     return [f"# {card['name']}", "", about, "", "```bash", command, "```", "", "## Measured", ""]
 

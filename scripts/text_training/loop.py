@@ -142,7 +142,7 @@ class Run:
         return data.masked_targets(batch, noise, self.o.focus, self.surest, 1.0 if self.on_cached_prompt() else 0.5)
 
     def on_cached_prompt(self) -> bool:
-        """Whether this step sees the prompt as a cached decode does."""
+        """Whether this step reads the prompt from a cache, as a cached decode does."""
         return self.masked and (self.step * _GOLDEN) % 1 < self.o.stale
 
     @torch.no_grad()
@@ -211,7 +211,7 @@ class Run:
     # -- the run -----------------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """Until the run's length, `--until`, or `stop()`. An interrupted run exports nothing."""
+        """Trains until the run's length, `--until`, or `stop()`. An interrupted run exports nothing."""
         stopwatch, saved = Stopwatch(), time.monotonic()
         noted = next_eval = self.seconds
         next_eval += 60 * self.o.every

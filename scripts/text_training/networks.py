@@ -41,7 +41,7 @@ SHIFT = {"tiny-llada": 0} | dict.fromkeys((name for name in OWN if name != "tiny
 
 
 def is_masked(name: str) -> bool:
-    """Whether it learns to fill in masks alone; tiny-nemotron writes token by token, too."""
+    """Whether the model only learns to fill masks; tiny-nemotron also writes token by token."""
     return name in ("tiny-dream", "tiny-llada")
 
 
@@ -85,7 +85,7 @@ def adopt(model: nn.Module, source: dict[str, Tensor]) -> None:
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Compile each layer once a canvas length (there are few)."""
+    """Compiles each layer once per canvas length (there are few)."""
     torch._dynamo.config.recompile_limit = 64
     for layer in model.model.layers:
         layer.compile(dynamic=False)
@@ -135,7 +135,7 @@ def logits_from_cache(model: nn.Module, ids: Tensor, prompt: Tensor, mask_id: in
 
 
 def _everything(ids: Tensor) -> Tensor:
-    """An attention mask [1, 1, L, L] that hides nothing, be it added or obeyed; transformers takes 4-D ones as is."""
+    """An attention mask [1, 1, L, L] that hides nothing, added or boolean; transformers takes 4-D ones as is."""
     return torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device)
 
 

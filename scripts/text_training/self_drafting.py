@@ -18,7 +18,7 @@ FADE = 0.85  # by which a place of a block weighs less than the one before: late
 
 
 def joint_loss(model: nn.Module, batch: Batch, target: Targets, rng: torch.Generator, share: float = 0.5) -> Tensor:
-    """The cross entropy of both copies, `share` that of the drafts; `target` weighs the tokens of the clean one."""
+    """The cross entropy of both copies; drafts weigh `share`, and `target` weighs the tokens of the clean copy."""
     ids, (rows, length) = batch.ids, batch.ids.shape
     at = torch.arange(length)
     begin = torch.randint(BLOCK, (rows, 1), generator=rng)
