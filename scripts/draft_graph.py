@@ -28,7 +28,7 @@ from pardec.samplers.masked.contracts import MaskedSampler  # noqa: E402
 
 
 def counted(model: pardec.Model, prompts: list[str], spec: str, *, tokens: int, batch: int) -> StepCounts:
-    """The states that the sampler comes to on these prompts, in batches."""
+    """Counts the states that the sampler reaches on these prompts, in batches."""
     sampler, counts = registry.resolve(spec, "masked"), StepCounts()
     assert isinstance(sampler, MaskedSampler), "asked for by name"
     if sampler.branch is not None:

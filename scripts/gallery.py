@@ -28,7 +28,7 @@ SCALE, LINE = 3, 14
 
 @dataclass(frozen=True)
 class Page:
-    """One model: what it draws, and the samplers that are shown side by side."""
+    """One model's page: what it draws, and the samplers that are shown side by side."""
 
     model: str
     title: str
@@ -189,7 +189,7 @@ def text(page: Page, counts: list[str]) -> str:
 
 
 def index() -> str:
-    """The page that leads to the others."""
+    """The index page."""
     lines = [
         "# Gallery",
         "",

@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def files() -> dict[Path, str]:
-    """Every committed file with a generated part, as it should be."""
+    """Every committed file with a generated part, with its expected content."""
     readme, guide, papers = (
         ROOT / "README.md",
         ROOT / "docs" / "guides" / "add-a-sampler.md",
@@ -136,7 +136,7 @@ def files() -> dict[Path, str]:
 
 
 def _pages() -> Any:
-    """What writes the pages of the documentation."""
+    """The functions that write the pages of the documentation."""
     if str(ROOT / "docs") not in sys.path:
         sys.path.append(str(ROOT / "docs"))
     return importlib.import_module("pages")
@@ -152,7 +152,7 @@ def _filled(page: Path, **tables: str) -> str:
 
 
 def stages() -> str:
-    """What the loops call, with the parameters that the contracts give it."""
+    """The stage methods that the loops call, with the parameters that the contracts give them."""
     lines = [
         "| stage | what it decides | folder in `samplers/` | base class | the loop calls | which returns |",
         "|---|---|---|---|---|---|",
@@ -175,7 +175,7 @@ def stages() -> str:
 
 
 def _base(module: str, names: Iterable[str], stage: str | None = None) -> type:
-    """The class of the contracts that has these methods and the name of the stage, else the last: the stage's base."""
+    """The base class of a stage: the contract with these methods and the stage's name, else the last contract."""
     contracts = importlib.import_module(module)
     classes = [cls for cls in vars(contracts).values() if inspect.isclass(cls) and cls.__module__ == module]
     matches = [cls for cls in classes if all(inspect.isfunction(vars(cls).get(name)) for name in names)]
@@ -189,7 +189,7 @@ def _call(base: type, name: str) -> str:
 
 
 def methods() -> str:
-    """The names of all methods, a line for each kind of model."""
+    """The names of all methods, one line per kind of model."""
     lines = []
     for family, name in FAMILIES.items():
         cards = [card for card in pardec.list_samplers() if card.family == family]
@@ -200,7 +200,7 @@ def methods() -> str:
 
 
 def checkpoints() -> str:
-    """The first column of each table of `docs/checkpoints.md` on models, a line for each."""
+    """The first column of each table of `docs/checkpoints.md` on models, one line each."""
     lines = []
     for section in (ROOT / "docs" / "checkpoints.md").read_text().split("\n## ")[1:]:
         title, _, text = section.partition("\n")

@@ -22,7 +22,7 @@ PROBLEM = "Tom has 18 cups. He loses 4. He finds 12 cups. How many cups does Tom
 
 
 def samplers_of(model: pardec.Model) -> tuple[str, ...]:
-    """Samplers that the model's family has."""
+    """The samplers of the model's family."""
     if model.family == "ar":
         return AUTOREGRESSIVE
     return MASKED if model.language_model.decoding_config.attention == "bidirectional" else BLOCKS

@@ -16,7 +16,7 @@ FLOORS = {"pardec": ".", "samplers": "samplers", "models": "models"}
 
 
 def link(folder: Path) -> int:
-    """Makes `folder` anew; how many files it leads to."""
+    """Recreates `folder`; returns the number of files that it links to."""
     shutil.rmtree(folder, ignore_errors=True)
     files = [(floor, file) for floor in FLOORS for file in (ROOT / floor).rglob("*.py")]
     for floor, file in files:

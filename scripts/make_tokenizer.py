@@ -71,7 +71,7 @@ def build() -> Tokenizer:
 
 
 def build_bytes() -> Tokenizer:
-    """A tokenizer whose tokens are the 256 bytes, after the special ones but the mask."""
+    """A tokenizer whose tokens are the special ones without the mask, then the 256 bytes."""
     special = SPECIAL[:-1]
     vocab = {token: index for index, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     tokenizer = Tokenizer(models.BPE(vocab, []))
@@ -85,7 +85,7 @@ def build_bytes() -> Tokenizer:
 
 
 def config(*, with_mask: bool = True) -> dict[str, object]:
-    """What tokenizer_config.json says."""
+    """The content of tokenizer_config.json."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": True,

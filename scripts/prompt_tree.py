@@ -1,4 +1,4 @@
-"""The tree of paths, with the prompt tokens after each node, that gains the most for hit rates; printed as a spec.
+"""Finds the tree of paths and prompt tokens after each node that gains the most for hit rates; prints a spec.
 
     python scripts/prompt_tree.py tiny-llama-prompts --rates "0.6 0.15 / 0.4 0.1 / 0.3 0.1" --inputs 24
     python scripts/prompt_tree.py FOLDER --rates rates.json --seconds "8:0.021 16:0.024 32:0.035 64:0.061"

@@ -59,7 +59,7 @@ class Tally:
 
 
 def replay(case: Case, model: pardec.Model, tensors: dict[str, Tensor], call: Call) -> str | None:
-    """What differs first, or None."""
+    """The first difference, or None."""
     spec, arguments = call
     p = case["params"]
     arguments = {"stop_ids": [], **arguments}
@@ -134,7 +134,7 @@ class _Recorder:
 
 
 def forward_logits(case: Case, model: pardec.Model, tensors: dict[str, Tensor]) -> str | None:
-    """Plain logits; a left-padded row is replayed without its padding, since pardec aligns rows on the left."""
+    """Plain logits; a left-padded row loses its padding, since pardec aligns rows on the left."""
     pad = case["params"].get("left_pad", 0)
     found = model.logits(torch.tensor([case["input_ids"][pad:]]))[0]
     error = relative(found, tensors[case["logits_tensor"]][pad:])
@@ -198,7 +198,7 @@ def replay_set(folder: Path, tallies: dict[str, Tally]) -> None:
 
 
 def _supported(folder: Path) -> bool:
-    """Whether pardec loads this kind of checkpoint as a text model; sets of pure functions have none."""
+    """Whether pardec loads this kind of checkpoint as a text model; sets of pure functions have no checkpoint."""
     if not (folder / "checkpoint").exists():
         return True
     config = folder / "checkpoint" / "config.json"

@@ -45,7 +45,7 @@ TAUS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998)
 
 @dataclass
 class Examples:
-    """What was seen of a block, [N, W] each."""
+    """The recorded values of a block, [N, W] each."""
 
     confidences: Tensor  # 1 where nothing was open
     open: Tensor  # where a position was, and is known to end with some token
@@ -64,7 +64,7 @@ class Examples:
 
 @dataclass
 class Recorder(Logits):
-    """A logits stage that changes nothing and notes, step by step, what it is shown."""
+    """A logits stage that changes nothing and records its inputs at each step."""
 
     steps: list[tuple[np.ndarray, np.ndarray, Tensor, Tensor, Tensor]] = field(default_factory=list)
 
@@ -76,7 +76,7 @@ class Recorder(Logits):
         return evidence.distribution
 
     def examples(self, ended: Tensor) -> Examples:
-        """Every step of every row, held against what the rows `ended` with, -1 where that is nothing."""
+        """Every step of every row, compared with the final tokens `ended`, -1 where there is none."""
         found = []
         for rows, lo, ids, probability, open_ in self.steps:
             window = torch.from_numpy(lo[:, None] + np.arange(ids.shape[1])).clamp(max=ended.shape[1] - 1)
@@ -86,7 +86,7 @@ class Recorder(Logits):
 
 
 def record(model: pardec.Model, split: str, count: int, seed: int) -> tuple[Examples, Examples]:
-    """Steps of `count` problems of each task: one token a forward, and in parallel."""
+    """Records steps of `count` problems of each task, decoded one token per forward and in parallel."""
     alone, together = [], []
     for task in TASKS:
         problems = pardec.task(task).problems(split=split, n=count, seed=seed)
@@ -99,7 +99,7 @@ def record(model: pardec.Model, split: str, count: int, seed: int) -> tuple[Exam
 
 
 def decode(model: pardec.Model, prompts: list[str], spec: str) -> tuple[Tensor, Recorder]:
-    """The canvases at the end, -1 where nothing was committed, and what was seen on the way."""
+    """The final canvases, -1 where nothing was committed, and the recorded steps."""
     recorder = Recorder()
     sampler = replace(registry.resolve(spec), logits=(recorder,))
     result = model.generate(prompts, sampler=sampler, max_new_tokens=NEW, block_length=BLOCK)
@@ -142,7 +142,7 @@ def chosen_tau(model: pardec.Model, folder: Path, count: int, seed: int) -> tupl
 
 
 def judged(made: Filter, examples: Examples, tau: float) -> dict[str, float]:
-    """How well it tells final candidates from others, at open positions."""
+    """The accuracy in separating final candidates from others, at open positions."""
     logits, final = made(examples.confidences)[examples.open], examples.final[examples.open].float()
     taken = logits.sigmoid() > tau
     right = (taken & final.bool()).sum().item()

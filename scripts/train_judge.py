@@ -1,4 +1,4 @@
-"""Trains a head for the acceptance `judge`: which drafted tokens that the target would not have written do no harm.
+"""Trains a head for the acceptance `judge`, which finds drafted tokens that differ from the target's but do no harm.
 
     python scripts/train_judge.py tiny-llama --drafter 2 --tasks arithmetic,lists,records
 
@@ -114,7 +114,7 @@ def outputs(model: LanguageModel, texts: list[list[int]], layers: slice | None =
 
 
 def drafter_choices(model: pardec.Model, drafter: str) -> Choices:
-    """What `drafter` would write: another model by its name, or the target's first layers by their number."""
+    """The tokens that `drafter` would write: another model by name, or the target's first layers by their number."""
     other = model.network if drafter.isdecimal() else pardec.load(drafter, device="cpu", dtype="float32").network
     layers = slice(0, int(drafter)) if drafter.isdecimal() else None
 
@@ -130,7 +130,7 @@ def drafter_choices(model: pardec.Model, drafter: str) -> Choices:
 def mined(
     model: pardec.Model, drafter: str, task: str, count: int, *, seed: int, batch: int, known: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """One line a problem of the train split after the first `known`: its labels, none where the target is wrong."""
+    """One line per problem of the train split after the first `known`: its labels; none if the target is wrong."""
     source, ends = pardec.task(task), frozenset(model.network.decoding_config.eos_ids)
     choices, tokenizer = drafter_choices(model, drafter), model.tokenizer
 
@@ -163,7 +163,7 @@ def mined(
 
 @torch.inference_mode()
 def states_of(model: LanguageModel, texts: list[list[int]], batch: int = 64) -> Tensor:
-    """[N, E] the target's normed state at the last token of each text."""
+    """The target's normed state at the last token of each text, [N, E]."""
     parts = []
     for start in range(0, len(texts), batch):
         some = texts[start : start + batch]
@@ -208,13 +208,13 @@ def auc(scores: Tensor, important: Tensor) -> float:
 
 
 def threshold(scores: Tensor, important: Tensor, recall: float) -> float:
-    """The highest threshold that this share of the important tokens does not fall below."""
+    """The highest threshold that at least this share of the important tokens reaches."""
     kept = scores[important].sort().values
     return float(kept[int((1 - recall) * len(kept))])
 
 
 def measured(model: pardec.Model, task: str, spec: str, problems: list[Any], batch: int = 50) -> dict[str, float]:
-    """Share of right answers, and forwards an answer."""
+    """The share of right answers, and the forwards per answer."""
     source, scores, forwards = pardec.task(task), 0.0, 0
     for start in range(0, len(problems), batch):
         part = problems[start : start + batch]
@@ -276,7 +276,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def collect(model: pardec.Model, given: argparse.Namespace, tasks: list[str], labels: Path) -> list[dict[str, Any]]:
-    """The mined problems, those that the file has already among them."""
+    """All mined problems, including the ones that the file already has."""
     labels.parent.mkdir(parents=True, exist_ok=True)
     known = [json.loads(line) for line in labels.read_text().splitlines()] if labels.exists() else []
     with labels.open("a", encoding="utf-8") as file:
@@ -294,7 +294,7 @@ def collect(model: pardec.Model, given: argparse.Namespace, tasks: list[str], la
 def trained(
     model: LanguageModel, lines: list[dict[str, Any]], given: argparse.Namespace
 ) -> tuple[JudgeHead, dict[str, Any]]:
-    """The head with its threshold, and what the card says of it; every fourth problem or so is held back."""
+    """The head with its threshold, and the entries of its card; about every fourth problem is held out."""
     step = round(1 / given.validation)
     held = torch.tensor([index % step == 0 for index, line in enumerate(lines) for _ in line["labels"]])
     texts = [ids for line in lines for ids, _ in line["labels"]]

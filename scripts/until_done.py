@@ -1,4 +1,4 @@
-"""What every training command does with its run: train until it is done or told to stop."""
+"""Trains a run until it is done or told to stop, for every training command."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Stopwatch:
 
 
 def until_done(run: Run) -> None:
-    """Trains; a signal to end stops the run after the step in progress, and the process leaves with 130."""
+    """Trains; a signal to end stops the run after the step in progress, and the process exits with 130."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: run.stop())
     started = time.monotonic()

@@ -1,1 +1,1 @@
-"""What `scripts/gpu_queue` runs: one module for each entry of the queue."""
+"""The entries that `scripts/gpu_queue` runs, one module each."""

@@ -1,4 +1,4 @@
-"""The difference of trained weights to those they started from, in about two or three bits a weight.
+"""Encodes the difference between trained and initial weights in about two or three bits per weight.
 
 Each row of a matrix is divided by its root mean square and by a step, and rounded; two rounded numbers are a byte, and
 the bytes are coded by Huffman's method (zlib without its search for repetitions). Norms stay in float16. A larger step
@@ -30,7 +30,7 @@ def encode(shape: Shape, difference: dict[str, Tensor], steps: dict[str, float] 
 
 
 def decode(shape: Shape, content: bytes, steps: dict[str, float] = FINE) -> dict[str, Tensor]:
-    """What `encode` was given, as far as it was kept, in float32 on the CPU."""
+    """Decodes the output of `encode`, up to its losses, in float32 on the CPU."""
     found, at = {}, 0
     for name, size in shape.names().items():
         (length,) = struct.unpack_from("<I", content, at)
@@ -82,7 +82,7 @@ def save(folder: Path, content: bytes, about: dict[str, object]) -> list[Path]:
 
 
 def load(folder: Path) -> tuple[bytes, dict[str, object]] | None:
-    """What `save` wrote, or None."""
+    """Reads what `save` wrote; None if there is nothing."""
     files = sorted(folder.glob("state-*.bin"))
     if not files:
         return None

@@ -26,7 +26,7 @@ class Weights:
         self.flat.grad = torch.zeros_like(self.flat)
 
     def refresh(self) -> None:
-        """Brings the master's values to the copy that forwards read."""
+        """Copies the master weights to the copy that forwards read."""
         with torch.no_grad():
             self.flat.copy_(self.master)
 

@@ -24,7 +24,7 @@ def write(root: Path) -> Path:
 
 
 def page(files: Sequence[Path]) -> str:
-    """The page of these results, the newest last by their date and name."""
+    """The page of these results, sorted by date and name."""
     runs = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     runs = sorted((run for run in runs if not run.get("dry")), key=lambda run: run["date"])
     parts = [

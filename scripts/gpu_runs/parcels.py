@@ -1,4 +1,4 @@
-"""Large files on their way to a GPU in parcels: the weights of SmolLM2, the texts and the state of the training.
+"""Carries large files to a GPU in parcels: the weights of SmolLM2, the texts and the state of the training.
 
 `pack` cuts files into parcels, `build/gpu/parcel-1` and so on, each small enough to travel with a slim working tree.
 On the other side `collect`, which every run of the queue begins with, moves the pieces of all parcels that are there to
@@ -17,7 +17,7 @@ STATE = ROOT / "benchmarks" / "gpu" / "state"
 
 
 def pack(gguf: Path, work: Path, most: int) -> int:
-    """Writes the parcels of at most `most` bytes; prints what they hold."""
+    """Writes the parcels of at most `most` bytes; prints their contents."""
     from gpu_runs.smollm2 import carried
 
     if not gguf.is_file():

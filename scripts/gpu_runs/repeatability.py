@@ -1,4 +1,4 @@
-"""Entry b: two runs of one request, compared bit by bit; the first step, layer and operation that differ are named.
+"""Entry b: compares two runs of one request bit by bit, and names the first step, layer and operation that differ.
 
 Each operation of each layer writes a checksum of its result. All earlier checksums of two runs being equal, the
 operation whose checksum differs first got the same inputs, except for keys and values in the cache, which earlier
@@ -57,7 +57,7 @@ class Recorder:
         self.again.append(self.sums[-1] if repeated is None else checksum(repeated))
 
     def recorded(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """`call`, whose result is recorded; the first tensor of a tuple."""
+        """Wraps `call` and records its result; of a tuple, the first tensor."""
 
         def wrapper(*arguments: Any, **more: Any) -> Any:
             copies = [_copied(argument) for argument in arguments] if self.twice else []  # some work in place
@@ -124,12 +124,12 @@ class Recorder:
 
 
 def _copied(argument: Any) -> Any:
-    """A copy of a tensor that is no weight."""
+    """A copy of a tensor that is not a weight."""
     return argument.clone() if isinstance(argument, Tensor) and not isinstance(argument, nn.Parameter) else argument
 
 
 def record(loaded: pardec.Model, spec: str, *, twice: bool) -> tuple[Recorder, Any]:
-    """One decode, with its checksums; its tokens."""
+    """Records the checksums of one decode; returns its tokens."""
     context, new = (CONTEXT, NEW) if loaded.network.device.type == "cuda" else (24, 8)
     call = prepare(loaded, spec, 1, context, new, min(BLOCK, new))
     recorder = Recorder(twice=twice)
@@ -140,7 +140,7 @@ def record(loaded: pardec.Model, spec: str, *, twice: bool) -> tuple[Recorder, A
 
 
 def compare(first: Recorder, second: Recorder) -> dict[str, Any]:
-    """Where two runs part, and which operations gave two results for the same inputs."""
+    """Where two runs diverge, and which operations gave two results for the same inputs."""
     one, two, again = (torch.stack(each).cpu() for each in (first.sums, second.sums, second.again))
     length = min(len(one), len(two))
     different = (one[:length] != two[:length]).nonzero().flatten().tolist()
@@ -161,7 +161,7 @@ def compare(first: Recorder, second: Recorder) -> dict[str, Any]:
 
 
 def run(report: Report) -> None:
-    """Triton's kernels and cuBLAS as they are chosen, then the definitions in PyTorch."""
+    """Runs with the default kernels (Triton and cuBLAS), then with the definitions in PyTorch."""
     loaded = model(MASKED, dry=report.dry)
     for kernels in ("auto", "reference"):
         for cache in ("none", "dual"):

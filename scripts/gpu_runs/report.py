@@ -1,4 +1,4 @@
-"""The results of one entry, written to a JSON file as they come: an entry that is cut off leaves what it had."""
+"""The results of one entry, written to a JSON file one by one, so that an interrupted entry leaves its results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Report:
     """
 
     def __init__(self, file: Path, seconds: float, *, dry: bool = False, inputs: Path | None = None) -> None:
-        """`file` is the JSON file, `seconds` the time limit, `inputs` the folder of what was carried here.
+        """`file` is the JSON file, `seconds` the time limit, `inputs` the folder of the files carried here.
 
         Files that are no JSON go beside `file`.
         """
@@ -42,7 +42,7 @@ class Report:
         print("  " + "; ".join(f"{name} {_short(value)}" for name, value in figures.items()), flush=True)
 
     def measure(self, names: dict[str, Any], figures: Callable[[], dict[str, Any]], *, least: float = 5.0) -> None:
-        """Adds the row of `names` and of what `figures` returns.
+        """Adds the row of `names` and the result of `figures`.
 
         A row that fails says why, and the entry goes on. Where less than `least` seconds are left, nothing is measured,
         and the row says so.
@@ -62,7 +62,7 @@ class Report:
         self._write()
 
     def set(self, **values: Any) -> None:
-        """Values of the entry as a whole."""
+        """Sets values of the entry as a whole."""
         self.content.update(values)
         self._write()
 

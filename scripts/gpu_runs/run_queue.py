@@ -168,7 +168,7 @@ def _one(entry: Entry, out: Path, limit: float, log: Any, *, dry: bool) -> dict[
 
 
 def _copy(source: Any, log: Any) -> None:
-    """Passes on what an entry has printed, to the log and the terminal."""
+    """Copies an entry's output to the log and the terminal."""
     printed = source.read()
     if printed:
         log.write(printed)
@@ -184,7 +184,7 @@ def _write(out: Path, results: dict[str, Any]) -> None:
 
 
 def _machine() -> dict[str, str]:
-    """What the entries run on, asked in a process of its own: a broken PyTorch must not end the queue."""
+    """Describes the machine from a separate process, since a broken PyTorch must not end the queue."""
     code = "import json; from pardec.environment import machine, versions; print(json.dumps(machine() | versions()))"
     try:
         found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""SmolLM2's weights on their way to a GPU: the blocks of its GGUF file as they are, read without the package gguf.
+"""Transfers SmolLM2's weights to a GPU: the raw blocks of its GGUF file, read there without the package gguf.
 
 `smollm2.bin` is eight bytes with the length of a JSON header, the header, and the blocks of all tensors. The header has
 the shape, the name and place of each tensor, and the ids of the chat template. Dequantizing follows GGUF's definitions:
@@ -35,7 +35,7 @@ class Shape:
     eps: float = 1e-5
 
     def names(self) -> dict[str, tuple[int, ...]]:
-        """The tensors by name with their shapes, in the order in which they lie in memory.
+        """The tensors by name with their shapes, in the order in memory.
 
         Query, key and value lie one after another, and so do gate and up: each group is one matrix.
         """
@@ -79,7 +79,7 @@ def _gguf_name(name: str) -> str:
 
 
 def carried(gguf: Path) -> bytes:
-    """What is carried of a GGUF file of SmolLM2: needs the package gguf, and pardec's tokenizer of that file."""
+    """The parts of SmolLM2's GGUF file to carry; needs the package gguf, and pardec's tokenizer of that file."""
     import gguf as package
 
     import pardec
@@ -152,5 +152,5 @@ def dequantized(block: Tensor, kind: str) -> Tensor:
 
 
 def _halves(weight: Tensor, heads: int) -> Tensor:
-    """In a Llama's GGUF the rows of queries and keys alternate between the two halves of a head; here they do not."""
+    """Reorders rows of queries and keys, which in a Llama's GGUF alternate between the two halves of a head."""
     return weight.view(heads, -1, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)

@@ -1,4 +1,4 @@
-"""Entry d: what a step launches, how long the GPU works in it and how long it waits."""
+"""Entry d: the launches of a step, and how long the GPU works and waits in it."""
 
 from __future__ import annotations
 

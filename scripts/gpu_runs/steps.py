@@ -1,4 +1,4 @@
-"""Entry c: seconds of a decoding step at the shapes of LLaDA-8B and Qwen3-8B, beside other loops and a fair bound.
+"""Entry c: seconds of a decoding step at the shapes of LLaDA-8B and Qwen3-8B, against other loops and a fair bound.
 
 Weights are random, in bfloat16; rows never end early. `step_ms` is the time of a whole decode over its steps, the best
 of `_TIMES` after one that is not counted. `median_ms` is the median of single steps, the GPU waited for after each: for
@@ -86,7 +86,7 @@ def timed(loaded: pardec.Model, spec: str, batch: int, prompt: int, new: int) ->
 
 
 def _steps(loaded: pardec.Model, call: Call, seconds: list[float]) -> Any:
-    """Decodes, and notes the seconds of each step but the first, which follows the prompt."""
+    """Decodes, and records the seconds of each step except the first, which follows the prompt."""
     tokens, before = None, 0.0
     for event in loaded.run(call):
         settle(loaded.network.device)
@@ -121,7 +121,7 @@ def _other(decode: Callable[[], Any], steps: int, call: Call, device: torch.devi
 
 
 def bounds(report: Report, name: str, loaded: pardec.Model) -> None:
-    """The time of all matmuls of a forward with so many rows, and what they would take by reading the weights once."""
+    """The time of all matmuls of a forward with this many rows, and the time of reading the weights once."""
     whole = (1, 8, WINDOW, 8 * WINDOW, 480, 8 * 480)
     for rows in (1, 8) if report.dry else whole:
         report.measure({"model": name, "loop": "matmuls alone", "rows": rows}, partial(matmuls, loaded, rows))

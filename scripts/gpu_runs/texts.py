@@ -27,7 +27,7 @@ WARM = 0.3  # share of the batches whose answers are sampled; the others are gre
 
 @dataclass
 class Texts:
-    """Rows one after another."""
+    """Rows stored one after another."""
 
     ids: np.ndarray  # [N] uint16
     prompts: np.ndarray  # [T] int64: tokens before the answer
@@ -75,7 +75,7 @@ class Texts:
 
     @staticmethod
     def load(folder: Path) -> Texts | None:
-        """The texts of a folder, or None where there are none."""
+        """The texts of a folder, or None if there are none."""
         parts = []
         for file in sorted(folder.glob("texts-*.bin")):
             content = file.read_bytes()
@@ -116,7 +116,7 @@ def write(
 
 
 def _batch(decode: _Decoder, template: dict[str, Any], rng: np.random.Generator, message: int, answer: int) -> Any:
-    """Prompts and answers of one batch, without those that never came to an end of the message."""
+    """Prompts and answers of one batch, without rows whose message never ended."""
     shares = np.array([share for _, share in template["openings"]])
     chosen = rng.choice(len(shares), size=decode.rows, p=shares / shares.sum())
     starts = [template["before"] + template["openings"][index][0] for index in chosen]
@@ -157,7 +157,7 @@ class _Decoder:
     def __call__(
         self, starts: list[list[int]], end: int, longest: int, temperature: float, seed: int, most: int | None = None
     ) -> list[list[int]]:
-        """The rows that begin with `starts`, up to their end token or `longest` tokens, or `most` new ones."""
+        """Rows that begin with `starts`, up to their end token, `longest` tokens, or `most` new tokens."""
         device = self.ids.device
         torch.manual_seed(seed)
         lengths = torch.tensor([len(row) for row in starts])
@@ -243,7 +243,7 @@ def packed(texts: Texts, length: int, block: int, end: int, order: np.ndarray) -
 
 
 def views(tensors: dict[str, Tensor]) -> Tensor:
-    """[B, 3 L, 3 L] bool: what the tokens of [first view, second view, clean] see of each other.
+    """[B, 3 L, 3 L] bool: which of the tokens of [first view, second view, clean] see each other.
 
     In a view a token sees its own block of that view, and the clean tokens of earlier blocks; a clean token sees the
     clean tokens up to its own block; all within one text.

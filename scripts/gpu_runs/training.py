@@ -1,4 +1,4 @@
-"""Entry e: the next stretch of SmolLM2 as a masked model, by Fast-dLLM v2's recipe (arXiv:2509.26328).
+"""Entry e: the next part of training SmolLM2 as a masked model, by Fast-dLLM v2's recipe (arXiv:2509.26328).
 
 Texts are cut into blocks of 32. A block draws a rate, and each of its answer tokens is masked at that rate in one view
 and kept in the other, so that every answer token is predicted once. The output at p - 1 predicts the token at p: that
@@ -54,7 +54,7 @@ class Recipe:
 
 
 class Training:
-    """One run: weights, optimizer, texts, and how far it has come."""
+    """One run: weights, optimizer, texts, and its progress."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Training:
     # -- a step ----------------------------------------------------------------------------------------------------
 
     def _one_step(self) -> None:
-        """Loss, gradients and AdamW's step on all weights, from `inputs` and `rates`; no value is read on the host."""
+        """Computes loss, gradients and AdamW's step from `inputs` and `rates` without reading a value on the host."""
         loss = block_loss(self.weights, self.inputs, self.template["mask"], self.recipe)
         loss.backward()
         gradient = self.weights.flat.grad
@@ -172,7 +172,7 @@ class Training:
     # -- state -----------------------------------------------------------------------------------------------------
 
     def checkpoint(self, folder: Path, steps: dict[str, float] = difference.FINE) -> list[Path]:
-        """Writes the state, and goes on from it as a run that loads it does."""
+        """Writes the state and continues from the written one, like a run that loads it."""
         now = self.weights.views(self.weights.master)
         changes = {name: now[name].cpu() - self.base[name] for name in self.base}
         content = difference.encode(self.shape, changes, steps)
@@ -182,7 +182,7 @@ class Training:
         return files
 
     def restore(self, folder: Path) -> bool:
-        """Goes on from a state; False where there is none."""
+        """Continues from a saved state; False if there is none."""
         found = difference.load(folder)
         if found is None:
             return False
@@ -212,7 +212,7 @@ def masked_by(rows: dict[str, np.ndarray], block: int, rng: np.random.Generator)
 
 
 def block_states(weights: Weights, inputs: dict[str, Tensor], mask: int, block: int) -> Tensor:
-    """The state [B, L, E] from which each token is predicted; that of a text's first token says nothing."""
+    """The state [B, L, E] from which each token is predicted; the state of a text's first token has no meaning."""
     ids, answer, first = inputs["ids"], inputs["answer"], inputs["masked"]
     second = answer & ~first
     length = ids.shape[1]
@@ -240,7 +240,7 @@ def block_loss(weights: Weights, inputs: dict[str, Tensor], mask: int, recipe: R
 
 
 def run(report: Report) -> None:
-    """Texts where there are too few, then steps until the time is over, then the state."""
+    """Writes missing texts, then trains until the time is over, then saves the state."""
     folder = report.file.parent
     carried = folder / "none" if report.dry else report.inputs
     if report.dry:

@@ -83,7 +83,7 @@ class Space:
         return list(islice(self._distinct(self._all_specs(random.Random(f"tune/{seed}"))), count))
 
     def of(self, specs: Sequence[str]) -> list[Candidate]:
-        """The candidates of these specs; methods without parameters expand to their grid, missing caches to `caches`."""
+        """Candidates of these specs; a method without parameters expands to its grid, a missing cache to `caches`."""
         candidates = []
         for text in specs:
             for spec in self._expand(parse(registry.preset(text).spec if text.startswith("preset:") else text)):
