@@ -65,10 +65,10 @@ def load(
         dtype: "auto" (the checkpoint's on a GPU, float32 on a CPU) or a torch dtype or its name.
         device_map: "auto" spreads the layers over all devices; in place of `device`.
         revision: branch, tag or commit on the hub.
-        offline: use what is on the disk already.
+        offline: use only files that are already on the disk.
         mask_id: the mask token, where the checkpoint's own files do not name it.
         block: the block length of a block-causal model, where they do not name it.
-        shift: how far to the left of a token the model predicts it, 0 or 1, against what its family does.
+        shift: offset of the output that predicts a token: 0 (LLaDA) or 1 (AR, Dream); overrides the family's.
         attention: "bidirectional", "block-causal", "windowed-causal", "causal-prefix" or "causal", against what its
             family does: a Nemotron with "causal" is autoregressive.
         decoder: for image models, the image tokenizer or autoencoder, a file or a folder, where none lies beside the

@@ -62,7 +62,7 @@ class Engine:
 
     @property
     def imaging(self) -> Imaging | None:
-        """What an image model needs besides its network: token layout, conditions, decoder. None for a text model."""
+        """The parts of an image model in addition to its network: token layout, conditions, decoder. None for text."""
         return self.network.imaging
 
     @property

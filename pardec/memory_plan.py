@@ -32,7 +32,7 @@ from .api import Model, load
 
 _MOST = 1 << 20  # rows
 _FLOAT = 4  # bytes of a logit
-_INDEX = 24  # bytes of a query's token, position, slot, and what is made of them
+_INDEX = 24  # bytes of a query's token, position, slot, and derived values
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class MemoryPlan:
         speedup: tokens per round over its cost in the target's forwards, for chains of the spec's depth and the given
             acceptance: a lower bound for a tree, whose likeliest path is such a chain.
         speedup_within: the same at `largest_k`, which a budget leaves.
-        pays_from: the least probability of accepting a token at which drafting is faster than decoding one by one.
+        pays_from: the least acceptance probability of a token at which drafting is faster than decoding one by one.
     """
 
     model: str
@@ -117,7 +117,7 @@ def plan(
     """Plans the memory of a request without decoding it; the model and its drafter are loaded.
 
     Args:
-        model: a loaded model, or what `load` takes, with more of its arguments in `loading`.
+        model: a loaded model, or the first argument of `load`, with its other arguments in `loading`.
         batch: rows. prompt, new: tokens of each.
         memory: a budget in bytes.
         acceptance: how likely a drafted token is accepted, if the ones before it were.

@@ -1,4 +1,4 @@
-"""What `generate` returns: a `ResultData` that prints, shows and saves itself."""
+"""The result of `generate`: a `ResultData` that prints, shows and saves itself."""
 
 from __future__ import annotations
 

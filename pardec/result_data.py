@@ -64,23 +64,23 @@ class ResultData:
         token_logprobs: per row, the log-probability of each of its tokens, [n] float32, by the model's own distribution
             at the forward of `step_map`; NaN where none committed it. None without `logprobs`.
         top_logprobs: per row, the same as `TokenLogprobs`, with the likeliest tokens there; None with `logprobs` of 0.
-        candidate_logprobs: per row, those of `logprob_ids`, [n, c] float32; None without them.
+        candidate_logprobs: per row, the log-probabilities of `logprob_ids`, [n, c] float32; None without them.
         padding: positions fed besides `tokens_fed`, in forwards of rows of unequal length (verify loop).
         exact: "greedy" if the output is that of the `sequential` baseline, "distribution" if it is sampled from the
             same distribution, else "relaxed". In 16 bits "greedy up to bfloat16 rounding" (or float16): near-ties may
             fall otherwise than in `sequential`.
-        trace: which forward committed each position, and what each forward queried. For continuous tokens forwards are
-            calls of the backbone, and ids are 0.
+        trace: which forward committed each position, and which positions each forward computed. For continuous tokens
+            forwards are calls of the backbone, and ids are 0.
         finish: per row "stop" (first end token or stop string) or "length" (nothing left to fill).
         prompts: per row, the number of tokens before the generated region.
         seeds: per row; a row with its seed gives the same tokens alone and in any batch.
         settings: the arguments as resolved.
-        pieces: sequences as text, one string a token; None without a tokenizer. Continuous tokens are a grid of `CELL`.
+        pieces: the text of each token, per row; None without a tokenizer. Continuous tokens are a grid of `CELL`.
         images: the images; None for text, and without a decoder.
         shown: per image its caption or class, None where it was made from features; None for text.
         grid: rows and columns of an image's token grid; None for text.
-        sides: sides of the token maps of an image, coarse to fine; its tokens are those of all maps. None for others.
-        stride: tokens from a row of an image to the next: its columns, and an end-of-row token where a family has it.
+        sides: sides of an image's token maps, coarse to fine; its tokens are the tokens of all maps. None for others.
+        stride: tokens from a row of an image to the next: its columns, and an end-of-row token if the family has one.
     """
 
     sequences: Tensor

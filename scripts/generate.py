@@ -212,7 +212,7 @@ def checkpoints() -> str:
 
 
 def measured() -> str:
-    """A few rows of the committed benchmarks: accuracy, forwards, and time beside one token per forward."""
+    """A few rows of the committed benchmarks: accuracy, forwards, and time relative to one token per forward."""
     masked, drafting = _read("samplers.json")["sections"][0], _read("speculation.json")
     lines = ["| model | sampler | right | forwards | times as fast |", "|---|---|---|---|---|"]
     rows = {point["sampler"]: point for curve in masked["curves"] for point in curve["points"]}

@@ -153,7 +153,7 @@ class Batches:
         return self.model.result(*self.last, self.seconds)
 
     def document(self) -> dict[str, Any]:
-        """What --json prints."""
+        """The document that --json prints."""
         fields = ("id", "prompt", "text", "tokens", "finish", "nfe", "generated", "tokens_per_forward", "seed")
         return {
             "model": self.model.name,

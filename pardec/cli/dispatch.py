@@ -96,7 +96,7 @@ def open_rows(run: Batches, executor: Executor, output: Path, *, overwrite: bool
 
 
 def decode(run: Batches, executor: Executor, job: Generation) -> None:
-    """Decodes the missing rows in all workers; afterwards `run` has those of every process.
+    """Decodes the missing rows in all workers; afterwards `run` has the rows of every process.
 
     Raises:
         BatchError: batches failed; the rows of the others are in the file.

@@ -97,7 +97,7 @@ class Drawing:
         )
 
     def document(self, grid: tuple[int, int], files: dict[str, Any]) -> dict[str, Any]:
-        """What --json prints."""
+        """The document that --json prints."""
         record = self.record(self.records, grid)
         tokens, forwards = (sum(one[name] for one in self.records) for name in ("generated", "nfe"))
         names = [{"file": file} for file in self.files] or [{} for _ in self.records]

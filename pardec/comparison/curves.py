@@ -94,7 +94,7 @@ def accuracy_gain(setting: Setting, reference: Sequence[Setting], cost: str = "n
 
 
 def cost_ratio(curve: Sequence[Setting], reference: Sequence[Setting], accuracy: float, cost: str = "nfe") -> Interval:
-    """The cost of the curve over that of the reference at an accuracy that both reach; below 1 it is cheaper.
+    """The curve's cost divided by the reference's at an accuracy that both reach; below 1 the curve is cheaper.
 
     Both take their cheapest way to `accuracy`: linear between settings, with the best accuracy of all cheaper ones.
     """

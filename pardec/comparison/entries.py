@@ -39,7 +39,7 @@ class Entry:
     baseline: str | None = None  # `sequential`, without a cache
 
     def arguments_for(self, task: Task, problem: Problem) -> dict[str, Any]:
-        """The arguments of `generate` for a problem; settings of its own come first."""
+        """The arguments of `generate` for a problem; the problem's own settings override the entry's."""
         arguments = {**self.arguments, **(problem.settings or {})}
         if arguments["max_new_tokens"] is None:
             arguments["max_new_tokens"] = task.length(problem)

@@ -26,7 +26,7 @@ def preview(
     samplers: SamplerLike | Sequence[SamplerLike] = (),
     **arguments: Any,
 ) -> dict[str, Any]:
-    """What `compare` would decode with these arguments, as plain values; nothing is decoded, loaded or written.
+    """The plan of `compare` for these arguments, as plain values; nothing is decoded, loaded or written.
 
     Raises:
         SpecError: for what `compare` would reject before loading weights.

@@ -143,7 +143,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be equal for a run to be resumed: prompt files may move, and settings of the table may change."""
+    """The part of a config that must be equal to resume a run; prompt files may move, table settings may change."""
     variable = dict.fromkeys(("where", "notes", "cost_ratio"))
     return {**config, **variable, "tasks": [{**task, "file": None} for task in config["tasks"]]}
 

@@ -45,7 +45,7 @@ class Table:
     Attributes:
         run: the run.
         rows: one dict per requested sampler, in that order, with the fields of `FIELDS`.
-        curves: of a run that swept its samplers, those of each task; see `curve_table`.
+        curves: the curves of each task, of a run that swept its samplers; see `curve_table`.
         notes: remarks on the figures: missing references, failures, speeds of several machines.
     """
 

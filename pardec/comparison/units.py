@@ -40,7 +40,7 @@ def batches(
     that heats up or gets busy slows all of them. References use the first seed only: they do not sample.
 
     Args:
-        identity: what determines a row besides sampler, prompt and seed: model, dtype, version.
+        identity: what determines a row in addition to sampler, prompt and seed: model, dtype, version.
     """
     queues = []
     for entry in entries:

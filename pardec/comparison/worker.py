@@ -41,7 +41,7 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class Job:
-    """What a process needs to run a comparison. Picklable if `model` is a name."""
+    """The settings with which a process runs a comparison. Picklable if `model` is a name."""
 
     model: str | Model
     loading: Mapping[str, Any]  # the arguments of `pardec.load`

@@ -52,7 +52,7 @@ class DetectedShape:
 
 @dataclass(frozen=True)
 class Reading:
-    """What an image shows: its shapes, largest first, and its background (None if it has no named colour)."""
+    """The content of an image: its shapes, largest first, and its background (None if it has no named colour)."""
 
     things: tuple[DetectedShape, ...]
     background: str | None

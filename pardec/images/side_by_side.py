@@ -29,7 +29,7 @@ def unfolding(model: Model, prompt: Any = None, **arguments: Any) -> tuple[list[
 
     Args:
         prompt: one caption, or None with `label`.
-        arguments: of `Model.generate`; those that are left out are the checkpoint's.
+        arguments: of `Model.generate`; missing ones take the checkpoint's values.
 
     Raises:
         SpecError: a text model, a model without a decoder, or a request for several images.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def arrays(result: ResultData, pad_id: int) -> dict[str, np.ndarray]:
-    """What `Result.to_arrays` returns."""
+    """The arrays that `Result.to_arrays` returns."""
     if result.latents is not None:
         raise SpecError("to_arrays lays out token ids, and continuous tokens have none", "result.latents has them")
     prompts = [row[:end].numpy() for row, end in zip(result.sequences, result.prompts, strict=True)]

@@ -11,7 +11,7 @@ def is_cut(row: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
 
     Args:
         row: with its `tokens`, how many were `generated` before an end token, and `finish`.
-        settings: of its call: `max_new_tokens`, and the `stop_ids`; without any, the length is what was asked for.
+        settings: the call's `max_new_tokens` and `stop_ids`; without end tokens, the length is as requested.
     """
     length = len(row["tokens"])
     ends = bool(settings.get("stop_ids"))  # images have none

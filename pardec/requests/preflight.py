@@ -190,7 +190,7 @@ def check_conditions(kind: Kind, classes: list[int] | None) -> None:
 
 
 def check_captions(kind: Kind, texts: Iterable[str]) -> None:
-    """Refuses words outside the vocabulary of the text encoder beside the weights."""
+    """Refuses words outside the vocabulary of the text encoder in the model's folder."""
     if kind.reader is not None and kind.draws == "text":
         words.check(texts, kind.reader)
 

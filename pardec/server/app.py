@@ -55,9 +55,9 @@ def create_app(
 
     Args:
         model: as `pardec.load` gives it; nothing else may decode with it meanwhile.
-        name: what clients call it, beside its own name.
+        name: a second name of the model for clients.
         api_key: if given, requests need it as a bearer token.
-        limits: what clients may ask for.
+        limits: the limits of requests.
         origins: those whose pages may use the server (CORS), as "https://my.app"; "*" is any.
         defaults: arguments of `generate` for requests that leave them out, such as sampler and max_new_tokens.
 

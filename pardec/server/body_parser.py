@@ -87,7 +87,7 @@ class ParsedBody:
     Attributes:
         body: checked.
         ids: of its prompts, where they have been tokenized.
-        structure: what its schema has been compiled to, for a masked model.
+        structure: the compiled schema, for a masked model.
     """
 
     body: Any

@@ -71,7 +71,7 @@ class Serving(Iterator[Served]):
     Attributes:
         waits: why the rows of the current batch cannot be replaced one by one, so that it drains before the next
             begins; None where they can.
-        batch: what the batch of the latest row has cost; a new one begins where one had to drain.
+        batch: the cost of the latest row's batch; a new one begins after a batch had to drain.
         rows, tokens, forwards: totals of finished rows: rows, their generated tokens, and the forwards that each took
             part in.
         seconds: time inside this iterator, reading prompts and decoding texts included; the caller's own is not.

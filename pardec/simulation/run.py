@@ -64,7 +64,7 @@ class Report:
 
     Attributes:
         result: the real run with the spec.
-        machine: what it was timed on.
+        machine: the machine on which it was timed.
         setting: the sizes of the models on it.
         simulations: one a schedule, `sequential` and `plain` first.
         rows: per row of `result`, its rounds.

@@ -40,7 +40,7 @@ def list_tasks() -> list[str]:
 
 
 def task(name: str | os.PathLike[str]) -> Task:
-    """The task of that name, or that of a file of prompts, scored by `exact` (others: `pardec.tasks.FileTask`).
+    """The task of that name, or a file of prompts as a task, scored by `exact` (others: `pardec.tasks.FileTask`).
 
     Raises:
         UnknownNameError: neither a task nor a file; it names the nearest task.

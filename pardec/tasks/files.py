@@ -27,7 +27,7 @@ class FileTask(Task):
             with a header that names these; or text, one prompt a line.
         scorer: "exact" (white space aside), "number" (the last one in the text), "path/to/file.py:function", or a
             function of (problem, text).
-        name: what it is called in tables; None takes the file's name without its ending.
+        name: its name in tables; None is the file's name without its ending.
 
     Raises:
         SpecError: the file, a line of it (by number) or the scorer cannot be used.

@@ -41,7 +41,7 @@ def formatted(items: Iterable[str]) -> str:
 
 
 def strictly(text: str) -> tuple[str, ...] | None:
-    """The items of the last bracketed list of text, whatever stands around it; None if it is not in the asked form.
+    """The items of the last bracketed list in text; None if it is not in the form that prompts ask for.
 
     >>> strictly('So it is ["Anna", "Tom"].'), strictly("[Anna, Tom]")
     (('Anna', 'Tom'), None)
@@ -54,7 +54,7 @@ def strictly(text: str) -> tuple[str, ...] | None:
 
 
 def leniently(text: str) -> tuple[str, ...]:
-    """The same, with brackets, quotes, spaces and a comma at the end forgiven.
+    """The items of the last list in text; brackets, quotes, spaces and a final comma are optional.
 
     >>> leniently("[ Anna,Tom, ]"), leniently('"Anna" ,Tom')
     (('Anna', 'Tom'), ('Anna', 'Tom'))

@@ -40,7 +40,7 @@ def export(network: Network, out: Path, card: dict[str, Any], base: str) -> None
     Args:
         network: whose weights they are.
         out: the folder.
-        card: name, target, recipe, acceptance and curve; what the network says of itself is added.
+        card: name, target, recipe, acceptance and curve; the network's own entries are added.
         base: `base_model_name_or_path` of the config.
     """
     out.mkdir(parents=True, exist_ok=True)

@@ -47,7 +47,7 @@ class Loss:
         Args:
             draft: logits [N, Vd] of the drafter.
             target: logits [N, V] of the target; a loss without `overlap` takes them over the draft vocabulary too.
-            labels: [N] what the target chose, as an id of the draft vocabulary; -1 where that lacks it.
+            labels: [N] the target's choice as an id of the draft vocabulary; -1 if it is not in it.
             ids: [Vd] the target's id of each id of the draft vocabulary; None: they are the same.
         """
         log_q = draft.float().log_softmax(-1)

@@ -34,10 +34,10 @@ def prepare(
     """The states of the texts, computed if `folder` lacks them, and the run, resumed if it was stopped.
 
     Args:
-        target: what the drafter drafts for.
+        target: the model that the drafter drafts for.
         files: prompts and answers as ids, by the path of their file, for messages.
         plan: all but the network's options.
-        chosen: the `Options` that are named; the others are those of the exported drafter `plan.init`, or the defaults.
+        chosen: the named `Options`; the others come from the exported drafter `plan.init`, or are the defaults.
         folder: where states are stored, for every kind of drafter that reads the same layers.
         longest: tokens of a text; prompts are cut at their beginning.
         online: run the target over each batch in place of storing its states.

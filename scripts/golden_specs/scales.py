@@ -121,7 +121,7 @@ def _code(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
 
 
 def _entry(refiner: pardec.Model, case: Case, tensors: dict[str, Tensor]) -> str | None:
-    """The logits of the first scale that the refiner has, from one block-causal entry; recorded are those of all."""
+    """The logits of the refiner's first scale, from one block-causal forward; the record has those of all scales."""
     network, steps = refiner.network, case["params"]["draft_steps"]
     assert isinstance(network, ScaleModel)
     labels = torch.tensor([*case["labels"], *[network.transformer.classes] * len(case["labels"])])

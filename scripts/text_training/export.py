@@ -230,7 +230,7 @@ def opening(card: dict[str, Any], command: str) -> list[str]:
 
 
 def items(recipe: dict[str, Any], indent: str = "") -> list[str]:
-    """A recipe as a list, with the runs that it consists of as lists of their own."""
+    """A recipe as a Markdown list, with the runs that it consists of as nested lists."""
     lines = []
     for key, value in recipe.items():
         nested = isinstance(value, dict)

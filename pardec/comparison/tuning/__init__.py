@@ -170,7 +170,7 @@ def preview(
     executor: str = "local",
     **arguments: Any,
 ) -> dict[str, Any]:
-    """What `tune` would try with these arguments, as plain values; nothing is decoded, loaded or written.
+    """The plan of `tune` for these arguments, as plain values; nothing is decoded, loaded or written.
 
     Raises SpecError for what `tune` would reject before weights are read.
     """

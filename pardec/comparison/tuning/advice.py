@@ -23,7 +23,7 @@ class Advice:
 
     Attributes:
         spec: the `sampler` argument for `generate`.
-        arguments: the other arguments for `generate`: those given to `tune`, and the block length if it was tuned.
+        arguments: the other arguments for `generate`: the ones given to `tune`, and the block length if it was tuned.
         verdict: "holds" (its drop is within the bound with confidence `CONFIDENCE`), "within" (it is, but on too few
             problems to be sure), "default" or "baseline" (no other candidate was within the bound), or "unsure" (too
             few problems to advise anything; the spec is the default).

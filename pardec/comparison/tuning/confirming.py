@@ -45,7 +45,7 @@ def problem_count(max_drop: float) -> int:
 
 
 def least_problems(requested: int | None) -> int:
-    """The fewest problems on which a candidate can be within the bound, given the number that was asked for."""
+    """The fewest problems on which a candidate can be within the bound, given the requested number."""
     return LEAST_PROBLEMS if requested is None else LEAST_REQUESTED
 
 

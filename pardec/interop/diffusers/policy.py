@@ -33,7 +33,7 @@ def policy(
         scheduler: diffusers' BlockRefinementScheduler or EntropyBoundScheduler; requests do not modify it.
         rest: the other parts, as a spec without a select: "eos@dual", "credit+eos".
         steps: planned steps per block; None takes the scheduler's.
-        threshold: overrides that of a BlockRefinementScheduler's config.
+        threshold: overrides the threshold in a BlockRefinementScheduler's config.
 
     EntropyBoundScheduler anneals the logits; at temperature 0 the candidates are still the likeliest tokens, at
     temperature 1 they are drawn from the annealed distribution, as in the scheduler. Its noise tokens have no meaning

@@ -175,7 +175,7 @@ class Likelihood:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """One mask over an answer: the masked tokens, those of them that are queried, and their weight."""
+    """One mask over an answer: the masked tokens, the queried ones among them, and their weight."""
 
     masked: tuple[int, ...]
     queried: tuple[int, ...]

@@ -23,7 +23,7 @@ OF_TYPE: Mapping[str, tuple[str, ...]] = {
 
 
 def form_of(argument: Any) -> dict[str, Any] | bool | None:
-    """The schema of `response_format=`: True allows any object, None anything.
+    """The schema of `response_format=`; True allows any object, None is no constraint.
 
     Raises SpecError for a form that is neither OpenAI's nor a JSON schema.
     """

@@ -1,4 +1,4 @@
-"""A schema as a context-free grammar, its prefixes, and how many tokens the shortest end of each takes.
+"""A schema as a context-free grammar, its prefixes, and the number of tokens of the shortest end of each.
 
 A prefix of an answer is known by what may follow: the state of a terminal's automaton, and the symbols after it. The
 shortest end of such a configuration is the sum of the shortest ends of its parts, each written in tokens by itself.
@@ -34,7 +34,7 @@ Configuration = tuple[int, int, Stack] | None  # terminal, its state, what follo
 
 
 class Grammar:
-    """The rules of a schema: of each name, the sequences of symbols that it stands for."""
+    """The rules of a schema: for each name, the alternative sequences of symbols."""
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
@@ -53,7 +53,7 @@ class Grammar:
             raise refusal("#", f"more than {_MOST_DEPTH} rules of its grammar lead to each other", hint)
 
     def _most_ways(self) -> int:
-        """By how many terminals a rule can begin, at most; more than `_MOST_WAYS` where that is not soon clear."""
+        """An upper bound of the terminals that can begin a rule; above `_MOST_WAYS` if that is not found soon."""
         counts = dict.fromkeys(self.rules, 0)
         for _ in range(_PASSES):
             changed = False
@@ -68,7 +68,7 @@ class Grammar:
         return max(counts.values())
 
     def _depth(self) -> int:
-        """The longest path from rule to rule that a search from the start takes."""
+        """The length of the longest path from rule to rule in a search from the start."""
         depths: dict[str, int] = {}
         path: list[tuple[str, Iterator[str]]] = []
         known = {"start"}
@@ -127,7 +127,7 @@ class Grammar:
         return (self._text("["), self._list(self._symbols(value.item), "]", value.least, value.most))
 
     def _list(self, item: tuple[Symbol, ...], end: str, least: int, most: int | None) -> str:
-        """The rule for `least` to `most` items with commas between them, and the `end`."""
+        """The rule for `least` to `most` items separated by commas, and the `end`."""
         if most is not None:
             most = max(min(most, _MOST_ITEMS), least)
         last = least if most is None else most
@@ -145,7 +145,7 @@ class Grammar:
         return following
 
     def _object(self, value: Object) -> tuple[Symbol, ...]:
-        """The members in order; a rule of each pair of a position and whether a member precedes it."""
+        """The members in order; one rule per position and whether a member precedes it."""
         rest: dict[bool, tuple[Symbol, ...]] = dict.fromkeys((False, True), (self._text("}"),))
         for name, member, required in reversed(value.members):
             symbols = self._symbols(member)
@@ -185,7 +185,7 @@ class Prefixes(States):
     def __init__(self, grammar: Grammar, vocabulary: Vocabulary) -> None:
         self.grammar, self.vocabulary = grammar, vocabulary
         self.automata = [Automaton(terminal) for terminal in grammar.terminals]
-        self._costs = [dict[int, float]() for _ in self.automata]  # of the states of each terminal
+        self._costs = [dict[int, float]() for _ in self.automata]  # costs of the states of each terminal
         self._rule_costs = _least(grammar.rules, lambda symbol: self._terminal_cost(symbol.index, 0))
         if math.isinf(self._rule_costs["start"]):
             raise refusal("#", "every answer would be of infinite length")
@@ -204,7 +204,7 @@ class Prefixes(States):
         return self.states[state] == {None}
 
     def cost(self, state: int) -> float:
-        """Tokens of the shortest end; infinite of no prefix."""
+        """The number of tokens of the shortest end; infinite if the state is not a prefix."""
         if state < 0:
             return math.inf
         cost = self._state_costs[state]
@@ -214,7 +214,7 @@ class Prefixes(States):
         return cost
 
     def reserve(self) -> float:
-        """At most so many tokens are missing to an end, wherever in an answer; infinite where values recur."""
+        """An upper bound of the tokens that the shortest end needs anywhere in an answer; infinite if values recur."""
         rules = self.grammar.rules
         most = dict.fromkeys(rules, 0.0)
         for _ in range(_PASSES):
@@ -261,7 +261,7 @@ class Prefixes(States):
         return index
 
     def _closure(self, stack: Stack) -> set[Configuration]:
-        """The configurations that begin a terminal, where `stack` follows."""
+        """The configurations at the beginning of a terminal, with `stack` after it."""
         result: set[Configuration] = set()
         waiting: list[Stack] = [stack]
         known: set[Stack] = set()
@@ -309,10 +309,10 @@ class Prefixes(States):
 def _least(rules: Mapping[str, Sequence[tuple[Symbol, ...]]], cost_of: Callable[[Terminal], float]) -> dict[str, float]:
     """The least cost of each rule, the cheapest first (Knuth, https://doi.org/10.1016/0020-0190(77)90002-3)."""
     costs = dict.fromkeys(rules, math.inf)
-    uses: dict[str, list[int]] = {name: [] for name in rules}  # the ways that each rule stands in
+    uses: dict[str, list[int]] = {name: [] for name in rules}  # the ways that contain each rule
     owner: list[str] = []
-    sums: list[float] = []  # of each way, the costs known so far
-    missing: list[int] = []  # and how many of its rules have none yet
+    sums: list[float] = []  # per way, the sum of known costs
+    missing: list[int] = []  # per way, the number of rules without a cost
     heap: list[tuple[float, str]] = []
     for name, ways in rules.items():
         for way in ways:

@@ -1,4 +1,4 @@
-"""`response_format=` of one call: for a masked model a template, for an autoregressive one a grammar a row."""
+"""`response_format=` of one call: a template for a masked model, one grammar per row for an autoregressive one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_BYTES = 2**18  # of a schema
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """What holds the rows of a call to a schema: one of the two."""
+    """The constraint of a call's rows by a schema: a template or grammars."""
 
     template: Template | None = None
     grammars: tuple[JsonGrammar, ...] = ()
@@ -38,7 +38,7 @@ class Structure:
         return [row if self.template is None else Row(row.prompt, self.template.rest) for row in rows]
 
     def hold(self, request: Request) -> Request:
-        """The request, held to the schema."""
+        """The request, constrained to the schema."""
         if self.template is None:
             return replace(request, grammars=self.grammars, stops=self.grammars)
         constrained_spans = tuple(self.template.joints_of(start) for start in request.prompts)
@@ -51,7 +51,7 @@ class Structure:
 
 
 def structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Sequence[int]) -> Structure | None:
-    """What `settings.response_format` asks for, as `_structure`; also what Python cannot nest is a SpecError."""
+    """Like `_structure`, but raises SpecError also for a schema that is nested too deeply for Python."""
     try:
         return _structure(model, settings, rows, stop_ids)
     except RecursionError:
@@ -59,7 +59,7 @@ def structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Seq
 
 
 def _structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Sequence[int]) -> Structure | None:
-    """What `settings.response_format` asks for; None where that is nothing, or text.
+    """The structure that `settings.response_format` requests; None for no constraint, or text.
 
     Raises:
         SpecError: naming the path of what cannot be held, or the argument that does not go with it.
@@ -111,7 +111,7 @@ def _keep(key: tuple[str, Vocabulary, int], result: Template) -> None:
 
 
 def remember(model: LanguageModel, response_format: Any, budget: int, matched: Structure | None) -> None:
-    """Takes over what another process matched: that a schema is within the limits, and its template."""
+    """Stores the results of another process: that a schema is within the limits, and its template."""
     text = _text(form_of(response_format))
     mark_within_limits(text)
     if matched is not None and matched.template is not None:
@@ -119,7 +119,7 @@ def remember(model: LanguageModel, response_format: Any, budget: int, matched: S
 
 
 def _text(form: Any) -> str:
-    """The schema as JSON. Raises SpecError where it is none, or too large."""
+    """The schema as JSON text. Raises SpecError if it is not JSON, or too large."""
     try:
         text = json.dumps(form, ensure_ascii=False)
         size = len(text.encode())

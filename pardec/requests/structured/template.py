@@ -1,4 +1,4 @@
-"""JSON of a schema in any order: its fixed text as the tokens of a template, with gaps for the values.
+"""JSON of a schema for decoding in any order: its fixed text as the tokens of a template, with gaps for values.
 
     every gap gets the fewest positions that it needs; what `max_new_tokens` leaves is dealt out one position at a time
 
@@ -24,7 +24,7 @@ from .token_automata import TooManyStates, plain_lengths, text_automaton, value_
 from .values import Array, Map, Object, Reference, Scalar, Schema, Text, Union, Value, refusal
 from .vocabulary import Vocabulary
 
-_MOST_POSITIONS = 16  # of a gap that is no string, unless its shortest value takes more
+_MOST_POSITIONS = 16  # positions of a gap that is not a string, unless its shortest value takes more
 _MOST_ITEMS = 256
 _DEEPEST = 64  # references within references
 
@@ -41,11 +41,11 @@ class Gap:
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """What stands after the prompt.
+    """The fixed tokens and gaps after the prompt.
 
     Attributes:
         rest: [T] int64: fixed tokens, the mask id in gaps.
-        sets: [S, V] bool, and `at` [T] int64, as those of `Allowed`.
+        sets: [S, V] bool, and `at` [T] int64, as in `Allowed`.
         joints: the gaps that are held jointly, with starts in `rest`.
     """
 
@@ -55,7 +55,7 @@ class Template:
     constrained_spans: tuple[ConstrainedSpan, ...]
 
     def allowed(self, starts: Sequence[int]) -> Allowed | None:
-        """The sets of rows whose prompts have `starts` tokens."""
+        """The allowed sets of rows whose prompts have `starts` tokens."""
         if not self.at.any():
             return None
         return Allowed(self.sets, tuple(torch.nn.functional.pad(self.at, (start, 0)) for start in starts))
@@ -67,12 +67,12 @@ class Template:
 
 @dataclass(frozen=True)
 class TemplateEnd:
-    """Ends a row whose template is filled: its value is complete, so that it stops rather than being cut."""
+    """Ends a row whose template is filled, so that its finish reason is a stop and not a cut."""
 
     length: int  # tokens of the template
 
     def first(self, ids: Sequence[int], known: int = 0) -> int | None:
-        """The template's length, once so many ids are there."""
+        """The template's length once there are that many ids, else None."""
         return self.length if known < self.length <= len(ids) else None
 
 
@@ -80,7 +80,7 @@ def template(schema: Schema, vocabulary: Vocabulary, budget: int, *, mask_id: in
     """The template of a schema in at most `budget` tokens.
 
     Args:
-        pads: the end and pad tokens, which fill what a value leaves of its gap.
+        pads: the end and pad tokens, which fill the positions of a gap that its value does not use.
 
     Raises:
         SpecError: a part that cannot be held in any order, with its path; or the budget is too small.
@@ -149,7 +149,7 @@ class _Parts:
             yield from self._scalar(Scalar(value.path, self._expression(value)))
 
     def _expression(self, value: Value) -> Expression:
-        """Of a value of one gap."""
+        """The regular expression of a value that takes one gap."""
         path, value = value.path, self.schema.resolve(value)
         if isinstance(value, Scalar | Text):
             return value.expression
@@ -182,7 +182,7 @@ class _Parts:
 
 
 def _joined(parts: Iterator[str | Gap], most: int, longest: int) -> list[str | Gap]:
-    """Texts that stand beside each other as one; of at most `most` gaps, and `longest` characters of fixed text.
+    """Joins adjacent texts. Raises SpecError above `most` gaps or `longest` characters of fixed text.
 
     Definitions that refer to each other may describe more than can be counted.
     """
@@ -202,7 +202,7 @@ def _joined(parts: Iterator[str | Gap], most: int, longest: int) -> list[str | G
 
 
 def _with_lengths(parts: list[str | Gap], left: int, budget: int) -> list[str | Gap]:
-    """The gaps with their numbers of positions, `left` in all."""
+    """Assigns numbers of positions to the gaps, `left` in total."""
     gaps = [part for part in parts if isinstance(part, Gap)]
     counts = [gap.least for gap in gaps]
     left -= sum(counts)
@@ -222,7 +222,7 @@ def _with_lengths(parts: list[str | Gap], left: int, budget: int) -> list[str | 
 
 
 def _is_free(gap: Gap, longest: int) -> bool:
-    """Whether any plain tokens may stand in a gap, whatever the others are."""
+    """Whether any plain token may stand at each position of a gap, independently of the others."""
     value = gap.value
     return (
         isinstance(value, Text) and value.least == 0 and (value.most is None or gap.positions * longest <= value.most)
@@ -245,7 +245,7 @@ def _automaton(gap: Gap, vocabulary: Vocabulary, pads: tuple[int, ...]) -> Token
 
 
 def _check_text(vocabulary: Vocabulary, fixed: Sequence[Sequence[int]], parts: Sequence[str | Gap]) -> None:
-    """Refuses a tokenizer that does not give the fixed text back."""
+    """Refuses a tokenizer whose decoding does not reproduce the fixed text."""
     text = "".join(part for part in parts if isinstance(part, str))
     ids = [token for each in fixed for token in each]
     if vocabulary.tokenizer.decode(ids, skip_special_tokens=True) != text:

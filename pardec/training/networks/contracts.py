@@ -193,7 +193,7 @@ class Network(nn.Module):
         `head` learns has its gradient when this returns.
 
         Args:
-            states: [N, E] what the head makes draft logits of.
+            states: [N, E] the inputs of the draft head.
             head: [Vd, E] that is frozen, or a function that learns.
             normed: [N, E] the target's states after its final norm.
             best: [N] the target's likeliest tokens.
