@@ -178,9 +178,9 @@ class _Sizes:
         taps = batch * (nodes + queries) * width * model.dtype.itemsize
         logits = batch * nodes * model.vocab_size * _FLOAT
         head = 0 if model.dtype == torch.float32 else batch * nodes * model.vocab_size * model.dtype.itemsize
-        last = 3 * batch * model.vocab_size * _FLOAT  # of the prompts' last tokens: gathered, and put in order
+        last = 3 * batch * model.vocab_size * _FLOAT  # logits of the prompts' last tokens: gathered, and sorted
         path = min(nodes, getattr(sampler.draft, "k", nodes) + 1)
-        scores = 2 * batch * path * model.vocab_size * _FLOAT  # of the tokens that a round commits, and their softmax
+        scores = 2 * batch * path * model.vocab_size * _FLOAT  # logits of committed tokens, and their softmax
         sampling = 3 * logits if self.request.temperature else 0
         prompt = self._work(batch, self.prompt, self.prompt, True) + batch * self.prompt * width * model.dtype.itemsize
         round_ = max(

@@ -43,7 +43,7 @@ class Batches:
         self.last: tuple[Call, Finished] | None = None
         self._prints_after = False  # whether texts are printed on a terminal after they were shown decoding
         self.seconds = 0.0
-        self.tokens = self.forwards = 0  # of the rows that this run decoded
+        self.tokens = self.forwards = 0  # totals of the rows that this run decoded
 
     def open_rows(self, output: Path, *, overwrite: bool) -> None:
         """Reads the rows that `output` already has, and appends each finished row to it."""

@@ -34,7 +34,7 @@ class Drawing:
         self.images: list[Image] = []
         self.records: list[pngs.Metadata] = []
         self.files: list[Path] = []
-        self.result: Result | None = None  # of the latest batch
+        self.result: Result | None = None  # result of the latest batch
         self.seconds = 0.0
         self.parts: dict[str, float] = {}  # seconds of the model's parts, if the loop measures them
         self.tested = self.accepted = 0  # drafted vectors

@@ -12,7 +12,7 @@ from typing import Any
 _PLURALS = {"samplers": "sampler", "caches": "cache", "block_lengths": "block_length"}
 _FILES = ("allowed", "response_format")  # options that name a file with the value
 _BEFORE = r"(?<![\w:,.+@/\"'-])"  # not a parameter of a spec, a part of a path, nor quoted
-_SAFE = re.compile(r"[^\s$`*?;&|<>()]+")  # what a shell takes as it is written
+_SAFE = re.compile(r"[^\s$`*?;&|<>()]+")  # characters that a shell needs no quotes for
 _VALUE = r"\"[^\"]*\"|'[^']*'|\[[^\]]*\]|\([^)]*\)|\{[^}]*\}|[^\s,;()]+(?=[\s,;()]|$)"
 
 

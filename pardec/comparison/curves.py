@@ -17,11 +17,11 @@ from ..io.jsonl import Row
 from . import metrics
 from .metrics import Rows
 
-COSTS = ("nfe", "tokens_fed", "seconds")  # of a problem: forwards, positions fed, seconds
+COSTS = ("nfe", "tokens_fed", "seconds")  # costs of a problem: forwards, computed positions, seconds
 LOSS = 0.01  # forwards are compared where the accuracy is this much below that of sequential decoding
 _RESAMPLES = 2_000
 _ALPHA = 3.0  # of AUP: how fast the weight of a lower accuracy falls
-_TOLERANCE = 0.05  # of AUP: points that lose more than this against the least parallel one are left out
+_TOLERANCE = 0.05  # AUP leaves out points that lose more than this against the least parallel one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,7 +184,7 @@ def _paired(some: Sequence[Setting], cost: str, figure: Callable[[np.ndarray, np
 
 def _interpolate(at: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """[R] the least and the greatest value of the curve through (xs, ys) [R, S] at `at` [R]; nan outside of it."""
-    order = np.lexsort((ys, xs), 1)  # of points with one x the highest leads on to the next x
+    order = np.lexsort((ys, xs), 1)  # among points with equal x, the highest comes last
     xs, ys = np.take_along_axis(xs, order, 1), np.take_along_axis(ys, order, 1)
     line = np.array([np.interp(x, row, values, np.nan, np.nan) for x, row, values in zip(at, xs, ys, strict=True)])
     here = np.isclose(xs, at[:, None], rtol=1e-9, atol=0)

@@ -37,7 +37,7 @@ class Driver(ABC):
     family: ClassVar[Family]
     defaults: ClassVar[Mapping[str, Any]] = {}  # defaults of `generate` that differ from those of `Settings`
     image_tokens: ClassVar[str] = "codes"  # what an image consists of
-    image_decoder: ClassVar[str] = "image tokenizer"  # what turns them into pixels
+    image_decoder: ClassVar[str] = "image tokenizer"  # the part that decodes them to pixels
     least_cfg: ClassVar[float] = 1.0  # the value of `cfg` that means no guidance
     drawn: ClassVar[str] = ""  # what the model draws; empty for language models
     main_stage: ClassVar[str | None] = None  # the stage that every sampler needs; None: `tune` searches none

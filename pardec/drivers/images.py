@@ -28,7 +28,7 @@ class ImageDriver(Driver):
     defaults = CLASS_IMAGES
     compares_tokens = False  # they are sampled, and whether vectors are equal says little
     network: ImageModel
-    of_tokens: str  # what an image consists of, with its preposition
+    of_tokens: str  # the tokens of an image, with a preposition
     takes: Takes  # which arguments have a meaning
 
     def imaging(self, settings: Settings) -> Imaging:

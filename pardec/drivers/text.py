@@ -221,7 +221,7 @@ class TextDriver(Driver, Loops):
 def _stop_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:
     value = settings.stop_ids
     if value is None:
-        fixed = settings.template is not None or model.imaging is not None  # in length
+        fixed = settings.template is not None or model.imaging is not None  # whether the row's length is fixed
         return () if fixed else tuple(model.decoding_config.eos_ids)
     return _ids(model, "stop_ids", value, "stop_ids=[2] stops at token 2; [] never stops")
 

@@ -30,9 +30,9 @@ def load_without_weights(
     options.pop("device_map", None)
     options.pop("cuda_graphs", None)
     if options.pop("quantize", None) == "int4" and dtype == "auto":
-        dtype = "bfloat16"  # what "auto" means for int4
+        dtype = "bfloat16"  # the meaning of "auto" for int4
     if dtype == "auto" and not (on_gpu if device == "auto" else device.startswith("cuda")):
-        dtype = "float32"  # what "auto" means on a CPU
+        dtype = "float32"  # the meaning of "auto" on a CPU
     try:
         return load(name, device="meta", dtype=dtype, **options)
     except ModelError:

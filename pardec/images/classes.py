@@ -28,7 +28,7 @@ class Score:
 
     right: bool  # one shape, with all properties of the class
     count: bool  # exactly one shape
-    shape: bool  # of the largest shape, as are the next two
+    shape: bool  # whether the largest shape has it; likewise the next two
     colour: bool
     size: bool
 

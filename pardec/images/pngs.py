@@ -25,7 +25,7 @@ from pardec.models.files.json_text import parse
 KEY = "pardec"
 FORMAT = "pardec.picture/1"
 MOST = 4096  # images on a sheet, at most
-PIXELS = 2**26  # of an image file, at most
+PIXELS = 2**26  # largest number of pixels of an image file
 GAP = 2  # pixels between the images of a sheet
 BLANK = (234, 238, 242)  # colour of areas without an image
 _SETTINGS = ("temperature", "top_k", "top_p", "cfg", "cfg_interval")

@@ -20,7 +20,7 @@ from .shapes import AREA, BETWEEN, CENTROID, SIDE, Array, coverage
 NEAR = 75.0  # levels within which a pixel has a named colour
 FAINT = 0.15  # share of a shape's colour below which a pixel counts as background
 CORE = 10  # pixels of a shape after erosion by one pixel, at least
-OVERLAP = 0.72  # of a component and its best outline (intersection over union), at least
+OVERLAP = 0.72  # least intersection over union of a component and its best outline
 ASIDE = 6.5  # pixels from the middle of the image beyond which a shape is at a side
 _COLOUR_NAMES = tuple(COLOURS)
 _BACKGROUND_NAMES = tuple(BACKGROUNDS)

@@ -20,7 +20,7 @@ class Score:
     """Which parts of its caption an image shows. Shares are over the shapes that the caption names."""
 
     right: bool  # everything, and nothing else
-    count: bool  # as many shapes
+    count: bool  # whether the number of shapes is right
     shapes: float
     colours: float
     sizes: float

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LINE, SIZE = 20, 13  # pixels
 MOST = 36  # frames, about
-COLOURS = 64  # of a frame
+COLOURS = 64  # colours of a frame
 
 
 def unfolding(model: Model, prompt: Any = None, **arguments: Any) -> tuple[list[Image.Image], Result]:

@@ -17,11 +17,11 @@ from ..requests.settings import ARGUMENTS
 FORMAT = (
     'each line is {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, with an "id" if you like'
 )
-SETTINGS = tuple(each.name for each in ARGUMENTS.values() if each.per_prompt)  # of one prompt
-PER_PROMPT = ("prompt", "messages", "input_ids", "label", "prompt_embeds", *SETTINGS)  # what `serve_batch` takes
+SETTINGS = tuple(each.name for each in ARGUMENTS.values() if each.per_prompt)  # arguments that one prompt may set
+PER_PROMPT = ("prompt", "messages", "input_ids", "label", "prompt_embeds", *SETTINGS)  # fields for `serve_batch`
 ANSWERS = ("answer", "answers")  # for a scorer; they change nothing in what is decoded
-GENERATED = (*ANSWERS, "input_ids", *SETTINGS)  # what lines of `pardec generate` may have
-COMPARED = (*ANSWERS, *(name for name in SETTINGS if name != "seed"))  # and those of `compare` and `tune`
+GENERATED = (*ANSWERS, "input_ids", *SETTINGS)  # fields in lines for `pardec generate`
+COMPARED = (*ANSWERS, *(name for name in SETTINGS if name != "seed"))  # fields for `compare` and `tune`
 _TABLES = {".csv": ",", ".tsv": "\t"}
 _REFUSED = (".yaml", ".yml", ".toml", ".xml", ".html", ".parquet", ".xlsx", ".pkl")  # not prompts line by line
 _JSON_FIELDS = ("messages", "input_ids", "answers", *(name for name in SETTINGS if name not in ("stop", "template")))
@@ -31,9 +31,9 @@ _JSON_FIELDS = ("messages", "input_ids", "answers", *(name for name in SETTINGS 
 class Item:
     """One prompt: text, a list of chat messages, a list of token ids, or None if there is only a template."""
 
-    id: Any  # from the file, else its index
+    id: Any  # the id in the file, else the index
     prompt: Any
-    line: int = 0  # in its file, from 1; 0 without a file
+    line: int = 0  # line number in its file, from 1; 0 without a file
     fields: Mapping[str, Any] = field(default_factory=dict)  # the other fields of its JSON object
 
     @property

@@ -34,7 +34,7 @@ from .result_schema import check
 
 FORMAT = "pardec.result/2"
 _TENSORS = {"sequences": torch.int64, "commit_step": torch.int32, "commit_score": torch.float32}
-_LOGPROBS: dict[str, tuple[str, Any]] = {  # of `TokenLogprobs`; not in every file
+_LOGPROBS: dict[str, tuple[str, Any]] = {  # fields of `TokenLogprobs`; not in every file
     "token_logprobs": ("own", np.float32),
     "top_ids": ("ids", np.int64),
     "top_logprobs": ("top", np.float32),

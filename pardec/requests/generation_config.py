@@ -76,7 +76,7 @@ class Rules:
 
     suppress: tuple[int, ...] = ()  # never decoded
     begin_suppress: tuple[int, ...] = ()  # not decoded first
-    first: int | None = None  # what follows a prompt of one token
+    first: int | None = None  # the token forced after a prompt of one token
     last: tuple[int, ...] = ()  # the last token of a row that does not end before: of several the lowest, as there
     repetition_penalty: float | None = None
     min_length: int = 0  # tokens, of the prompt too, before an end token

@@ -21,8 +21,8 @@ class LineCalls:
     """The calls of prompts with separate arguments: one row each; `take` returns them one by one."""
 
     calls: tuple[Call, ...]
-    own: tuple[Mapping[str, Any], ...]  # of each row, the arguments of its line
-    shared: Call  # what a row without arguments of its own would be
+    own: tuple[Mapping[str, Any], ...]  # per row, the arguments of its line
+    shared: Call  # the call of a row without such arguments
 
     @property
     def sampler(self) -> Any:

@@ -203,7 +203,7 @@ def _id_rows(ids: Any, name: str) -> list[list[int]]:
     return [list(row) for row in lists]
 
 
-_FORMS = (str, Tensor, Sequence)  # of a template
+_FORMS = (str, Tensor, Sequence)  # types of a template
 
 
 def _templates(model: LanguageModel, template: Any, mask: int) -> list[Tensor]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 MAX_NEW_TOKENS = 64
-MOST_PIXELS = 2**14  # of an image's side
+MOST_PIXELS = 2**14  # largest side of an image
 CLASS_IMAGES: Mapping[str, Any] = {"temperature": 1.0}  # other defaults for continuous tokens and token maps
 
 

@@ -32,8 +32,8 @@ class TextAnswer:
 
     body: TextBody
     request: TextRequest
-    name: str  # of the model
-    names: TokenNames | None  # of its tokens; None where neither log-probabilities nor canvases are asked for
+    name: str  # the model's name
+    names: TokenNames | None  # names of its tokens; None if neither log-probabilities nor canvases are requested
     identifier: str = field(init=False)
     created: int = field(init=False)
 
@@ -42,7 +42,7 @@ class TextAnswer:
         self.identifier = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}"
         self.created = int(time.time())
         self._begun: set[int] = set()
-        self._offsets: dict[int, Offsets] = {}  # of each row that is streamed
+        self._offsets: dict[int, Offsets] = {}  # per streamed row
 
     @property
     def prompt_tokens(self) -> int:

@@ -18,7 +18,7 @@ from .schemas import Body, ChatBody
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-_FAULTS = 50  # that are looked at
+_FAULTS = 50  # errors of a body that are examined
 CONTEXT = "context_length_exceeded"
 
 _FIELDS = {name: each.json for name, each in ARGUMENTS.items() if each.json}

@@ -30,7 +30,7 @@ class Advanced:
 
     index: int
     text: str
-    tokens: list[int] = field(default_factory=list)  # those that settled since the last event
+    tokens: list[int] = field(default_factory=list)  # tokens that became final since the last event
     logprobs: TokenLogprobs | None = None  # theirs
     canvas: list[int | None] | None = None  # tokens after the prompt, None where open; where asked for
     forwards: int = 0

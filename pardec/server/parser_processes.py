@@ -114,7 +114,7 @@ class ParserProcesses:
         self.config, self.seconds = config, seconds
         self._key: int | None = None
         self._free = AT_ONCE
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # of each client
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # waiting requests per client
 
     def start(self) -> None:
         """Registers the model with the process that forks."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..api import Model
     from .limits import Limits
 
-_MOST_TEXTS = 4096  # of `allowed`
+_MOST_TEXTS = 4096  # texts in `allowed`
 _MOST_CAPTION = 2**14  # characters
 MOST_LOGPROBS = 20  # likeliest tokens of a position, as in OpenAI's API
 

@@ -9,7 +9,7 @@ from pardec.models.files.token_bytes import TokenBytes
 
 from ..views.token_text import TokenTexts
 
-_BROKEN = "\ufffd"  # what bytes that are no whole character are decoded to
+_BROKEN = "\ufffd"  # decoded from bytes of an incomplete character
 
 
 class TokenNames:
@@ -18,7 +18,7 @@ class TokenNames:
     def __init__(self, tokenizer: Any, size: int) -> None:
         known = None if tokenizer is None else TokenBytes(tokenizer, size)
         self.tokenizer, self._bytes = tokenizer, [] if known is None else known.tokens
-        self.special = frozenset(range(size)) if known is None else known.special  # those without text
+        self.special = frozenset(range(size)) if known is None else known.special  # tokens without text
         self._texts = TokenTexts(tokenizer)
 
     def bytes_of(self, token: int) -> bytes | None:
@@ -55,7 +55,7 @@ class Offsets:
 
     def __init__(self, names: TokenNames) -> None:
         self.names, self.length = names, 0  # characters that are complete
-        self._ids: list[int] = []  # of the window that is decoded
+        self._ids: list[int] = []  # ids of the window that is decoded
         self._read = 0  # how many of them `length` counts
 
     def next(self, token: int) -> int:

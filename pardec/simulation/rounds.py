@@ -18,7 +18,7 @@ class Round:
     depth: int  # tokens drafted; of a tree, its deepest path
     accepted: int
     gained: int  # tokens committed
-    forwards: float  # of the drafter
+    forwards: float  # forwards of the drafter
 
     @property
     def width(self) -> int:

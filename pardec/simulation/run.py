@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..result import Result
 
 BASELINES = ("sequential", "plain")
-KAPPAS = (1, 2, 4, 8)  # of the table of early exits
+KAPPAS = (1, 2, 4, 8)  # columns of the table of early exits
 
 
 @dataclass(frozen=True)

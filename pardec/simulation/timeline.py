@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-_CLOSE = 1e-9  # of the whole time: sums of seconds are rounded
+_CLOSE = 1e-9  # tolerance, relative to the whole time, for rounded sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Interval:
     device: str  # or a link, as "gpu0 - gpu1"
     start: float  # seconds
     end: float
-    reads: tuple[str, ...]  # what other intervals make
+    reads: tuple[str, ...]  # outputs of other intervals
     makes: str
     row: int
     round: int

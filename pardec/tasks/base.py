@@ -27,7 +27,7 @@ class Problem:
     id: str
     prompt: str | list[dict[str, Any]]
     answer: Any
-    label: int | None = None  # in place of the prompt, the class that a model of images is asked for
+    label: int | None = None  # the class to draw, in place of the prompt
     settings: Mapping[str, Any] | None = field(default=None, hash=False)  # its own arguments of `generate`, of a file
 
 
@@ -47,7 +47,7 @@ class Task(ABC):
     summary: str
     answers: ClassVar[str] = "text"  # or "picture": what `score` is given
     asks: ClassVar[str] = "text"  # or "class": what a model is given of a problem, its prompt or its label
-    tokens: int = 64  # what an answer and its end fit into with the embedded models' tokenizer
+    tokens: int = 64  # room for an answer and its end with the embedded models' tokenizer
 
     @abstractmethod
     def problems(self, split: str = "heldout", n: int = 50, seed: int = 7) -> list[Problem]:

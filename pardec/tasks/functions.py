@@ -130,7 +130,7 @@ def _module(path: Path, name: str) -> ModuleType:
 
 def _checked(value: Any, name: str, problem: Problem) -> float | None:
     """`value` as a score; ScoreError if it is none."""
-    number = value.item() if getattr(value, "size", None) == 1 and hasattr(value, "item") else value  # of numpy
+    number = value.item() if getattr(value, "size", None) == 1 and hasattr(value, "item") else value  # numpy
     if number is None:
         return None
     if isinstance(number, bool | int | float) and 0 <= number <= 1:

@@ -27,7 +27,7 @@ from .served import served
 from .setup import RATE, prepare
 from .texts import network_of
 
-_GENTLE = 0.1  # of the learning rate of a whole training
+_GENTLE = 0.1  # share of the learning rate of a whole training
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from pardec.models.errors import SpecError, did_you_mean
 
-_LEAST = 1e-9  # of an overlap whose logarithm is taken
+_LEAST = 1e-9  # lower bound of an overlap before its logarithm
 _Function = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # (log q [N, Vd], log p [N, Vd], labels [N], parameter)
 
 

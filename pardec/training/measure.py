@@ -10,7 +10,7 @@ import torch
 from .networks import Network
 from .states import States, Text
 
-_TOKENS = 6000  # of one batch
+_TOKENS = 6000  # tokens of one batch
 
 
 @dataclass(frozen=True)

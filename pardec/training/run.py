@@ -46,15 +46,15 @@ class Plan:
     batch: int = 3000  # tokens of a step
     rate: float = 1e-3  # peak learning rate
     optimizer: str = "adamw"
-    weight_decay: float = 0.02  # of matrices, times the learning rate, a step
+    weight_decay: float = 0.02  # on matrices, times the learning rate, per step
     seed: int = 0
     every: float = 3.0  # minutes between measurements and exports
     validation: int = 64  # texts that are held out
     drafts: int = 5  # tokens of a measured draft
     init: str | os.PathLike[str] | None = None  # state.pt of a run or its folder; an exported drafter
     target_name: str = ""  # as the user names it
-    target_path: str = ""  # what the files say: `base_model_name_or_path`
-    script: str = "scripts/train_draft.py"  # what trains it, for the card
+    target_path: str = ""  # written to the files as `base_model_name_or_path`
+    script: str = "scripts/train_draft.py"  # the training command, for the card
 
 
 class Run:
@@ -149,7 +149,7 @@ class Run:
             optimizer.zero_grad(set_to_none=True)
         batch = self.states.batch(self.texts(self.step))
         noise = torch.Generator().manual_seed(self.plan.seed * 1_000_003 + self.step)
-        torch.manual_seed(self.plan.seed * 1_000_003 + self.step)  # of losses that sample
+        torch.manual_seed(self.plan.seed * 1_000_003 + self.step)  # for losses that sample
         self.network.progress = self.progress()
         loss, rates = self.network.loss(batch, self.loss_function, noise)
         loss.backward()  # type: ignore[no-untyped-call]

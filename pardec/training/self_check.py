@@ -19,7 +19,7 @@ from .served import served
 from .texts import chat_ids, network_of
 
 _PROMPTS, _ANSWER = 8, 64  # prompts that the target answers, and tokens of each answer
-_POSITIONS = 2048  # that are compared at most
+_POSITIONS = 2048  # positions compared at most
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
-_TOKENS = 4096  # of one forward
+_TOKENS = 4096  # tokens of one forward
 Row = tuple[Sequence[int], Sequence[int]]  # prompt and answer
 _HEAD_ROWS = 512  # positions whose logits are made at once
 

@@ -59,7 +59,7 @@ class Writing:
     rows: int
     seed: int = 0
     batch: int = 96
-    prompt_tokens: int = 128  # of a prompt that the target writes
+    prompt_tokens: int = 128  # length of a prompt that the target writes
     answer_tokens: int = 192
     warm: float = 0.3  # share of the chunks that are sampled; the others are greedy
     temperature: float = 0.8

@@ -156,7 +156,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def command(model: str, spec: str, arguments: Mapping[str, Any]) -> str:
     """The command line that uses the advice."""
-    python_only = {"stop_ids", "block_align"}  # of Python only
+    python_only = {"stop_ids", "block_align"}  # arguments that the command line does not have
     options = [f"--{name.replace('_', '-')} {value}" for name, value in arguments.items() if name not in python_only]
     return " ".join(["pardec generate", shlex.quote(model), '-p "..."', "-s", shlex.quote(spec), *options])
 

@@ -14,7 +14,7 @@ from .halving import Outcome, Trial, cheapest
 from .space import Candidate
 
 MAX_CONFIRMED = 3  # most candidates tested
-CONFIDENCE = 0.95  # that a candidate that holds loses no more than the bound, over all tests together
+CONFIDENCE = 0.95  # probability that a candidate that holds loses no more than the bound, over all tests
 MIN_PROBLEMS, MAX_PROBLEMS = 100, 500  # bounds of the default number of problems
 LEAST_PROBLEMS = 20  # fewer say too little to advise: without any loss, 18 points may still be lost
 LEAST_REQUESTED = 5  # the same where the number was asked for

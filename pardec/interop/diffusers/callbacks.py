@@ -61,7 +61,7 @@ class StepCallbacks:
         self.views: list[StepView] = []
         self.block: tuple[int, int] | None = None
         self.step = 0
-        self.end = 0  # of the furthest block reached
+        self.end = 0  # the end of the furthest block reached
 
     def with_recorder(self, sampler: MaskedSampler) -> MaskedSampler:
         """The sampler, with a recorder if there is a callback."""

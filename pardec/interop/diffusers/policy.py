@@ -182,7 +182,7 @@ class Anneal(Logits):
 class Bound(Select):
     """EntropyBoundScheduler on annealed logits: the most confident positions within its entropy bound."""
 
-    scheduler: Any  # of temperature 1 throughout
+    scheduler: Any  # its temperature is 1 throughout
 
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         logits = proposal.evidence.logits

@@ -24,7 +24,7 @@ from .likelihood import Likelihood, key_of
 from .requests import Generation, generation, separate_defaults, split_arguments
 from .token_probabilities import Batches, TokenProbabilities
 
-_LM_EVAL_DEVICE = "cuda:0"  # what lm-eval passes where nobody named a device
+_LM_EVAL_DEVICE = "cuda:0"  # lm-eval's value if the user named no device
 _AUTO = 64  # initial rows of batch_size="auto"
 _WINDOW = 2048  # tokens of a window if the checkpoint has no maximum length
 _log = logging.getLogger("lm_eval.pardec")  # lm-eval's handler and level

@@ -19,7 +19,7 @@ from .vocabulary import Vocabulary
 _MOST_ITEMS = 256  # a bounded array counts its items in rules
 _MOST_RULES = 2**14
 _MOST_DEPTH = 1000  # rules that lead to each other: llguidance recurs over them, on the stack
-_MOST_WAYS = 256  # that are followed at once
+_MOST_WAYS = 256  # ways followed at once at one point
 _PASSES = 32  # over the rules, after which a reserve counts as unbounded
 
 

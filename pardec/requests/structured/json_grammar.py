@@ -84,7 +84,7 @@ class JsonGrammar:
                 hint=f"max_new_tokens={4 * least:.0f} leaves room for more than that",
             )
         self._matcher: Any = compiled.matcher()
-        self._ids: list[int] = []  # that the matcher has read
+        self._ids: list[int] = []  # ids that the matcher has read
         self._states = [0]  # before each of them, and after the last
 
     def mask(self, ids: Sequence[int]) -> np.ndarray:

@@ -10,10 +10,10 @@ from typing import Any
 from .regular import Character, Concatenation, Expression, Repeat, characters, choice, literal, sequence, takes_all
 
 _LONGEST = 4096  # characters that a pattern may demand at once
-_MOST_CHARACTERS = 2048  # of a pattern itself
+_MOST_CHARACTERS = 2048  # longest pattern
 _DEEPEST = 32  # levels of groups within groups
 _PRINTED = frozenset(range(0x20, 0x7F))
-_ASCII = _PRINTED - set(b'"\\')  # what stands in a string without an escape
+_ASCII = _PRINTED - set(b'"\\')  # characters that a string has unescaped
 PLAIN = Character(_ASCII, wide=True)  # one character of a string
 _ESCAPE = sequence([literal("\\"), characters('"\\/bfnrt')])
 _QUOTE = literal('"')

@@ -255,7 +255,7 @@ def _bytes(*ranges: tuple[int, int]) -> Concatenation:
 
 
 _NEXT = (0x80, 0xBF)
-_WIDE = (  # what UTF-8 takes: no overlong forms, no surrogates, nothing beyond U+10FFFF
+_WIDE = (  # byte ranges of valid UTF-8: no overlong forms, no surrogates, nothing beyond U+10FFFF
     _bytes((0xC2, 0xDF), _NEXT),
     _bytes((0xE0, 0xE0), (0xA0, 0xBF), _NEXT),
     _bytes((0xE1, 0xEC), _NEXT, _NEXT),

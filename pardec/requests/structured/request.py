@@ -22,8 +22,8 @@ from .vocabulary import Vocabulary
 if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
 
-_MOST_TEMPLATES = 16  # that are kept
-_MOST_BYTES = 2**18  # of a schema
+_MOST_TEMPLATES = 16  # templates kept in memory
+_MOST_BYTES = 2**18  # largest schema
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from .regular import Automaton, Expression
 from .vocabulary import Vocabulary
 
 _MOST_ENTRIES = 2**26  # states times tokens
-_NEVER = frozenset(b'"\\') | set(range(0x20))  # what a string has only as an escape
+_NEVER = frozenset(b'"\\') | set(range(0x20))  # bytes that a string has only escaped
 
 
 def plain_lengths(vocabulary: Vocabulary) -> np.ndarray:
@@ -62,8 +62,8 @@ def value_automaton(
     """An automaton for strings of an expression in at most `length` tokens, followed by padding."""
     automaton, table, tokens = Automaton(expression), np.zeros((0, 256), dtype=np.int64), _padded(vocabulary)
     most = _MOST_ENTRIES // len(vocabulary)
-    rows: list[np.ndarray] = []  # of each state: the one after each token, -1 where there is none
-    number = {0: 0}  # of the states of `automaton`, in the order in which they are met
+    rows: list[np.ndarray] = []  # per state: the next state after each token, -1 for none
+    number = {0: 0}  # numbers of the states of `automaton`, in the order of discovery
     reached = [0]
     kind, kinds = np.zeros(len(vocabulary), dtype=np.int64), 1  # tokens of one kind lead to the same states
     level_end, depth = 1, 0

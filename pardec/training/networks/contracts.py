@@ -32,17 +32,17 @@ class Options:
     mlp_width: int | None = None  # None: the target's
     kv_heads: int | None = None  # None: the target's
     taps: tuple[int, ...] | None = None  # layers whose outputs it reads; None: those of the kind
-    heads: int = 4  # of medusa and hydra; prompts a node
-    block: int = 8  # of dflash, the anchor included
+    heads: int = 4  # medusa and hydra: number of heads; prompts: vectors per node
+    block: int = 8  # dflash: tokens of a block, the anchor included
     unroll: int = 4  # steps of training-time test
     ramp: tuple[float, float] = (0.3, 0.7)  # shares of the run from which, and at which all, of them are taken
-    decay: float = 0.8  # of the loss from step to step
-    mask_id: int | None = None  # of dflash
+    decay: float = 0.8  # factor of the loss from step to step
+    mask_id: int | None = None  # dflash: the mask token
     prompt_share: float = 0.1  # share of the prompts' positions that count
     tied: bool = True  # the target's head is the drafter's where the kind allows it
     start: str = "target"  # where weights come from: "target", "linear" or "random"
     wrong_only: bool = False  # positions count at which the likeliest drafted token is not the target's
-    dropout: float = 0.0  # of what attention and MLP add, and of the states that are read
+    dropout: float = 0.0  # on outputs of attention and MLP, and on the states that are read
     seed: int = 0
 
     def chosen(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Target:
     embedding: Tensor = field(init=False)  # [V, E], scaled as the target scales it
     head: Tensor = field(init=False)  # [V, E]
     norm: Tensor = field(init=False)  # [E] of the final norm
-    dtype: torch.dtype = field(init=False)  # that forwards compute in: float32 where bfloat16 is emulated
+    dtype: torch.dtype = field(init=False)  # of forwards: float32 where bfloat16 is emulated
     eps: float = field(init=False)
     theta: float = field(init=False)
 
@@ -107,7 +107,7 @@ class Network(nn.Module):
     """A drafter in training. Its parameters are float32; its forward computes in the target's `dtype`."""
 
     kind: ClassVar[str]
-    file: ClassVar[str] = "model.safetensors"  # that its weights are published in
+    file: ClassVar[str] = "model.safetensors"  # the published weights file
     config_file: ClassVar[str] = "config.json"
     depths: int  # tokens that it learns to draft ahead
     taps: tuple[int, ...] = ()  # layers whose outputs it reads

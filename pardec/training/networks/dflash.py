@@ -31,7 +31,7 @@ from .eagle import default_taps
 from .features import Features
 from .parts import Mlp, linear, matrix, repeat_heads, rms, rotary
 
-_ANCHORS = 0.25  # of the tokens of the texts, at most
+_ANCHORS = 0.25  # largest share of the texts' tokens
 
 
 class BlockLayer(nn.Module):

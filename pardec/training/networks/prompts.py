@@ -25,7 +25,7 @@ from ..losses import Loss
 from ..states import Batch, States
 from .contracts import Network, Options, Target
 
-_ANCHORS = 0.15  # of the tokens of the texts, at most
+_ANCHORS = 0.15  # largest share of the texts' tokens
 
 
 class Prompts(Network):
