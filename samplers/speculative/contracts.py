@@ -3,21 +3,18 @@
 As in the masked loop, stages are immutable, and a stage's state for one request is the value that its `start` returns.
 Rows are dimension 0 of every tensor and array in a state, so that finished rows can be removed (`take_rows`).
 
-Drafts: the tokens that one forward verifies.
+- `Draft`: the tokens that one forward verifies.
+- `SubsetLogits`: logits over part of the vocabulary, for drafters that cover few ids.
+- `Uniforms`: the random numbers of one round, for acceptances and drafters.
+- `TargetDistributions`, `Verdict`, `RoundResult`: the target's predictions after a draft, the accepted nodes, and the
+  finished round.
+- `LowerLayerStates`: the states of a draft's nodes after the target's first layers, if the drafter has run these.
+- `ProbeNodes`: the probe nodes that a drafter adds to the verify forward, after the nodes of the draft, none of which
+  attends to them.
 
-Logits of a part of the vocabulary, as a drafter of few ids gives them.
-
-The random numbers of one round, as acceptances and drafters ask for them.
-
-One round: what the target predicts after a draft, what is accepted of it, and what comes of that.
-
-The states of a draft's nodes after the target's first layers, where the drafter has run these.
-
-Queries of a drafter's own in the verify pass: after the nodes of a draft, and seen by none of them.
-
-Query l of node n stands step[l] + 1 positions after n. It attends to what n attends to, to n, and to the queries
-above it in the chains of n. All queries 0 come first, then all queries 1: in every row the nodes, and the queries of
-the first steps, are a prefix of what is fed.
+Probe l of node n is at position `pos(n) + step[l] + 1`. It attends to the same slots as n, to n, and to the probes
+above it in the chain of n. All probes 0 come first, then all probes 1: in every row the nodes, and the probes of the
+first steps, are a prefix of the positions fed.
 """
 
 from __future__ import annotations
@@ -54,32 +51,32 @@ class Draft:
     distribution that node i was sampled from given its earlier siblings, processed as the target's are.
     """
 
-    tokens: Tensor  # [B, T] int64; -1 is no token: see `ids`
-    sizes: np.ndarray  # [B] on the host: each row's nodes are its first ones, at least one; the rest is padding
+    tokens: Tensor  # [B, T] int64; -1 means no token: see `ids`
+    sizes: np.ndarray  # [B] on the host: nodes per row, at least 1; later columns are padding
     base: np.ndarray  # [B] on the host: the absolute position of node 0
-    parents: Tensor | None = None  # [T] or [B, T] int64, -1 for node 0; None is a chain
+    parents: Tensor | None = None  # [T] or [B, T] int64, -1 for node 0; None: the draft is a chain
     depths: Tensor | None = None  # [T] or [B, T] int64, given with `parents`
-    levels: int | None = None  # the greatest depth, if the drafter knows it; saves acceptances empty levels
-    verify: Tensor | None = None  # [T] or [B, T] bool; False: fed, never tested. None: all are
-    preaccepted: Tensor | None = None  # [B, T] bool; True: accepted untested, where the acceptance has `FOLLOWS_PICK`
+    levels: int | None = None  # the greatest depth, if the drafter knows it; acceptances then skip empty levels
+    verify: Tensor | None = None  # [T] or [B, T] bool; False: the node is fed but never tested. None: all are tested
+    preaccepted: Tensor | None = None  # [B, T] bool; True: accepted untested, if the acceptance has `FOLLOWS_PICK`
     q: Tensor | None = None  # [B, T, V] float32; None: every node is a point mass
-    is_point_mass: Tensor | None = None  # [B, T] bool, with `q`: True is a point mass
+    is_point_mass: Tensor | None = None  # [B, T] bool, given with `q`; True: the node is a point mass
     early: LowerLayerStates | None = None  # the outputs of the first layers, if the drafter has run them
     ignores_length_controller: np.ndarray | None = (
-        None  # [B] bool, on the host: rows that the length controller has no part in
+        None  # [B] bool, on the host: rows whose draft length the length controller does not set
     )
-    queries: ProbeNodes | None = None  # of the drafter, after the nodes: only it learns what comes out of them
+    queries: ProbeNodes | None = None  # the drafter's probe nodes, after the nodes; only it receives their outputs
     forwards: int = 0  # forwards of a drafting model
-    highest: Tensor | None = None  # [] the sum of its highest logits, finite only if these are (see `models.finite`)
+    highest: Tensor | None = None  # [] the sum of the drafter's highest logits: see `models.finite`
 
     @property
     def width(self) -> int:
-        """Nodes T, node 0 included."""
+        """The number of nodes T, node 0 included."""
         return self.tokens.shape[1]
 
     @cached_property
     def ids(self) -> Tensor:
-        """[B, T] int64: `tokens` as indices; 0 for -1, which is node 0 after the condition of an image."""
+        """[B, T] int64: `tokens` as indices, with 0 in place of -1, the token of node 0 after an image's condition."""
         return self.tokens.clamp(min=0)
 
     @cached_property
@@ -97,7 +94,7 @@ class Draft:
 
     @cached_property
     def parent(self) -> Tensor:
-        """[B, T] int64."""
+        """[B, T] int64: the index of each node's parent, -1 for node 0."""
         chain = torch.arange(-1, self.width - 1, device=self.tokens.device)
         return (chain if self.parents is None else self.parents).expand_as(self.tokens)
 
@@ -112,11 +109,11 @@ class Draft:
 
     @cached_property
     def deepest(self) -> int:
-        """An upper bound of the length of a path from node 0, on the host."""
+        """An upper bound on the length of a path from node 0, on the host."""
         return self.width - 1 if self.levels is None else self.levels
 
     def of_rows(self, rows: np.ndarray) -> Draft:
-        """The draft of these rows only, as a forward needs it."""
+        """The part of the draft that a forward of these rows needs."""
         where = torch.from_numpy(rows).to(self.tokens.device)
         parents, depths = self.parents, self.depths
         return Draft(
@@ -130,12 +127,12 @@ class Draft:
 
     @staticmethod
     def none(text: Sequences) -> Draft:
-        """Only each row's last committed token, so that the forward yields the next one."""
+        """A draft of node 0 alone (each row's last committed token), so that the forward predicts the next token."""
         return Draft(text.last[:, None], np.ones_like(text.length), text.length - 1)
 
     @staticmethod
     def chain(text: Sequences, drafted: Tensor, counts: np.ndarray, **more: Any) -> Draft:
-        """The first counts[b] of `drafted` [B, K] after each row's last committed token, cut to the widest."""
+        """A chain of the first counts[b] tokens of `drafted` [B, K] after node 0, as wide as the longest row."""
         last, most = text.last[:, None], int(counts.max(initial=0))
         tokens = torch.cat((last, drafted[:, :most]), 1) if most else last
         return Draft(tokens, counts + 1, text.length - 1, **more)
@@ -143,13 +140,13 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SubsetLogits:
-    """Processed logits of some ids; all others have the probability 0."""
+    """Processed logits of some ids; all other ids have probability 0."""
 
     logits: Tensor  # [B, K, N]
     ids: Tensor | None = None  # [N] int64, the id of each column; None: column i is id i
 
     def tokens(self, columns: Tensor) -> Tensor:
-        """The ids of these columns [...]."""
+        """The token ids of these columns [...]."""
         return columns if self.ids is None else self.ids.take(columns)
 
 
@@ -157,29 +154,29 @@ class Uniforms(Protocol):
     """A round's random numbers: keyed by seed, or recorded ones replayed in a test."""
 
     def accept(self, node: int, tested: Tensor, token: Tensor) -> Tensor:
-        """[B] uniforms in (0, 1), float64, for the test of `node`, of `token` [B], in the rows `tested` [B]."""
+        """[B] uniforms in (0, 1), float64, for testing `token` [B] at `node` in the rows where `tested` [B] is True."""
 
     def draw(self, weights: Tensor, purpose: str, node: int = 0) -> Tensor:
-        """[B] int64: one index a row, sampled in proportion to `weights` [B, V], at least 0."""
+        """[B] int64: one index per row, sampled in proportion to the nonnegative `weights` [B, V]."""
 
     def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
-        """[B, K, width] uniforms for absolute `positions` [B, K]; `fixed`: the same each round, for one use only."""
+        """[B, K, width] uniforms for absolute `positions` [B, K]; `fixed`: the same in every round, to be used once."""
 
 
 @runtime_checkable
 class BatchedUniforms(Protocol):
-    """Uniforms that do not depend on which tests take place, so that a round's can be generated at once."""
+    """Uniforms that do not depend on which tests take place, so that those of a round can be generated at once."""
 
     def accepts(self, width: int) -> Tensor:
-        """[B, width]: what `accept` gives for each node."""
+        """[B, width]: the uniforms that `accept` returns for each node."""
 
 
 @runtime_checkable
 class InverseCDFUniforms(BatchedUniforms, Protocol):
-    """Uniforms whose `draw` is the inverse CDF of one uniform a row, so that a kernel can do it."""
+    """Uniforms whose `draw` is the inverse CDF of one uniform per row, so that a kernel can compute it."""
 
     def draw_uniform(self, purpose: str, node: int = 0) -> Tensor:
-        """[B] float64: the uniforms after `draw`."""
+        """[B] float64: the uniforms that `draw` uses."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +187,7 @@ class TargetDistributions:
     logits: Tensor  # [B, T, V] float32 after the logits processors, temperature and filters
     greedy: bool  # temperature 0: a point mass at the argmax
     states: Tensor | None = None  # [B, T, S] the acceptance's `target_states` at every node
-    extended: Tensor | None = None  # [B, T', V] as `raw`, after the nodes of the draft that `extend` returned
+    extended: Tensor | None = None  # [B, T', V] like `raw`, after the nodes of the draft that `extend` returned
 
     @cached_property
     def pick(self) -> Tensor:
@@ -207,7 +204,7 @@ class TargetDistributions:
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """The decision of an acceptance, row by row."""
+    """The result of an acceptance for each row."""
 
     path: Tensor  # [B, D] int64: node 0 and the accepted nodes in order; meaningless after `count`
     count: Tensor  # [B] int64 accepted nodes, node 0 not counted
@@ -227,7 +224,7 @@ class RoundResult:
     distributions: TargetDistributions
     before: np.ndarray  # [B] lengths before the round's commit
     gained: np.ndarray  # [B] tokens committed, cut at an end token or the length limit
-    states: Tensor | None = None  # [B, T, S] the drafter's `target_states` at every node, and after them its queries'
+    states: Tensor | None = None  # [B, T, S] the drafter's `target_states` at every node, then at its probe nodes
 
     def levels(self) -> tuple[np.ndarray, np.ndarray]:
         """Accepted and drafted levels of each row, both [B], on the host; 0 where `ignores_length_controller`."""
@@ -238,14 +235,14 @@ class RoundResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowerLayerStates:
-    """The first `layers` layers, run on every node by the drafter; their K/V are where the verify pass reads them."""
+    """States after the first `layers` layers, run on every node by the drafter; their K/V are in the target's cache."""
 
     layers: int
     states: Tensor  # [B, T, E] inputs of the next layer
-    taps: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> [B, T, E] outputs of more of these layers
+    taps: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> [B, T, E] outputs of further layers among these
 
     def outputs(self, width: int) -> dict[int, Tensor]:
-        """Layer -> [B, width, E] its outputs, as far as they are known; only those of real nodes mean anything."""
+        """Layer -> [B, width, E]: the outputs of the layers that are known, valid at nodes and not at padding."""
         known = {**self.taps, self.layers - 1: self.states}
         return {layer: states[:, :width] for layer, states in known.items()}
 
@@ -260,26 +257,26 @@ class DecodeContext:
     model: LanguageModel
     request: Request
     text: Sequences
-    distribution: Callable[..., Tensor]  # (raw [B, K, V], draft, nodes [B, K]) -> processed logits, as the target's are
+    distribution: Callable[..., Tensor]  # (raw [B, K, V], draft, nodes [B, K]) -> logits, processed like the target's
     allowed: AllowedRows
-    reads_ids: Callable[[], bool]  # whether processed logits of some ids differ from those of these ids among all
+    reads_ids: Callable[[], bool]  # whether processing some ids alone gives other logits than processing all ids
     cache: KVCache  # the target's; the slots after a row's committed tokens may be written
     sampler: SpeculativeSampler
     state: Callable[[Any], Any]  # a stage's state for this request
-    queries: Callable[[], tuple[Tensor, ...]] = tuple  # what `Stage.last_queries` asks for, of the last round
+    queries: Callable[[], tuple[Tensor, ...]] = tuple  # of the last round: see `Stage.last_queries`
 
     @property
     def siblings(self) -> Siblings:
-        """How siblings must be sampled for the acceptance."""
+        """How the acceptance needs siblings to be sampled."""
         return self.sampler.accept.siblings
 
     @property
     def scratch(self) -> int:
-        """The slots that drafts take after the longest text; the target's cache may have fewer than both need."""
+        """Cache slots for drafts after the longest text; the target's cache may be too small for both."""
         return self.cache.reach - int(self.text.limit.max())
 
     def drafter_cache(self, drafter: Any) -> KVCache:
-        """An empty cache of a drafting model's own, or a module's, for the same texts and drafts."""
+        """A new empty cache for a draft model or draft module, with room for the same texts and drafts."""
         cache: KVCache = drafter.new_cache(len(self.text), int(self.text.limit.max()), scratch=self.scratch)
         return cache
 
@@ -290,14 +287,15 @@ FOR_MODELS = Why(
 
 
 class Stage(Policy):
-    """Base of all stages: immutable policies, with a state for each request made by `start`."""
+    """Base of all stages: immutable policies; `start` makes the state of one request."""
 
     @property
     def last_queries(self) -> int:
-        """How many of the target's queries before each row's next token `DecodeContext.queries` is to give.
+        """How many attention query vectors before the next token `DecodeContext.queries` returns from the target.
 
-        Of each layer they are [B, n, H, D], as they met the keys: that many of the prompt's last tokens, in later
-        rounds that of the last accepted node alone, n = 1. Only the native decoder has them.
+        They are [B, n, H, D] per layer, as they were multiplied with the keys: in the first round those of that many of
+        the prompt's last tokens, in later rounds that of the last accepted node alone, n = 1. Only the native decoder
+        has them.
         """
         return 0
 
@@ -307,26 +305,26 @@ class Stage(Policy):
 
 
 class Drafter(Stage):
-    """Proposes tokens. If drafts have `highest`, the state has `failure()`, the error for one that is not finite."""
+    """Proposes tokens. If its drafts set `highest`, its state has `failure()`, the error if that is not finite."""
 
     @property
     def provides(self) -> frozenset[Trait]:
-        """What it does.
+        """Traits of the drafter.
 
         `TAKES_SHAPE`, `TAKES_LENGTH`: a spec may name a shape, a length controller for it; `ONE_FORWARD_DRAFTS`: one
         drafting forward gives all of a round's tokens; `DRAFTS_DURING_VERIFY`: it drafts within the forward that
-        verifies, in all rows and every round; `ADDS_VERIFY_NODES`: it has states or queries of its own in it; `COPIES`:
+        verifies, in all rows and every round; `ADDS_VERIFY_NODES`: it adds probe nodes or states to it; `COPIES`:
         it drafts chains of known tokens, with no state but the text's; `READS_PROMPT`: `read_prompt` is to be called.
         """
         return NONE
 
     @property
     def held(self) -> tuple[Drafter, ...]:
-        """The drafters within it, which have to go with the sampler, too."""
+        """The drafters inside this one; they are also checked against the rest of the sampler."""
         return ()
 
-    default_acceptance: ClassVar[str | None] = None  # if the spec names none; None: exact sampling, or greedy
-    device: str | None = None  # that the checkpoint it needs runs on; None: the target's
+    default_acceptance: ClassVar[str | None] = None  # where the spec names none; None: exact sampling, or greedy
+    device: str | None = None  # the device of the checkpoint it needs; None: the target's
 
     def width(self, model: LanguageModel) -> int:
         """The most nodes of a draft, node 0 included."""
@@ -339,7 +337,7 @@ class Drafter(Stage):
 
     @property
     def needed_vocabulary(self) -> str | None:
-        """What its head is cut to, as `pardec.models.trimmed.read_ids` takes it; None: nothing."""
+        """The ids that the draft model's head keeps, as an argument of `models.trimmed.read_ids`; None: all ids."""
         return None
 
     @property
@@ -348,26 +346,26 @@ class Drafter(Stage):
         return None
 
     def target_states(self, request: Request) -> TargetStates | None:
-        """The states of the target that `RoundResult.states`, and the prompt's forward, are to have; None: none."""
+        """The states of the target that `RoundResult.states` and `read_prompt` receive; None: none."""
         return None
 
     def target_taps(self, model: LanguageModel) -> TargetStates | None:
-        """The same for a drafter without a module, by the layers of the target; `target_states` goes first."""
+        """Like `target_states`, which takes precedence, by the target's layers; for drafters without a module."""
         return None
 
     def most_queries(self, nodes: int, request: Request) -> int:
-        """The most queries of its own after a draft of `nodes` nodes: see `Draft.queries`."""
+        """The most probe nodes that the drafter adds to a draft of `nodes` nodes: see `Draft.queries`."""
         return 0
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        """The cost of one drafting forward in forwards of the target; None if unknown."""
+        """The cost of one drafting forward divided by that of a target forward; None if unknown."""
         return None
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: Any) -> None:
         """Called with each group of rows of the prompt's forward; logits can be computed at any position."""
 
     def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:
-        """A draft for every live row, at most `remaining` [B] deep, which leaves space for the bonus token."""
+        """A draft for every live row, at most `remaining` [B] deep, which leaves room for the bonus token."""
         raise NotImplementedError
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: Any) -> None:
@@ -375,12 +373,14 @@ class Drafter(Stage):
 
 
 class Acceptance(Stage):
-    """Which drafted tokens are accepted."""
+    """Decides which drafted tokens are accepted."""
 
     @property
     def provides(self) -> frozenset[Trait]:
-        """What it does: `FOLLOWS_PICK`: it picks one token after each node and accepts the child equal to it;
-        `SEEDED`: its noise is fixed per position, so that its picks do not depend on the draft.
+        """Traits of the acceptance.
+
+        `FOLLOWS_PICK`: it picks one token after each node and accepts the child equal to it; `SEEDED`: its
+        noise is fixed per position, so that its picks do not depend on the draft.
         """
         return NONE
 
@@ -390,22 +390,22 @@ class Acceptance(Stage):
 
     @property
     def siblings(self) -> Siblings:
-        """How siblings must be sampled."""
+        """How the drafter must sample siblings: see `Siblings`."""
         return "without"
 
     def target_states(self, request: Request) -> TargetStates | None:
-        """The states of the target that `TargetDistributions.states` is to have; None: none."""
+        """The states of the target that `TargetDistributions.states` holds; None: none."""
         return None
 
     def extend(self, draft: Draft, context: DecodeContext, state: Any) -> Draft:
-        """The draft that is fed, with nodes of the acceptance's own after each row's; by default without any.
+        """The draft to feed: `draft`, and nodes that the acceptance may add after each row's; by default it adds none.
 
-        They must lie before the row's limit, and nothing but `TargetDistributions.extended` tells of them.
+        Added nodes must lie before the row's limit; only `TargetDistributions.extended` has their outputs.
         """
         return draft
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: Any) -> Verdict:
-        """The accepted nodes, and the token after them."""
+        """The accepted nodes and the token after them."""
         raise NotImplementedError
 
 
@@ -419,25 +419,25 @@ class DraftModel(Protocol):
         """
 
     def forward_subset(self, draft: Draft, nodes: Tensor) -> SubsetLogits:
-        """As `forward`, over the ids alone that the model can draft, where the processing of the request allows it."""
+        """Like `forward`, over only the ids that the model can draft, if the request's logits processing allows it."""
         return SubsetLogits(self.forward(draft, nodes))
 
     def prune(self, nodes: Tensor) -> None:
-        """Reduces the draft to these of its nodes [B, T], in this order."""
+        """Keeps only these `nodes` [B, T] of the draft, in this order."""
 
     def acceptance(self) -> Tensor | None:
-        """[B, K] how likely a token drafted after each node of the last forward is accepted; None: it does not say."""
+        """[B, K] the estimated acceptance rate of tokens drafted after each node of the last forward; None: unknown."""
         return None
 
 
 class Shape(Stage):
-    """How a draft model's guesses grow into a draft: a chain, or a tree."""
+    """Builds a draft, a chain or a tree, from a draft model's predictions."""
 
     requires: ClassVar[Reasons] = {Trait.TAKES_SHAPE: FOR_MODELS}
 
     @property
     def provides(self) -> frozenset[Trait]:
-        """What it drafts.
+        """Traits of the shape.
 
         `DRAFTS_ONE_CHAIN` or `DRAFTS_TREES`; `ADAPTIVE_TREES`: the number of a node's children depends on the sampled
         tokens; `UNPROCESSED_SCORES`: it grows by the drafter's own logits, not processed as the target's are.
@@ -446,46 +446,46 @@ class Shape(Stage):
 
     @property
     def fixed_depth(self) -> int | None:
-        """How deep a tree is that is fixed beforehand; None: as deep as the drafter's k."""
+        """The depth of a tree that is fixed beforehand; None: the drafter's k."""
         return None
 
     def width(self, k: int) -> int:
-        """The most nodes of a draft `k` tokens deep, including node 0 and nodes that are pruned in the end."""
+        """The most nodes of a draft `k` tokens deep, including node 0 and nodes that are pruned before verification."""
         raise NotImplementedError
 
     def grow(
         self, draft_model: DraftModel, context: DecodeContext, budget: np.ndarray, uniforms: Uniforms, state: Any
     ) -> Draft:
-        """A draft at most `budget` [B] tokens deep."""
+        """Grows a draft at most `budget` [B] tokens deep."""
         raise NotImplementedError
 
 
 class Logits(Stage):
-    """Changes the target's logits, after all that excludes tokens and before temperature and filters.
+    """Changes the target's logits, after tokens have been excluded and before temperature and filters.
 
-    Drafters propose by the model's own logits. A stage is a function of the text before a token, so that a node of a
-    draft, and a row that joins a batch, get what they would get alone.
+    Drafters propose from the model's unchanged logits. A stage is a function of the text before a token, so that a
+    node of a draft, and a row that joins a batch, get what they would get alone.
     """
 
     def scores(self, ids: Tensor, logits: Tensor, prompts: Tensor) -> Tensor:
-        """Changed logits [N, V], each after a text of its own.
+        """The changed logits [N, V], one line per text.
 
         Args:
             ids: [N, C] texts of one length, prompts included.
-            logits: [N, V] after them; -inf excludes a token. At least one that is finite has to stay so.
+            logits: [N, V] after them; -inf excludes a token. At least one finite logit has to stay finite.
             prompts: [N] tokens of each text's prompt.
         """
         raise NotImplementedError
 
 
 class Cache(Stage):
-    """How the target's K/V are stored, and which of them a forward reads. It changes what the target predicts."""
+    """Stores the target's K/V and chooses which of them a forward reads, which changes the target's predictions."""
 
     @property
     def provides(self) -> frozenset[Trait]:
-        """`CHANGES_TARGET`, and what else it does.
+        """Traits of the cache, always with `CHANGES_TARGET`.
 
-        `SHARES_PROMPTS`: rows may have K/V of a common prompt, or of earlier requests, in it; `LONGER_TEXTS`: texts may
+        `SHARES_PROMPTS`: it may hold K/V of a prompt that rows share, or of earlier requests; `LONGER_TEXTS`: texts may
         be longer than the checkpoint was made for; `ENCODES_KV`: what it stores cannot be copied.
         """
         return frozenset({Trait.CHANGES_TARGET})
@@ -497,17 +497,17 @@ class Cache(Stage):
         return model.new_cache(rows, capacity, scratch=scratch, shared=shared)
 
     def max_depth(self, context: DecodeContext, remaining: np.ndarray, state: Any) -> np.ndarray:
-        """[B] how deep the next draft may be, at most `remaining` [B]."""
+        """[B] the most levels of the next draft, at most `remaining` [B]."""
         return remaining
 
     def settle(self, context: DecodeContext, state: Any) -> None:
-        """Called after each round's commit, the prompt's included: what is committed may be compressed, or dropped."""
+        """Called after each round's commit, the prompt's included; may compress or drop K/V of committed tokens."""
 
 
 class Texts(Stage):
-    """How one pass over a prompt writes several texts, its drafts; its loop is `texts.prompt_decode`."""
+    """Decodes several texts (drafts) from one pass over the prompt; the loop `texts.prompt_decode` runs it."""
 
-    k: int  # drafts, and the most texts of a prompt
+    k: int  # drafts per prompt, and the most texts per prompt
 
     @property
     def needed_corpus(self) -> str | None:
@@ -515,41 +515,41 @@ class Texts(Stage):
         return None
 
     def begin(self, prompts: Sequence[Sequence[int]], request: Request) -> list[Any]:
-        """What it knows of each prompt before the first forward."""
+        """Makes the state of each prompt before the first forward."""
         return [None] * len(prompts)
 
     def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens that drafts may go on with, likeliest first, and their log-probabilities, both [B, T]."""
+        """The tokens that may continue a draft, likeliest first, and their log-probabilities, both [B, T]."""
         raise NotImplementedError
 
     def scores(
         self, texts: Sequence[Sequence[int]], tokens: np.ndarray, logprobs: np.ndarray, state: Any
     ) -> np.ndarray:
-        """[n, T], at most 0: what each of `tokens` [T] adds to the score of each of n drafts; `state` is `begin`'s."""
+        """[n, T], at most 0: what each of `tokens` [T] adds to the scores of n drafts; `state` was made by `begin`."""
         raise NotImplementedError
 
     def mixture(self, scores: np.ndarray) -> np.ndarray:
-        """[n] the share of each draft in the next input, from their `scores` [n]; they sum to 1."""
+        """[n] the weight of each draft in the next input, from the drafts' `scores` [n]; weights sum to 1."""
         raise NotImplementedError
 
 
 class Length(Stage):
-    """How many tokens a round drafts."""
+    """Controls how many tokens each round drafts."""
 
-    # With `DROPS_LAST` the token at which it stops is not drafted; with `TIMES_ROUNDS` it measures time, so that two
-    # processes may decide differently.
+    # With `DROPS_LAST` the token at which `stop` is True is not drafted; with `TIMES_ROUNDS` it measures time, so that
+    # two processes may decide differently.
     requires: ClassVar[Reasons] = {Trait.TAKES_LENGTH: FOR_MODELS}
 
     def budget(self, most: int, context: DecodeContext, state: Any) -> np.ndarray:
-        """[B] the most tokens to draft, `most` being the drafter's own limit, which is the default; 0 drafts none."""
+        """[B] the most tokens to draft; the default is `most`, the drafter's limit, and 0 drafts none."""
         return np.full(len(context.text), most)
 
     def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: Any) -> Tensor | None:
-        """[B] bool: whether to stop after drafted token `step`, counted from 0; None continues in all rows.
+        """[B] bool: rows that stop drafting after drafted token `step`, counted from 0; None continues in all rows.
 
-        `confidence` [B] is the highest probability of the distribution that the token is sampled from, or what the
-        drafting model says itself of its acceptance. It is known before the sample, so that dropping the token does
-        not change its distribution. For a level of a tree it is that of its most certain node.
+        `confidence` [B] is the highest probability of the distribution that the token is sampled from, or the
+        drafting model's own estimate that it is accepted. It is known before the sample, so that dropping the token
+        does not change its distribution. For a level of a tree it is that of its most certain node.
         """
         return None
 
@@ -559,9 +559,9 @@ class Length(Stage):
 
 @dataclass(frozen=True)
 class SpeculativeSampler:
-    """A resolved spec of the verify loop: one object a stage; `shape` and `length` only if the drafter takes them.
+    """A resolved spec of the verify loop, one object per stage; `shape` and `length` only if the drafter takes them.
 
-    With `texts` that is its loop, and `draft` and `accept` are what it reduces to with one text.
+    With `texts`, that stage's loop runs; with one text it reduces to `draft` and `accept`.
     """
 
     spec: Spec
@@ -576,7 +576,7 @@ class SpeculativeSampler:
 
     @cached_property
     def traits(self) -> frozenset[Trait]:
-        """Everything that a stage has."""
+        """The union of all stages' traits."""
         return NONE.union(*(stage.traits for stage in self.stages))
 
     def width(self, model: LanguageModel) -> int:
@@ -586,17 +586,17 @@ class SpeculativeSampler:
 
     @property
     def stages(self) -> tuple[Any, ...]:
-        """All stages that the spec has."""
+        """All stages of the spec."""
         stages = (self.draft, self.shape, self.length, *self.logits, self.accept, self.cache, self.texts)
         return tuple(stage for stage in stages if stage is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeLayout:
-    """The queries after one node."""
+    """The probe nodes after one node of a draft."""
 
-    step: tuple[int, ...]  # of each, from 0; in ascending order
-    above: tuple[int, ...]  # the query that each continues, -1 for the node itself
+    step: tuple[int, ...]  # the step of each probe node, from 0; in ascending order
+    above: tuple[int, ...]  # the probe node before each one in its chain; -1: the node itself
 
     @property
     def steps(self) -> int:
@@ -604,39 +604,39 @@ class ProbeLayout:
 
     @staticmethod
     def single(steps: int) -> ProbeLayout:
-        """One query a step, each after the one before."""
+        """One chain: one probe node per step, each after the one before."""
         return ProbeLayout(tuple(range(steps)), tuple(range(-1, steps - 1)))
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeInjection:
-    """Where the queries of one step begin inside the stack."""
+    """The layer at which the probe nodes of one step enter the model."""
 
-    layer: int  # whose outputs at the nodes are their source; they run the layers after it
-    make: Callable[[Tensor], Tensor]  # outputs [.., E] -> the queries' states [.., E]
+    layer: int  # probe nodes are made from its outputs at the nodes and run through the layers after it
+    make: Callable[[Tensor], Tensor]  # outputs [.., E] -> states of the probe nodes [.., E]
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeNodes:
-    """The queries after the nodes of a draft. Of a row they are numbered after its own nodes, without a gap."""
+    """The probe nodes after the nodes of a draft, numbered in each row directly after its nodes."""
 
     chains: ProbeLayout
-    index: Tensor  # [B, L, T] int64: the number of query l of node n among the row's nodes and queries, -1: none
-    counts: np.ndarray  # [B, L] on the host: each row's queries 0, queries 1, and so on
+    index: Tensor  # [B, L, T] int64: the number of probe l of node n among the row's nodes and probes, -1: none
+    counts: np.ndarray  # [B, L] on the host: how many probes 0, probes 1, ... each row has
     inputs: Tensor | None = None  # [L, E] input vectors
-    splices: tuple[ProbeInjection, ...] = ()  # one per step instead of `inputs`: one query a step then
+    splices: tuple[ProbeInjection, ...] = ()  # instead of `inputs`: one per step, with one probe node per step
 
     def rows(self, rows: np.ndarray) -> ProbeNodes:
-        """The queries of these rows."""
+        """The probe nodes of these rows."""
         where = torch.from_numpy(rows).to(self.index.device)
         return replace(self, index=self.index[where], counts=self.counts[rows])
 
     def until(self, length: int) -> ProbeNodes:
-        """The first `length` queries of each node."""
+        """The first `length` probe nodes of each node."""
         return replace(self, index=self.index[:, :length], counts=self.counts[:, :length])
 
     @property
     def total(self) -> np.ndarray:
-        """[B] queries of each row."""
+        """[B] the number of probe nodes of each row."""
         total: np.ndarray = self.counts.sum(1)
         return total
