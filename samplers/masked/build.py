@@ -1,4 +1,4 @@
-"""From a parsed spec to the sampler that the masked loop runs; what the spec leaves open takes the defaults."""
+"""Builds the masked loop's sampler from a parsed spec, with defaults for stages that the spec does not name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def build(spec: Spec, *, sampling: bool = False) -> MaskedSampler:
-    """One object a stage.
+    """Builds the sampler, with one object per stage.
 
     Raises SpecError for two methods where one is allowed, a cache without `@`, stages that do not go together.
     """
@@ -42,7 +42,7 @@ def build(spec: Spec, *, sampling: bool = False) -> MaskedSampler:
 
 
 def fit(sampler: MaskedSampler, model: LanguageModel) -> MaskedSampler:
-    """The sampler with the parameters that its stages leave open taken from the model, in its spec too.
+    """The sampler, and its spec, with unset parameters of its stages taken from the model.
     Raises SpecError for a parameter that this model cannot have.
     """
     new: dict[int, Stage] = {id(stage): stage.fit(model) for stage in sampler.stages}

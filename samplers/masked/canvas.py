@@ -28,10 +28,10 @@ from ..trace import PROMPT, UNCOMMITTED
 
 
 def rearrange(columns: Sequence[tuple[Tensor, Tensor | float]], window: Tensor, source: Tensor) -> None:
-    """Every position of the block takes over what `columns` know of position `source` [B, W] of it.
+    """Copies the values in `columns` at block position `source[b, i]` to block position i, for `source` [B, W].
 
     Args:
-        columns: [B, L + 1] each, written in place, with what stands there of a new mask, where `source` is -1.
+        columns: tensors [B, L + 1], written in place, each with its value for a new mask, where `source` is -1.
         window: [B, W] the positions of the block.
     """
     new, at = source < 0, source.clamp(min=0)
@@ -41,7 +41,7 @@ def rearrange(columns: Sequence[tuple[Tensor, Tensor | float]], window: Tensor, 
 
 
 def widened(values: Tensor, more: int, blank: float) -> Tensor:
-    """`values` [B, L + 1] with `more` columns of `blank` before the last one, the bin."""
+    """`values` [B, L + 1] with `more` columns of `blank` before the last one, the scratch slot."""
     with torch.inference_mode(False), torch.no_grad():
         columns = values.new_full((len(values), more), blank)
         return torch.cat([values[:, :-1], columns, values[:, -1:]], 1)
@@ -56,29 +56,29 @@ class Update:
     scores: Tensor  # float32
 
     def override(self, other: Update) -> Update:
-        """Both; this one where they overlap."""
+        """The union of both updates; this one wins where they overlap."""
         tokens, scores = (
             torch.where(self.which, *both) for both in ((self.tokens, other.tokens), (self.scores, other.scores))
         )
         return Update(self.which | other.which, tokens, scores)
 
     def only(self, where: Tensor) -> Update:
-        """Restricted to `where` (bool, broadcast)."""
+        """The update restricted to `where` (bool, broadcast)."""
         return replace(self, which=self.which & where)
 
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """Changes to what forwards have committed in the active block; tokens that the request gave never change."""
+    """Changes to committed tokens of the active block; prompt tokens never change."""
 
-    reopen: Tensor | None = None  # [B, W] bool: open again; nothing that this step chose there is committed
+    reopen: Tensor | None = None  # [B, W] bool: masked again; the step's choices there are dropped
     rewrite: Update | None = None
-    hold: np.ndarray | None = None  # [B] bool: the row stays in the block though nothing in it is open
-    commit: Update | None = None  # of open positions, beside what the step chose, and in its place
-    source: Tensor | None = None  # [B, W] int64, after all that: whose token each position takes over; -1: a new mask
+    hold: np.ndarray | None = None  # [B] bool: the row stays in its block although no position of it is open
+    commit: Update | None = None  # at open positions, in addition to the step's choices, and overriding them
+    source: Tensor | None = None  # [B, W] int64, applied last: the position whose token moves here; -1: a new mask
 
     def merge(self, other: Revision) -> Revision:
-        """Both at once: reopening wins over rewriting, and a later rewrite over an earlier one."""
+        """Combines both: reopening wins over rewriting, and a later rewrite over an earlier one."""
         if self.source is not None or other.source is not None:
             raise RuntimeError("tokens that move are revised by one stage alone")
         rewrite, commit = (
@@ -88,7 +88,7 @@ class Revision:
         return Revision(_join(self.reopen, other.reopen, or_), rewrite, _join(self.hold, other.hold, or_), commit)
 
     def only(self, rows: Tensor) -> Revision:
-        """Restricted to these rows ([B, 1] bool)."""
+        """The revision restricted to these rows ([B, 1] bool)."""
         return Revision(
             None if self.reopen is None else self.reopen & rows,
             None if self.rewrite is None else self.rewrite.only(rows),
@@ -100,17 +100,17 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where the open positions of each row compete in the coming step. Arrays live on the host."""
+    """The span of each row whose open positions compete in the coming step. Arrays are on the host."""
 
-    block_start: np.ndarray  # [B] where the span begins; caches take it for the start of the active block
+    block_start: np.ndarray  # [B] where the span begins; caches use it as the start of the active block
     block_end: np.ndarray  # [B] where it ends
-    block_started: np.ndarray  # [B] bool: a new block begins, at which caches refresh and schedules start anew
-    eligible: np.ndarray | None = None  # [B, W] bool, of the canvas's window: nothing else competes; None: all of it
-    progress: np.ndarray | None = None  # [B] where no position is sure, the best before this one is committed; None: hi
+    block_started: np.ndarray  # [B] bool: a new block begins; caches refresh and schedules restart
+    eligible: np.ndarray | None = None  # [B, W] bool in the canvas's window: competing positions; None: all
+    progress: np.ndarray | None = None  # [B] if none is chosen, the best before this position is committed; None: any
 
 
 def _mask_committed(wrong: np.ndarray, mask_id: int, rows: np.ndarray) -> SpecError:
-    """The error for masks that were written as if they were tokens, where `wrong` [B, L + 1]."""
+    """The error for positions where the mask id was written as a token: `wrong` [B, L + 1]."""
     row, position = (int(index[0]) for index in wrong.nonzero())
     return SpecError(
         f"the mask token (id {mask_id}) was chosen for position {position} of row {rows[row]}",
@@ -119,7 +119,7 @@ def _mask_committed(wrong: np.ndarray, mask_id: int, rows: np.ndarray) -> SpecEr
 
 
 def _own(source: Tensor) -> Tensor:
-    """[B, W] each position's own number."""
+    """[B, W]: each position's own index."""
     return torch.arange(source.shape[1], device=source.device).expand_as(source)
 
 
@@ -130,8 +130,8 @@ def _join(one: _T | None, other: _T | None, both: Callable[[_T, _T], _T]) -> _T 
     return other if one is None else one if other is None else both(one, other)
 
 
-_OPEN = -2  # stands for a mask where tokens are read back; -1 is a position of an image's condition
-_CLOCKS = 64  # forwards there is room for at first
+_OPEN = -2  # marks a mask where tokens are read back; -1 is a position of an image's condition
+_CLOCKS = 64  # forwards with room in `clocks` at first
 _ROWS = (
     "rows", "prompt", "total", "planned", "origin", "block_start", "block_end", "end", "step", "entry_step", "nfe",
     "block_started", "block_remaining", "first_open",
@@ -144,26 +144,27 @@ _HOST = (
 
 
 class Canvas(RowState):
-    """B live rows. Column L of every tensor is a bin: block positions outside a row point there and it is never open.
+    """The tokens of B live rows. Tensors have one extra column L, a scratch slot for padding; it is never open.
 
     Attributes:
         tokens: [B, L + 1] int64.
         open: [B, L + 1] bool, the positions still to be committed.
-        commit_step: [B, L + 1] int32, the forward that committed a position, or GIVEN or NEVER.
+        commit_step: [B, L + 1] int32, the forward that committed a position, or PROMPT or UNCOMMITTED.
         commit_score: [B, L + 1] float32, the score it was committed with.
         serial: [B, L + 1] int32, the number that a token keeps where edits move it, as in `Trace.serial`.
         rows: [B] index of each live row in the request.
         prompt, total: [B] where generation begins and the row ends. `planned`: [B] where it was to end at the start.
-        lo, hi: [B] the active block, the one with the first open position, or with `sliding` beginning at it.
-        entered: [B] bool, whether the row has come to this block just now.
+        block_start, block_end: [B] the active block, which contains the first open position or, if `sliding`, begins
+            there.
+        block_started: [B] bool, whether the row has just entered this block.
         end: [B] how far a forward may see: `total`, or the block's end in families that see nothing after it.
         step: [B] the schedule's clock. `nfe`: [B] forwards the row took part in.
         entry_step: [B] the clock when the active block was entered.
-        to_fill: [B] open positions at the start. `total_steps`: [B] steps of the schedule in all, 0 if it has none.
-        stays: [B] bool, remains in a complete block, since a stage still revises it.
-        left: [B] open positions in the active block.
-        window: [B, W] int64 positions of the active block, L where outside of it. `eligible`: [B, W] bool. With
-            `moving` it covers what the row generates, and `active_host` [B, W] bool tells which of it is the block.
+        num_masked: [B] open positions at the start. `total_steps`: [B] steps of the whole schedule, 0 if it has none.
+        hold_block: [B] bool, the row stays in a complete block, since a stage still revises it.
+        block_remaining: [B] open positions in the active block.
+        window: [B, W] int64 positions of the active block, L where outside of it. `eligible`: [B, W] bool. If
+            `moving`, it covers all generated positions, and `active_host` [B, W] bool marks those of the block.
         tokens_host, open_host, window_host, eligible_host: the same on the host. `given_host`: [B, L + 1] bool.
     """
 
@@ -189,10 +190,10 @@ class Canvas(RowState):
         device: torch.device | str = "cpu",
         length: int = 0,
     ) -> None:
-        """Columns are those of the longest row, and at least `length`.
+        """There are as many columns as the longest row has positions, and at least `length`.
 
-        `bounded`: forwards see nothing after the active block. `sliding`: it moves with the first open position.
-        `moving`: it is where `move` puts it.
+        `bounded`: forwards see nothing after the active block. `sliding`: the block moves with the first open position.
+        `moving`: `move` places the block.
         """
         total = np.array([len(row) for row in rows])
         self.length = max(int(total.max()), length)
@@ -237,14 +238,14 @@ class Canvas(RowState):
     # --- where the rows stand ---
 
     def _bind(self) -> None:
-        """On a CPU: arrays that share the tensors' memory, so that reading and writing need no dispatch."""
+        """On a CPU, makes arrays that share the tensors' memory, so that reads and writes need no PyTorch dispatch."""
         self.on_host, self._each = self.tokens.device.type == "cpu", np.arange(len(self.rows))
         if self.on_host:
             self.tokens_host, self.open_host = self.tokens.numpy(), self.open.numpy()
             self._step_host, self._score_host = self.commit_step.numpy(), self.commit_score.numpy()
 
     def _read(self, beside: Tensor | None = None) -> float:
-        """Brings `tokens_host` and `open_host` up to date by one transfer from a device; `beside` comes with it."""
+        """Updates `tokens_host` and `open_host` by one transfer from the device, which also carries `beside`."""
         packed = torch.where(self.open, _OPEN, self.tokens)
         read = to_host({"packed": packed} if beside is None else {"packed": packed, "beside": beside})
         self.open_host = read["packed"] == _OPEN
@@ -252,7 +253,7 @@ class Canvas(RowState):
         return 0.0 if beside is None else float(read["beside"])
 
     def _update(self, beside: Tensor | None = None) -> float:
-        """Reads back which positions are open and moves every row to the block of its first open one."""
+        """Reads back which positions are open and moves every row to the block of its first open position."""
         value = 0.0
         if not self.on_host:  # there the arrays share the tensors' memory
             value = self._read(beside)
@@ -275,7 +276,7 @@ class Canvas(RowState):
     def _enter(self) -> None:
         """Moves rows whose block is complete to the block of their first open position."""
         block = (np.minimum(self.first_open, self.total - 1) - self.origin) // self.block_length
-        # A row that ends with its prompt has no block; it stands at its end until it leaves.
+        # A row that ends with its prompt has no block; its block is empty and at its end until the row leaves.
         start = self.first_open if self.sliding else self.origin + np.maximum(block, 0) * self.block_length
         block_start = np.where(self.hold_block, self.block_start, start)
         self.block_started = self.block_started | (block_start != self.block_start)
@@ -285,13 +286,13 @@ class Canvas(RowState):
         self._lay_window(block_start[:, None] + np.arange(self.block_length))
 
     def _lay_window(self, positions: np.ndarray) -> None:
-        """Sets the window to `positions` [B, W] up to the end of the active block."""
+        """Sets the window to those of `positions` [B, W] that are before the end of the active block."""
         self.window_host = np.where(positions >= self.block_end[:, None], self.length, positions)
         self.window = torch.from_numpy(self.window_host).to(self.tokens.device)
         self.active_host = self.compete_host = self.window_host < self.length
 
     def move(self, span: Span) -> None:
-        """Makes `span` the active block of every row that does not stay in its own; for canvases that are `moving`.
+        """Makes `span` the active block of every row without `hold_block`; for canvases that are `moving`.
 
         Raises RuntimeError for a row with open positions none of which may compete.
         """
@@ -315,19 +316,19 @@ class Canvas(RowState):
 
     @property
     def block_lengths(self) -> np.ndarray:
-        """[B] `block_length`, or all that a row generates where that is less: what the row alone would have."""
+        """[B]: the block length of each row if decoded alone: at most `block_length` and the row's generated length."""
         own = self.planned - self.prompt
         lengths: np.ndarray = np.clip(self.block_length if self.absolute else own, 1, self.block_length)
         return np.broadcast_to(lengths, own.shape)
 
     @property
     def clocks(self) -> np.ndarray:
-        """[B, n] the clock at each forward so far."""
+        """[B, n]: the clock at each forward so far."""
         return self._clocks[:, : self._forwards]
 
     @property
     def finished(self) -> np.ndarray:
-        """[B] bool: nothing is open, and nothing is to be revised."""
+        """[B] bool: the rows with no open position and nothing left to revise."""
         finished: np.ndarray = (self.first_open >= self.total) & ~self.hold_block
         return finished
 
@@ -357,13 +358,13 @@ class Canvas(RowState):
         revision: Revision | None = None,
         beside: Tensor | None = None,
     ) -> float:
-        """Writes `chosen` to open positions of the block, counts the forward, and moves the rows on.
+        """Writes `chosen` to open positions of the block, counts the forward, and updates each row's block.
 
-        Committed tokens change by `revision` alone.
+        Only `revision` changes committed tokens.
 
         Args:
             fill: written as well, to open positions anywhere in the row.
-            beside: [] a number that the host needs; it comes in the transfer that is made anyway.
+            beside: [] a number that the host needs; the transfer of tokens also carries it.
 
         Returns:
             `beside`; 0 without one.
@@ -394,7 +395,7 @@ class Canvas(RowState):
         return value
 
     def draft(self, chosen: Update) -> None:
-        """Writes `chosen` for the coming forward to confirm, which then counts as theirs: those rows are a step on."""
+        """Writes tokens of hypotheses, which the coming forward checks and commits; their rows advance one step."""
         moved = (chosen.which & self.eligible).any(1).cpu().numpy()
         self._write(chosen.which, chosen)
         self.step, self.block_started = self.step + moved, self.block_started & ~moved
@@ -412,13 +413,13 @@ class Canvas(RowState):
             self._put(which & self.eligible, chosen.tokens, self._forward(), chosen.scores, hold_block=False)
 
     def _forward(self) -> Tensor:
-        """[B, 1] the present forward, as `commit_step` records it."""
+        """[B, 1]: the index of the current forward, as recorded in `commit_step`."""
         return torch.from_numpy(self.nfe.astype(np.int32)).to(self.tokens.device)[:, None]
 
     def _put(
         self, which: Tensor, tokens: Tensor | int, forward: Tensor | int, scores: Tensor | float, *, hold_block: bool
     ) -> None:
-        """Writes the block where `which` [B, W] holds; `hold_block`: whether those positions are open then."""
+        """Writes to positions `which` [B, W] of the block; `hold_block`: whether they are open afterwards."""
         pairs = (
             (self.tokens, tokens),
             (self.commit_step, forward),
@@ -441,7 +442,7 @@ class Canvas(RowState):
         if revision.commit is not None:
             self._write(revision.commit.which, revision.commit)
         if (source := revision.source) is not None:
-            # No other mask of the row has this number: the forward is another, or the position is.
+            # No other mask of the row has this serial number: it differs by forward and by position.
             number = torch.from_numpy((self.total + self.nfe * source.shape[1])[:, None] + np.arange(source.shape[1]))
             marks = (
                 (self.tokens, self.mask_id),
@@ -460,7 +461,7 @@ class Canvas(RowState):
 
     @property
     def committed(self) -> Tensor:
-        """[B, W] bool: the positions of the active block that a forward committed; not those the request gave."""
+        """[B, W] bool: the positions of the active block that a forward committed, without prompt tokens."""
         committed = self.commit_step.gather(1, self.window) >= 0
         return committed & torch.from_numpy(self.active_host).to(committed.device) if self.moving else committed
 
@@ -484,7 +485,7 @@ class Canvas(RowState):
         self._update()
 
     def set_clock(self, step: np.ndarray) -> None:
-        """Sets the clock of rows that have just entered a block to `step` [B], if that is later."""
+        """Sets the clock of rows that have just entered a block to `step` [B], if that is later than the clock."""
         self.step = np.where(self.block_started, np.maximum(self.step, step), self.step)
         self.entry_step = np.where(self.block_started, self.step, self.entry_step)
 
@@ -493,7 +494,7 @@ class Canvas(RowState):
         self.step = self.step + idle
 
     def rows_changed(self) -> None:
-        with torch.inference_mode(False), torch.no_grad():  # rows that left within a step are written to outside of one
+        with torch.inference_mode(False), torch.no_grad():  # rows removed within a step are written to outside of one
             for name in _TENSORS:
                 if (tensor := getattr(self, name)).is_inference():
                     setattr(self, name, tensor.clone())
@@ -502,7 +503,7 @@ class Canvas(RowState):
             self._read()
 
     def put(self, where: np.ndarray, other: Canvas) -> None:
-        """Puts the rows of `other`, which no forward has seen, in place of those at `where`, whose indices they take.
+        """Replaces the rows at `where` by the rows of `other`, which no forward has computed, under the same indices.
 
         `other` has at least as many columns; where it has more, this canvas grows.
         """
@@ -522,7 +523,7 @@ class Canvas(RowState):
                 values = getattr(self, name).copy()
                 values[where] = getattr(other, name)
                 setattr(self, name, values)
-        past = self._forwards - int(self.nfe.max())  # forwards that no row here took part in
+        past = self._forwards - int(self.nfe.max())  # forwards that no live row took part in
         self._clocks = np.roll(self._clocks, -past, axis=1)
         self._forwards -= past
         self._clocks[where] = -1

@@ -1,4 +1,4 @@
-"""What goes with what in the masked wing: stages, models and requests; and what the loop refuses to commit.
+"""Checks which stages, models and requests of the masked loop work together, and that distributions are finite.
 
 `check` compares the traits of all pairs. `demand_finite` and `mask_chosen` are for tokens chosen by values that are not
 finite, and for the mask id.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .predict import MaskedForward
 
 
-# What follows from having a trait, whichever the stage: what it requires, and what it does not go with.
+# The consequences of a trait, in any stage: what it requires and what it conflicts with.
 REQUIRED_BY: Mapping[Trait, Reasons] = {
     Trait.MOVES_TOKENS: {
         Trait.WHOLE_BLOCK: Why(
@@ -113,7 +113,7 @@ def check(
 
 
 def party(stage: Stage, *, published: bool = True) -> Party:
-    """A stage with what it declares, and what follows from it."""
+    """A stage with its declared traits and their consequences."""
     name, traits = name_of(stage), stage.traits
     requires, conflicts = dict(stage.requires), dict(stage.conflicts)
     for trait in (trait for trait in Trait if trait in traits):
@@ -128,7 +128,7 @@ def party(stage: Stage, *, published: bool = True) -> Party:
 def _of_attention(
     cache: Cache, requires: dict[Trait, Why], conflicts: dict[Trait, Why], *, published: bool
 ) -> frozenset[Trait]:
-    """Adds what follows for a cache from the attention that it is for; what it has."""
+    """Adds the consequences of the attention that a cache is made for; returns its traits."""
     if cache.attention is None:
         return NONE
     if published:
@@ -145,7 +145,7 @@ def _of_attention(
 
 
 def _model_party(model: LanguageModel, *, published: bool) -> Party:
-    """A model: its attention, and what its family needs."""
+    """A model with its traits: its attention, and the needs of its family."""
     attention = model.decoding_config.attention
     stack = native(model.decoder)
     has = {
@@ -169,9 +169,9 @@ def _model_party(model: LanguageModel, *, published: bool) -> Party:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Read:
-    """A distribution that a step chooses tokens by."""
+    """A distribution from which a step chooses tokens."""
 
-    stage: Stage | None  # the one that made it; None is the model
+    stage: Stage | None  # the stage that made the distribution; None: the model
     distribution: Distribution
     positions: Tensor  # [B, K] absolute
     which: Tensor  # [B, K] bool: where a token may be committed
@@ -209,7 +209,7 @@ def _unsound(read: Read, wrong: Tensor, forward: MaskedForward) -> PardecError:
 
 
 def mask_chosen(error: SpecError, writings: Sequence[tuple[Stage, Update | None]], canvas: Canvas) -> SpecError:
-    """`error` with the name of the stage whose writing has the mask id."""
+    """`error` with the name of the stage whose update has the mask id."""
     for stage, writing in writings:
         if writing is not None and ((writing.tokens == canvas.mask_id) & writing.which).any():
             return SpecError(f"{error} by {name_of(stage)}, a stage of the sampler", error.hint)

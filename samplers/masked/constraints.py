@@ -1,6 +1,6 @@
-"""What a request rules out at positions: sets of allowed tokens, early ends, repeated tokens, spans.
+"""A request's constraints on tokens: allowed sets, early ends, repeated tokens, constrained spans.
 
-Positions of a constrained span depend on each other: what each may take narrows with what the others have been given.
+Positions of a constrained span depend on each other: every committed token narrows the tokens allowed at the others.
 Before a forward every position of such a span has the set of tokens that can stand beside those committed. What a step
 writes to a span is checked in the order of scores: a token that cannot stand beside the ones already taken waits for a
 later step. The first always can, so that a row with an open position still gains one.
@@ -31,19 +31,19 @@ def _at(values: Tensor, group: Group, positions: Tensor, rows: Tensor | None) ->
 
 
 class RepetitionPenalty:
-    """Makes tokens that stand in the row already less likely."""
+    """Makes tokens that are already in the row less likely."""
 
     def __init__(self, request: Request, canvas: Canvas, vocab: int, penalty: float) -> None:
         self.request, self.canvas, self.vocab, self.penalty = request, canvas, vocab, penalty
 
     @classmethod
     def of(cls, request: Request, canvas: Canvas, vocab: int) -> Self | None:
-        """What a request asks for; None where it asks for none."""
+        """The constraint that the request sets; None if it sets none."""
         penalty = request.repetition_penalty
         return None if penalty is None else cls(request, canvas, vocab, penalty)
 
     def begin(self) -> None:
-        # The canvas after a short answer is full of end tokens, which must stay free.
+        # After a short answer the canvas is full of end tokens, which must not be penalized.
         canvas = self.canvas
         inside = np.arange(canvas.length + 1) < canvas.total[:, None]
         known = ~canvas.open & torch.from_numpy(inside).to(canvas.open.device)
@@ -59,14 +59,14 @@ class RepetitionPenalty:
 
 @dataclass(frozen=True)
 class EarlyEnds:
-    """Rules out end tokens at the first positions after the prompt."""
+    """Excludes end tokens at the first `min_new_tokens` positions after the prompt."""
 
     request: Request
     canvas: Canvas
 
     @classmethod
     def of(cls, request: Request, canvas: Canvas) -> Self | None:
-        """What a request asks for; None where it asks for none."""
+        """The constraint that the request sets; None if it sets none."""
         return cls(request, canvas) if request.min_new_tokens else None
 
     def process(self, logits: Tensor, group: Group, positions: Tensor, rows: Tensor | None) -> Tensor:
@@ -77,10 +77,10 @@ class EarlyEnds:
 
 
 class TokenLimits(RowState):
-    """Which tokens may stand where.
+    """The tokens allowed at each position, by sets and constrained spans.
 
     Attributes:
-        now: what holds in the present step.
+        now: the allowed tokens in the current step.
     """
 
     per_row = ("allowed", "spans")
@@ -92,7 +92,7 @@ class TokenLimits(RowState):
 
     @classmethod
     def of(cls, request: Request, canvas: Canvas) -> Self | None:
-        """What a request asks for; None where every token may stand everywhere."""
+        """The limits that the request sets; None if every token is allowed everywhere."""
         if request.allowed is None and not any(request.constrained_spans):
             return None
         return cls(request.allowed, request.constrained_spans, canvas)
@@ -110,14 +110,14 @@ class TokenLimits(RowState):
     def consistent(
         self, chosen: Update, revision: Revision | None = None, fill: Update | None = None
     ) -> tuple[Update, Revision | None, Update | None]:
-        """What a step writes, without the tokens that cannot stand beside others of their span."""
+        """A step's updates without tokens that are inconsistent with other tokens of their constrained span."""
         if not self.spans:
             return chosen, revision, fill
         return self.spans.consistent(self.canvas, chosen, revision, fill)
 
 
 class ConstrainedSpans(RowState):
-    """The gaps of every live row."""
+    """The constrained spans (gaps) of every live row."""
 
     per_row = ("each",)
 
@@ -125,11 +125,11 @@ class ConstrainedSpans(RowState):
         self.each: list[tuple[ConstrainedSpan, ...]] = list(gaps) or [()] * rows
 
     def __bool__(self) -> bool:
-        """Whether any row has a gap."""
+        """Whether any row has a constrained span."""
         return any(self.each)
 
     def narrow(self, allowed: AllowedRows, canvas: Canvas) -> AllowedRows:
-        """`allowed` with the sets that hold beside what `canvas` has committed."""
+        """`allowed` narrowed to the tokens that fit those that `canvas` has committed in each span."""
         rows: list[int] = []
         positions: list[int] = []
         sets: list[np.ndarray] = []
@@ -146,7 +146,7 @@ class ConstrainedSpans(RowState):
     def consistent(
         self, canvas: Canvas, chosen: Update, revision: Revision | None, fill: Update | None
     ) -> tuple[Update, Revision | None, Update | None]:
-        """What a step writes, without the tokens that cannot stand beside others of their gap."""
+        """A step's updates without tokens that are inconsistent with other tokens of their span."""
         block, whole = canvas.window_host, np.broadcast_to(np.arange(canvas.length + 1), canvas.open_host.shape)
         rewrite = None if revision is None else revision.rewrite
         writings = [_Candidates(fill, whole), _Candidates(chosen, block), _Candidates(rewrite, block)]
@@ -166,12 +166,12 @@ class ConstrainedSpans(RowState):
         return chosen_, None if revision is None else replace(revision, rewrite=rewrite_), fill_
 
     def _gaps(self) -> Iterator[tuple[int, ConstrainedSpan]]:
-        """Every gap with its live row."""
+        """Every constrained span with the index of its live row."""
         return ((row, gap) for row, gaps in enumerate(self.each) for gap in gaps)
 
 
 class _Candidates:
-    """One writing on the host, whose columns stand for `positions` [B, N]."""
+    """One update on the host, whose columns are at `positions` [B, N]."""
 
     def __init__(self, value: Update | None, positions: np.ndarray) -> None:
         self.value, self.positions = value, positions
@@ -180,7 +180,7 @@ class _Candidates:
             self.tokens, self.scores = value.tokens.cpu().numpy(), value.scores.cpu().numpy()
 
     def inside(self, row: int, gap: ConstrainedSpan) -> list[tuple[int, int, int]]:
-        """Of what it writes to a gap: column, index in the gap, token; the highest score first, then the first."""
+        """(column, index in the span, token) of each token written to a span, by descending score, then by column."""
         if self.value is None:
             return []
         index = self.positions[row] - gap.start
@@ -196,6 +196,6 @@ class _Candidates:
 
 
 def _committed(gap: ConstrainedSpan, canvas: Canvas, row: int) -> np.ndarray:
-    """[n] the tokens of a gap, -1 where open."""
+    """[n]: the tokens of a span, -1 where open."""
     span = slice(gap.start, gap.start + gap.automaton.length)
     return np.where(canvas.open_host[row, span], -1, canvas.tokens_host[row, span])

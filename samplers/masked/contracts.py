@@ -1,14 +1,12 @@
-"""The contracts of the masked loop: what stages are handed, and a base class for each stage.
+"""The contracts of the masked loop: the arguments and results of stages, and a base class for each stage.
 
-Stages are immutable. What one remembers over a request is the value its `start` makes, handed back to every call;
-each tensor or array in it has the live rows first, so that a finished row can leave (`take_rows`). Everything but a
-stage's own method (`query`, `logits`, `select`, ...) has a default.
+Stages are immutable. A stage's state for one request is the value that its `start` returns; the loop passes it to
+every call. Rows are dimension 0 of every tensor and array in a state, so that finished rows can be removed
+(`take_rows`). Every method has a default, except the one that defines a stage (`query`, `logits`, `select`, ...).
 
-What positions attend to in a forward, where a stage reads it: rows and columns by position, one map a layer.
-
-What stages are handed and what they answer: the evidence of a forward, proposals, choices, queries, hypotheses.
-
-What one step of the masked loop does to the canvas.
+- `AttentionSpec`, `AttentionMaps`: the attention weights of a forward, for stages that read them: one map per layer.
+- `Evidence`, `Proposal`, `Choice`, `QuerySpec`, `Hypotheses`: the arguments and results of stages.
+- `Decision`: the changes that one step makes to the canvas.
 """
 
 from __future__ import annotations
@@ -40,14 +38,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Which attention a stage reads."""
+    """The attention weights that a stage reads."""
 
-    layers: tuple[int, ...]  # of the model's
-    every: bool = False  # of all positions that a forward queries, and not of the block's alone
+    layers: tuple[int, ...]  # indices of the model's layers
+    every: bool = False  # True: at all positions that a forward computes; False: at those of the block
 
 
 def united(specs: Iterable[AttentionSpec | None]) -> AttentionSpec | None:
-    """What several stages read together; None if none reads any."""
+    """The union of the attention that several stages read; None if none reads any."""
     each = [spec for spec in specs if spec is not None]
     layers = sorted({layer for spec in each for layer in spec.layers})
     return AttentionSpec(tuple(layers), any(spec.every for spec in each)) if each else None
@@ -55,10 +53,10 @@ def united(specs: Iterable[AttentionSpec | None]) -> AttentionSpec | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionMaps:
-    """What M positions of each row attended to in one forward, meaned over the heads.
+    """The attention weights of M positions of each row in one forward, averaged over the heads.
 
-    Column L of a map is the canvas's bin, which nothing attends to. Under guidance the maps are those of the half with
-    the condition.
+    Column L of a map is the canvas's scratch slot, which nothing attends to. Under guidance the maps are from the rows
+    with the condition.
 
     Attributes:
         positions: [B, M] int64, L pads.
@@ -77,19 +75,19 @@ class AttentionMaps:
         return self.positions < bin_column
 
     def mean(self, spec: AttentionSpec | None) -> Tensor:
-        """[B, M, L + 1] the mean over the layers that a stage reads."""
+        """[B, M, L + 1]: the mean over the layers that a stage reads."""
         assert spec is not None, "the stage says which layers it reads"
         each = [self.layers[layer] for layer in spec.layers]
         return each[0] if len(each) == 1 else torch.stack(each).mean(0)
 
     def rows_at(self, positions: Tensor, values: Tensor) -> Tensor:
-        """Rows of `values` [B, M, ...] at `positions` [B, W] -> [B, W, ...], 0 where a position is not among them."""
+        """The rows of `values` [B, M, ...] at `positions` [B, W] -> [B, W, ...]; 0 where a position has no map."""
         match, index = ((positions[:, :, None] == self.positions[:, None]) & self.known[:, None]).max(2)
         rows = torch.arange(len(index), device=index.device)[:, None]
         return values[rows, index] * match[..., None]
 
     def among(self, positions: Tensor, values: Tensor) -> Tensor:
-        """[B, W, W] how much each of `positions` [B, W] attends to each, by `values` [B, M, L + 1]."""
+        """[B, W, W]: how much each of `positions` [B, W] attends to each of them in the maps `values` [B, M, L + 1]."""
         rows = self.rows_at(positions, values)
         return rows.gather(2, positions[:, None].expand(-1, rows.shape[1], -1))
 
@@ -99,17 +97,17 @@ _LOWEST = torch.tensor(-torch.inf, device="cpu")  # made once: a Python number w
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one forward predicts for the active block, rows aligned to the block.
+    """The predictions of one forward for the active block.
 
     Attributes:
-        distribution: the model's own, the mask id at -inf.
+        distribution: the model's distribution, with the mask id at -inf.
         positions: [B, W] int64, absolute.
         eligible: [B, W] bool: the positions that may be committed.
-        shadow: each position predicted without its own token, where a stage has `LEAVE_ONE_OUT`.
-        attention: what positions attend to, where a stage `reads_attention`.
-        predictions: what the forward predicts beyond the block, where a stage has `READS_WHOLE_ROW`.
-        known: [B, W] bool on the host: the positions that the forward has predicted; at others the distribution means
-            nothing, and may depend on other rows. None: no others than `eligible`.
+        leave_one_out: each position's distribution computed without its own token, if a stage has `LEAVE_ONE_OUT`.
+        attention: attention weights, if a stage `reads_attention`.
+        predictions: predictions outside the block, if a stage has `READS_WHOLE_ROW`.
+        known: [B, W] bool on the host: the positions that the forward predicted; at others the distribution is
+            meaningless, and may depend on other rows. None: the `eligible` positions.
     """
 
     distribution: Distribution
@@ -123,7 +121,7 @@ class Evidence:
 
     @property
     def predicted(self) -> Tensor:
-        """[B, W] bool: the positions that the forward has predicted."""
+        """[B, W] bool: the positions that the forward predicted."""
         return self.eligible if self.known is None else torch.from_numpy(self.known).to(self.eligible.device)
 
     @property
@@ -163,7 +161,7 @@ class Evidence:
         return tokens.flatten().index_copy_(0, index, self.filtered.draw(flat, noise)).view(tokens.shape)
 
     def take(self, rows: np.ndarray) -> Evidence:
-        """The evidence of these rows, in this order; one may be repeated. Only of a forward's own distribution."""
+        """The evidence of these rows, in this order; rows may repeat. The forward's distribution must be unchanged."""
         distribution, at = self.distribution, torch.from_numpy(rows).to(self.positions.device)
         assert isinstance(distribution, DenseDistribution | ChunkedDistribution), "no stage has changed it"
         index = distribution.index
@@ -180,13 +178,13 @@ class Evidence:
         )
 
     def propose(self, tokens: Tensor, score: Tensor) -> Proposal:
-        """The candidates with their scores where eligible."""
+        """A proposal of `tokens` with their scores where eligible, -inf elsewhere."""
         return Proposal(tokens, torch.where(self.eligible, score, _LOWEST), self)
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A candidate and its score for every position of the active block; higher is surer."""
+    """A candidate and its score for every position of the active block; a higher score is more certain."""
 
     tokens: Tensor  # [B, W] int64
     score: Tensor  # [B, W] float32, -inf where not eligible
@@ -199,7 +197,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a select returns if it names the tokens as well."""
+    """The result of a select that also determines the tokens."""
 
     which: Tensor  # [B, W] bool
     tokens: Tensor  # [B, W] int64
@@ -207,23 +205,23 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class QuerySpec:
-    """Which positions a forward queries: [start, stop) of each row, or any set as a mask. Arrays live on the host.
+    """The positions that a forward computes: [start, stop) of each row, or any set as a mask. Arrays are on the host.
 
-    The loop itself adds the rows whose output predicts the wanted positions (one to the left in shifted families).
+    The loop adds the positions whose outputs predict the wanted ones (one to the left in shifted families).
     """
 
     start: np.ndarray  # [B]
     stop: np.ndarray  # [B]
-    mask: Tensor | None = None  # [B, L] bool; when given it replaces the span
+    mask: Tensor | None = None  # [B, L] bool; replaces the span
     must: np.ndarray | None = None  # [B] bool: commit exactly the block's first position if it is open
-    only: Tensor | None = None  # [B, W] bool, on the host: nothing else of the block is to be predicted
-    # [B] bool: of rows whose layers compute a share of the queries, `Cache.layer_reuse`.
+    only: Tensor | None = None  # [B, W] bool, on the host: the only positions of the block to predict
+    # [B] bool: rows whose layers compute part of the positions: see `Cache.layer_reuse`.
     similar: np.ndarray | None = None
-    shifted: np.ndarray | None = None  # [B] bool: predictions stand one position to the left, in whatever family
+    shifted: np.ndarray | None = None  # [B] bool: position p is predicted by the output at p - 1, in any family
 
 
 class Predictions(Protocol):
-    """What a forward predicts beyond the active block: raw distributions, guidance included, the mask id at -inf."""
+    """A forward's predictions outside the active block: raw distributions, guidance included, the mask id at -inf."""
 
     def has(self, positions: Tensor) -> Tensor:
         """Whether this forward predicts each of `positions` [B, K]: bool [B, K]."""
@@ -236,18 +234,18 @@ class Predictions(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Hypotheses:
-    """What the hypotheses of all rows came to in one forward; hypotheses of a row stand together, by number.
+    """The hypotheses of all rows after one forward; those of a row are adjacent, in the order of their numbers.
 
-    Letters: N hypotheses of n rows.
+    There are N hypotheses of n rows.
     """
 
-    row: np.ndarray  # [N] which live row each is of
-    number: np.ndarray  # [N] from 0, the row itself
-    canvas: Canvas  # of all N
-    proposal: Proposal  # [N, W] by the forward of each
-    chosen: Tensor  # [N, W] bool: what the sampler commits to each
+    row: np.ndarray  # [N] the live row of each hypothesis
+    number: np.ndarray  # [N] the number of each within its row; 0 is the row itself
+    canvas: Canvas  # of all N hypotheses
+    proposal: Proposal  # [N, W] from the forward of each hypothesis
+    chosen: Tensor  # [N, W] bool: the positions that the sampler commits in each
     tokens: Tensor  # [N, W] int64
-    ended: np.ndarray  # [N] bool: a finish stage ends the row there
+    ended: np.ndarray  # [N] bool: a finish stage ends the row with this hypothesis
 
 
 CAUSAL_KINDS = (Trait.BLOCK_CAUSAL, Trait.WINDOWED_CAUSAL, Trait.CAUSAL_PREFIX)  # of attention: not bidirectional
@@ -255,19 +253,19 @@ _LEAVE_OUT, _ONE_OUT = "leave it out", "leave one out"
 
 
 class Stage(Policy):
-    """What any stage of a masked sampler may define."""
+    """Base of all stages of a masked sampler, with the methods that any of them may define."""
 
     def reads_attention(self, layers: int) -> AttentionSpec | None:
-        """Which attention of a model of so many layers it reads in `Evidence.attention`; None: none."""
+        """The attention that it reads in `Evidence.attention`, of a model with this many layers; None: none."""
         return None
 
     @property
     def default_select(self) -> str | None:
-        """The select, as a spec, that goes with this stage where the spec names none."""
+        """The select to use with this stage, as a spec, if the user's spec names none."""
         return None
 
     def fit(self, model: LanguageModel) -> Self:
-        """This stage with the parameters it leaves open taken from `model`.
+        """This stage with its unset parameters taken from `model`.
         Raises SpecError if a parameter does not work with this model.
         """
         return self
@@ -282,7 +280,7 @@ def _reads_attention(stage: Stage) -> frozenset[Trait]:
 
 
 def _remembers(stage: Stateful) -> frozenset[Trait]:
-    """Of a stage that decides what is committed."""
+    """The traits that follow from a state, for a stage that decides what is committed."""
     if type(stage).start is Stateful.start:
         return NONE
     state = NONE if Trait.KEEPS_NO_STATE in stage.provides else frozenset({Trait.REMEMBERS})
@@ -290,7 +288,7 @@ def _remembers(stage: Stateful) -> frozenset[Trait]:
 
 
 class Stateful(Stage):
-    """A stage that is handed what it remembers."""
+    """A stage with a state for each request, which the loop passes to its methods."""
 
     def start(self, canvas: Canvas) -> Any:
         """The state of one request."""
@@ -317,24 +315,24 @@ class Block(Stateful):
         return self.provides | _reads_attention(self) | {Trait.GOES_BY_POSITION}
 
     def span(self, canvas: Canvas, state: Any) -> Span:
-        """Before each forward."""
+        """Called before each forward: the span in which each row's open positions compete."""
         raise NotImplementedError
 
     def narrow(self, evidence: Evidence, canvas: Canvas, state: Any) -> Span | None:
-        """After it: a span within the one before, which holds at once; None leaves it."""
+        """Called after each forward: a smaller span that takes effect at once; None keeps the span."""
         return None
 
 
 class Branch(Stage):
-    """Asks a row as several hypotheses in one forward, of which one survives.
+    """Runs several hypotheses of a row in one forward and keeps one of them.
 
-    Hypothesis 0 is the row as it is. The others are made from what the last forward predicted, and no step of a row is
+    Hypothesis 0 is the unchanged row. The others are made from the last forward's predictions. No step of a row is
     lost: the sampler's other stages decide for each hypothesis as if it were the row.
     """
 
     @property
     def provides(self) -> frozenset[Trait]:
-        """With `KEEPS_TOKENS` it keeps the tokens of the sampler without it, and what would not is refused."""
+        """Traits; `KEEPS_TOKENS`: tokens equal those without this stage, and combinations that differ are refused."""
         return frozenset({Trait.BRANCHES})
 
     conflicts: ClassVar[Reasons] = {
@@ -349,32 +347,32 @@ class Branch(Stage):
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """How many steps each hypothesis of a row is further than it, ascending: first 0, the row itself."""
+        """How many steps each hypothesis of a row is ahead of the row, ascending from 0, the row itself."""
         raise NotImplementedError
 
     @property
     def needs(self) -> tuple[int, ...]:
-        """The open positions of the block without which each hypothesis is not made."""
+        """How many open positions the block must have for each hypothesis to be made."""
         return self.depths
 
     def draft(self, step: int, number: np.ndarray, choice: Choice, proposal: Proposal) -> Choice:
-        """What each of N hypotheses adds at its `step`, from 1 to its depth, by what the last forward predicted.
+        """The tokens that each of N hypotheses adds at its `step` (1 to its depth), by the last forward's predictions.
 
-        `number` [N] is which of its row each is. `choice` is what the sampler would commit next by that forward, after
-        the hypothesis's earlier steps; a hypothesis that adds nothing at a step is dropped.
+        `number` [N] is the number of each within its row. `choice` is what the sampler would commit next from that
+        forward, after the hypothesis's earlier steps; a hypothesis that adds nothing at a step is dropped.
         """
         raise NotImplementedError
 
     def survivors(self, hypotheses: Hypotheses) -> np.ndarray:
-        """[n] the index, of N, of the hypothesis that each row goes on from; that is committed to as well."""
+        """[n] the index among N of the hypothesis that each row continues from; the step's commits are made to it."""
         raise NotImplementedError
 
 
 class Query(Stateful):
-    """Which positions of a row the model sees; a forward neither computes the others nor attends to them.
+    """Chooses the positions that the model sees; a forward neither computes the others nor attends to them.
 
-    Positions keep their numbers, so that those that are left are rotated as ever. A row is asked in full, as far as it
-    is visible, whenever what is visible of it changes.
+    Visible positions keep their numbers, and so their rotary embeddings. Whenever the visible positions of a row
+    change, the next forward computes all of them.
     """
 
     provides = frozenset({Trait.HIDES_POSITIONS})
@@ -390,31 +388,31 @@ class Query(Stateful):
     }
 
     def visible(self, canvas: Canvas, request: Request, state: Any) -> np.ndarray:
-        """Before each forward: [B, L] bool on the host.
+        """Called before each forward: the visible positions, [B, L] bool on the host.
 
-        The loop itself adds everything up to the end of the active block, and what is not open.
+        The loop adds everything up to the end of the active block, and all positions that are not open.
         """
         raise NotImplementedError
 
 
 class Cache(Stateful):
-    """Which positions a forward queries.
+    """Chooses the positions that a forward computes.
 
-    The first forward of a row is full whatever the answer, but for a prefix whose K/V come from the prefix cache.
+    The first forward of a row computes all positions in any case, except a prefix whose K/V come from the prefix cache.
     """
 
-    attention: ClassVar[str | None] = None  # the attention of the only families that it is for
+    attention: ClassVar[str | None] = None  # the only kind of attention it works with; None: any
 
     @property
     def provides(self) -> frozenset[Trait]:
-        """What it does with the K/V and the block.
+        """Traits that say how it treats the K/V and the block.
 
-        `STORES_KV`, which only a cache leaves out that never reads earlier K/V; `WHOLE_BLOCK`: every forward queries
-        all of the active block, so that tokens in it may move; `KV_OF_TOKENS`: since a block was entered, K/V do not
-        depend on earlier forwards of it; `SLIDES`: the active block begins at a row's first open position;
-        `REUSES_PREDICTIONS`: positions that are not queried keep the predictions of the forward that queried them last,
-        whose highest logits `Canvas.max_logits` gives, [B, L] on the host. One that requires `KNOWN_ORDER` finds
-        `Canvas.commit_order` set before `query`.
+        `STORES_KV`: it reads K/V of earlier forwards; `WHOLE_BLOCK`: every forward computes all of the active block, so
+        that tokens in it may move; `KV_OF_TOKENS`: since a block was entered, K/V do not depend on earlier forwards of
+        it; `SLIDES`: the active block begins at a row's first open position; `REUSES_PREDICTIONS`: positions that are
+        not computed keep the predictions of the forward that computed them last, whose highest logits
+        `Canvas.max_logits` returns, [B, L] on the host. For a cache that requires `KNOWN_ORDER`, `Canvas.commit_order`
+        is set before `query`.
         """
         return frozenset({Trait.STORES_KV})
 
@@ -427,24 +425,21 @@ class Cache(Stateful):
         raise NotImplementedError
 
     def layer_reuse(self, layers: int) -> LayerReuse | None:
-        """How much each of so many layers computes of the rows that are `QuerySpec.similar`; None: there are none."""
+        """The share of positions that each of `layers` layers computes in `QuerySpec.similar` rows; None: no reuse."""
         return None
 
     def observe(self, evidence: Evidence, canvas: Canvas, state: Any) -> None:
-        """After each forward, before anything is committed."""
+        """Called after each forward, before anything is committed."""
 
     def final(self, state: Any) -> np.ndarray | None:
-        """[B] tokens from position 0 on that are final, and so are their K/V, after the forward that was last asked of.
-
-        None: it does not know.
-        """
+        """[B] how many tokens from position 0 on are final, with their K/V, after the last forward; None: unknown."""
         return None
 
 
 class Inputs(Stateful):
     """Adds vectors to the inputs of the active block."""
 
-    # With `OBSERVES_CHANGED_LOGITS` it observes what the logits stages have made of a forward's distribution.
+    # With `OBSERVES_CHANGED_LOGITS` it observes the distribution after the logits stages have changed it.
     provides = frozenset({Trait.ADDS_TO_INPUTS})
     conflicts: ClassVar[Reasons] = {
         Trait.CONDITIONS: Why(
@@ -457,11 +452,11 @@ class Inputs(Stateful):
         return self.provides | _reads_attention(self) | _remembers(self) | {Trait.GOES_BY_POSITION}
 
     def soft(self, canvas: Canvas, state: Any) -> Tensor | None:
-        """Before a forward: [B, W, E], or None where there is nothing to add."""
+        """Called before a forward: the vectors to add, [B, W, E], or None if there is nothing to add."""
         raise NotImplementedError
 
     def observe(self, evidence: Evidence, embed: Callable[[Tensor], Tensor], canvas: Canvas, state: Any) -> None:
-        """After it; `embed` mixes the model's embeddings, [B, W, V] weights -> [B, W, E]."""
+        """Called after a forward; `embed` mixes the model's embeddings, [B, W, V] weights -> [B, W, E]."""
 
 
 class Logits(Stateful):
@@ -476,21 +471,21 @@ class Logits(Stateful):
 
 
 class Propose(Stage):
-    """A candidate and a score per position."""
+    """Proposes a candidate and a score for each position."""
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
         raise NotImplementedError
 
 
 class Select(Stateful):
-    """Which candidates are committed: [B, W] bool."""
+    """Selects the candidates to commit: [B, W] bool."""
 
-    default_propose: ClassVar[str] = "confidence"  # the proposer where the spec names none
-    default_of: ClassVar[str | None] = None  # and its parameter `of`; None leaves it alone
+    default_propose: ClassVar[str] = "confidence"  # the proposer if the spec names none
+    default_of: ClassVar[str | None] = None  # the value of that proposer's parameter `of`; None: its default
 
     @property
     def traits(self) -> frozenset[Trait]:
-        """With `MAY_WAIT` a step may commit nothing, and it ends by itself."""
+        """Traits; with `MAY_WAIT` a step may commit nothing, and the method itself ensures that rows end."""
         traits = self.provides | _reads_attention(self) | _remembers(self)
         if self.reference_sampler is not None:
             traits |= {Trait.COMPARES_FINISHED_TEXT, Trait.GOES_BY_POSITION}
@@ -503,36 +498,36 @@ class Select(Stateful):
 
     @property
     def reference_sampler(self) -> str | None:
-        """A sampler, as a spec, whose finished text it compares with: `Request.finished`."""
+        """The spec of a sampler whose finished text (`Request.finished`) it compares with; None: no sampler."""
         return None
 
     def skipped_steps(self, canvas: Canvas, state: Any) -> np.ndarray:
-        """Before each forward: how many steps of the schedule commit nothing and are skipped, [B]."""
+        """[B], called before each forward: how many steps of the schedule commit nothing and are skipped."""
         return np.zeros_like(canvas.step)
 
     def total_steps(self, canvas: Canvas) -> np.ndarray | None:
-        """At the start: how many steps the schedule takes in all, [B]; None where that is not fixed."""
+        """[B], called at the start: the number of steps in the whole schedule; None if it is not fixed."""
         return None
 
     def entry_step(self, canvas: Canvas) -> np.ndarray | None:
-        """When a block is entered, before `skipped_steps`: the schedule's step at which it does, [B]; None: the next.
+        """[B], called when a block is entered, before `skipped_steps`: the schedule's step there; None: the next step.
 
-        A block that is complete before its steps are over leaves the others idle; the clock counts them too.
+        If a block is complete before its steps are over, the remaining ones are idle; the clock counts them too.
         """
         return None
 
     def commit_order(self, canvas: Canvas, request: Request, state: Any) -> Tensor:
-        """Before a forward, after `skipped_steps`, where a cache needs it: [B, W] int64 on the host.
+        """[B, W] int64 on the host: the order of the coming commits, called before a forward if a cache needs it.
 
-        With `KNOWN_ORDER` it can always tell, with `ORDER_OF_SCORES` beside a proposer that has `KNOWN_SCORES`.
-
-        1 for the position that is committed first, then 2, 3, ..., and 0 for those that are not committed.
+        1 for the position that is committed first, then 2, 3, ..., and 0 for positions that are not committed. It is
+        called after `skipped_steps`. A select with `KNOWN_ORDER` always knows it, one with `ORDER_OF_SCORES` only with
+        a proposer that has `KNOWN_SCORES`.
         """
         raise NotImplementedError
 
 
 class Widen(Stateful):
-    """Adds to what select chose, or takes from it: [B, W] bool in and out. Several apply in the order of the spec."""
+    """Adds positions to the select's choice or removes some: [B, W] bool in and out; runs in the order of the spec."""
 
     @property
     def traits(self) -> frozenset[Trait]:
@@ -543,11 +538,11 @@ class Widen(Stateful):
 
 
 class Revise(Stateful):
-    """Takes back or edits what the active block has committed. `evidence` then covers committed positions too."""
+    """Masks or edits committed tokens of the active block; `evidence` then covers committed positions too."""
 
     @property
     def provides(self) -> frozenset[Trait]:
-        """What it does, with its parameters.
+        """Traits, given its parameters.
 
         `IDLE`: it never revises anything; `LEAVE_ONE_OUT`: it reads `Evidence.leave_one_out`; `MOVES_TOKENS`: tokens
         change their positions within the block, by `Revision.source`.
@@ -560,7 +555,7 @@ class Revise(Stateful):
         return own if Trait.IDLE in own else own | {Trait.GOES_BY_POSITION}
 
     def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: Any) -> Revision:
-        """`chosen` [B, W] is what this step commits; it takes effect together with the revision."""
+        """The revision of this step; `chosen` [B, W] are the positions that the step commits at the same time."""
         raise NotImplementedError
 
 
@@ -568,7 +563,7 @@ class Finish(Stage):
     """Ends rows early, fills them, or cuts them short."""
 
     def done(self, canvas: Canvas, request: Request) -> np.ndarray:
-        """After each commit: the rows that end though positions are open, [B] bool on the host."""
+        """[B] bool on the host, called after each commit: the rows that end although positions are open."""
         return np.zeros(len(canvas), dtype=bool)
 
     @property
@@ -581,17 +576,17 @@ class Finish(Stage):
         return traits
 
     def fill(self, predictions: Predictions, proposal: Proposal, canvas: Canvas) -> np.ndarray:
-        """Before each commit: the rows whose open positions are all committed at once instead, [B] bool on the host."""
+        """[B] bool on the host, called before each commit: rows whose open positions are all committed now instead."""
         raise NotImplementedError
 
     def cut(self, predictions: Predictions, canvas: Canvas, request: Request) -> np.ndarray:
-        """In a step that enters a block, before its commit: where rows end from now on, after their block; [B]."""
+        """[B], called before the commit of a step that enters a block: the new ends of rows, after their blocks."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class MaskedSampler:
-    """A resolved spec: one object a stage."""
+    """A resolved spec: one object per stage, or a tuple where several may apply."""
 
     spec: Spec
     exact: str
@@ -603,9 +598,9 @@ class MaskedSampler:
     widen: tuple[Widen, ...]
     revise: tuple[Revise, ...]
     finish: tuple[Finish, ...]
-    block: Block | None = None  # None: the blocks of a grid
-    branch: Branch | None = None  # None: a row is asked as itself alone
-    query: Query | None = None  # None: a row is asked with all of its positions
+    block: Block | None = None  # None: blocks follow a fixed grid
+    branch: Branch | None = None  # None: no hypotheses
+    query: Query | None = None  # None: all positions of a row are visible
 
     @property
     def revising(self) -> tuple[Revise, ...]:
@@ -619,43 +614,43 @@ class MaskedSampler:
 
     @property
     def moving(self) -> Revise | None:
-        """The stage that moves tokens within the block, if there is one."""
+        """The stage that moves tokens within the block, or None."""
         return next((stage for stage in self.revising if Trait.MOVES_TOKENS in stage.provides), None)
 
     @cached_property
     def traits(self) -> frozenset[Trait]:
-        """Everything that a stage has."""
+        """The union of all stages' traits."""
         return NONE.union(*(stage.traits for stage in self.stages))
 
     @property
     def filling(self) -> tuple[Finish, ...]:
-        """The stages that may commit a row at once."""
+        """The stages that may commit all open positions of a row at once."""
         return tuple(stage for stage in self.finish if Trait.FILLS_ROWS in stage.traits)
 
     @property
     def cutting(self) -> tuple[Finish, ...]:
-        """The stages that may end rows after their block."""
+        """The stages that may end rows after their active block."""
         return tuple(stage for stage in self.finish if Trait.CUTS_ROWS in stage.traits)
 
     @property
     def stateful(self) -> tuple[Stateful, ...]:
-        """The stages that are handed a state."""
+        """The stages with a state."""
         single = tuple(stage for stage in (self.block, self.query) if stage is not None)
         return (self.cache, *single, *self.inputs, *self.logits, self.select, *self.widen, *self.revise)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Every stage."""
+        """All stages."""
         branch = () if self.branch is None else (self.branch,)
         return (*self.stateful, *branch, self.propose, *self.finish)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What one step does to the canvas."""
+    """The changes that one step makes to the canvas."""
 
     chosen: Update
-    token_source: Stage  # the stage that names the tokens chosen
+    token_source: Stage  # the stage that determined the chosen tokens
     revision: Revision | None = None
     fill: Update | None = None
     columns: Tensor | None = None  # [B, K] positions that `fill` may write

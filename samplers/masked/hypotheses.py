@@ -1,4 +1,4 @@
-"""Rows asked as several hypotheses: live rows are repeated before a forward, and all but one of each leave after it.
+"""Hypotheses: live rows are repeated before a forward, and all but one copy of each are removed after it.
 
 What a hypothesis is made from, and which of them survives, is up to the branch stage. Everything else of the loop
 (plans, K/V, states of stages, draws) sees rows like any others; those of one request row have the same seed.
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 class Loop(Protocol):
-    """What hypotheses need of the masked loop."""
+    """The part of the masked loop that hypotheses use."""
 
     canvas: Canvas
     sampler: MaskedSampler
     forward: MaskedForward
 
     def take(self, keep: np.ndarray) -> None:
-        """Keeps these live rows; one may be repeated."""
+        """Keeps these live rows; a row may repeat."""
         ...
 
     def choose(self, evidence: Evidence) -> tuple[Choice, Proposal, Stage]:
-        """What the stages commit by this evidence."""
+        """Chooses the tokens to commit, given this evidence: see `MaskedLoop.choose`."""
         ...
 
     def ended_rows(self) -> np.ndarray:
@@ -43,7 +43,7 @@ class Loop(Protocol):
 
 @dataclass
 class _Past:
-    """What the forward before predicted for rows that are still in its block; [n] of the live rows."""
+    """Predictions of the previous forward, for the n live rows; `live`: those that are still in its block."""
 
     evidence: Evidence
     live: np.ndarray  # [n] bool
@@ -64,11 +64,11 @@ class Branching:
         self.number = np.zeros(0, dtype=np.int64)
 
     def expand(self) -> None:
-        """Repeats every row that the last forward predicted more of, and writes the hypotheses."""
+        """Repeats the rows for which the last forward predicted further tokens, and writes the hypotheses."""
         canvas = self.loop.canvas
         requested = np.zeros((len(canvas), len(self.depths)), dtype=bool)
         if self.past is not None:
-            # K/V that a block's first forward refreshes are not there for hypotheses beside it.
+            # Hypotheses in a block's first forward would lack the K/V that this forward refreshes.
             ready = self.past.live & ~(canvas.block_started & self.stores)
             requested = ready[:, None] & (self.needs <= canvas.block_remaining[:, None])
         requested[:, 0] = True
@@ -87,7 +87,7 @@ class Branching:
             self.row, self.number = self.row[valid], self.number[valid]
 
     def _draft(self, step: int, rows: np.ndarray, past: Evidence) -> np.ndarray:
-        """Writes what the hypotheses `rows` [N] bool add at `step`; [N] bool: those that added something."""
+        """Writes the tokens that hypotheses `rows` [N] bool add at `step`; returns [N] bool: those that added some."""
         canvas, branch = self.loop.canvas, self.branch
         # A hypothesis that has completed the block is the last of its row.
         rows = rows & (past.positions[:, 0].cpu().numpy() == canvas.window_host[:, 0])
@@ -112,7 +112,7 @@ class Branching:
         return added
 
     def collapse(self, decision: Decision, proposal: Proposal, evidence: Evidence) -> Decision:
-        """Leaves one hypothesis of each row; the decision about those."""
+        """Keeps one hypothesis of each row and returns the decision for the kept ones."""
         loop, canvas = self.loop, self.loop.canvas
         ended = loop.ended_rows() & (self.number > 0)
         chosen = decision.chosen

@@ -60,15 +60,15 @@ from .predict import LeaveOneOutForward, MaskedForward
 from .query_plan import visible_open
 from .recorder import Before, CommittedLogprobs, TraceRecorder
 
-_SPARE_FORWARDS = 100  # a row may take this many more than it has positions to fill
-_FORWARDS_WITH_REVISION = 100  # and this many per position where committed tokens may be opened again
+_SPARE_FORWARDS = 100  # a row may take this many forwards more than it has positions to fill
+_FORWARDS_WITH_REVISION = 100  # forwards allowed per position if committed tokens may be masked again
 _LEAST_SCORE = torch.finfo(torch.float32).min
 
 
 def decode(model: LanguageModel, sampler: MaskedSampler, request: Request, *, steps: bool = True) -> Iterator[Event]:
     """Decodes a request, yielding `Started`, then `Step` and `RowFinished` events, and at last `Finished`.
 
-    Without `steps` there are no `Step` events, which saves a transfer a step.
+    Without `steps` there are no `Step` events, which saves a transfer per step.
     """
     loop = MaskedLoop(model, sampler, request)
     try:
@@ -85,10 +85,10 @@ def decode(model: LanguageModel, sampler: MaskedSampler, request: Request, *, st
 
 
 class MaskedLoop:
-    """The state of one request.
+    """The masked loop of one request.
 
-    Hooks, in the order of a step; a request without the feature has none of its hooks:
-        before_query: the block stage, the schedule's clock, what a cache or a query stage has to know.
+    Hooks, in the order of a step; a request without a feature has none of its hooks:
+        before_query: run the block stage, the schedule's clock, and what a cache or query stage depends on.
         with_evidence: each adds to the evidence, or observes it.
         with_distribution: each changes the distribution that candidates come from, or observes it.
         with_decision: each changes what is committed: revisions, rows that are filled, constrained spans, hypotheses.
@@ -97,7 +97,7 @@ class MaskedLoop:
     """
 
     def __init__(self, model: LanguageModel, sampler: MaskedSampler, request: Request, *, columns: int = 0) -> None:
-        """The canvas has at least `columns` columns."""
+        """`columns`: the least number of columns of the canvas."""
         decoding_config = model.decoding_config
         if decoding_config.mask_id is None:
             raise ModelError(f"{model.name} has no mask token: it is no masked diffusion model")
@@ -144,10 +144,10 @@ class MaskedLoop:
         self.recorder = TraceRecorder(canvas, self.forward.sequences, self.logprobs)
         self.endings = Endings(request.stops, len(canvas))
         self.distributions: list[Read] = []  # of the step, in order
-        self.progress: np.ndarray | None = None  # [B] before which a row commits at least one; None: the block's end
+        self.progress: np.ndarray | None = None  # [B] a row commits at least one position before it; None: any
         self.on_host = model.device.type == "cpu"
         self.may_wait = Trait.MAY_WAIT in sampler.select.provides
-        self.sure_steps = _SPARE_FORWARDS  # so many steps are made before a row can have taken too many
+        self.sure_steps = _SPARE_FORWARDS  # no row can have taken too many forwards before this many steps
         self.compose()
         self._bind()
 
@@ -172,7 +172,7 @@ class MaskedLoop:
         return before
 
     def predict(self, query: QuerySpec) -> Evidence:
-        """The forward, and what it predicts for the active block."""
+        """Runs a forward for every live row; returns its predictions for the active block."""
         canvas, forward = self.canvas, self.forward
         queries, wanted = forward.planner.queries(query), forward.planner.wanted(query)
         self.recorder.history.append(queries)
@@ -182,13 +182,13 @@ class MaskedLoop:
         for complete in self.with_evidence:
             evidence = complete(evidence)
         self.distributions = [Read(None, distribution, evidence.positions, evidence.eligible)]
-        # Elsewhere the host would wait for the value, which comes with the commit.
+        # On a GPU, reading the value now would synchronize; `commit` returns it.
         if self.on_host and not math.isfinite(forward.highest.item()):
             demand_finite(self.distributions, forward)
         return evidence
 
     def choose(self, evidence: Evidence) -> tuple[Choice, Proposal, Stage]:
-        """What is committed, of which proposal, and the stage that names its tokens."""
+        """Chooses the tokens to commit; also returns the proposal and the stage that determined the tokens."""
         canvas, sampler = self.canvas, self.sampler
         for change in self.with_distribution:
             evidence = change(evidence)
@@ -205,7 +205,7 @@ class MaskedLoop:
         return Choice(chosen, tokens), proposal, source
 
     def decide(self, evidence: Evidence, query: QuerySpec) -> Decision:
-        """What is committed, filled and revised."""
+        """Decides what to commit, fill and revise."""
         choice, proposal, source = self.choose(evidence)
         chosen = choice.which
         if query.must is not None:
@@ -216,14 +216,14 @@ class MaskedLoop:
         return decision
 
     def commit(self, decision: Decision) -> None:
-        """Writes the decision to the canvas. An error names who chose the mask id."""
+        """Writes the decision to the canvas. The error for a committed mask id names the stage that chose it."""
         forward = self.forward
         try:
             highest = self.canvas.commit(
                 decision.chosen, fill=decision.fill, revision=decision.revision, beside=forward.highest
             )
         except SpecError as error:
-            if not math.isfinite(float(forward.highest)):  # what may have led to it comes first
+            if not math.isfinite(float(forward.highest)):  # report the possible cause first
                 demand_finite(self.distributions, forward)
             revision = decision.revision
             edits = [(stage, None if revision is None else revision.rewrite) for stage in self.revising]
@@ -234,7 +234,7 @@ class MaskedLoop:
     # --- rows that end ---
 
     def retire(self) -> Iterator[RowFinished]:
-        """Removes finished rows."""
+        """Removes finished rows and yields their events."""
         over = self.finished_rows()
         if over.any():
             yield from self.leave(over)
@@ -253,7 +253,7 @@ class MaskedLoop:
         return over
 
     def leave(self, over: np.ndarray) -> Iterator[RowFinished]:
-        """The events of the rows that are done, whose K/V later requests may go on from."""
+        """Yields the events of finished rows and stores their K/V for later requests."""
         self._store_prefixes(over)
         for at in np.flatnonzero(over):
             stopped = self.stopped is not None and self.stopped[at]
@@ -262,7 +262,7 @@ class MaskedLoop:
     # --- what hooks into the step ---
 
     def compose(self) -> None:
-        """Sets the hooks by what the stages and the request ask for."""
+        """Sets the hooks that the stages and the request need."""
         sampler, select, cache, forward = self.sampler, self.sampler.select, self.sampler.cache, self.forward
         branching = self.branching
         stores_prefixes = forward.reuse.prefixes is not None
@@ -330,11 +330,11 @@ class MaskedLoop:
         self.ended: tuple[Callable[[], np.ndarray], ...] = tuple(ended)
 
     def state(self, stage: Stateful) -> Any:
-        """What `stage` remembers of this request."""
+        """The state of `stage` for this request."""
         return self.memory[id(stage)]
 
     def _bind(self) -> None:
-        """Finds the states that every step reads."""
+        """Looks up the states that every step reads."""
         self.cache_state, self.select_state = self.state(self.sampler.cache), self.state(self.sampler.select)
 
     # The clock and the block.
@@ -344,7 +344,7 @@ class MaskedLoop:
         self._move(block.span(self.canvas, self.state(block)))
 
     def _narrow_block(self, evidence: Evidence) -> Evidence:
-        """The evidence of the span that is left once the forward has been seen."""
+        """Applies `Block.narrow` after the forward; the evidence is then of the smaller span."""
         block = self._block()
         span = block.narrow(evidence, self.canvas, self.state(block))
         if span is None:
@@ -380,7 +380,7 @@ class MaskedLoop:
         visible.update(query.visible(self.canvas, self.request, self.state(query)))
 
     def _soft(self) -> Tensor | None:
-        """[B, W, E] what the inputs stages add to the inputs of the block."""
+        """[B, W, E]: the sum of the vectors that inputs stages add to the inputs of the block."""
         soft = None
         for stage in self.sampler.inputs:
             added = stage.soft(self.canvas, self.state(stage))
@@ -414,13 +414,13 @@ class MaskedLoop:
     # What changes a decision.
 
     def _revise(self, decision: Decision, proposal: Proposal, evidence: Evidence) -> Decision:
-        """With what the revise stages decide together; a position that one reopens no other rewrites."""
+        """Adds the merged revisions of all revise stages; a position that one reopens is not rewritten by another."""
         chosen = decision.chosen.which
         each = [stage.revise(chosen, proposal, self.canvas, self.state(stage)) for stage in self.revising]
         return replace(decision, revision=reduce(Revision.merge, each))
 
     def _fill(self, decision: Decision, proposal: Proposal, evidence: Evidence) -> Decision:
-        """In rows that a finish stage fills, the likeliest token at every open position instead."""
+        """Commits the likeliest token at every open position of rows that a finish stage fills."""
         canvas, predictions = self.canvas, self.forward.predictions
         assert predictions is not None, "made for it"
         rows = np.zeros(len(canvas), dtype=bool)
@@ -442,7 +442,7 @@ class MaskedLoop:
         return Decision(decision.chosen.only(rest), decision.token_source, revision, fill, columns)
 
     def _consistent(self, decision: Decision, proposal: Proposal, evidence: Evidence) -> Decision:
-        """Without tokens that cannot stand beside others of their span."""
+        """Removes tokens that are inconsistent with the other tokens of their constrained span."""
         limits = self.forward.limits
         assert limits is not None, "there are some"
         chosen, revision, fill = limits.consistent(decision.chosen, decision.revision, decision.fill)
@@ -451,7 +451,7 @@ class MaskedLoop:
     # Rows that are cut, that stop, or that take too many forwards.
 
     def _find_ends(self, decision: Decision, proposal: Proposal, evidence: Evidence) -> Decision:
-        """Finds where rows end from now on: the least of what stages say that cut rows in this step."""
+        """Finds the new end of each row: the smallest end that a cutting stage returns in this step."""
         canvas, predictions = self.canvas, self.forward.predictions
         assert predictions is not None, "made for it"
         self._ends: np.ndarray = canvas.total  # [B]
@@ -464,7 +464,7 @@ class MaskedLoop:
             self.canvas.cut(self._ends)
 
     def _cut_rows(self) -> np.ndarray:
-        """[B] bool: the live rows that are complete up to where they were cut."""
+        """[B] bool: the live rows that were cut and are complete."""
         canvas = self.canvas
         return canvas.finished & (canvas.total < canvas.planned)
 
@@ -476,13 +476,13 @@ class MaskedLoop:
         return ended
 
     def _stopped_rows(self) -> np.ndarray:
-        """[B] bool: the live rows that a stop string or the like ends."""
+        """[B] bool: the live rows that `Request.stops` ends, such as stop strings."""
         canvas = self.canvas
         final = zip(canvas.tokens_host, canvas.prompt, canvas.settled, strict=True)
         return self.endings.find([row[start:end] for row, start, end in final]) >= 0
 
     def _demand_progress(self) -> None:
-        """Raises SpecError for a row that took far more forwards than it has positions: it would never end."""
+        """Raises SpecError for a row that took far more forwards than it has positions and would never end."""
         canvas = self.canvas
         self.sure_steps = _SPARE_FORWARDS
         if self.may_wait:
@@ -497,7 +497,7 @@ class MaskedLoop:
             )
         self.sure_steps = min(_SPARE_FORWARDS, int((most - canvas.nfe).min()))
 
-    # Prefixes that later requests go on from.
+    # Prefixes that later requests reuse.
 
     def _find_new(self, decision: Decision, proposal: Proposal, evidence: Evidence) -> Decision:
         self._new: np.ndarray = self.canvas.nfe == 0  # [B] whether this is the row's first forward
@@ -509,7 +509,7 @@ class MaskedLoop:
             self._store_prefixes(self._new)
 
     def _store_prefixes(self, which: np.ndarray) -> None:
-        """Leaves the final tokens of these rows ([B] bool) to later requests."""
+        """Stores the K/V of the final tokens of these rows ([B] bool) for later requests."""
         if self.forward.reuse.prefixes is None:
             return
         final = self.sampler.cache.final(self.cache_state)
@@ -522,7 +522,7 @@ class MaskedLoop:
 
     @property
     def rows(self) -> np.ndarray:
-        """[B] the number of each live row in the request."""
+        """[B]: the index of each live row in the request."""
         return self.canvas.rows
 
     def keep(self, keep: np.ndarray) -> None:
@@ -532,7 +532,7 @@ class MaskedLoop:
         self.take(keep)
 
     def take(self, keep: np.ndarray) -> None:
-        """`keep`, for hypotheses of rows too."""
+        """Like `keep`, and also for hypotheses of rows."""
         self.canvas.keep(keep)
         self.forward.keep(keep)
         self.endings.keep(keep)
@@ -540,7 +540,7 @@ class MaskedLoop:
         self._bind()
 
     def batching_obstacle(self) -> str | None:
-        """Why no rows can join the request under way; None where they can."""
+        """The reason why no rows can join the running request; None if they can."""
         if (reference := self.sampler.select.reference_sampler) is not None:
             return f"{reference} decodes the rows of a request beforehand"
         if self.sampler.block is not None:
@@ -551,9 +551,9 @@ class MaskedLoop:
         return None if name is None else f"what {name.lstrip('_')} remembers is of the rows that began together"
 
     def put(self, where: np.ndarray, other: MaskedLoop) -> None:
-        """Puts the rows of `other`, which no forward has seen, in place of the finished ones at `where`.
+        """Replaces the finished rows at `where` by the rows of `other`, which have had no forward.
 
-        They take the indices of those. Both loops have the same sampler and block length.
+        The new rows take their indices. Both loops have the same sampler and block length.
         """
         rows = self.rows[where]
         assign_rows(self.request.source, rows, other.request.source, other.rows)
@@ -570,11 +570,11 @@ class MaskedLoop:
         self._bind()
 
     def finished(self, row: int | None = None) -> Finished:
-        """The event of the end: of all rows, or of this one."""
+        """The final event, with the results of all rows or of this one."""
         return self.recorder.finished(row)
 
     def close(self) -> None:
-        """Gives up what is leased, the states and the hooks, which refer to the loop."""
+        """Returns the leases of the prefix cache and drops the states and the hooks, which refer to the loop."""
         self.forward.close()
         self.memory.clear()
         self.before_query = self.with_evidence = self.with_distribution = self.with_decision = ()
@@ -583,10 +583,10 @@ class MaskedLoop:
 
 
 def at_least_one(chosen: Tensor, proposal: Proposal, progress: np.ndarray | None = None) -> Tensor:
-    """`chosen` [B, W] where eligible; the best candidate of a row with none before `progress` [B] (None: anywhere).
+    """Adds the best candidate of each row where `chosen` [B, W] has none before `progress` [B] (None: anywhere).
 
-    Where a forward computed no candidate before `progress`, the best of the row counts: every step commits a token.
-    A method may score -inf for "last"; open positions still come before the others.
+    Choices that are not eligible are removed. If a forward predicted no candidate before `progress`, the best of the
+    row is added: every step commits a token. A method may score open positions -inf to have them committed last.
     """
     eligible = proposal.evidence.eligible
     chosen = chosen & eligible
@@ -606,14 +606,14 @@ def at_least_one(chosen: Tensor, proposal: Proposal, progress: np.ndarray | None
 
 
 def _with_first(chosen: Tensor, evidence: Evidence, canvas: Canvas, must: np.ndarray) -> Tensor:
-    """In rows that `must` [B], exactly the block's first position where it is open, instead of `chosen` [B, W]."""
+    """`chosen` [B, W], but in rows where `must` [B] only the block's first position, if it is open."""
     start = torch.from_numpy(canvas.block_start).to(chosen.device)[:, None]
     first = evidence.eligible & (evidence.positions == start)
     return torch.where(torch.from_numpy(must).to(chosen.device)[:, None] & first.any(1, keepdim=True), first, chosen)
 
 
 def _reference_text(model: LanguageModel, reference: str, sampler: MaskedSampler, request: Request) -> Tensor:
-    """What the select's reference sampler ends with: [B, L + 1], -1 where it committed nothing and nothing was given.
+    """[B, L + 1]: the finished text of the select's reference sampler, -1 where it left masks.
 
     It stops where the sampler itself stops.
     """

@@ -45,12 +45,12 @@ Complete = Callable[[Evidence], Evidence]
 class MaskedForward(RowState):
     """The forward of one request: predicts the wanted positions of the active block.
 
-    Plans are laid when the queried positions change. What a request asks for beside the plain forward hooks into it:
+    Plans are laid when the queried positions change. Features beyond the plain forward are hooks:
 
     Attributes:
         begin: called before each forward.
         prepare: each changes the plan of a group of rows.
-        read: each reads, or replaces, the states of a group; with the index of each block position among the wanted.
+        read: each reads, or replaces, the states of a group, given each block position's index among the wanted ones.
         mix: each combines copies of the rows.
         process: each changes logits, [n, M, V] at positions [n, M] of a group, or [N, V] at one position of each of
             some rows [N].
@@ -58,7 +58,7 @@ class MaskedForward(RowState):
     """
 
     per_row = ("guidance", "last_states", "limits", "reuse", "visible")
-    leave_one_out = 0  # queries of the second prediction of each block position
+    leave_one_out = 0  # positions per row added for the leave-one-out prediction of the block
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class MaskedForward(RowState):
         request: Request,
         soft: Callable[[], Tensor | None] | None = None,
     ) -> None:
-        """`soft` makes the vectors [B, W, E] that are added to the inputs of the block; None where no stage does."""
+        """`soft` makes the vectors [B, W, E] that are added to the inputs of the block; None if no stage adds any."""
         self.model, self.canvas, self.request = model, canvas, request
         # Images are guided after their conditions.
         guided = request.cfg is not None and not request.conditions
@@ -98,16 +98,16 @@ class MaskedForward(RowState):
         self.predictions = RowPredictions(self, always=fills) if fills or cuts else None
         self.raw = RawDistribution(self) if request.logprobs is not None else None
         self.compact = canvas.tokens.device.type == "cpu"  # elsewhere constant shapes are faster
-        self.highest = torch.zeros((), device=canvas.tokens.device)  # summed over all logits so far: see `finite`
+        self.highest = torch.zeros((), device=canvas.tokens.device)  # sum of the highest logits so far: see `finite`
         self.groups: list[Group] = []
-        self.order: Tensor | None = None  # each live row's index in the groups in turn; None: there is one group
+        self.order: Tensor | None = None  # each live row's index in the concatenated groups; None: one group
         self.runs: list[finite.Run] = []  # the last forward, one per group
         self._key = b""
         self._many = False  # whether there may be too many logits to keep
         self.compose()
 
     def compose(self) -> None:
-        """Sets the hooks by what the request and its sampler ask for."""
+        """Sets the hooks that the request and its sampler need."""
         parts = [
             Noise(self.canvas, self.request, self.model.vocab_size) if self.model.decoding_config.uniform else None,
             self._own_hooks(),
@@ -182,7 +182,7 @@ class MaskedForward(RowState):
         return distribution if index is None else distribution.reindexed(index)
 
     def distribution(self, hidden: Hidden, group: Group, positions: Tensor | None) -> RowDistribution:
-        """The distribution at the wanted queries, without the mask id and tokens that are not allowed there."""
+        """The distribution at the wanted positions, without the mask id and tokens that are not allowed there."""
         if self._many and needs_chunks(hidden.plan.want.numel(), self.model.vocab_size):
             return self.chunked(hidden, group, positions)
         logits = hidden.logits()
@@ -191,7 +191,7 @@ class MaskedForward(RowState):
         return DenseDistribution(self.processed(logits, group, positions))
 
     def processed(self, logits: Tensor, group: Group, positions: Tensor | None, rows: Tensor | None = None) -> Tensor:
-        """`logits` without the mask id and what the request rules out; adds them to `highest`.
+        """`logits` with the mask id and tokens that the request excludes at -inf; updates `highest`.
 
         May change them in place. They belong to `positions` [n, M], or to one position [N] of each of these `rows` [N]
         of the group.
@@ -218,7 +218,7 @@ class MaskedForward(RowState):
     def chunked(
         self, hidden: Hidden, group: Group, positions: Tensor | None, queries: Tensor | None = None, first: int = 0
     ) -> ChunkedDistribution:
-        """The same, computed in chunks.
+        """Like `at`, computed in chunks.
 
         Args:
             queries: the absolute positions whose outputs predict them, [copies * n, M]; None: the plan's `want`.
@@ -254,24 +254,24 @@ class MaskedForward(RowState):
         return ChunkedDistribution(logits_of_rows, n * width, self.model.vocab_size, index)
 
     def with_copies(self, tensor: Tensor) -> Tensor:
-        """The rows once more, for the unconditional half of guidance."""
+        """The rows repeated for the unconditional half of guidance."""
         return tensor if self.copies == 1 else torch.cat([tensor] * self.copies)
 
     # --- what others ask ---
 
     @property
     def sequences(self) -> int:
-        """How many sequences a row is run as: 2 under guidance."""
+        """The number of sequences that run for each row: 2 under guidance, else 1."""
         return self.copies * (1 if self.cache is None else self.cache.copies)
 
     def max_logits(self) -> np.ndarray:
-        """What `Canvas.max_logits` gives: infinite where nothing is to be queried."""
+        """[B, L]: the values of `Canvas.max_logits`; infinite where no position is to be computed."""
         assert self.last_states is not None
         highest = self.last_states.max_logits()
         return highest if self.visible is None else np.where(self.visible.which, highest, np.inf)
 
     def failure(self) -> PardecError | None:
-        """Why logits of the last forward are not finite; None where running it again does not show it."""
+        """The error for logits of the last forward that are not finite; None if a second run does not reproduce it."""
         return finite.failure(self.model, self.runs, cfg=self.request.cfg)
 
     # --- rows that leave and join ---
@@ -283,7 +283,7 @@ class MaskedForward(RowState):
             self.cache.keep(torch.from_numpy(self.layout.cache_rows(rows)))
 
     def put(self, where: np.ndarray, other: Self) -> None:
-        """Makes room for the rows of `other`, which the canvas now has at `where` and no forward has seen.
+        """Makes room for the rows of `other`, which are in the canvas at `where` and have had no forward.
 
         Their first forward computes or copies all K/V, so that stale entries of the cache are never seen.
         """
@@ -301,7 +301,7 @@ class MaskedForward(RowState):
         self._key = b""
 
     def close(self) -> None:
-        """Gives up what is leased, and the hooks, which refer to the forward."""
+        """Returns the leases of the prefix cache and drops the hooks, which refer to the forward."""
         self.reuse.close()
         self.begin = self.prepare = self.read = self.mix = self.process = self.complete = ()
         self.soft = self.attention = self.predictions = self.raw = None
@@ -309,7 +309,7 @@ class MaskedForward(RowState):
 
 
 class LeaveOneOutForward(MaskedForward):
-    """Predicts each block position once more, by a mask that sees every position but its own."""
+    """Also predicts each block position from an extra mask that attends to every position but this one."""
 
     def __init__(self, model: LanguageModel, canvas: Canvas, sampler: MaskedSampler, *more: Any, **named: Any) -> None:
         self.leave_one_out = canvas.block_length
@@ -321,11 +321,11 @@ class LeaveOneOutForward(MaskedForward):
         return LeaveOneOut(self)
 
     def begin_forward(self) -> None:
-        """Forgets the second predictions of the last forward."""
+        """Drops the leave-one-out predictions of the last forward."""
         self._second.clear()
 
     def second(self) -> RowDistribution:
-        """The second prediction of the block, by the last forward."""
+        """The leave-one-out prediction of the block by the last forward."""
         return self._second[0] if self.order is None else join(self._second, self.order)
 
     def distribution(self, hidden: Hidden, group: Group, positions: Tensor | None) -> RowDistribution:
@@ -345,7 +345,7 @@ class LeaveOneOutForward(MaskedForward):
 
 
 class LeaveOneOut:
-    """The masks of a second prediction, after the canvas."""
+    """The extra masks for the leave-one-out prediction, after the canvas."""
 
     def __init__(self, forward: LeaveOneOutForward) -> None:
         self.forward, self.begin = forward, forward.begin_forward
@@ -360,7 +360,7 @@ class LeaveOneOut:
 
 
 class Guidance(RowState):
-    """Classifier-free guidance: every row once more without its prompt, in the second half of a forward's rows."""
+    """Classifier-free guidance: the second half of a forward's rows repeats every row without its prompt."""
 
     per_row = ("given",)
     fills: Mapping[str, float] = {"given": True}
@@ -381,7 +381,7 @@ class Guidance(RowState):
 
 @dataclass(frozen=True)
 class Noise:
-    """Random tokens in place of masks, for families that are trained on uniform noise: others at each step."""
+    """Replaces masks by random tokens, new ones at each step, for families trained on uniform noise."""
 
     canvas: Canvas
     request: Request
@@ -398,7 +398,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class FollowedCanvas:
-    """What is visible in families where it depends on which positions are masks."""
+    """The attention mask in families where it depends on which positions are masks."""
 
     model: LanguageModel
     canvas: Canvas
@@ -417,7 +417,7 @@ class SoftInputs:
 
     def __init__(self, make: Callable[[], Tensor | None], canvas: Canvas, copies: int) -> None:
         self.make, self.canvas, self.copies = make, canvas, copies
-        self.values: Tensor | None = None  # [B, W, E] of the coming forward
+        self.values: Tensor | None = None  # [B, W, E] for the coming forward
 
     def begin(self) -> None:
         self.values = self.make()
@@ -435,13 +435,13 @@ class SoftInputs:
 
 
 class RowPredictions:
-    """What the last forward predicts at any position that it queried."""
+    """The predictions of the last forward at any position that it computed."""
 
     def __init__(self, forward: MaskedForward, *, always: bool) -> None:
-        """`always`: every forward is read; else those at which a row enters a block."""
+        """`always`: available for every forward; else only for those at which a row enters a block."""
         self.forward, self.always = forward, always
         self.hidden: list[Hidden] = []  # one per group
-        self.whole = always  # whether the coming forward is read, or the last one may be
+        self.whole = always  # whether the coming (or last) forward's predictions are available
 
     def begin(self) -> None:
         self.hidden.clear()
@@ -459,7 +459,7 @@ class RowPredictions:
         return replace(evidence, predictions=self) if self.whole else evidence
 
     def has(self, positions: Tensor) -> Tensor:
-        """Whether the forward predicts each of `positions` [B, K] -> bool [B, K]."""
+        """[B, K] bool: whether the forward predicts each of `positions` [B, K]."""
         forward = self.forward
         each = [
             hidden.has(forward.with_copies(forward.model.rows(group.of(positions))))[: len(group.want)]
@@ -479,7 +479,7 @@ class RowPredictions:
 
 
 class RawDistribution:
-    """The model's distribution before anything but guidance has changed it."""
+    """The model's distribution with guidance and no other change."""
 
     def __init__(self, forward: MaskedForward) -> None:
         self.forward = forward
@@ -494,11 +494,11 @@ class RawDistribution:
         return hidden
 
     def of_block(self) -> RowDistribution:
-        """At the positions of the block."""
+        """The distribution at the positions of the block."""
         return self._joined(self.parts)
 
     def at(self, positions: Tensor) -> RowDistribution:
-        """At `positions` [B, K], of a forward that may be read whole."""
+        """The distribution at `positions` [B, K]; needs `RowPredictions` of this forward."""
         forward, each = self.forward, []
         assert forward.predictions is not None, "a stage reads it"
         for group, hidden in zip(forward.groups, forward.predictions.hidden, strict=True):
@@ -512,11 +512,11 @@ class RawDistribution:
 
 
 class LastStates(RowState):
-    """The last state of every position, from which predictions are read where a forward does not query it.
+    """The last hidden state of every position, which predicts where a forward does not compute the position.
 
-    The head is a function of a position's last state, so that a state stands for all logits of the position, at a
-    fraction of their memory: those of both halves of guidance, before they are mixed. Column L is a scratch slot. The
-    first forward of a row that joins queries all of its positions.
+    The head is a function of a position's last state, so that states replace stored logits at a fraction of
+    their memory; both halves of guidance are stored, before they are mixed. Column L is a scratch slot. The first
+    forward of a row that joins computes all of its positions.
     """
 
     per_row = ("states", "highest", "stale", "first")
@@ -524,22 +524,22 @@ class LastStates(RowState):
     def __init__(self, model: LanguageModel, canvas: Canvas) -> None:
         self.canvas, self.shift, self.vocab = canvas, model.decoding_config.shift, model.vocab_size
         imaging = model.imaging
-        # Of an image model the codes alone count, as in the published loop; they stand at every position.
+        # For image models only the logits of the codes count, as in the published loop; all positions have them.
         self.ids = None if imaging is None or imaging.layout.ids is None else imaging.layout.ids.to(model.device)
         self.states: Tensor | None = None  # [B, copies, L + 1, E]
         self.head: Callable[[Tensor], Tensor] | None = None  # [N, E] -> [N, V]
         self.subset: IdSubset | None = None
         self.highest = np.zeros(canvas.tokens.shape, dtype=np.float32)  # [B, L + 1]
-        self.stale = np.zeros(canvas.tokens.shape, dtype=bool)  # where `highest` is that of an earlier state
+        self.stale = np.zeros(canvas.tokens.shape, dtype=bool)  # where `highest` is from an earlier state
         self.first = np.zeros(len(canvas), dtype=np.int64)  # [B] where the half with the condition begins
 
     def rows_changed(self) -> None:
-        if self.states is not None:  # rows that join have none; their columns may be more
+        if self.states is not None:  # rows that join have no states, and may add columns
             more = self.canvas.tokens.shape[1] - self.states.shape[2]
             self.states = pad(self.states, (0, 0, 0, more))
 
     def want(self, group: Group) -> Tensor:
-        """[n, W] the position of each prediction of the block, -1 outside of it."""
+        """[n, W]: the position whose output predicts each block position, -1 outside of the block."""
         window = group.of(self.canvas.window)
         at = (window - self.shift).clamp(min=0)
         return torch.where(window < self.canvas.length, at, -1)
@@ -548,7 +548,7 @@ class LastStates(RowState):
         return replace(plan, narrow=False)
 
     def read(self, hidden: Hidden, group: Group, index: Tensor | None) -> Hidden:
-        """Stores the states of a forward; the same forward as if it had queried every position."""
+        """Stores the states of a forward; returns the forward as if it had computed every position."""
         raw = hidden.hidden if isinstance(hidden, Shifted) else hidden
         count, (_, queries, width) = len(group.want), raw.states.shape
         fresh = raw.states.view(-1, count, queries, width)
@@ -564,7 +564,7 @@ class LastStates(RowState):
         order = torch.arange(length, device=states.device).expand(count, length)
         shifts = hidden.shifts if isinstance(hidden, Shifted) else [torch.zeros_like(rows)] * copies
         self.first[rows.cpu().numpy()] = -shifts[0].cpu().numpy()
-        # Before the first slot of a shorter half nothing stands.
+        # There is nothing before the first slot of the shorter half.
         own = torch.cat([(order + by[:, None]).clamp(min=-1) for by in shifts])
         whole = replace(raw, plan=replace(raw.plan, positions=own, slots=own, span=None), states=states)
         if not isinstance(hidden, Shifted):
@@ -573,9 +573,9 @@ class LastStates(RowState):
         return replace(hidden, plan=plan, states=states, hidden=whole)
 
     def max_logits(self) -> np.ndarray:
-        """[B, L] the highest logit of each position when it was queried last, of the half with its condition.
+        """[B, L]: the highest logit of each position when it was last computed, in the rows with the condition.
 
-        It is infinite where that half has no token: before a condition shorter than the one of the other half.
+        It is infinite where these rows have no token: before a condition that is shorter than the unconditional one.
         """
         assert self.states is not None, "after a forward"
         assert self.head is not None
@@ -600,10 +600,10 @@ class LastStates(RowState):
 
 
 class AttentionReading:
-    """The maps of a forward, brought together from its groups of rows."""
+    """Collects the attention maps of a forward from its groups of rows."""
 
     def __init__(self, spec: AttentionSpec, forward: MaskedForward, count: int) -> None:
-        """`count` are the model's layers."""
+        """`count`: the number of the model's layers."""
         self.spec, self.forward, self.canvas, self.count = spec, forward, forward.canvas, count
         self._parts: list[tuple[Tensor, Mapping[int, Tensor]]] = []
 
@@ -611,7 +611,7 @@ class AttentionReading:
         self._parts.clear()
 
     def read(self, hidden: Hidden, group: Group, index: Tensor | None) -> Hidden:
-        """The maps of one group; its first rows are the half with the condition."""
+        """Stores the maps of one group; its first rows are the half with the condition."""
         count, length, plan = len(group.want), self.canvas.length, hidden.plan
         if plan.attending is None:
             width = plan.width - self.forward.leave_one_out
@@ -623,7 +623,7 @@ class AttentionReading:
             positions = torch.where(plan.attending[:count] < 0, length, own)
         device = positions.device
         slots = None
-        if (visible := self.forward.visible) is not None:  # positions have slots of other numbers
+        if (visible := self.forward.visible) is not None:  # slots differ from positions
             own_slots = visible.slots if group.rows is None else visible.slots[group.rows]
             slots = torch.from_numpy(own_slots[:, :length]).to(device)
         maps = {
@@ -637,7 +637,7 @@ class AttentionReading:
         return replace(evidence, attention=self.joined(self.forward.order))
 
     def joined(self, order: Tensor | None) -> AttentionMaps:
-        """The maps of all live rows; `order` is the index of each in the groups in turn, None with one group."""
+        """The maps of all live rows; `order` is each row's index in the concatenated groups, None with one group."""
         if order is None:
             ((positions, maps),) = self._parts
             return AttentionMaps(positions, maps, self.count)
@@ -651,9 +651,9 @@ class AttentionReading:
 
 
 def _as_columns(weights: Tensor, length: int, positions: Tensor | None) -> Tensor:
-    """Weights [n, M, S] over slots as columns [n, M, L + 1] of a canvas; slots from L on are no positions of it.
+    """Weights [n, M, S] over slots as columns [n, M, L + 1] of a canvas; slots from L on are not in the canvas.
 
-    `positions` [n, L] is the slot of each, -1 for none; None: its number.
+    `positions` [n, L] is the slot of each position, -1 for none; None: slots equal positions.
     """
     slots = min(weights.shape[-1], length)
     columns = pad(weights[..., :slots], (0, length + 1 - slots))

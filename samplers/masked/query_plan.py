@@ -1,4 +1,4 @@
-"""Which positions a step queries: those of the cache, and those whose outputs predict the wanted ones.
+"""Plans the positions that a step computes: the cache's, and those whose outputs predict the wanted ones.
 
 Which positions the live rows are asked with where a query stage leaves some out, and the slots that they take.
 
@@ -30,7 +30,7 @@ from .contracts import AttentionSpec, QuerySpec
 
 
 class VisiblePositions(RowState):
-    """Of each live row; column L is a bin.
+    """The visible positions of each live row and their slots; column L is a scratch slot.
 
     Attributes:
         slots: [B, L + 1] the slot of each visible position, -1 for others.
@@ -53,12 +53,12 @@ class VisiblePositions(RowState):
 
     @property
     def counts(self) -> np.ndarray:
-        """[B] how many there are."""
+        """[B]: the number of visible positions."""
         counts: np.ndarray = (self.slots >= 0).sum(1)
         return counts
 
     def update(self, visible: np.ndarray) -> None:
-        """From now on these [B, L] are, with what is not open, and all up to the end of the active block."""
+        """Makes these [B, L] visible, and all positions that are committed or before the end of the active block."""
         canvas, order = self.canvas, np.arange(self.canvas.length)
         visible = visible | ~canvas.open_host[:, :-1] | (order < canvas.block_end[:, None])
         visible = np.pad(visible & (order < canvas.end[:, None]), ((0, 0), (0, 1)))
@@ -66,33 +66,33 @@ class VisiblePositions(RowState):
         self.moved, self.slots = visible & (slots != self.slots), slots
 
     def queried(self, mask: np.ndarray, new: np.ndarray) -> np.ndarray:
-        """[B, L] bool: those of `mask` [B, L] that are visible, all that moved, and all of the rows `new` [B]."""
+        """[B, L] bool: visible positions that are in `mask` [B, L], have moved, or belong to `new` [B] rows."""
         queried: np.ndarray = self.which & (mask | self.moved[:, :-1] | new[:, None])
         return queried
 
 
-# A separate forward costs a group of rows about as much as this many more queries would.
+# A separate forward for a group of rows costs about as much as this many additional positions.
 _GROUP_COST = 24
-# Computing only the wanted logits pays if it saves at least this many.
+# Computing only the wanted logits pays if it saves at least this many logits.
 _COMPACT_GAIN = 4000
 
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """What the live rows query in one step: [n, Q] positions, -1 pads, or the span [start, stop) of each row."""
+    """The positions that live rows compute in one step: [n, Q], -1 for padding, or the span [start, stop) per row."""
 
     rows: np.ndarray  # [n] rows of the request
     start: np.ndarray  # [n]
     stop: np.ndarray  # [n]
-    shift: np.ndarray  # [n] how far to the left of a position its prediction stands
+    shift: np.ndarray  # [n] the output at position p - shift predicts position p
     positions: np.ndarray | None = None
-    slots: np.ndarray | None = None  # [n, L + 1] the slot of each position of a row, -1 for none; None: its number
-    counts: np.ndarray | None = None  # [n] slots of a row that are valid; None: up to its end
-    similar: np.ndarray | None = None  # [n] bool: rows whose layers compute a share of the queries
+    slots: np.ndarray | None = None  # [n, L + 1] the slot of each position, -1 for none; None: slot = position
+    counts: np.ndarray | None = None  # [n] valid slots per row; None: up to its end
+    similar: np.ndarray | None = None  # [n] bool: rows whose layers compute part of the positions
 
     @property
     def key(self) -> bytes:
-        """The same for queries that are laid in the same way."""
+        """A key that is equal for queries with the same layout."""
         span = self.start.tobytes() + self.stop.tobytes() + self.shift.tobytes()
         if self.positions is None:
             return span
@@ -110,19 +110,19 @@ class Queries:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows that go through one forward together."""
+    """Rows that one forward computes together."""
 
     rows: np.ndarray | None  # [n] indices of live rows; None: all
-    plan: Plan  # only its tokens change from forward to forward
-    source: Tensor | None  # [n, Q] canvas column of each query, padding at the bin; None: the plan's span
-    want: Tensor  # [n, W] query of each block position's prediction, -1 outside of the block; then those of the shadow
+    plan: Plan  # only its tokens change between forwards
+    source: Tensor | None  # [n, Q] canvas column of each query, L for padding; None: the plan's span
+    want: Tensor  # [n, W] index of the query that predicts each block position, -1 outside; then leave-one-out ones
 
     def of(self, values: Tensor) -> Tensor:
-        """The group's rows of `values` [B, ...]."""
+        """The rows of `values` [B, ...] in this group."""
         return values if self.rows is None else values[torch.from_numpy(self.rows).to(values.device)]
 
     def at_queries(self, values: Tensor) -> Tensor:
-        """`values` [B, L + 1] at the group's queries, [n, Q]."""
+        """[n, Q]: `values` [B, L + 1] at the positions that the group computes."""
         if self.source is None:
             assert self.plan.span is not None, "else there is a source"
             values = values[:, slice(*self.plan.span)]
@@ -136,7 +136,7 @@ class Layout:
 
     Attributes:
         copies: 2 with guidance, which runs every row again in the second half of a plan's rows, else 1.
-        shadow: length of the shadow, which follows the canvas; 0 without one.
+        leave_one_out: number of extra masks after the canvas for leave-one-out predictions; 0 without them.
         attention: the attention that stages read.
     """
 
@@ -148,13 +148,13 @@ class Layout:
     attention: AttentionSpec | None = None
 
     def cache_rows(self, rows: np.ndarray) -> np.ndarray:
-        """The cache's rows of these live rows: with guidance, those in its second half too."""
+        """The cache rows of these live rows; with guidance also those in the cache's second half."""
         assert self.cache is not None
         half = self.cache.batch // self.copies
         return np.concatenate([rows + half * copy for copy in range(self.copies)])
 
     def plan_groups(self, queries: Queries) -> tuple[list[Group], Tensor | None]:
-        """One plan for each group of rows that query about as much, and each live row's index in the groups in turn."""
+        """A plan per group of rows of similar size, and each live row's index in the concatenated groups."""
         split = _split(queries.stop - queries.start, queries.similar)
         groups = [self._group(rows, queries) for rows in split]
         if len(split) == 1:
@@ -184,7 +184,7 @@ class Layout:
         if even and queries.positions is None and (start == start[0]).all():
             span = (int(start[0]), int(stop[0]))
         slots, queried, own = positions, positions, block
-        if queries.slots is not None:  # -1 is the bin's column, which has no slot
+        if queries.slots is not None:  # -1 is the scratch column, which has no slot
             slots, own = (np.take_along_axis(queries.slots[rows], at, 1) for at in (positions, block))
         if self.leave_one_out:
             queried, slots, want = self._with_leave_one_out(positions, slots, np.where(outside, -1, wanted), want)
@@ -226,12 +226,12 @@ class Layout:
             source = torch.from_numpy(np.where(positions < 0, canvas.length, positions)).to(device)
         return Group(None if whole else rows, plan, source, plan.want[: len(rows)])
 
-    # --- the shadow: each block position once more, as a mask that sees every position but its own ---
+    # --- leave-one-out: an extra mask for each block position, which attends to every position but this one ---
 
     def _with_leave_one_out(
         self, positions: np.ndarray, slots: np.ndarray, wanted: np.ndarray, want: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Positions, slots and wants with the shadow's queries after those of the canvas."""
+        """Positions, slots and wants with the leave-one-out masks after the canvas."""
         width = positions.shape[1]
         own = np.where(wanted < 0, -1, self.canvas.length + np.arange(self.leave_one_out))
         leave_one_out = np.broadcast_to(width + np.arange(self.leave_one_out), wanted.shape)
@@ -242,11 +242,11 @@ class Layout:
         )
 
     def _leave_one_out(self, positions: np.ndarray, own: np.ndarray, inside: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """What each query sees, [n, Q + W, L + W] bool; the canvas never sees the shadow.
+        """[n, Q + W, L + W] bool: what each query attends to; the canvas never attends to the leave-one-out masks.
 
         Args:
             own: [n, W] the slot of each position of the block.
-            inside: [n, W] bool: which of them there are.
+            inside: [n, W] bool: positions within the block, not padding.
         """
         length, width = self.canvas.length, positions.shape[1]
         slots = np.arange(length)
@@ -261,9 +261,9 @@ class Layout:
 
 
 def wanted_columns(group: Group, wanted: np.ndarray, vocab: int) -> tuple[Tensor | None, Tensor | None]:
-    """The wanted columns [n, M] of the block, and the index of each of its positions among them, counted flat [n, W].
+    """The wanted columns [n, M] of the block, and each block position's flat index among them [n, W].
 
-    None, None: computing the logits of all positions costs little more.
+    Returns None, None if computing the logits of all positions costs little more.
     """
     wanted = wanted if group.rows is None else wanted[group.rows]
     counts = wanted.sum(1)
@@ -279,10 +279,10 @@ def wanted_columns(group: Group, wanted: np.ndarray, vocab: int) -> tuple[Tensor
 
 
 def visible_open(canvas: Canvas, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-    """The open positions of `rows` ([B] bool) as far as a forward may see.
+    """The open positions of `rows` ([B] bool) that a forward may attend to.
 
     Returns:
-        [B, L + 1] bool, and the same as columns [B, K], padded with the bin.
+        [B, L + 1] bool, and the same as columns [B, K], padded with L.
     """
     which = canvas.open_host & rows[:, None] & (np.arange(canvas.length + 1) < canvas.end[:, None])
     most = int(which.sum(1).max())
@@ -293,9 +293,9 @@ def visible_open(canvas: Canvas, rows: np.ndarray) -> tuple[Tensor, Tensor]:
 
 
 def _split(width: np.ndarray, similar: np.ndarray | None = None) -> list[np.ndarray]:
-    """Rows in one group, or in two where the padding saved is worth a forward; [n] indices each.
+    """Splits rows into one group, or two if the padding saved is worth a forward; [n] indices each.
 
-    Those that are `similar` [n] bool are apart from others, for which layers compute all queries.
+    Rows that are `similar` [n] bool are in another group than those whose layers compute all positions.
     """
     rows = np.arange(len(width))
     if similar is not None and similar.any() and not similar.all():
@@ -323,10 +323,10 @@ class QueryPlanner:
     """Turns a `QuerySpec` into queries.
 
     Attributes:
-        reuse: the prefixes of rows whose K/V are there before their first forward.
-        visible: where a query stage leaves positions out, those that are left.
-        every: committed positions of the block are predicted too.
-        stored: what earlier forwards predict is at hand, so that no position has to be queried for that.
+        reuse: prefixes of rows whose K/V are in the cache before their first forward.
+        visible: the visible positions, if a query stage leaves some out.
+        every: True: committed positions of the block are predicted too.
+        stored: True: predictions of earlier forwards are stored, so that no position is computed only for them.
     """
 
     canvas: Canvas
@@ -350,11 +350,11 @@ class QueryPlanner:
         return wanted
 
     def queries(self, query: QuerySpec) -> Queries:
-        """The positions of `query`, and those whose outputs predict the wanted ones.
+        """The positions of `query`, and those whose outputs predict the wanted positions.
 
-        The first forward of a row is full, but for a prefix that it reuses. In a shifted family position p is predicted
-        by the output of p - 1, so that the position before the block is queried too, as long as the block's first one
-        is open. What is not visible is never queried.
+        The first forward of a row is full, except for a prefix that it reuses. In a shifted family position p is
+        predicted by the output of p - 1, so that the position before the block is computed too, as long as the block's
+        first position is open. Positions that are not visible are never computed.
         """
         canvas = self.canvas
         new = canvas.nfe == 0
@@ -387,7 +387,7 @@ class QueryPlanner:
     def _of_mask(
         self, mask: np.ndarray, query: QuerySpec, shift: np.ndarray, visible: VisiblePositions | None = None
     ) -> Queries:
-        """The queries of `mask` [B, L], to which it adds those that predict the wanted positions of the block."""
+        """The queries of `mask` [B, L] and those that predict the wanted positions of the block."""
         canvas = self.canvas
         if not self.stored:
             row, column = np.nonzero(self.wanted(query))
@@ -400,7 +400,7 @@ class QueryPlanner:
             queries = replace(queries, slots=visible.slots, counts=visible.counts)
         if query.similar is not None:
             similar = query.similar & (canvas.nfe > 0)
-            if visible is not None:  # what layers keep belongs to a slot
+            if visible is not None:  # the layers' stored outputs belong to slots
                 similar = similar & ~visible.moved.any(1)
             queries = replace(queries, similar=similar)
         return queries

@@ -22,14 +22,14 @@ _RECORDED = ("tokens", "commit_step", "commit_score", "serial")
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """The canvas before a step, [B, L + 1] each, on the host."""
+    """The canvas before a step: arrays [B, L + 1] on the host."""
 
     open: np.ndarray
-    tokens: np.ndarray | None  # where committed tokens may change
+    tokens: np.ndarray | None  # None if committed tokens cannot change
 
 
 class TraceRecorder:
-    """Follows one canvas. Finished rows leave the canvas; their contents stay here for the trace."""
+    """Records one canvas for the trace; keeps the contents of rows that have left the canvas."""
 
     def __init__(self, canvas: Canvas, copies: int, logprobs: LogprobRecorder | None = None) -> None:
         self.canvas, self.copies, self.logprobs = canvas, copies, logprobs
@@ -39,10 +39,10 @@ class TraceRecorder:
         self.lengths = canvas.total
         self.clocks: list[tuple[int, ...]] = [()] * len(canvas)
         self.reused = np.zeros(len(canvas), dtype=np.int64)  # [R] prompt tokens whose K/V come from the prefix cache
-        self.first_forward = np.zeros(len(canvas), dtype=np.int64)  # [R] index into it, per row
+        self.first_forward = np.zeros(len(canvas), dtype=np.int64)  # [R] index into `history`, per row
 
     def started(self) -> Started:
-        """The canvases before the first forward."""
+        """The `Started` event: the canvases before the first forward."""
         canvas = self.canvas
         return Started(
             canvas.tokens_host[:, : canvas.length].copy(), canvas.open_host[:, : canvas.length].copy(), canvas.prompt
@@ -69,7 +69,7 @@ class TraceRecorder:
         )
 
     def finish_row(self, at: int, reason: str) -> RowFinished:
-        """The row at index `at` is done."""
+        """Records that the row at index `at` is done; returns its event."""
         canvas = self.canvas
         row = int(canvas.rows[at])
         for values, name in zip(self.contents, _RECORDED, strict=True):
@@ -85,7 +85,7 @@ class TraceRecorder:
         return self.ends[row]
 
     def reserve(self, count: int) -> None:
-        """Room for rows with indices below `count`."""
+        """Makes room for rows with indices below `count`."""
         more = count - len(self.lengths)
         if more <= 0:
             return
@@ -97,7 +97,7 @@ class TraceRecorder:
             self.logprobs.reserve(count)
 
     def put(self, rows: np.ndarray, total: np.ndarray) -> None:
-        """Rows of `total` tokens, which are in the canvas by now, take the indices `rows` [n] of finished rows.
+        """Gives rows of `total` tokens, which are in the canvas already, the indices `rows` [n] of finished rows.
 
         Forwards that no row took part in are dropped.
         """
@@ -114,12 +114,12 @@ class TraceRecorder:
         self.first_forward -= past
 
     def finished(self, row: int | None = None) -> Finished:
-        """The event of the end: of all rows, or of this one as if it had been alone."""
+        """The final event, with the results of all rows, or of this one as if it had been alone."""
         which = list(range(len(self.lengths))) if row is None else [row]
         lengths = self.lengths[which]
         longest = int(lengths.max())
         tokens, commit_step, commit_score, serial = (values[which, :longest].numpy() for values in self.contents)
-        each = [self._fed(row) for row in which]  # of every hypothesis of the row, forward by forward
+        each = [self._fed(row) for row in which]  # for every hypothesis of the row, per forward
         fed = tuple(tuple(hypotheses[0] for hypotheses in forwards) for forwards in each)
         ends = [self.ends[row] for row in which]
         clocks = tuple(self.clocks[row] for row in which)
@@ -147,26 +147,26 @@ class TraceRecorder:
         )
 
     def _fed(self, row: int) -> list[list[range | tuple[int, ...]]]:
-        """The positions that each forward queried of each hypothesis of the row, of which there is one by default."""
+        """The positions that each forward computed for each hypothesis of the row, by default the row alone."""
         history = self.history[int(self.first_forward[row]) :]
         each = ((queries, np.flatnonzero(queries.rows == row).tolist()) for queries in history)
         return [[queries.of(at) for at in hypotheses] for queries, hypotheses in each if hypotheses]
 
 
 class CommittedLogprobs:
-    """The log-probabilities of what a step committed, filled or rewrote."""
+    """The log-probabilities of tokens that a step committed, filled or rewrote."""
 
     def __init__(self, canvas: Canvas, raw: RawDistribution, logprobs: LogprobRecorder) -> None:
         self.canvas, self.raw, self.logprobs = canvas, raw, logprobs
         self.window = canvas.window  # [B, W] the block of the forward, which a commit may leave
 
     def decide(self, decision: Decision, proposal: Proposal, evidence: Evidence) -> Decision:
-        """Before the commit."""
+        """Called before the commit: keeps the positions of the block."""
         self.window = self.canvas.window
         return decision
 
     def record(self, decision: Decision) -> None:
-        """After it."""
+        """Called after the commit: records them where a token was written."""
         canvas, logprobs = self.canvas, self.logprobs
         when = canvas.commit_step.cpu().numpy()
         if canvas.revises:
