@@ -23,11 +23,11 @@ _BASES = {
     "cache": Cache,
     "texts": Texts,
 }
-_ORDER = ("greedy", "distribution", "relaxed")  # from the strictest promise to none
+_ORDER = ("greedy", "distribution", "relaxed")  # from the strictest to none
 
 
 def build(parsed: Spec, *, sampling: bool = False) -> SpeculativeSampler:
-    """One object a stage; `sampling` chooses the acceptance if the spec names none.
+    """Builds the sampler, one object per stage; `sampling` chooses the acceptance if the spec names none.
 
     Raises SpecError for two policies for one stage, a cache without `@`, or stages that cannot be combined.
     """
@@ -65,7 +65,7 @@ def build(parsed: Spec, *, sampling: bool = False) -> SpeculativeSampler:
 
 
 def _of_texts(parsed: Spec, name: str, texts: Texts) -> SpeculativeSampler:
-    """The sampler of a method that writes its texts in a loop of its own, with no other stage."""
+    """The sampler of a `texts` method, which has its own loop and no other stage."""
     if len(parsed.every) > 1:
         others = ", ".join(part.name for part in parsed.every if part.name != name)
         raise SpecError(f"{name!r} decodes in a loop of its own, and goes with no {others}", hint=f"{name!r} alone")

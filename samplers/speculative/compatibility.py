@@ -1,4 +1,4 @@
-"""What goes with what in the verify loop: stages, the drafters within them, models and requests."""
+"""Checks which stages, nested drafters, models and requests of the verify loop work together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..request import Request
 
-# What follows from having a trait, whichever the stage: what it does not go with.
+# The consequences of a trait, in any stage: what it conflicts with.
 EXCLUDED_BY: Mapping[Trait, Reasons] = {
     Trait.KEEPS_DRAFTS: {
         Trait.TEMPERATURE: Why(
@@ -62,12 +62,12 @@ def check(sampler: SpeculativeSampler, model: LanguageModel | None = None, reque
 
 
 def _within(drafter: Drafter) -> list[Drafter]:
-    """The drafters within one: what they need of the others, and do not go with, holds for it, too."""
+    """The drafters inside `drafter`, whose requirements and conflicts also apply to it."""
     return [one for held in drafter.held for one in (held, *_within(held))]
 
 
 def party(slot: str, stage: Any, provides: frozenset[Trait] | None = None) -> Party:
-    """A stage with what it declares, and what follows from it; `provides` is what the others see of it."""
+    """A stage with its declared traits and their consequences; `provides`: the traits that other stages see."""
     conflicts = dict(stage.conflicts)
     for trait in (trait for trait in EXCLUDED_BY if trait in stage.traits):
         conflicts |= EXCLUDED_BY[trait]
@@ -82,7 +82,7 @@ def _model_party(model: LanguageModel) -> Party:
 
 
 def _not_plain(model: LanguageModel) -> str | None:
-    """Why a model's K/V are not those of a native decoder over one text, on any number of slots; None if they are."""
+    """Why a model's K/V are not those of a native decoder over one text, in any number of slots; None if they are."""
     decoder = model.decoder
     if not isinstance(decoder, Decoder):
         return "its forwards are not those of the native decoder, or are captured, or have a condition"

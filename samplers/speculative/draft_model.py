@@ -1,4 +1,4 @@
-"""The state of a drafting model, with a KV cache of its own or the target's."""
+"""The state of a drafting model, with its own KV cache or the target's."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class DraftModelState(RowState, DraftModel):
     """
 
     per_row: ClassVar[tuple[str, ...]] = ("cached", "reuse", "own_cache")
-    base: np.ndarray  # [B] the slot and the position of node 0, on the host
-    start: Tensor  # [B] the same
+    base: np.ndarray  # [B] on the host: the slot of node 0, which is also its position
+    start: Tensor  # [B] `base` on the device
     slots_used: Tensor  # [B] slots used in this round
     slot: Tensor  # [B, T] the slot of each node after `start`, -1 if it was not fed
     fed: np.ndarray  # [B] bool, on the host: the rows whose node 0 was fed
     highest: Tensor  # [] the sum of this round's highest logits: see `models.finite`
-    alone: bool  # the only row drafts: the next node's slot after `start` is `slots_used`, on the host `used`
+    alone: bool  # one row drafts alone: its next node's slot after `start` is `slots_used`, on the host `used`
     used: int
-    visible_slots: Tensor  # [B, R, R] bool: which slots after `start` each of them attends to; unused on chains
-    lag: ClassVar[int] = 0  # slots by which a token's own lies before its position
+    visible_slots: Tensor  # [B, R, R] bool: the slots after `start` that each such slot attends to; unused on chains
+    lag: ClassVar[int] = 0  # a token at position p is in slot p - lag
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class DraftModelState(RowState, DraftModel):
     ) -> None:
         """`own`: the cache is not the target's, so the committed tokens have to be fed, too.
 
-        `parallel`: drafted tokens go through so many layers at once (see `models.layers.layer_groups`). Committed ones
-        do not, and what was drafted is fed again once it is committed, so that K/V of the past are always exact.
+        `parallel`: how many layers drafted tokens go through at once (see `models.layers.layer_groups`). Committed
+        tokens do not, and drafted tokens are fed again once they are committed, so that past K/V are always exact.
         """
         finite.demand_head(model)
         self.context, self.model, self.cache = context, model, cache
@@ -66,17 +66,17 @@ class DraftModelState(RowState, DraftModel):
         self.own_cache = CacheRows(getattr(model, "decoder", None), cache) if own else None  # the loop has the target's
         self.cached = np.zeros_like(context.text.length)
         self.calls = 0  # forwards of this round
-        self.runs: list[finite.Run] = []  # their plans and caches
+        self.runs: list[finite.Run] = []  # plans and caches of these forwards
         self.drafting = False
         self.reuse: DraftReuse | None = None
         shape = context.sampler.shape
         self.unprocessed = shape is not None and Trait.UNPROCESSED_SCORES in shape.provides
 
     def draft(self, most: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:
-        """A draft of the spec's shape and length, at most `most` tokens and `remaining` [B] deep."""
+        """Drafts by the spec's shape and length, at most `most` tokens and `remaining` [B] deep."""
         context, budget = self.context, depth_budget(self.context, most, remaining)
         self.calls, self.drafting = 0, bool((budget > 0).any())
-        # What a row alone feeds lies together: the host knows where, and the forwards need not be told slot by slot.
+        # The nodes of a single row are in consecutive slots known to the host, so forwards need no slot tensor.
         self.alone = len(remaining) == 1 and context.text.device.type == "cpu" and not context.request.conditions
         self.runs.clear()
         if not self.drafting:
@@ -93,7 +93,7 @@ class DraftModelState(RowState, DraftModel):
         return error or ModelError(f"{self.model.name}, which drafts, gives logits that are not finite")
 
     def reuse_prefixes(self) -> None:
-        """Begins with stored K/V of each row's prompt; for a model whose K/V depend on its tokens alone."""
+        """Copies stored K/V of each row's prompt; for models whose K/V depend only on their tokens."""
         text = self.context.text
         self.reuse = DraftReuse(self.context.model, self.model, self.cache, len(text))
         self.cached = self.reuse.begin([text.row(at) for at in range(len(text))])
@@ -109,7 +109,7 @@ class DraftModelState(RowState, DraftModel):
         return SubsetLogits(self._processed(raw, draft, nodes), subset.ids)
 
     def _raw(self, draft: Draft, nodes: Tensor, *, subset: bool = False) -> Tensor:
-        """[B, K, V] logits after `nodes` [B, K], or over the ids that the model drafts, [B, K, N]."""
+        """Logits after `nodes` [B, K]: [B, K, V], or [B, K, N] over the ids that the model drafts."""
         first = self.own and not self.slot.shape[1]
         raw = self._catch_up(nodes, subset=subset) if first else self._feed(draft, nodes).logits(subset=subset)
         highest = raw.amax() if self.alone else torch.where(nodes >= 0, raw.amax(-1), 0).sum()
@@ -124,7 +124,7 @@ class DraftModelState(RowState, DraftModel):
         self.slot = torch.where(known, self.slot.gather(1, nodes.clamp(max=self.slot.shape[1] - 1)), -1)
 
     def compact_cache(self, outcome: RoundResult) -> None:
-        """Moves the K/V of accepted nodes directly after the committed ones, in a cache of its own."""
+        """Moves the K/V of accepted nodes directly after the committed ones, if the model has its own cache."""
         if not self.drafting:
             return
         path, count = outcome.verdict.path, outcome.verdict.count
@@ -153,7 +153,7 @@ class DraftModelState(RowState, DraftModel):
         self.visible_slots = torch.ones(len(text), 1, 1, dtype=torch.bool, device=text.device)
 
     def _feed(self, draft: Draft, nodes: Tensor) -> Hidden:
-        """One forward of `nodes` [B, K]."""
+        """Runs one forward of `nodes` [B, K]."""
         self.alone = self.alone and bool((nodes >= 0).all())
         if self.alone:
             return self._run(self._plan_alone(draft, nodes))
@@ -186,7 +186,7 @@ class DraftModelState(RowState, DraftModel):
         return self._run(plan)
 
     def _plan_alone(self, draft: Draft, nodes: Tensor) -> Plan:
-        """The same for the only row, whose `nodes` [1, K] take the next slots: on the host, where all of it lies."""
+        """The plan for a single row, computed on the host; its `nodes` [1, K] take the next slots."""
         at, start, used = nodes.numpy()[0], int(self.base[0]), self.used
         self.used = used + len(at)
         self.slots_used = self.slots_used + len(at)
@@ -225,16 +225,16 @@ class DraftModelState(RowState, DraftModel):
         )
 
     def _committed_tokens(self, rows: Tensor, where: Tensor) -> Tensor:
-        """[b, W] the committed tokens of `rows` [b] whose slots are `where` [b, W], which may go on after the last."""
+        """[b, W]: the committed tokens of `rows` [b] in slots `where` [b, W], which may be after the last one."""
         tokens = self.context.text.tokens
         return tokens[rows].gather(1, (where + self.lag).clamp(max=tokens.shape[1] - 1))
 
     def _committed_soft(self, rows: Tensor, width: int) -> Tensor | None:
-        """[b, width, E] `Plan.soft` of the tokens of `rows` [b] from `cached` on."""
+        """[b, width, E]: `Plan.soft` for the tokens of `rows` [b] from `cached` on."""
         return None
 
     def _drafted_soft(self, draft: Draft, nodes: Tensor) -> Tensor | None:
-        """[B, K, E] `Plan.soft` of `nodes` [B, K]."""
+        """[B, K, E]: `Plan.soft` for `nodes` [B, K]."""
         return None
 
     def _run(self, plan: Plan) -> Hidden:
@@ -243,9 +243,9 @@ class DraftModelState(RowState, DraftModel):
         return self.model.run(plan, self.cache)
 
     def _catch_up(self, nodes: Tensor, *, subset: bool) -> Tensor:
-        """[B, 1, V or N] logits after node 0 of the rows that draft, after feeding committed tokens without K/V.
+        """Feeds committed tokens that have no K/V; returns logits [B, 1, V or N] after node 0 of the rows that draft.
 
-        At first that is the whole text, later the accepted tokens that were never fed.
+        In the first round these are the whole text, later the accepted tokens that were never fed.
         """
         text, real = self.context.text, nodes[:, 0] >= 0
         self.fed = real.cpu().numpy()
@@ -287,7 +287,7 @@ class DraftModelState(RowState, DraftModel):
         return raw
 
     def _attention_pattern(self, parents: Tensor, slot: Tensor, real: Tensor) -> Visible:
-        """Each node attends to the committed slots, those of its parent, and its own; `parents` are node indices."""
+        """Lets each node attend to committed slots, its parent's slots and its own; `parents` are node indices."""
         old, new = self.visible_slots.shape[1], self.visible_slots.shape[1] + slot.shape[1]
         above = self.slot.gather(1, parents.clamp(min=0)).clamp(min=0)
         own = pad(self.visible_slots.gather(1, above[..., None].expand(-1, -1, old)), (0, new - old))
@@ -301,7 +301,7 @@ class DraftModelState(RowState, DraftModel):
         return Visible.mask((rank < 0)[:, None] | (drafted & inside[:, None]))
 
     def _feed_rest(self, draft: Draft) -> tuple[Tensor, Tensor]:
-        """Feeds the nodes of `draft` that were not fed, and moves the K/V of all to the slots of the verify pass.
+        """Feeds the nodes of `draft` that were not fed, and moves all nodes' K/V to the slots of the verify forward.
 
         For drafters on the target's cache. Returns [B, T] bool, which nodes are real, and [B, T] int64, the slot after
         `start` that each was fed in.
@@ -317,7 +317,7 @@ class DraftModelState(RowState, DraftModel):
         return real, slot
 
     def _slots(self, width: int) -> Tensor:
-        """[B, width] the slot of each node after `start`, -1 if it was not fed."""
+        """[B, width]: the slot of each node after `start`, -1 if it was not fed."""
         return pad(self.slot, (0, max(0, width - self.slot.shape[1])), value=-1)
 
     def _tokens(self, tokens: Tensor) -> Tensor:
@@ -326,13 +326,13 @@ class DraftModelState(RowState, DraftModel):
         return tokens if own >= self.context.model.vocab_size else tokens.clamp(max=own - 1)
 
     def _fitted(self, raw: Tensor) -> Tensor:
-        """Logits over the target's ids; ids in only one of the two tables are padding."""
+        """Logits over the target's ids; ids that only one of the two models has are padding."""
         short = self.context.model.vocab_size - raw.shape[-1]
         return raw if not short else pad(raw, (0, short), value=-torch.inf)
 
 
 def depth_budget(context: DecodeContext, most: int, remaining: np.ndarray) -> np.ndarray:
-    """[B] the tokens to draft: at most `most`, the `remaining` [B], and what the length controller allows."""
+    """[B]: the tokens to draft: at most `most`, `remaining` [B] and the length controller's budget."""
     length = context.sampler.length
     limit = np.full_like(remaining, most) if length is None else length.budget(most, context, context.state(length))
     budget: np.ndarray = np.minimum(remaining, limit.clip(0, most))

@@ -1,4 +1,4 @@
-"""What a request or a stage may add to the plain round: each feature wraps one step, or is called after one.
+"""Optional features of a round of the verify loop: each wraps one step of the round or is called after one.
 
 `VerifyLoop` puts them in place when it is made, and again when rows join. A request without a feature runs none of its
 code.
@@ -49,13 +49,13 @@ Distribute = Callable[[Tensor, Draft], TargetDistributions]
 Predict = Callable[[Draft], tuple[TargetDistributions, Tensor | None]]
 Accept = Callable[[Draft, TargetDistributions, Uniforms, Any], Verdict]
 Observe = Callable[[RoundResult, DecodeContext, Any], None]
-End = Callable[[np.ndarray, np.ndarray], np.ndarray]  # tokens [B, D], counts [B] -> [B] counts, -1 where a row goes on
-Check = Callable[[TargetDistributions, Tensor, Tensor], Tensor]  # of nodes [N] of rows [N]: [N], finite if all is well
+End = Callable[[np.ndarray, np.ndarray], np.ndarray]  # tokens [B, D], counts [B] -> [B] counts, -1: the row continues
+Check = Callable[[TargetDistributions, Tensor, Tensor], Tensor]  # nodes [N] of rows [N] -> [N], finite if logits are
 Record = Callable[[TargetDistributions, Tensor, Tensor, Tensor, np.ndarray, np.ndarray], None]
 
 
 def within_cache(propose: Propose, stage: Cache, memory: Memory) -> Propose:
-    """Drafts no deeper than the cache stage allows."""
+    """`propose` with drafts no deeper than the cache stage allows."""
 
     def limited(context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:
         depth = stage.max_depth(context, remaining, memory.get(id(stage)))
@@ -70,7 +70,7 @@ def limits_depth(stage: Cache) -> bool:
 
 
 def processed(processing: Processing) -> Distribute:
-    """Distributions of processed logits."""
+    """A function that turns raw logits into processed distributions."""
     greedy = not processing.request.temperature
     return lambda raw, draft: TargetDistributions(raw, processing.of_target(raw, draft), greedy)
 
@@ -78,7 +78,7 @@ def processed(processing: Processing) -> Distribute:
 def read_by_acceptance(
     forward: VerifyForward, distribute: Distribute, accept: Acceptance, context: DecodeContext, memory: Memory
 ) -> Predict:
-    """Predictions for an acceptance that feeds nodes of its own, or reads states."""
+    """Predictions for an acceptance that adds nodes to the draft or reads states."""
 
     def predict(draft: Draft) -> tuple[TargetDistributions, Tensor | None]:
         width = draft.width
@@ -101,9 +101,9 @@ def reads_more(accept: Acceptance, forward: VerifyForward) -> bool:
 
 
 def without_excluded(accept: Accept) -> Accept:
-    """Verdicts without tokens that the request's constraints and filters exclude: for rules that are relaxed.
+    """`accept` without tokens that the request's constraints and filters exclude, for relaxed rules.
 
-    A path ends before the first such token, and the token that follows it is then the target's own.
+    A path ends before the first such token, and the token after the path is then drawn from the target.
     """
 
     def allowed(draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: Any) -> Verdict:
@@ -117,7 +117,7 @@ def without_excluded(accept: Accept) -> Accept:
         count = (stands & inside[:, 1:]).cumprod(1).sum(1)
         last = path.gather(1, count[:, None])[:, 0]
         stays = (count == verdict.count) & (logits[rows, last, verdict.next] > -torch.inf)
-        if path.device.type == "cpu" and bool(stays.all()):  # elsewhere the host would wait
+        if path.device.type == "cpu" and bool(stays.all()):  # on a GPU this check would synchronize
             return verdict
         own = distributions.pick[rows, last]
         if not distributions.greedy:
@@ -140,7 +140,7 @@ def stop_strings(endings: Endings, text: Sequences) -> End:
 
 
 def highest_processed(distributions: TargetDistributions, row: Tensor, node: Tensor) -> Tensor:
-    """[N] the highest processed logit after each committed token's parent."""
+    """[N]: the highest processed logit after each committed token's parent."""
     return distributions.logits[row, node].amax(-1)
 
 
@@ -161,7 +161,7 @@ def log_probabilities(logprobs: LogprobRecorder, text: Sequences) -> Record:
 
 
 def observers(sampler: SpeculativeSampler) -> tuple[tuple[int, Observe], ...]:
-    """The stages that look at a round after its commit, by id; those that do not are left out."""
+    """The stages that observe a round after its commit, each by id."""
     found: list[tuple[int, Observe]] = []
     drafter, length, cache = sampler.draft, sampler.length, sampler.cache
     if _overrides(drafter.observe, Drafter.observe):
@@ -175,5 +175,5 @@ def observers(sampler: SpeculativeSampler) -> tuple[tuple[int, Observe], ...]:
 
 
 def _overrides(method: Any, base: Any) -> bool:
-    """Whether a bound `method` is another one than the base class has."""
+    """Whether a bound `method` overrides that of the base class."""
     return getattr(method, "__func__", None) is not base

@@ -1,4 +1,4 @@
-"""The forwards of the verify loop: the prompts once, then a draft a round, over one aligned cache."""
+"""The forwards of the verify loop: the prompts once, then one draft per round, over one aligned cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..prefix_reuse import PrefixReuse
 from .contracts import Draft, Verdict
 from .sequences import Sequences
 
-_SHORT = 8  # missing tokens of a row, up to which a drafting model feeds all rows in one forward
+_SHORT = 8  # if no row lacks more tokens, a drafting model feeds all rows in one forward
 _SLACK = 1.25  # positions fed, padding included, over those needed: above this ratio rows are fed in groups
 
 
@@ -45,7 +45,7 @@ def grouped(sizes: np.ndarray) -> list[np.ndarray]:
 
 
 def catch_up_groups(missing: np.ndarray) -> list[np.ndarray]:
-    """`grouped`, but one group where no row misses many tokens: a second forward costs more than padding."""
+    """Like `grouped`, but one group if no row misses many tokens: a second forward costs more than padding."""
     return grouped(missing) if missing.max() > _SHORT else [np.arange(len(missing))]
 
 
@@ -55,11 +55,11 @@ class FedNodes:
 
     rows: np.ndarray  # [n]
     base: np.ndarray  # [n] position of node 0
-    sizes: np.ndarray  # [n] nodes
-    depths: np.ndarray | None = None  # [T] or [n, T] of trees
+    sizes: np.ndarray  # [n] number of nodes
+    depths: np.ndarray | None = None  # [T] or [n, T] for trees
 
     def of(self, at: int) -> range | tuple[int, ...]:
-        """The positions that the row at index `at` fed."""
+        """The positions that were fed for the row at index `at`."""
         base, size = int(self.base[at]), int(self.sizes[at])
         if self.depths is None:
             return range(base, base + size)
@@ -70,10 +70,10 @@ class FedNodes:
 
 
 class CacheRows:
-    """A cache whose rows leave and join with those of the texts, and with them the conditions of its model."""
+    """A cache whose rows, with their image conditions, are kept and replaced together with those of the texts."""
 
     def __init__(self, stack: Any, cache: KVCache) -> None:
-        """`stack` runs over the cache; only that of an image model has conditions."""
+        """`stack`: the model's layers that use the cache; only an image model has conditions."""
         self.stack, self.cache = stack, cache
 
     def keep(self, rows: np.ndarray) -> None:
@@ -82,32 +82,32 @@ class CacheRows:
             self.cache.keep(torch.from_numpy(rows))
 
     def put(self, where: np.ndarray, other: CacheRows) -> None:
-        """Replaces the rows at `where` by those of `other`."""
+        """Replaces the rows at `where` by the rows of `other`."""
         copy_cache_rows(self.stack, self.cache, torch.from_numpy(where), other.stack, other.cache)
 
 
 class VerifyForward(RowState):
-    """Runs the model for one request over its cache, and yields logits.
+    """Runs the model for one request over its cache, and returns logits.
 
-    `ExtendedForward` is that of requests whose stages want more of a forward, or feed more.
+    `ExtendedForward` is for requests whose stages need more from a forward, or feed more to it.
     """
 
     per_row = ("cache_rows",)
-    reuse: PrefixReuse | None = None  # what rows copy from the model's prefix cache
+    reuse: PrefixReuse | None = None  # the rows' use of the model's prefix cache
 
     def __init__(
         self, model: LanguageModel, text: Sequences, cache: KVCache, every: TargetStates | None = None
     ) -> None:
-        """`every` state of the target that `verify` yields beside logits."""
+        """`every`: the states of the target that `verify` returns in addition to logits."""
         self.model, self.text, self.cache, self.every = model, text, cache, every
         self.cache_rows = CacheRows(model.decoder, cache)
         self.order = torch.arange(cache.reach + 1, device=text.device)
         self.fed: list[FedNodes] = []
-        self.runs: list[Run] = []  # the forwards of the present round
+        self.runs: list[Run] = []  # the forwards of the current round
         self.padded = 0  # padding positions fed
 
     def prompt(self, *, narrow: bool) -> Iterator[tuple[np.ndarray, Hidden, Hidden]]:
-        """Feeds the prompts: for each group of live rows, the rows, the forward, and what drafters read of the prompts.
+        """Feeds the prompts; yields for each group of live rows: the rows, the forward, and the forward for drafters.
 
         With `narrow`, logits can be computed only after the last token, and drafters read nothing.
         """
@@ -123,7 +123,7 @@ class VerifyForward(RowState):
         """Called after the prompts' forwards, once their logits are known to be finite."""
 
     def _prompts(self, rows: np.ndarray, base: np.ndarray, stop: int | None = None) -> Draft:
-        """The prompts of these live rows from position `base` [n] on, to before `stop`, or whole."""
+        """A draft of the prompts of these live rows from position `base` [n] on, up to `stop` or to their ends."""
         text = self.text
         tokens = text.tokens[torch.from_numpy(rows).to(text.device)]
         sizes = (text.length[rows] if stop is None else stop) - base
@@ -133,11 +133,11 @@ class VerifyForward(RowState):
         return Draft(tokens, sizes, base)
 
     def verify(self, draft: Draft) -> tuple[Tensor, Tensor | None]:
-        """Raw logits [B, T, V] after every node, and `every` state [B, T', S] there and at the draft's probe nodes."""
+        """Raw logits [B, T, V] after every node, and the states `every` [B, T', S] at nodes and probe nodes."""
         return self._verify(draft, draft)
 
     def _verify(self, draft: Draft, whole: Draft) -> tuple[Tensor, Tensor | None]:
-        """The forward of `draft`; `whole` also has the nodes that others add to it."""
+        """The forward of `draft`; `whole` includes its probe nodes."""
         text = self.text
         depths = None if whole.depths is None else whole.depths.cpu().numpy()
         self.fed.append(FedNodes(text.rows, whole.base, whole.sizes, depths))
@@ -145,7 +145,7 @@ class VerifyForward(RowState):
         groups = self._groups(whole)
         if len(groups) == 1:
             raw, states = self._outputs(draft, whole, groups[0])
-            # Columns that no row uses.
+            # Pads the columns that no row uses.
             spare, unused = draft.tokens.shape[1] - raw.shape[1], 0
             if states is not None and (unused := whole.tokens.shape[1] - states.shape[1]):
                 states = pad(states, (0, 0, 0, unused))
@@ -160,15 +160,15 @@ class VerifyForward(RowState):
         return logits, self._joined(parts[1], whole.width) if parts[1] else None
 
     def _groups(self, draft: Draft) -> list[np.ndarray]:
-        """The rows of each forward of a round."""
+        """The groups of rows, one for each forward of a round."""
         return [np.zeros(1, dtype=np.int64)] if len(draft.sizes) == 1 else grouped(draft.sizes)
 
     def _outputs(self, draft: Draft, whole: Draft, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
-        """Logits, and `every` state, of the live `rows`, up to their widest."""
+        """Logits and the states `every` of the live `rows`, as wide as the widest of them."""
         return self._run(draft, rows).logits(), None
 
     def _joined(self, parts: list[tuple[np.ndarray, Tensor]], width: int) -> Tensor:
-        """[B, width, *] of what groups of rows gave."""
+        """[B, width, *]: the outputs of groups of rows in the order of live rows."""
         first = parts[0][1]
         whole = first.new_zeros(len(self.text), width, first.shape[-1])
         for rows, part in parts:
@@ -188,7 +188,7 @@ class VerifyForward(RowState):
         self.order = torch.arange(self.cache.reach + 1, device=self.text.device)
 
     def _run(self, draft: Draft, rows: np.ndarray, *, whole: bool = True, narrow: bool = False) -> Hidden:
-        """One forward of `draft` for the live `rows`; the options are those of `_plan`."""
+        """Runs one forward of `draft` for the live `rows`; the options are those of `_plan`."""
         plan = self._plan(draft, rows, whole=whole, narrow=narrow)
         self.padded += plan.tokens.numel() - int(draft.sizes.sum())
         self.runs.append((plan, self.cache))

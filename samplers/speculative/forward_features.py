@@ -1,4 +1,4 @@
-"""Forwards that are asked for more than the logits of a draft.
+"""Forwards of the verify loop with more than logits: states, probe nodes, shared and stored prompts.
 
 They also yield states of the target or attention queries, run probe nodes or the layers that a drafter has not run,
 feed the prompt that rows have in common once, or only what follows a stored prefix.
@@ -31,30 +31,29 @@ from .forward import FedNodes, VerifyForward, grouped
 from .probe_nodes import QueryVectors, extended, inputs_of
 from .sequences import Sequences
 
-# Slots of K/V saved, from which on a prompt is shared: rows beyond the first times its tokens. On a CPU a step of two
-# rows takes up to a third longer with a tiny model, since each layer attends twice, and one of 8 rows at 128 tokens a
-# tenth; a shorter prompt's forward saved does not make up for that within an answer (benchmarks/shared_prefix.md).
+# The least number of K/V slots saved, (rows - 1) * tokens, for which a prompt is shared. On a CPU a step of two rows
+# takes up to a third longer with a tiny model, since each layer attends twice, and one of 8 rows at 128 tokens a tenth
+# longer; sharing a shorter prompt does not make up for that within an answer (benchmarks/shared_prefix.md).
 LEAST_SLOTS = 768
 
 
 def shared_length(model: LanguageModel, request: Request, text: Sequences, *, begins: bool) -> int:
-    """The tokens that the rows hold in common, 0 where they share none: those of one prompt or, where `begins`, those
-    that prompts which go on differently begin with."""
+    """The number of tokens to share between rows, 0 for none: the whole prompt or, if `begins`, a common beginning."""
     least, rows = int(text.length.min()), len(text)
     alike = (text.host[:, :least] == text.host[0, :least]).all(0)
     length = least if alike.all() else int(alike.argmin())
-    if length < text.length.max():  # every row has at least one token of its own, and may go on from a stored prefix
+    if length < text.length.max():  # each row has a token that is not shared, and may reuse a stored prefix
         length = min(length, least - 1) if begins and model.prefix_cache is None else 0
     worth = rows > 1 and length > 0 and (rows - 1) * length >= LEAST_SLOTS
     if not (request.share_prompt and worth and length < text.limit.max()):
         return 0
-    if model.device.type != "cpu":  # where it has not been measured
+    if model.device.type != "cpu":  # not measured on other devices
         return 0
     return length if model.shared_prefix_off_reason is None else 0
 
 
 def of_all_rows(hidden: Hidden, count: int) -> Hidden:
-    """The forward of one row as that of `count` rows alike: views, and nothing is computed again but logits."""
+    """The forward of one row repeated for `count` equal rows, as views; only logits are computed again."""
     plan = hidden.plan
     wide: dict[str, Any] = {}
     for field in fields(Plan):
@@ -69,9 +68,9 @@ def of_all_rows(hidden: Hidden, count: int) -> Hidden:
 
 
 def rows_fed(length: np.ndarray, shared: int, reused: int) -> tuple[np.ndarray, np.ndarray]:
-    """[B] the first position and the count of those that the prompts' forwards fed for each row.
+    """The first position and the number of positions, both [B], that the prompts' forwards fed for each row.
 
-    The first row fed what all of them share, after the tokens that it `reused`.
+    The first row fed the shared tokens, after those that it `reused`.
     """
     base = np.full_like(length, shared)
     base[0] = reused
@@ -79,7 +78,7 @@ def rows_fed(length: np.ndarray, shared: int, reused: int) -> tuple[np.ndarray, 
 
 
 def forward_of(model: LanguageModel, text: Sequences, sampler: SpeculativeSampler, request: Request) -> VerifyForward:
-    """The forward of a request: the plain one, where no stage asks for more and no prompt is shared or stored."""
+    """Makes the forward of a request: the plain one if stages need only logits and no prompt is shared or stored."""
     drafter, stage = sampler.draft, sampler.cache
     nodes = sampler.width(model)
     nodes += drafter.most_queries(nodes, request)
@@ -104,7 +103,7 @@ def forward_of(model: LanguageModel, text: Sequences, sampler: SpeculativeSample
 
 
 class ExtendedForward(VerifyForward):
-    """The forwards of a request whose stages want more than logits, or whose prompts are shared or stored."""
+    """The forwards of a request whose stages need more than logits, or whose prompts are shared or stored."""
 
     per_row = ("reuse",)
     reuse: PrefixReuse
@@ -120,16 +119,16 @@ class ExtendedForward(VerifyForward):
         judged: TargetStates | None = None,
         queries: int = 0,
     ) -> None:
-        """`states` are for the drafter and `judged` for the acceptance; `queries` as `Stage.last_queries` asks."""
+        """`states` are for the drafter, `judged` for the acceptance; `queries` is the most `Stage.last_queries`."""
         super().__init__(model, text, cache, judged if states is None else states | judged)
         self.states, self.judged, self.reuse = states, judged, reuse
         self._queries = QueryVectors(queries)
-        self._fresh: list[tuple[np.ndarray, Tensor | None]] = []  # rows of a prompt's forward, and `states` of them
+        self._fresh: list[tuple[np.ndarray, Tensor | None]] = []  # rows of a prompt's forward, and their `states`
 
     # --- prompts ---
 
     def prompt(self, *, narrow: bool) -> Iterator[tuple[np.ndarray, Hidden, Hidden]]:
-        """As the plain one; drafters read the `states` at all tokens, also at those whose K/V are copied.
+        """Like `VerifyForward.prompt`; drafters read the `states` at all tokens, even if their K/V are copied.
 
         A drafter without `states` reads logits, which are not stored: then no prefix is copied. Of rows that begin
         alike, the first goes ahead; where all of them share their prompt, it goes alone, for all.
@@ -160,14 +159,14 @@ class ExtendedForward(VerifyForward):
                 if reuse.prefixes is not None:
                     self._fresh.append((rows, None if wanted is None else wanted.of(whole)))
                 yield rows, hidden, whole
-                if later.any() and bool(hidden.states.isfinite().all()):  # others go on from these
+                if later.any() and bool(hidden.states.isfinite().all()):  # later rows reuse these
                     self.store_prompts()
         self.fed.append(FedNodes(text.rows, reuse.length.copy(), text.length - reuse.length))
 
     def _shared_prompts(
         self, most: int, wanted: TargetStates | None, how: dict[str, Any]
     ) -> Iterator[tuple[np.ndarray, Hidden, Hidden]]:
-        """What `prompt` gives, where rows share tokens: the first row feeds those, and then each what is its own."""
+        """`prompt` for rows that share tokens: the first row feeds the shared ones, then each row feeds the rest."""
         text, reuse, shared = self.text, self.reuse, self.cache.offset
         for at in range(len(text)):
             reuse.begin(at, text.row(at), min(most, shared - 1) if at == 0 else 0, wanted)
@@ -190,7 +189,7 @@ class ExtendedForward(VerifyForward):
             yield rows, hidden, whole
 
     def _after(self, beginning: Tensor, hidden: Hidden, rows: np.ndarray, wanted: TargetStates) -> Hidden:
-        """The states at all tokens of the prompts: `beginning` [P, S], which all have, and then their own."""
+        """The states at all tokens of the prompts: the shared `beginning` [P, S], then each row's own."""
         sizes = (self.text.length[rows] - len(beginning)).tolist()
         if any(sizes):
             parts = zip(wanted.of(hidden), sizes, strict=True)
@@ -201,7 +200,7 @@ class ExtendedForward(VerifyForward):
         return wanted.hidden(plan, states)
 
     def store_prompts(self) -> None:
-        """Leaves the prompts of the last forwards to others; called once their logits are known to be finite."""
+        """Stores the prompts of the last forwards in the prefix cache; called once logits are known to be finite."""
         for rows, states in self._fresh:
             for index, at in enumerate(rows.tolist()):
                 own = None if states is None or self.states is None else (self.states, states[index])
@@ -209,7 +208,7 @@ class ExtendedForward(VerifyForward):
         self._fresh.clear()
 
     def _with_prefixes(self, hidden: Hidden, rows: np.ndarray, wanted: TargetStates) -> Hidden:
-        """The states at all tokens of the prompts, those of stored prefixes included."""
+        """The states at all tokens of the prompts, stored prefixes included."""
         fresh, base = wanted.of(hidden), self.reuse.length[rows]
         parts = []
         for own, at, first in zip(fresh, rows.tolist(), base.tolist(), strict=True):
@@ -232,7 +231,7 @@ class ExtendedForward(VerifyForward):
         return output.logits(), None if self.every is None else self.every.of(output)
 
     def _verified(self, draft: Draft, whole: Draft, rows: np.ndarray) -> Hidden:
-        """The forward of a draft and, with it, of its queries, which `whole` has as nodes; logits are of the nodes."""
+        """The forward of a draft and its probe nodes, which `whole` includes; logits are those of the draft's nodes."""
         queries, nodes = draft.queries, int(draft.sizes.max())
         if queries is None:
             if draft.early is None:
@@ -254,7 +253,7 @@ class ExtendedForward(VerifyForward):
         return self._run(part, rows, soft=states, layers=slice(start, None), wanted=nodes)
 
     def split(self, values: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The `states` and those `judged` among what `verify` gave [B, T, S]; None of either that is not wanted."""
+        """Splits the states that `verify` returned, [B, T, S], into `states` and `judged`; None for unused ones."""
         if values is None or self.every is None:
             return None, None
         own, judged = (
@@ -267,7 +266,7 @@ class ExtendedForward(VerifyForward):
         super().keep_path(draft, verdict)
 
     def last_queries(self) -> tuple[Tensor, ...]:
-        """Of each layer [B, n, H, D], as `Stage.last_queries` says."""
+        """The target's query vectors, [B, n, H, D] per layer: see `Stage.last_queries`."""
         return self._queries.layers
 
     # --- one forward ---
@@ -282,7 +281,7 @@ class ExtendedForward(VerifyForward):
         cache: KVCache | None = None,
         **options: Any,
     ) -> Hidden:
-        """As the plain one; `options` are those of `_plan`. Another `cache` has no other rows."""
+        """Like `VerifyForward._run`; `options` are those of `_plan`. A given `cache` has exactly these rows."""
         plan = self._plan(draft, rows, whole=whole, narrow=narrow, **options)
         plan = plan if cache is None else replace(plan, rows=None)
         cache = self.cache if cache is None else cache
@@ -303,9 +302,9 @@ class ExtendedForward(VerifyForward):
         wanted: int | None = None,
         taps: bool = True,
     ) -> Plan:
-        """As the plain one: of a part of the stack with `layers`, with logits after the first `wanted` nodes alone.
+        """Like `VerifyForward._plan`, for some `layers` only, with logits after the first `wanted` nodes only.
 
-        Without `taps` nobody reads states.
+        Without `taps` the forward returns no states.
         """
         plan = super()._plan(draft, rows, whole=whole, narrow=narrow)
         return replace(
@@ -319,7 +318,7 @@ class ExtendedForward(VerifyForward):
 
 
 def _appended(states: Tensor, begun: Tensor, index: Tensor, width: int) -> Tensor:
-    """[.., width, E]: `states` [.., W, E] with those `begun` [.., T, E] at the numbers `index` [B, T], -1: nowhere."""
+    """[.., width, E]: `states` [.., W, E] with `begun` [.., T, E] inserted at indices `index` [B, T]; -1 is skipped."""
     index = torch.where(index < 0, width, index).repeat(len(states) // len(index), 1)
     wide = pad(states, (0, 0, 0, width + 1 - states.shape[1]))
     return wide.scatter(1, index[..., None].expand_as(begun), begun)[:, :-1]

@@ -70,7 +70,7 @@ def decode(
     loop = VerifyLoop(model, sampler, request)
     try:
         yield loop.started()
-        yield from loop.retire()  # rows that no token fits into
+        yield from loop.retire()  # rows without room for a token
         while len(loop.text.rows):
             before = loop.text.length.copy()
             loop.round()
@@ -83,7 +83,7 @@ def decode(
 
 
 class VerifyLoop:
-    """The state of one request."""
+    """The verify loop of one request."""
 
     def __init__(self, model: LanguageModel, sampler: SpeculativeSampler, request: Request) -> None:
         if model.decoding_config.attention != "causal":
@@ -127,7 +127,7 @@ class VerifyLoop:
 
     @torch.inference_mode()
     def round(self) -> None:
-        """One forward for every live row, and the commit."""
+        """Runs one round: a draft, a forward for every live row, and the commit."""
         if not self.forward.fed:
             self._begin()
             return
@@ -139,7 +139,7 @@ class VerifyLoop:
         self._observe(self._decide(draft, distributions, uniforms, states))
 
     def _begin(self) -> None:
-        """The first round: the stages' states are made, and the prompts fed."""
+        """Runs the first round: makes the stages' states and feeds the prompts."""
         last: list[Tensor] = []
         order: list[np.ndarray] = []
         for stage in self.sampler.stages:
@@ -162,7 +162,7 @@ class VerifyLoop:
     def _decide(
         self, draft: Draft, distributions: TargetDistributions, uniforms: RoundUniforms, states: Tensor | None
     ) -> RoundResult:
-        """Accepts, moves the accepted path's K/V to their places, and commits."""
+        """Accepts a path, moves its K/V directly after the committed ones, and commits."""
         text, accept = self.text, self.sampler.accept
         verdict = self.accept(draft, distributions, uniforms, self.memory.get(id(accept)))
         self.forward.keep_path(draft, verdict)
@@ -201,7 +201,7 @@ class VerifyLoop:
         tokens: np.ndarray,
         fresh: tuple[np.ndarray, ...],
     ) -> np.ndarray:
-        """[B, D] float32: the probability that the model gave each committed token; 0 where no token is committed.
+        """[B, D] float32: the model's probability of each committed token; 0 where no token is committed.
 
         `fresh` are the rows and the columns of `tokens` that are. Raises the error that names the cause if a committed
         token's logits are not finite.
@@ -225,7 +225,7 @@ class VerifyLoop:
         return scores
 
     def _observe(self, outcome: RoundResult) -> None:
-        """Records a round, and shows it to the stages that learn from it."""
+        """Records a round and calls the stages that observe it."""
         self.record(self.text.rows, outcome.draft, self.summary)
         for stage, observe in self.observers:
             observe(outcome, self.context, self.memory.get(stage))
@@ -242,7 +242,7 @@ class VerifyLoop:
     # --- features ---
 
     def _compose(self) -> None:
-        """Puts this request's features around the plain steps of a round; without any these are the stages' own."""
+        """Wraps the steps of a round in this request's features; without features they are the stages' methods."""
         sampler, memory, processing = self.sampler, self.memory, self.processing
         self.propose: features.Propose = partial(_propose, sampler.draft)
         if sampler.cache is not None and features.limits_depth(sampler.cache):
@@ -310,14 +310,14 @@ class VerifyLoop:
         return result
 
     def leave(self, over: np.ndarray) -> Iterator[RowFinished]:
-        """Reports the finished rows, whose K/V later requests may go on from."""
+        """Yields the events of finished rows and stores their K/V for later requests."""
         for at in np.flatnonzero(over):
             if self.forward.reuse is not None:
                 self.forward.reuse.leave(int(at), self.text.row(int(at))[:-1])
             yield self.recorder.finish_row(int(at), "stop" if self.ended[at] else "length")
 
     def keep(self, keep: np.ndarray) -> None:
-        """The text, the cache and every state keep these live rows only."""
+        """Keeps only these live rows in the text, the cache and every state."""
         self.text.keep(keep)
         self.forward.keep(keep)
         self.processing.keep(keep)
@@ -330,7 +330,7 @@ class VerifyLoop:
         return self.recorder.finished(self.forward, row)
 
     def close(self) -> None:
-        """Gives up what is leased, and the states, which refer to the context as it does to them."""
+        """Returns the leases of the prefix cache and drops the states, which refer to the context and it to them."""
         if self.forward.reuse is not None:
             self.forward.reuse.close()
         self.memory.clear()
@@ -338,7 +338,7 @@ class VerifyLoop:
     # --- rows that enter ---
 
     def batching_obstacle(self) -> str | None:
-        """Why rows cannot join the running batch; None if they can."""
+        """The reason why rows cannot join the running batch; None if they can."""
         if any(hasattr(processor, "by_row") for processor in self.request.processors):
             return "a logits processor counts the rows of one request"
         name = next((name for state in self.memory.values() if (name := unbatchable(state))), None)
@@ -367,7 +367,7 @@ class VerifyLoop:
 
 
 def _summary(draft: Draft, verdict: Verdict) -> dict[str, np.ndarray]:
-    """What the host needs of a round.
+    """The arrays of a round that the host needs.
 
     count: [B] accepted nodes. next: [B] the token after them. taken: [B, D] tokens of the path, where it can have
     more than node 0. deepest: [B] the greatest depth of a tested node, unless a chain. deviation: [B] of relaxed rules.
@@ -398,7 +398,7 @@ def _accept(
 def _predict(
     forward: VerifyForward, distribute: features.Distribute, draft: Draft
 ) -> tuple[TargetDistributions, Tensor | None]:
-    """The target's distributions after every node, and the states that the drafter reads."""
+    """The target's distributions after every node, and the states for the drafter."""
     raw, states = forward.verify(draft)
     return distribute(raw, draft), states
 

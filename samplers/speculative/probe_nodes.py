@@ -1,4 +1,4 @@
-"""Where a drafter's queries stand among the nodes of a draft.
+"""Places a drafter's probe nodes after the nodes of a draft.
 
 The target's own queries before each row's next token, by which a stage may choose what is read.
 """
@@ -14,15 +14,15 @@ from pardec.models.hidden import Hidden
 
 from .contracts import Draft, ProbeLayout, ProbeNodes, Verdict
 
-Carry = tuple[tuple[int, ...], ...]  # of each depth, the steps after each of its nodes
+Carry = tuple[tuple[int, ...], ...]  # per depth: the number of probe steps after each of its nodes
 
 
 def behind(draft: Draft, chains: ProbeLayout, remaining: np.ndarray, carry: Carry | None = None) -> ProbeNodes:
-    """The `chains` after every node of a draft, without inputs; a query that can draft nothing is left out.
+    """Adds probe `chains` after every node of a draft, without inputs; leaves out probes that cannot be used.
 
-    What query l of a node of depth d predicts is d + step[l] + 2 positions after node 0, and is of use if a row has
-    `remaining` [B] for a draft that deep. With `carry`, node i of depth d has the first carry[d][i] steps only; the
-    last entry holds for all nodes, and all depths, after it.
+    Probe l of a node at depth d predicts the token d + step[l] + 2 positions after node 0, which is used only if the
+    row's `remaining` [B] allows a draft that deep. With `carry`, node i of depth d has only the first carry[d][i]
+    steps; the last entry holds for all later nodes and depths.
     """
     device, sizes = draft.tokens.device, draft.sizes
     size, node = torch.from_numpy(sizes).to(device)[:, None, None], torch.arange(draft.width, device=device)
@@ -36,7 +36,7 @@ def behind(draft: Draft, chains: ProbeLayout, remaining: np.ndarray, carry: Carr
         widest = max(map(len, carry))
         table = torch.tensor([(*level, *level[-1:] * (widest - len(level))) for level in carry], device=device)
         level = draft.depth.clamp(max=len(carry) - 1)
-        rank = (draft.depth[:, :, None] == draft.depth[:, None]).tril(-1).sum(2)  # among the nodes of its depth
+        rank = (draft.depth[:, :, None] == draft.depth[:, None]).tril(-1).sum(2)  # index of each node within its depth
         most = most.minimum(table[level, rank.clamp(max=widest - 1)])
     step = torch.tensor(chains.step, device=device)[:, None]
     has = (node < size) & (step < most[:, None])
@@ -45,7 +45,7 @@ def behind(draft: Draft, chains: ProbeLayout, remaining: np.ndarray, carry: Carr
 
 
 def extended(draft: Draft) -> Draft:
-    """The draft with its queries as nodes of token -1, numbered as they are."""
+    """The draft with its probe nodes as nodes of token -1, under the same numbers."""
     queries = draft.queries
     assert queries is not None
     sizes = draft.sizes + queries.total
@@ -58,7 +58,7 @@ def extended(draft: Draft) -> Draft:
     at = torch.where(queries.index >= 0, queries.index, width).flatten(1)
 
     def placed(nodes: Tensor, values: Tensor | None) -> Tensor:
-        """[B, width]: the nodes' values [B, T] and the queries' [B, L, T], or -1."""
+        """[B, width]: the nodes' values [B, T], and the probe nodes' [B, L, T] or -1."""
         whole = pad(nodes, (0, width + 1 - nodes.shape[1]))
         filling = at.new_full((), -1).expand_as(at) if values is None else values.expand_as(queries.index).flatten(1)
         return whole.scatter(1, at, filling)[:, :-1]
@@ -73,11 +73,11 @@ def extended(draft: Draft) -> Draft:
 
 
 def inputs_of(draft: Draft, width: int) -> Tensor | None:
-    """[B, width, E] the queries' input vectors where they stand in the extended draft, 0 at nodes."""
+    """[B, width, E]: the input vectors of the probe nodes at their places in the extended draft, 0 at other nodes."""
     queries = draft.queries
     if queries is None or queries.inputs is None:
         return None
-    vectors = pad(queries.inputs, (0, 0, 1, 0))  # 0 is that of a node
+    vectors = pad(queries.inputs, (0, 0, 1, 0))  # row 0: for nodes
     which = torch.arange(1, len(vectors), device=vectors.device)[:, None].expand_as(queries.index)
     at = torch.where(queries.index >= 0, queries.index, width).flatten(1)
     which = which.new_zeros(len(at), width + 1).scatter(1, at, which.flatten(1))[:, :-1]
@@ -85,10 +85,10 @@ def inputs_of(draft: Draft, width: int) -> Tensor | None:
 
 
 class QueryVectors:
-    """What the forwards of a round keep of their queries; does nothing where `count` is 0.
+    """Attention query vectors kept from the forwards of a round; keeps none if `count` is 0.
 
     Attributes:
-        layers: of each layer [B, n, H, D]: `count` before the token that follows the prompt, later one.
+        layers: [B, n, H, D] per layer: n = `count` for the last tokens of the prompt, later n = 1.
     """
 
     def __init__(self, count: int) -> None:
@@ -98,12 +98,12 @@ class QueryVectors:
         self._first = True
 
     def add(self, rows: np.ndarray, hidden: Hidden) -> None:
-        """The forward of these live rows, one of those that make up a round."""
+        """Adds the forward of these live rows; a round may have several."""
         if self.count:
             self._parts.append((rows, hidden))
 
     def pick(self, verdict: Verdict) -> None:
-        """Those after each row's accepted path, once it is known; the prompt's are all of them."""
+        """Keeps the vectors at the end of each row's accepted path; after the prompt's forward, all vectors."""
         if not self.count or not self._parts:
             return
         node = verdict.path.gather(1, verdict.count[:, None])[:, 0]

@@ -19,9 +19,9 @@ class TraceRecorder:
     """Records one request, including its finished rows, for the trace."""
 
     def __init__(self, text: Sequences, forced: Tensor | None = None, logprobs: LogprobRecorder | None = None) -> None:
-        """`forced` [R, L] is the only allowed token of a position, -1 where there are several."""
+        """`forced` [R, L]: the only allowed token at each position, -1 where several are allowed."""
         self.text, self.logprobs = text, logprobs
-        self.forced_before: np.ndarray | None = None  # [R, L + 1] forced positions before each; None: there are none
+        self.forced_before: np.ndarray | None = None  # [R, L + 1] number of forced positions before each; None: none
         if forced is not None:
             self.forced_before = np.pad((forced.cpu().numpy() >= 0).cumsum(1), ((0, 0), (1, 0)))
         count = len(text)
@@ -41,11 +41,11 @@ class TraceRecorder:
         ]  # positions fed before, in another loop
 
     def add(self, rows: np.ndarray, draft: Draft, summary: Mapping[str, np.ndarray]) -> None:
-        """One round of the live `rows`, already committed; `summary` is its verdict on the host."""
+        """Adds one round of the live `rows`, already committed; `summary`: its verdict on the host."""
         self._add(rows, draft, summary, summary.get("deepest", draft.sizes - 1), summary["count"])
 
     def add_beside_forced(self, rows: np.ndarray, draft: Draft, summary: Mapping[str, np.ndarray]) -> None:
-        """The same where positions have only one allowed token.
+        """Like `add`, if some positions have only one allowed token.
 
         These are always accepted: they count as neither drafted nor accepted.
         """
@@ -79,7 +79,7 @@ class TraceRecorder:
         return self.forced_before is not None and bool(self.forced_before[list(which), -1].any())
 
     def _between(self, rows: np.ndarray, first: np.ndarray, count: np.ndarray) -> np.ndarray:
-        """[n] how many of the `count` positions from `first` on are forced."""
+        """[n]: the number of forced ones among the `count` positions from `first` on."""
         assert self.forced_before is not None, "there are such positions"
         last = self.forced_before.shape[1] - 1
         forced_before = self.forced_before[rows, np.minimum(first, last)]
@@ -104,7 +104,7 @@ class TraceRecorder:
         return self.finished_rows[row]
 
     def reserve(self, count: int) -> None:
-        """Room for rows with indices below `count`."""
+        """Makes room for rows with indices below `count`."""
         more = count - len(self.lengths)
         if more <= 0:
             return
@@ -121,7 +121,7 @@ class TraceRecorder:
             lists += [[] for _ in range(more)]
 
     def put(self, forward: VerifyForward, rows: np.ndarray, other: TraceRecorder, others: VerifyForward) -> None:
-        """The live rows of `other` replace finished rows at these indices [n]. Older forwards are dropped."""
+        """Replaces finished rows at these indices [n] by the live rows of `other`; drops forwards that no row needs."""
         width = max(self.tokens.shape[1], other.tokens.shape[1])
         for name in ("tokens", "commit_step", "commit_score"):
             values = getattr(self, name)
@@ -143,7 +143,7 @@ class TraceRecorder:
         self.first_forward -= past
 
     def _put_forced(self, rows: np.ndarray, other: TraceRecorder, theirs: Sequence[int]) -> None:
-        """The forced positions of the rows `theirs` of `other` in place of those of `rows`."""
+        """Replaces the forced positions of `rows` by those of the rows `theirs` of `other`."""
         if self.forced_before is None and other.forced_before is None:
             return
         mine, incoming = (
@@ -156,7 +156,7 @@ class TraceRecorder:
         self.forced_before = mine
 
     def fed(self, which: Sequence[int], forward: VerifyForward) -> list[list[range | tuple[int, ...]]]:
-        """The positions that each forward fed for each of these rows."""
+        """The positions that were fed for each of these rows in each forward."""
         result = {row: list(self.earlier[row]) for row in which}
         first_forward = {row: int(self.first_forward[row]) for row in which}
         for number, fed in enumerate(forward.fed):

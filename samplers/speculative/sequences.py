@@ -51,16 +51,16 @@ class Sequences(RowState):
 
     @property
     def remaining(self) -> np.ndarray:
-        """[B] tokens that each row can still take."""
+        """[B]: how many more tokens fit in each row."""
         return self.limit - self.length
 
     @property
     def last(self) -> Tensor:
-        """[B] int64: each row's last committed token, whose K/V are not in the cache yet."""
+        """[B] int64: the last committed token of each row, whose K/V are not in the cache yet."""
         return torch.from_numpy(self.host[np.arange(len(self.rows)), self.length - 1]).to(self.device)
 
     def at(self, positions: np.ndarray) -> Tensor:
-        """[B] int64: the token of each row at `positions` [B]."""
+        """[B] int64: each row's token at `positions` [B]."""
         return torch.from_numpy(self.host[np.arange(len(self.rows)), positions]).to(self.device)
 
     def row(self, at: int) -> np.ndarray:
@@ -68,13 +68,13 @@ class Sequences(RowState):
         return self.host[at, : self.length[at]]
 
     def count_forward(self) -> None:
-        """Every live row takes part in one more forward."""
+        """Counts one more forward for every live row."""
         self.nfe += 1
 
     def commit(
         self, tokens: np.ndarray, counts: np.ndarray, scores: np.ndarray, fresh: tuple[np.ndarray, ...] | None = None
     ) -> None:
-        """Appends the first counts[b] of `tokens` [B, D], written by the forward counted last; `scores` [B, D].
+        """Appends the first counts[b] of `tokens` [B, D], with `scores` [B, D], as written by the forward counted last.
 
         `fresh` are the rows and the columns of these tokens, where the caller has them.
         """

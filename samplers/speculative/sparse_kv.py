@@ -1,4 +1,4 @@
-"""Readings: which of its committed slots the target sees, by layer and head of keys.
+"""Sparse attention: chooses the committed slots that the target attends to, per layer and key head.
 
 A reading is a cache of an autoregressive spec, through which every forward reads, which changes what the target says;
 or it stands in a drafter, which drafts through it and leaves the decision to a forward that reads everything.
@@ -33,7 +33,7 @@ from ..traits import Reasons, Trait, Why
 from .contracts import Cache, DecodeContext
 from .draft_model import DraftModelState
 
-# Of caches and drafters that read a part of a text's keys and values.
+# Reasons for caches and drafters that read part of a text's K/V.
 READS_PART = Why("{me}: {other} cannot read a part of its K/V: {kind}", "decode without it", error=ModelError)
 LETS_GO = Why("{me}: {other} with skip=search feeds tokens again that this cache has let go", "write skip=uniform")
 COPIES_KV = Why(
@@ -48,31 +48,31 @@ _NO_QUERIES = Why(
 
 @dataclass(frozen=True, eq=False)
 class CommittedSlots:
-    """What a reading chooses from."""
+    """The committed slots that sparse attention chooses from."""
 
-    cache: KVCache  # of the whole text
-    rows: np.ndarray  # [b] the rows of it that are asked about
+    cache: KVCache  # K/V of the whole text
+    rows: np.ndarray  # [b] the cache rows to choose for
     length: np.ndarray  # [b] their committed slots
-    queries: tuple[Tensor, ...]  # of each layer [b, n, H, D], as `Stage.last_queries` says; () where that is 0
+    queries: tuple[Tensor, ...]  # [b, n, H, D] per layer: see `Stage.last_queries`; () if that is 0
 
     @property
     def layers(self) -> int:
-        """Layers L."""
+        """The number of layers L."""
         return len(self.cache.k)
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """What a reading sees of a text."""
+    """The slots that the target attends to."""
 
-    chosen: Sequence[Tensor]  # of each layer [b, N, K] int64 slots below first[b], -1: none; best in order of the text
-    first: np.ndarray  # [b] all slots from here on are seen, too
+    chosen: Sequence[Tensor]  # per layer [b, N, K] int64 slots below first[b], -1: none; best in text order
+    first: np.ndarray  # [b] all slots from here on are attended to as well
 
 
 class SparseAttention(Cache):
-    """Chooses what is seen. A subclass is a frozen dataclass with `choose`, `most`, and a field `refresh` if it likes.
+    """Chooses visible slots. A subclass is a frozen dataclass with `choose`, `most`, and optionally a field `refresh`.
 
-    As a cache it declares `relaxed`, and gives exactly what no cache gives while it chooses everything.
+    As a cache it declares `relaxed`; while it chooses all slots, its results equal those without a cache stage.
     """
 
     refresh: int = 1
@@ -83,7 +83,7 @@ class SparseAttention(Cache):
         raise NotImplementedError
 
     def choose(self, slots: CommittedSlots) -> Choice:
-        """What is to be seen of the committed slots."""
+        """Chooses the visible ones among the committed slots."""
         raise NotImplementedError
 
     # --- as a cache ---
@@ -117,16 +117,16 @@ class SparseAttention(Cache):
         self.refresh_rows(cache, cache.whole, context, state)
         state.copied = length
 
-    # --- of a drafter, too ---
+    # --- also for drafters ---
 
     def refresh_state(self, rows: int) -> RefreshState:
-        """What is remembered of `rows` rows, all of which are to be filled."""
+        """The initial state of `rows` rows, all of which are due to be filled."""
         return RefreshState(np.full(rows, self.refresh), np.zeros(rows, dtype=np.int64))
 
     def refresh_rows(
         self, cache: CompactCache, source: KVCache, context: DecodeContext, state: RefreshState
     ) -> np.ndarray:
-        """Fills the rows of `cache` whose turn it is from `source`; [B] bool, which these are."""
+        """Fills the rows of `cache` that are due from `source`; returns [B] bool: the rows filled."""
         state.rounds = state.rounds + 1
         due: np.ndarray = state.rounds > self.refresh
         rows = np.flatnonzero(due)
@@ -140,27 +140,27 @@ class SparseAttention(Cache):
 
 
 class QueryReading(Cache):
-    """A reading that chooses for every query, by labels of the keys: it reads the cache itself, and copies nothing."""
+    """Sparse attention that chooses slots per query by key labels; reads the target's cache without copying it."""
 
     def view(self, model: LanguageModel, cache: KVCache) -> LabelCache:
-        """The same storage, read through this."""
+        """A view of the cache's storage that is read by this choice of slots."""
         raise NotImplementedError
 
     def calibrate(self, view: LabelCache, context: DecodeContext) -> None:
-        """Called after each round's commit: gives the view its labels, where it has none."""
+        """Called after each round's commit: sets the view's labels if it has none."""
         raise NotImplementedError
 
 
 @dataclass
 class RefreshState:
-    """When rows were last filled, and how far their text has been copied."""
+    """How long ago each row was filled, and how much of its text has been copied."""
 
-    rounds: np.ndarray  # [B] rounds since, the one that filled them included
+    rounds: np.ndarray  # [B] rounds since the last fill, that round included
     copied: np.ndarray  # [B] slots of the text that both caches have
 
 
 def reading_of(text: str, name: str) -> SparseAttention:
-    """The reading that the spec `text` names, a parameter of the method `name`. Raises SpecError for anything else."""
+    """The sparse attention of the spec `text`, a parameter of the method `name`. Raises SpecError for other specs."""
     reading = any_reading_of(text, name)
     if isinstance(reading, QueryReading):
         raise SpecError(
@@ -170,7 +170,7 @@ def reading_of(text: str, name: str) -> SparseAttention:
 
 
 def any_reading_of(text: str, name: str) -> SparseAttention | QueryReading:
-    """`reading_of`, for methods that also take readings that choose for every query."""
+    """Like `reading_of`, for methods that also accept sparse attention per query."""
     spec = parse(text)
     built = [build_method(part, "ar") for part in spec.every]
     if len(built) != 1 or not isinstance(built[0], SparseAttention | QueryReading):
@@ -182,7 +182,7 @@ def any_reading_of(text: str, name: str) -> SparseAttention | QueryReading:
 
 
 class ReadingState(DraftModelState):
-    """The target that reads a compact cache."""
+    """The target as a drafter, with a compact cache of chosen slots."""
 
     per_row = ("refresh_state", "cache")
     cache: CompactCache
@@ -197,7 +197,7 @@ class ReadingState(DraftModelState):
         self.refresh_state = reading.refresh_state(rows)
 
     def follow(self) -> None:
-        """Takes over the target's K/V of what was committed, after each round."""
+        """Called after each round: copies the target's K/V of committed tokens."""
         length, refresh_state = self.context.text.length - 1, self.refresh_state
         due = self.reading.refresh_rows(self.cache, self.context.cache, self.context, refresh_state)
         self.cache.copy(self.context.cache, np.where(due, length, refresh_state.copied), length)
@@ -205,7 +205,7 @@ class ReadingState(DraftModelState):
 
 
 class QueryReadingState(DraftModelState):
-    """The target that reads its own cache, through what a reading sees of it for each query."""
+    """The target as a drafter on its own cache, restricted to the slots chosen for each query."""
 
     per_row = ("labels",)  # the storage is the target's
 
@@ -214,12 +214,12 @@ class QueryReadingState(DraftModelState):
         super().__init__(context, context.model, self.view)
 
     def follow(self) -> None:
-        """After each round."""
+        """Called after each round: sets the view's labels if it has none."""
         self.reading.calibrate(self.view, self.context)
 
     @property
     def labels(self) -> tuple[Tensor, ...] | None:
-        """Of each layer [B, K, P], as the view has them; None: it has none yet."""
+        """The view's labels, [B, K, P] per layer; None: not set yet."""
         return None if self.view.labels is None else tuple(self.view.labels)
 
     @labels.setter
