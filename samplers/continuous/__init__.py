@@ -1,1 +1,1 @@
-"""The continuous wing: images whose tokens are vectors, sampled group by group."""
+"""Sampling for models whose tokens are vectors: images, sampled group by group."""

@@ -1,4 +1,4 @@
-"""From a parsed spec to the sampler that the continuous loop runs: one method."""
+"""Builds the continuous loop's sampler from a parsed spec, which names one method."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from .contracts import ContinuousSampler
 
 
 def build(spec: Spec, *, sampling: bool = False) -> ContinuousSampler:
-    """The one method that the spec names. Raises SpecError for several."""
+    """Builds the sampler with the one method of the spec. Raises SpecError if the spec names several."""
     return ContinuousSampler(*build_single(spec, "continuous", "vectors are drawn"))

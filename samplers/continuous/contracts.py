@@ -28,18 +28,18 @@ from .state import ImageState
 
 @dataclass(frozen=True, eq=False)
 class ContinuousContext:
-    """What a method works with for the length of a request."""
+    """The model, images and caches that a method uses during a request."""
 
     model: ContinuousModel
-    head: Head  # the model's, over the transitions that the method chose
+    head: Head  # the model's head, with as many transitions as the method chose
     request: ImageRequest
     images: ImageState
     watch: Stopwatch
-    backbones: dict[int, Backbone] = field(default_factory=dict)  # the request's own, by the identity of the model's
+    backbones: dict[int, Backbone] = field(default_factory=dict)  # of the request, by the id of the model's
     _heads: dict[int, Head] = field(default_factory=dict)
 
     def backbone(self, model: ContinuousModel) -> Backbone:
-        """A model's backbone for this request, with the caches that it fills."""
+        """A model's backbone for this request, with its caches."""
         own, request = self.backbones.get(id(model.backbone)), self.request
         if own is None:
             own = model.backbone.start(request.conditions, size=request.size, guided=request.cfg is not None)
@@ -47,7 +47,7 @@ class ContinuousContext:
         return own
 
     def head_of(self, steps: int) -> Head:
-        """The model's head over so many transitions."""
+        """The model's head with `transitions` transitions."""
         if steps == self.head.steps:
             return self.head
         if steps not in self._heads:
@@ -65,7 +65,7 @@ class ContinuousContext:
         latents: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> States:
-        """One call of a backbone, the target's unless `model` is another; arguments as of `Backbone.states`.
+        """Calls a backbone, the target's or that of `model`; arguments are those of `Backbone.states`.
 
         `latents` and `labels` are those of `images` unless others are given: rows need not be the live ones.
         """
@@ -90,23 +90,23 @@ class ContinuousContext:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundResult:
-    """What one round of a method did, one number per live row, for results."""
+    """The counts of one round of a method, one number per live row, for results."""
 
     drafted: np.ndarray | None = None  # [n] tokens that were tested
-    accepted: np.ndarray | None = None  # [n] of them, those accepted
-    draft_forwards: int | np.ndarray = 0  # calls of a drafting model's backbone, for each row or [n]
+    accepted: np.ndarray | None = None  # [n] tested tokens that were accepted
+    draft_forwards: int | np.ndarray = 0  # calls of a draft model's backbone: one number for all rows, or [n]
     deviation: np.ndarray | None = None  # [n] total variation that a relaxed rule adds
-    contexts: np.ndarray | None = None  # [n] rows of the target's backbone call, guidance not counted; None: one each
-    copies: int | None = None  # times that guidance counts each of them; None: 2, or 1 without guidance
-    computed: Sequence[Fed] | None = None  # [n] tokens that passed all layers of the backbone; None: what it was fed
+    contexts: np.ndarray | None = None  # [n] rows in the target's backbone call, without guidance; None: 1 each
+    copies: int | None = None  # how often guidance counts each of these rows; None: 2, or 1 without guidance
+    computed: Sequence[Fed] | None = None  # [n] tokens that passed all layers of the backbone; None: all fed
 
 
 class Method(Protocol):
-    """How vectors are sampled, round by round. It may also have an attribute `exact`."""
+    """Samples vectors, round by round. It may also have an attribute `exact`."""
 
     @property
     def head_steps(self) -> int | None:
-        """Transitions of the head; None is the model's own."""
+        """The number of the head's transitions; None: the model's default."""
         ...
 
     @property
@@ -115,11 +115,11 @@ class Method(Protocol):
         ...
 
     def check_model(self, model: ContinuousModel) -> None:
-        """Raises for a model that it does not work with, before weights of a draft are read."""
+        """Raises for a model that it does not work with, before the draft model's weights are read."""
         ...
 
     def start(self, context: ContinuousContext) -> Any:
-        """Its state for this request; rows of tensors and arrays first."""
+        """The method's state for this request; rows are dimension 0 of its tensors and arrays."""
         ...
 
     def round(self, context: ContinuousContext, state: Any) -> RoundResult:
@@ -137,5 +137,5 @@ class ContinuousSampler:
 
     @cached_property
     def stages(self) -> tuple[Any, ...]:
-        """Every stage there is."""
+        """All stages."""
         return (self.method,)

@@ -1,4 +1,4 @@
-"""The continuous loop: images whose tokens are vectors, sampled round by round, every row at its own pace.
+"""The continuous loop: samples images whose tokens are vectors, round by round, every row at its own pace.
 
 One round: the method gets states from backbones and distributions from the head, and commits tokens of every live row.
 """
@@ -39,11 +39,11 @@ def decode(
             yield from loop.retire()
         yield loop.finished()
     finally:
-        loop.state = None  # breaks a reference cycle: it may refer to the context
+        loop.state = None  # breaks a reference cycle: the state may refer to the context
 
 
 class ContinuousLoop:
-    """The state of one request; it dies with it."""
+    """The continuous loop of one request."""
 
     def __init__(self, model: ContinuousModel, sampler: ContinuousSampler, request: ImageRequest) -> None:
         self.sampler, self.request = sampler, request
@@ -67,11 +67,11 @@ class ContinuousLoop:
         self.drafted: list[list[int]] = [[] for _ in range(count)]
         self.accepted: list[list[int]] = [[] for _ in range(count)]
         self.draft_forwards = np.zeros(count, dtype=np.int64)
-        self.deviation: np.ndarray | None = None  # [B], where the method reports any
+        self.deviation: np.ndarray | None = None  # [B], if the method reports it
 
     @torch.inference_mode()
     def round(self) -> None:
-        """One round of the method for every live row."""
+        """Runs one round of the method for every live row."""
         images = self.images
         before, nfe = images.count, images.nfe.copy()
         result = self.sampler.method.round(self.context, self.state)
@@ -81,7 +81,7 @@ class ContinuousLoop:
         self.rounds += 1
 
     def _record(self, result: RoundResult, calls: np.ndarray) -> None:
-        """Adds a round to the trace, one number per call of the backbone; tests count for the last call."""
+        """Adds a round to the trace, with one number per backbone call; tested tokens count for the last call."""
         rows, count = self.images.rows, len(self.images)
         contexts = np.ones(count, dtype=np.int64) if result.contexts is None else result.contexts
         drafted = np.zeros(count, dtype=np.int64) if result.drafted is None else result.drafted
@@ -106,7 +106,7 @@ class ContinuousLoop:
     # --- events ---
 
     def started(self) -> Started:
-        """The rows before the first call."""
+        """The `Started` event: the rows before the first call."""
         count, tokens = self.commit_step.shape
         return Started(
             np.full((count, tokens), -1, dtype=np.int64),
@@ -115,7 +115,7 @@ class ContinuousLoop:
         )
 
     def step_event(self, before: np.ndarray) -> Sampled:
-        """The last round; its arrays are copies."""
+        """The event of the last round; its arrays are copies."""
         images = self.images
         known, was = images.known().cpu().numpy(), images.known(before).cpu().numpy()
         return Sampled(
@@ -148,7 +148,7 @@ class ContinuousLoop:
         self.state = take_rows(self.state, keep)
 
     def finished(self) -> Finished:
-        """The results of all rows."""
+        """The `Finished` event with the results of all rows."""
         count, tokens = self.commit_step.shape
         blank = np.zeros((count, tokens), dtype=np.int64)
         trace = Trace(

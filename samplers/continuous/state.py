@@ -1,4 +1,4 @@
-"""The state of a continuous decode: the vectors of every image, and which of them are known."""
+"""The state of a continuous decode: the vectors of every image, and the positions that are known."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ImageRequest:
-    """What one call of the loop samples. Checked by the caller."""
+    """The arguments of one call of the loop, checked by the caller."""
 
     labels: tuple[int, ...]  # the class of each row; () with `conditions`
     source: Source
-    temperature: float = 1.0  # every transition's deviation is multiplied by it; the first point's is not
+    temperature: float = 1.0  # multiplies the deviation of every transition, but not of the first point
     cfg: float | None = None  # noise_u + cfg * (noise_c - noise_u); None is off
-    size: tuple[int, int] | None = None  # height and width in pixels; None is the model's own
+    size: tuple[int, int] | None = None  # height and width in pixels; None: the model's default
     draft_model: ContinuousModel | None = None  # the checkpoint that drafts, where the method needs one
-    conditions: tuple[Condition, ...] = ()  # what each row shows, for a model of captions
+    conditions: tuple[Condition, ...] = ()  # the caption of each row, for models of captions
 
     def take(self, rows: Sequence[int]) -> ImageRequest:
-        """The same request with these rows only; `source` is not theirs yet."""
+        """The request with these rows only; its `source` still has to be set."""
         labels, conditions = (tuple(part[row] for row in rows) if part else () for part in self._rows)
         return replace(self, labels=labels, conditions=conditions)
 
     def join(self, others: Iterable[ImageRequest]) -> ImageRequest:
-        """This request with the rows of others of its kind after its own; the same of `source`."""
+        """This request followed by the rows of others of the same kind; its `source` still has to be set."""
         parts = zip(self._rows, *(other._rows for other in others), strict=True)
         labels, conditions = (tuple(chain.from_iterable(part)) for part in parts)
         return replace(self, labels=labels, conditions=conditions)
@@ -60,12 +60,12 @@ class ImageState:
         if request.size is not None:
             tokens = model.imaging.resized(*request.size).layout.tokens
         self.source, self.device = request.source, device
-        self.models = {model.name: model}  # all whose states were computed
-        self.checksum = torch.zeros((), device=device)  # sum of all states and tokens: finite as long as they are
-        self.rows = np.arange(rows)  # [n] each live row's number in the request
+        self.models = {model.name: model}  # all models whose states were computed
+        self.checksum = torch.zeros((), device=device)  # sum of all states and tokens: finite only if they are
+        self.rows = np.arange(rows)  # [n] the index of each live row in the request
         self.labels = torch.tensor(labels, device=device)  # [n] classes, or indices into the request's conditions
         self.latents = torch.zeros(rows, tokens, model.head.size, device=device)  # [n, S, d] float32
-        self.rank = self._ranks(model.backbone.causal)  # [n, S] int64: when each token comes, 0 first
+        self.rank = self._ranks(model.backbone.causal)  # [n, S] int64: each token's place in the order, from 0
         self.visits = torch.zeros_like(self.rank)  # [n, S] int64: how often a token was drafted and dropped again
         self.count = np.zeros(rows, dtype=np.int64)  # [n] on the host: known tokens
         self.nfe = np.zeros(rows, dtype=np.int64)  # [n] calls of the target's backbone that each took part in
@@ -81,7 +81,7 @@ class ImageState:
         return self.latents.shape[1]
 
     def _ranks(self, causal: bool) -> Tensor:
-        """Raster order for causal models, else a random order keyed by row."""
+        """The order of tokens: raster order for causal models, else a random order keyed by row."""
         count, tokens = self.latents.shape[:2]
         index = torch.arange(tokens, device=self.device).expand(count, tokens)
         if causal:
@@ -95,11 +95,11 @@ class ImageState:
         return (self.rank >= first) & (self.rank < last)
 
     def known(self, count: np.ndarray | None = None) -> Tensor:
-        """[n, S] bool: the first count[n] tokens of each row; None is what is known now."""
+        """[n, S] bool: the first count[n] tokens of each row; None: the tokens known now."""
         return self.between(np.zeros_like(self.count), self.count if count is None else count)
 
     def noise(self, wanted: Tensor, purpose: str, width: int, *, again: int = 0) -> Tensor:
-        """[N, width] float32 standard normal noise for the tokens that `wanted` [n, S] marks, row after row.
+        """[N, width] float32: standard normal noise for the tokens where `wanted` [n, S] is True, row after row.
 
         Keyed by row, token, how often the token was visited, `again` and purpose: no value is used twice.
         """
@@ -107,8 +107,8 @@ class ImageState:
         return normal
 
     def uniforms(self, wanted: Tensor, purpose: str, width: int = 0, *, again: int = 0) -> Tensor:
-        """[N], or [N, width], uniforms in (0, 1), float64; keyed as `noise` is."""
-        live = wanted.any(1).nonzero()[:, 0]  # one token of one row must not cost what all rows do
+        """[N] or [N, width] uniforms in (0, 1), float64, keyed like `noise`."""
+        live = wanted.any(1).nonzero()[:, 0]  # noise is made only for rows with a wanted token
         wanted, rows = wanted[live], self.rows[live.cpu().numpy()]
         index = torch.where(wanted, torch.arange(self.tokens, device=self.device), self.tokens)
         index = index.sort(1).values[:, : int(wanted.sum(1).max())]
@@ -121,7 +121,7 @@ class ImageState:
         self.nfe += 1
 
     def commit(self, which: Tensor, values: Tensor, score: Tensor | None = None) -> None:
-        """Writes `values` [N, d] to the tokens that `which` [n, S] marks: the next ones of each row's order.
+        """Writes `values` [N, d] to the tokens where `which` [n, S] is True: the next ones in each row's order.
 
         `score` [N] is reported in results, 1 where nothing was tested. Raises ModelError for what is not finite.
         """
@@ -137,7 +137,7 @@ class ImageState:
         self.count = self.count + marks.sum(1)
 
     def failure(self, what: str) -> ModelError:
-        """The error for `what` that are not finite; it names the model whose weights are not, if there is one."""
+        """The error if `what` is not finite; it names the model whose weights are not finite, if there is one."""
         for model in self.models.values():
             if (error := finite.by_weights(model.name, what, model.backbone, model.head)) is not None:
                 return error

@@ -1,1 +1,1 @@
-"""The scale wing: images whose token maps are sampled scale by scale, coarse to fine."""
+"""Sampling for models that predict token maps: images, sampled scale by scale, coarse to fine."""

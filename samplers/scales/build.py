@@ -1,4 +1,4 @@
-"""From a parsed spec to the sampler that the scale loop runs: one method."""
+"""Builds the scale loop's sampler from a parsed spec, which names one method."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from .contracts import ScaleSampler
 
 
 def build(spec: Spec, *, sampling: bool = False) -> ScaleSampler:
-    """The one method that the spec names. Raises SpecError for several."""
+    """Builds the sampler with the one method of the spec. Raises SpecError if the spec names several."""
     return ScaleSampler(*build_single(spec, "scales", "token maps are sampled"))

@@ -21,7 +21,7 @@ from .state import ScaleRequest as ScaleRequest
 
 @dataclass(frozen=True, eq=False)
 class ScaleContext:
-    """What a method works with for the length of a request."""
+    """The model and maps that a method uses during a request."""
 
     model: ScaleModel
     request: ScaleRequest
@@ -31,15 +31,15 @@ class ScaleContext:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What the one forward of a round did, for results."""
+    """The counts of a round's forward, for results."""
 
-    fed: range  # the positions among L that it was given
-    draft: bool = False  # whether it was one of the request's other model
-    tokens: int | None = None  # of `fed`, those that a layer computed on average; None: all
+    fed: range  # the positions among L that the forward was fed
+    draft: bool = False  # whether the request's second model ran it
+    tokens: int | None = None  # positions of `fed` that a layer computed on average; None: all
 
 
 class Method(Protocol):
-    """How maps are sampled, round by round. It may also have an attribute `exact`."""
+    """Samples token maps, round by round. It may also have an attribute `exact`."""
 
     @property
     def needed_model(self) -> str | None:
@@ -47,11 +47,11 @@ class Method(Protocol):
         ...
 
     def check_model(self, model: ScaleModel) -> None:
-        """Raises for a model that it does not work with, before weights of another are read."""
+        """Raises for a model that it does not work with, before the second model's weights are read."""
         ...
 
     def start(self, context: ScaleContext) -> Any:
-        """Its state for this request."""
+        """The method's state for this request."""
         ...
 
     def round(self, context: ScaleContext, state: Any) -> RoundResult:
@@ -69,5 +69,5 @@ class ScaleSampler:
 
     @cached_property
     def stages(self) -> tuple[Any, ...]:
-        """Every stage there is."""
+        """All stages."""
         return (self.method,)

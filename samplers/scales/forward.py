@@ -11,7 +11,7 @@ from .contracts import ScaleContext
 
 
 class ScaleForward:
-    """A transformer and its keys and values; the unconditioned halves of guided rows stand after all rows.
+    """A transformer and its K/V; the unconditional copies of guided rows come after all rows.
 
     At scale 0 guidance is 0. The halves are fed there all the same, without logits: a token each, in the call that is
     made anyway, while feeding them with scale 1 would take a second call there.
@@ -30,7 +30,7 @@ class ScaleForward:
         context.maps.models[model.name] = model
 
     def next_logits(self, reduction: TokenReduction | None = None) -> tuple[Tensor, range]:
-        """[n, n_s, V] float32: guided logits of the next scale; and the positions that were fed for them.
+        """The guided logits of the next scale, [n, n_s, V] float32, and the positions fed for them.
 
         Scales that it was not fed before go first in the same call, block-causal.
         """

@@ -1,4 +1,4 @@
-"""The scale loop: images whose token maps are sampled one after the other, all rows at the same scale.
+"""The scale loop: samples the token maps of images one after the other, all rows at the same scale.
 
 One round: one forward gives the logits of the next scale of every row, and its codes are drawn and committed.
 """
@@ -36,7 +36,7 @@ def decode(model: ScaleModel, sampler: ScaleSampler, request: ScaleRequest, *, s
 
 
 class ScaleLoop:
-    """The state of one request; it dies with it."""
+    """The scale loop of one request."""
 
     def __init__(self, model: ScaleModel, sampler: ScaleSampler, request: ScaleRequest) -> None:
         self.sampler, self.request = sampler, request
@@ -50,7 +50,7 @@ class ScaleLoop:
 
     @torch.inference_mode()
     def round(self) -> None:
-        """One round of the method: the next scale of every row."""
+        """Runs one round of the method: the next scale of every row."""
         scale = self.maps.scale
         self.results.append(self.sampler.method.round(self.context, self.state))
         if self.maps.scale != scale + 1:
@@ -64,13 +64,13 @@ class ScaleLoop:
     # --- events ---
 
     def started(self) -> Started:
-        """The rows before the first call."""
+        """The `Started` event: the rows before the first call."""
         count, tokens = self.maps.codes.shape
         empty = np.full((count, tokens), -1, dtype=np.int64)
         return Started(empty, empty < 0, np.zeros(count, dtype=int))
 
     def step_event(self) -> Step:
-        """The last round; its arrays are copies."""
+        """The event of the last round; its arrays are copies."""
         codes = self.maps.codes.cpu().numpy().copy()
         now = self.maps.positions(self.maps.scale - 1, self.maps.scale - 1)
         committed = np.zeros(codes.shape, dtype=bool)
@@ -86,13 +86,13 @@ class ScaleLoop:
         )
 
     def row_events(self) -> Iterator[RowFinished]:
-        """The end of every row; they end together."""
+        """The events of all rows, which end together."""
         codes = self.maps.codes.cpu().numpy()
         for row, tokens in enumerate(codes):
             yield RowFinished(row, tokens.copy(), "length", self.nfe, commit_step=self.maps.commit_step[row])
 
     def finished(self) -> Finished:
-        """The results of all rows. The trace has the forwards of both models; other counts are of the loaded one."""
+        """The results of all rows. The trace has both models' forwards; other counts are those of the loaded model."""
         codes, own = self.maps.codes.cpu().numpy().copy(), [result for result in self.results if not result.draft]
         count, tokens = codes.shape
         fed: tuple[Fed, ...] = tuple(result.fed for result in self.results)

@@ -1,4 +1,4 @@
-"""The state of a decode scale by scale: the codes of every image, and the running sum that inputs are read from."""
+"""The state of a decode scale by scale: the codes of every image, and the running sum that gives the inputs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ..trace import UNCOMMITTED
 
 @dataclass(frozen=True)
 class ScaleRequest:
-    """What one call of the loop samples. Checked by the caller."""
+    """The arguments of one call of the loop, checked by the caller."""
 
-    labels: tuple[int, ...]  # the class of each row; -1 is none
+    labels: tuple[int, ...]  # the class of each row; -1: no class
     source: Source
     temperature: float = 1.0
     top_k: int | None = None
@@ -31,15 +31,15 @@ class ScaleRequest:
     refiner: ScaleModel | None = None  # the model that samples some of the scales, where the method needs one
 
     def take(self, rows: Sequence[int]) -> ScaleRequest:
-        """The same request with these rows only; `source` is not theirs yet."""
+        """The request with these rows only; its `source` still has to be set."""
         return replace(self, labels=tuple(self.labels[row] for row in rows))
 
     def join(self, others: Iterable[ScaleRequest]) -> ScaleRequest:
-        """This request with the rows of others of its kind after its own; the same of `source`."""
+        """This request followed by the rows of others of the same kind; its `source` still has to be set."""
         return replace(self, labels=self.labels + tuple(label for other in others for label in other.labels))
 
     def guided(self, row: int) -> bool:
-        """Whether a row has an unconditioned half; without a class it would be the row itself."""
+        """Whether `row` has an unconditional copy; for a row without a class that would be the row itself."""
         return self.cfg is not None and self.labels[row] >= 0
 
 
@@ -50,12 +50,12 @@ class MapState:
         rows, device = len(request.labels), model.device
         self.source, self.device = request.source, device
         self.scales, self.quantizer = model.scales, model.quantizer
-        self.models = {model.name: model}  # all whose logits were computed
+        self.models = {model.name: model}  # all models whose logits were computed
         self.rows = np.arange(rows)
-        self.scale = 0  # the next one to be sampled
+        self.scale = 0  # the next scale to be sampled
         self.codes = torch.full((rows, self.scales.tokens), -1, device=device)  # [n, L] int64
         self.total = self.quantizer.start(rows)  # [n, C, side, side]
-        self.inputs: list[Tensor] = []  # of the scales from 1 up to the next one: [n, n_s, C]
+        self.inputs: list[Tensor] = []  # [n, n_s, C] for each scale from 1 up to the next one
         self.commit_step = np.full((rows, self.scales.tokens), UNCOMMITTED, dtype=np.int32)
         self.commit_score = np.zeros((rows, self.scales.tokens), dtype=np.float32)
 
@@ -68,11 +68,11 @@ class MapState:
         return self.scale == len(self.scales)
 
     def positions(self, first: int, last: int) -> range:
-        """Those of the scales `first` to `last` among L."""
+        """The positions among L of the scales `first` to `last`."""
         return range(self.scales.starts[first], self.scales.starts[last + 1])
 
     def read(self, first: int) -> Tensor:
-        """What a transformer reads at the scales max(first, 1) to the next one, [n, m, C], one after the other."""
+        """[n, m, C]: the concatenated inputs of a transformer at the scales max(first, 1) to the next one."""
         inputs = self.inputs[max(first, 1) - 1 :]
         if not inputs:
             return torch.zeros(len(self), 0, self.quantizer.channels, device=self.device)
@@ -101,7 +101,7 @@ class MapState:
             self.inputs.append(self.quantizer.map_of(self.total, self.scale))
 
     def _failure(self) -> ModelError:
-        """The error for logits that are not finite; it names the model whose weights are not, if there is one."""
+        """The error for logits that are not finite; it names the model with weights that are not, if there is one."""
         for model in self.models.values():
             if (error := finite.by_weights(model.name, "logits", model.transformer)) is not None:
                 return error
