@@ -1,4 +1,4 @@
-"""Rows leave and join what a loop remembers of a request: `RowState`, `take_rows` and `scatter_rows`.
+"""Removes and adds rows in the state that a loop keeps for a request: `RowState`, `take_rows`, `scatter_rows`.
 
 A class whose attributes have one entry per live row derives from `RowState`, names them in `per_row` and writes no
 method that moves rows:
@@ -27,7 +27,7 @@ from pardec.models.caches.kv_cache import KVCache
 
 
 class RowState:
-    """Attributes with one entry per live row, which leave and join in place.
+    """An object whose attributes have one entry per live row; rows are removed and replaced in place.
 
     Attributes:
         per_row: the names of these attributes; a class adds its own to those of its bases.
@@ -44,20 +44,20 @@ class RowState:
         cls.per_row = tuple(dict.fromkeys((*inherited, *cls.per_row)))
 
     def keep(self, rows: np.ndarray) -> None:
-        """Keeps the live rows at these indices [n], in this order; one may be repeated."""
+        """Keeps the live rows at these indices [n], in this order; an index may repeat."""
         for name in self.per_row:
             setattr(self, name, take_rows(_of_list(getattr(self, name)), rows))
         self.rows_changed()
 
     def put(self, where: np.ndarray, other: Self) -> None:
-        """Puts the rows of `other`, which no forward has seen, in place of those at `where` [n]."""
+        """Replaces the rows at `where` [n] by the rows of `other`, which have had no forward."""
         for name in self.per_row:
             mine, theirs = (_of_list(getattr(state, name)) for state in (self, other))
             setattr(self, name, scatter_rows(mine, where, theirs, fill=self.fills.get(name, 0)))
         self.rows_changed()
 
     def rows_changed(self) -> None:
-        """Called after rows left or joined: makes anew what is derived from them."""
+        """Called after rows were removed or replaced, to update derived attributes."""
 
 
 class _Items(list[Any]):
@@ -69,7 +69,7 @@ def _of_list(value: Any) -> Any:
 
 
 def take_rows(value: Any, rows: np.ndarray) -> Any:
-    """`value` with only these rows, in this order, in every tensor and array it holds (rows are dimension 0).
+    """`value` with only these rows, in this order, in every tensor and array in it (rows are dimension 0).
 
     An object with a method `keep` of its own, such as a cache, drops the rows itself and stays the same object.
     """
@@ -107,12 +107,12 @@ class Growing(Protocol):
         ...
 
     def keep(self, keep: np.ndarray) -> None:
-        """Keeps these live rows, in this order; one may be repeated."""
+        """Keeps these live rows, in this order; a row may repeat."""
         ...
 
 
 def add_rows(loop: Growing, count: int) -> np.ndarray:
-    """Adds `count` live rows, copies of the first one until `put` fills them; where among the live rows they are.
+    """Adds `count` live rows, copies of the first one until `put` fills them; returns their indices among live rows.
 
     They take the lowest indices in the request that no live row has: those of finished rows, then new ones.
     """
@@ -125,7 +125,7 @@ def add_rows(loop: Growing, count: int) -> np.ndarray:
 
 
 def scatter_rows(value: Any, where: np.ndarray, other: Any, *, fill: float = 0) -> Any:
-    """`value` with the rows of `other` in place of those at `where` [n], in every tensor and array it holds.
+    """`value` with the rows at `where` [n] replaced by those of `other`, in every tensor and array in it.
 
     Where the two differ in their other dimensions, the narrower one is padded with `fill`; None counts as all `fill`.
     An object with a method `put` of its own takes the rows itself and stays the same object.
@@ -159,7 +159,7 @@ def scatter_rows(value: Any, where: np.ndarray, other: Any, *, fill: float = 0) 
 
 
 def unbatchable(value: Any) -> str | None:
-    """The name of the state in `value` that no row can join; None if all can."""
+    """The name of a state in `value` to which no row can be added; None if rows can be added to all."""
     if not getattr(value, "accepts_rows", True):
         return type(value).__name__
     if callable(getattr(value, "put", None)) or isinstance(value, Tensor | np.ndarray | type):

@@ -1,4 +1,4 @@
-"""The card of every method: `@register(...)` writes it, and `find` reads it by name."""
+"""The cards of methods: `@register(...)` writes a method's card, and `find` looks it up by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONTINUOUS = ("vectors",)
 SCALES = ("maps",)
 SINGLE = frozenset(
     {"block", "branch", "query", "propose", "select", "cache", "draft", "shape", "length", "accept", "texts"}
-)  # stages of one method at most
+)  # stages with at most one method
 STAGES = tuple(dict.fromkeys((*MASKED, *AUTOREGRESSIVE, *CONTINUOUS, *SCALES)))
 STAGES_OF: Mapping[Family, tuple[str, ...]] = {
     "masked": MASKED,
@@ -60,8 +60,8 @@ _T = TypeVar("_T", bound=type)
 _Key = tuple[str, str]  # name and family: each family has its own `sequential`
 _methods: dict[_Key, Card] = {}
 _paths: dict[_Key, tuple[str, str]] = {}  # module and name of each class
-_broken: dict[str, str] = {}  # files and packages that are left out, and why
-_classes: dict[_Key, type[Any]] = {}  # those whose file has been imported
+_broken: dict[str, str] = {}  # files and packages that are left out -> the reason
+_classes: dict[_Key, type[Any]] = {}  # classes whose file has been imported
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Card:
 
     @property
     def make(self) -> Any:
-        """The class; the first access imports its file, and torch with it."""
+        """The method's class; the first access imports its file, and torch with it."""
         key = self.name, self.family
         if key not in _classes:
             try:
@@ -106,7 +106,7 @@ class Card:
 
     @property
     def usable(self) -> bool:
-        """Whether its file can be imported; one that cannot is named in a warning."""
+        """Whether the method's file can be imported; warns if it cannot."""
         try:
             return bool(self.make)
         except SpecError as error:
@@ -159,7 +159,7 @@ def register(
 
 
 def _complete(cls: type[Any], stage: str, family: str) -> None:
-    """Gives a class that does not derive from the base class of its stage the defaults of that class."""
+    """Adds the defaults of a stage's base class to a class that does not derive from it."""
     base = Policy
     if family == "masked":
         base = getattr(importlib.import_module("pardec.samplers.masked.contracts"), stage.capitalize())
@@ -216,7 +216,7 @@ def order(card: Card) -> tuple[int, int, str]:
 
 @cache
 def _load_all() -> None:
-    """Reads every method's file, and imports the methods of other packages (entry-point group `pardec.samplers`)."""
+    """Reads every method's file and imports methods of other packages (entry-point group `pardec.samplers`)."""
     for folder in _FOLDERS:
         spec = importlib.util.find_spec(folder)
         for finder, module, _ in pkgutil.iter_modules((spec and spec.submodule_search_locations) or (), folder + "."):
@@ -236,13 +236,13 @@ def _load_all() -> None:
 
 
 def _leave_out(name: str, reason: str) -> None:
-    """Warns of a file of methods that cannot be used; its methods are unknown."""
+    """Warns of a file of methods that cannot be used; its methods are not registered."""
     _broken[name] = reason
     warnings.warn(reason, stacklevel=3)
 
 
 def _read(module: str, finder: Any) -> None:
-    """The cards of one file, from its text; by importing it where the text is not enough."""
+    """Reads the cards of one file from its text, or imports it if the text is not enough."""
     spec = finder.find_spec(module)
     try:
         infos = list(outlines(module, spec.origin))
@@ -272,7 +272,7 @@ def cards() -> list[Card]:
 
 
 def find(name: str, family: str | None = None) -> Card:
-    """The card of one method; without a family, the masked one where several families have the name.
+    """The card of one method; if several families have the name and `family` is None, the masked one.
 
     Raises:
         UnknownNameError: no such method; names the nearest.

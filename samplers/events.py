@@ -31,7 +31,7 @@ class Step(Event):
 
     number: int  # from 0
     rows: np.ndarray  # [n] live rows
-    nfe: np.ndarray  # [n] forwards each took part in so far
+    nfe: np.ndarray  # [n] forwards that each row took part in so far
     tokens: np.ndarray  # [n, L] int64 as of now
     open: np.ndarray  # [n, L] bool
     committed: np.ndarray  # [n, L] bool, by this step
@@ -50,7 +50,7 @@ class Accepted(Step):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled(Step):
-    """One round of the continuous loop. Vectors have no ids: in `tokens`, 0 stands for a known one."""
+    """One round of the continuous loop. Vectors have no ids: in `tokens`, 0 marks a known vector."""
 
     latents: np.ndarray  # [n, L, d] float32; 0 where nothing is known
 
@@ -63,9 +63,9 @@ class RowFinished(Event):
     tokens: np.ndarray  # [L_i] int64, the whole canvas of the row; of AR models up to its last token
     reason: str  # "stop": its first end token or stop string; "length": nothing left to fill
     nfe: int
-    text: str | None = None  # the text that no step has had yet; the texts of all its events make up its Result.text
+    text: str | None = None  # text not in an earlier step; all events' texts join to Result.text
     commit_step: np.ndarray | None = None  # [L_i] int32, as in `Trace`; None for continuous tokens
-    logprobs: TokenLogprobs | None = None  # of L_i positions; None where none were asked for
+    logprobs: TokenLogprobs | None = None  # of L_i positions; None if the request asks for none
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,12 @@ class Finished(Event):
     tokens: np.ndarray  # [B, L] int64, right-padded
     reasons: tuple[str, ...]
     nfe: tuple[int, ...]
-    forward_rows: tuple[int, ...]  # rows of model forwards: a guided call counts twice
-    tokens_fed: tuple[int, ...]  # query positions of all forwards, guidance included
+    forward_rows: tuple[int, ...]  # per row: rows in model forwards; a guided call counts twice
+    tokens_fed: tuple[int, ...]  # per row: positions computed by all forwards, guidance included
     trace: Trace
-    padding: int = 0  # further positions fed, that belong to no row; counted by the verify loop
+    padding: int = 0  # further positions fed that belong to no row; counted by the verify loop
     draft_forwards: tuple[int, ...] = ()  # per row: forwards of a draft model
     reused: tuple[int, ...] = ()  # per row: prompt tokens whose K/V come from the prefix cache
     deviation: tuple[float, ...] = ()  # per row: bound on the total variation, by a relaxed acceptance
     latents: np.ndarray | None = None  # [B, L, d] float32, of models whose tokens are vectors
-    seconds: Mapping[str, float] = field(default_factory=dict)  # of the parts of the continuous loop
+    seconds: Mapping[str, float] = field(default_factory=dict)  # per part of the continuous loop

@@ -31,10 +31,10 @@ class TokenLogprobs:
     (2, 2)
     """
 
-    own: np.ndarray  # [n] float32: of the committed token
+    own: np.ndarray  # [n] float32: log-probability of the committed token
     ids: np.ndarray  # [n, k] int64: the k likeliest tokens, the likeliest first
-    top: np.ndarray  # [n, k] float32: theirs
-    candidates: np.ndarray  # [n, c] float32: of `logprob_ids`, in their order
+    top: np.ndarray  # [n, k] float32: their log-probabilities
+    candidates: np.ndarray  # [n, c] float32: log-probabilities of `logprob_ids`, in their order
 
     @classmethod
     def empty(cls, *shape: int, top: int = 0, candidates: int = 0) -> Self:
@@ -50,7 +50,7 @@ class TokenLogprobs:
 
 
 class LiveRows(Protocol):
-    """The state of a loop, whose live rows have indices in the request."""
+    """A loop state that has the request index of each live row."""
 
     rows: np.ndarray  # [B]
 
@@ -63,24 +63,24 @@ class LogprobRecorder:
     """
 
     def __init__(self, live: LiveRows, length: int, *, top: int, ids: Sequence[int], device: torch.device) -> None:
-        """For canvases of `length` positions: the `top` likeliest tokens of each, and the candidates `ids`."""
+        """Records the `top` likeliest tokens and the candidates `ids` at each of `length` positions."""
         self.live, self.count = live, top
         self.candidates = torch.tensor(ids, dtype=torch.int64, device=device)
         self.values = TokenLogprobs.empty(len(live.rows), length, top=top, candidates=len(ids))  # [R, L, ...]
 
     @classmethod
     def of(cls, request: Request, live: LiveRows, length: int, device: torch.device) -> Self | None:
-        """What a request wants recorded; None where it asks for no log-probabilities."""
+        """The recorder for a request; None if it asks for no log-probabilities."""
         if request.logprobs is None:
             return None
         return cls(live, length, top=request.logprobs, ids=request.logprob_ids, device=device)
 
     def row(self, at: int, start: int, end: int) -> TokenLogprobs:
-        """Those of the live row at index `at`, at its positions from `start` to before `end`: copies."""
+        """Copies of the log-probabilities of the live row at index `at`, at positions `start` to `end` - 1."""
         return self.values[[int(self.live.rows[at])], start:end][0]
 
     def of_rows(self, rows: Sequence[int], length: int) -> TokenLogprobs:
-        """Those of these rows of the request, at their first `length` positions: copies."""
+        """Copies of the log-probabilities of these rows of the request, at their first `length` positions."""
         return self.values[list(rows), :length]
 
     def add(self, rows: np.ndarray, positions: np.ndarray, tokens: Tensor, logits: Tensor) -> None:
@@ -100,12 +100,12 @@ class LogprobRecorder:
             getattr(self.values, name)[rows, positions] = values
 
     def clear(self, rows: np.ndarray, positions: np.ndarray) -> None:
-        """Drops what was recorded at `positions` [N] of the request's `rows` [N], which are open again."""
+        """Clears the log-probabilities at `positions` [N] of the request's `rows` [N], which are open again."""
         for name, blank in (("own", np.nan), ("ids", -1), ("top", np.nan), ("candidates", np.nan)):
             getattr(self.values, name)[rows, positions] = blank
 
     def reserve(self, count: int) -> None:
-        """Room for rows with indices below `count`."""
+        """Makes room for rows with indices below `count`."""
         self._resize(max(count, self.values.own.shape[0]), self.values.own.shape[1])
 
     def _resize(self, rows: int, length: int) -> None:
@@ -118,7 +118,7 @@ class LogprobRecorder:
         self.values = larger
 
     def put(self, rows: np.ndarray, other: LogprobRecorder) -> None:
-        """The live rows of `other` take the indices `rows` [n] of finished ones; with it positions may be added."""
+        """Gives the live rows of `other` the indices `rows` [n] of finished ones; may add positions."""
         theirs = other.values.own.shape[1]
         self._resize(self.values.own.shape[0], max(self.values.own.shape[1], theirs))
         every = np.arange(self.values.own.shape[1])

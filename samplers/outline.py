@@ -16,17 +16,17 @@ from typing import Any
 
 
 class Unreadable(Exception):
-    """The file has to be imported to know what it registers."""
+    """Raised if a file must be imported to know which classes it registers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """One registered class."""
+    """A registered class as read from its file."""
 
     module: str
     qualname: str
     name: str
-    keywords: Mapping[str, Any]  # of `register`
+    keywords: Mapping[str, Any]  # arguments of `register`
     summary: str
     parameters: tuple[Mapping[str, Any], ...]  # name, type, default (absent where there is none), doc
     file: str
@@ -59,7 +59,7 @@ def explanation(file: str) -> str:
 
 
 class _Page:
-    """A parsed file."""
+    """A parsed Python file."""
 
     def __init__(self, module: str, file: str) -> None:
         try:
@@ -71,7 +71,7 @@ class _Page:
         self.summary = (ast.get_docstring(self.tree) or "").split("\n")[0]
 
     def base(self, name: str) -> tuple[_Page, ast.ClassDef]:
-        """The class that `name` refers to in this file, and the file it is in."""
+        """The class that `name` refers to in this file, and the file that defines it."""
         for node in self.tree.body:
             if isinstance(node, ast.ClassDef) and node.name == name:
                 return self, node
@@ -100,7 +100,7 @@ def _page(module: str, file: str) -> _Page:
 
 
 def _fields(page: _Page, node: ast.ClassDef) -> dict[str, Mapping[str, Any]]:
-    """The fields of a dataclass, those of its bases first."""
+    """The fields of a dataclass, fields of its bases first."""
     fields: dict[str, Mapping[str, Any]] = {}
     for base in reversed(node.bases):
         if not isinstance(base, ast.Name):

@@ -1,4 +1,4 @@
-"""The rows of a request and the model's prefix cache: what they copy from it, and what they leave in it."""
+"""Copies K/V between the rows of a request and the model's prefix cache."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .batching import RowState
 
 
 class PrefixReuse:
-    """The leases of the live rows; does nothing where the model has no prefix cache.
+    """The live rows' leases of the prefix cache; does nothing if the model has no prefix cache.
 
     Attributes:
         length: [B] tokens of each row whose K/V were copied before its first forward.
     """
 
     def __init__(self, model: LanguageModel, cache: KVCache | None, rows: int) -> None:
-        """`cache` has the K/V of row b of a text in its row b; None, and one with conditions, rules reuse out."""
+        """`cache` has the K/V of text row b in its row b; if it is None or has conditions, nothing is reused."""
         self.model, self.cache = model, cache
         self.prefixes = None if cache is None or cache.copies > 1 or cache.shift is not None else model.prefix_cache
         self.length = np.zeros(rows, dtype=np.int64)
@@ -43,7 +43,7 @@ class PrefixReuse:
         self.length[at] = len(lease.path) * self.prefixes.block
 
     def followers(self, texts: Sequence[np.ndarray], most: np.ndarray, states: TargetStates | None) -> np.ndarray:
-        """[B] bool: rows whose next block is that of a row before them, so that they can begin after it is stored."""
+        """[B] bool: rows whose next block equals that of an earlier row, so that they can begin once it is stored."""
         result = np.zeros(len(texts), dtype=bool)
         if self.prefixes is not None:
             self._match_weights()
@@ -53,26 +53,26 @@ class PrefixReuse:
         return result
 
     def states(self, at: int, states: TargetStates) -> Tensor:
-        """[length, S] of the tokens that the row at index `at` has copied, which are some."""
+        """[length, S]: the states of the tokens that the row at index `at` has copied, at least one."""
         lease = self._leases[at]
         assert self.prefixes is not None, "it has copied some"
         assert lease is not None, "and leases them"
         return self.prefixes.states(lease, states)
 
     def store(self, at: int, tokens: np.ndarray, states: tuple[TargetStates, Tensor] | None = None) -> None:
-        """Stores the whole blocks of `tokens`, whose K/V are in the first slots of the row at index `at`."""
+        """Stores the complete blocks of `tokens`, whose K/V are in the first slots of the row at index `at`."""
         lease = self._leases[at]
         if self.prefixes is not None and self.cache is not None and lease is not None:
             self._match_weights()
             self.prefixes.extend(lease, tokens, self.cache, at, states)
 
     def leave(self, at: int, tokens: np.ndarray) -> None:
-        """Stores the same when the row at index `at` ends, and gives its lease back."""
+        """Called when the row at index `at` ends: stores its `tokens` like `store` and returns its lease."""
         self.store(at, tokens)
         self._release(at)
 
     def keep(self, rows: np.ndarray) -> None:
-        """Keeps these live rows; the caller updates the cache. Of a row that is repeated the first has the lease."""
+        """Keeps these live rows; the caller updates the cache. If a row repeats, its first copy has the lease."""
         for at in set(range(len(self._leases))) - set(rows.tolist()):
             self._release(at)
         self.length = self.length[rows]
@@ -89,7 +89,7 @@ class PrefixReuse:
         other._leases = [None] * len(other._leases)
 
     def close(self) -> None:
-        """Gives all leases back."""
+        """Returns all leases."""
         for at in range(len(self._leases)):
             self._release(at)
 
@@ -104,16 +104,16 @@ class PrefixReuse:
 
 
 class DraftReuse(RowState):
-    """The rows of a draft model with K/V of its own, whose blocks share the budget of the target's prefix cache."""
+    """Prefix reuse for a draft model with its own K/V; its blocks share the budget of the target's prefix cache."""
 
     per_row = ("stored",)
 
     def __init__(self, target: LanguageModel, model: LanguageModel, cache: KVCache, rows: int) -> None:
         self.prefixes, self.model, self.cache = target.prefix_cache, model, cache
-        self.stored = np.zeros(rows, dtype=bool)  # [B] whether the row's prompt was left to others
+        self.stored = np.zeros(rows, dtype=bool)  # [B] whether the row's prompt was stored
 
     def begin(self, texts: Sequence[np.ndarray]) -> np.ndarray:
-        """[B] tokens of each text whose K/V were copied to the first slots of its row; its last is never among them."""
+        """[B]: how many tokens of each text had K/V in the prefix cache, copied to its row; never the last token."""
         lengths = np.zeros(len(texts), dtype=np.int64)
         for at, tokens in enumerate(texts):
             with self._lease(tokens, len(tokens) - 1) as lease:
@@ -123,7 +123,7 @@ class DraftReuse(RowState):
         return lengths
 
     def store(self, texts: Sequence[np.ndarray], lengths: np.ndarray) -> None:
-        """Stores the first lengths[b] tokens of each text whose prompt has not been stored, once all K/V are known."""
+        """Stores the first lengths[b] tokens of each text whose prompt is not stored yet, once all K/V are known."""
         for at in np.flatnonzero(~self.stored & (lengths > 0)).tolist():
             with self._lease(texts[at], int(lengths[at])) as lease:
                 if lease is not None and self.prefixes is not None:

@@ -1,4 +1,4 @@
-"""Presets: the setting of each paper, as a complete spec with its generate arguments."""
+"""Presets: the settings of each paper, as a complete spec with arguments of `generate`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .spec import Part, Spec, parse
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """`sampler="preset:<name>"` stands for `spec` with `arguments`; an argument given by the caller wins."""
+    """A preset: `sampler="preset:<name>"` means `spec` with `arguments`; the caller's arguments take precedence."""
 
     name: str
     spec: str
     paper: str
     summary: str
     arguments: Mapping[str, int | float] = field(default_factory=dict)
-    template: str = ""  # what `template=` has to give, where the setting needs one
+    template: str = ""  # the value that `template=` must have, if the setting needs one
 
 
 def _canvas(tokens: int, block: int, **more: float) -> dict[str, int | float]:
@@ -372,7 +372,7 @@ def presets() -> tuple[Preset, ...]:
 
 
 def preset(name: str) -> Preset:
-    """The preset called `name`, with or without `preset:` before it; parameters after it are of its first method.
+    """The preset `name`, with or without the prefix `preset:`; parameters after it apply to its first method.
 
     >>> preset("preset:hydra:name=FOLDER,k=2").spec
     'hydra:name=FOLDER,k=2+paths:tree=mc_sim_7b_63,top=true'

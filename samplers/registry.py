@@ -65,7 +65,7 @@ DEFAULT: dict[Family, str] = {
 
 
 def sampler(name: str, **parameters: Any) -> Spec:
-    """One method as a `Spec`, which `|` joins to others and every `sampler=` takes.
+    """One method as a `Spec`, for `sampler=` arguments; `|` joins it with others.
 
     >>> str(sampler("credit") | sampler("threshold", tau=0.8) | sampler("dual", refresh=8))
     'credit+threshold:tau=0.8@dual:refresh=8'
@@ -120,7 +120,7 @@ def resolve(
 def resolve(
     spec: str | Spec | Policy | Resolved | None, family: Family | None = None, *, sampling: bool = False
 ) -> Resolved:
-    """Turns a spec into the sampler that a loop runs; what it leaves open takes the defaults.
+    """Turns a spec into the sampler that a loop runs, with defaults for stages that it does not name.
 
     A sampler that is resolved already is returned as it is.
 

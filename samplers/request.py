@@ -1,4 +1,4 @@
-"""What one call of a loop decodes, whichever the loop."""
+"""The request that any loop decodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .traits import Trait
 
 @dataclass(frozen=True)
 class Request:
-    """What one call of a loop decodes. Checked by the caller; lengths are in tokens.
+    """The arguments of one call of a loop, checked by the caller; lengths are in tokens.
 
     Attributes:
         canvases: per row [L_i] int64: prompt, then mask ids (-1 for autoregressive models) where tokens are to come.
@@ -83,13 +83,13 @@ class Request:
 
     @property
     def filters(self) -> dict[str, Any]:
-        """The filters that are on, as arguments of `ops.distribution.filtered`."""
+        """The active filters, as arguments of `ops.distribution.filter_logits`."""
         every = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
         return {name: value for name, value in every.items() if value is not None}
 
     @property
     def extras(self) -> Mapping[Trait, str]:
-        """What it asks for besides tokens of the model's distribution, as traits, each with the name of what asks."""
+        """The traits of the request's extra features, each with the name of the argument that asks for it."""
         asked = {
             Trait.TEMPERATURE: (f"temperature={self.temperature}", self.temperature > 0),
             Trait.CONDITIONS: ("images", bool(self.conditions)),
@@ -104,7 +104,7 @@ class Request:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What the rows of a batch have in common; their sampler is compared too."""
+        """A key that is equal for requests whose rows can share a batch; their samplers are compared separately."""
         shared = (getattr(self, each.name) for each in fields(self) if each.name not in _OF_ROWS)
         return (*shared, bool(self.conditions), tuple(map(id, self.processors)))
 
@@ -135,10 +135,10 @@ _OF_ROWS = frozenset(
 
 
 class Ending(Protocol):
-    """What ends a row beside its end tokens."""
+    """A condition that ends a row, in addition to end tokens."""
 
     def first(self, ids: Sequence[int], known: int = 0) -> int | None:
-        """How many of the generated `ids`, more than `known`, stand when the row ends; None where it goes on.
+        """How many of the generated `ids`, more than `known`, remain when the row ends; None if it continues.
 
         The answer for a prefix of `ids` must not depend on what follows it.
         """
@@ -146,10 +146,10 @@ class Ending(Protocol):
 
 
 class Grammar(Protocol):
-    """Which tokens may follow those that a row has generated."""
+    """A grammar: the tokens that may follow those that a row has generated."""
 
     def mask(self, ids: Sequence[int]) -> np.ndarray:
-        """[V] bool: what may follow the generated `ids`, at least one token; it depends on them alone.
+        """[V] bool: the tokens that may follow the generated `ids`, at least one; a function of `ids` alone.
 
         After ids that the grammar does not allow the answer means nothing.
         """
@@ -157,7 +157,7 @@ class Grammar(Protocol):
 
 
 class ByRow(Protocol):
-    """A logits processor that also receives the rows it sees."""
+    """A logits processor that also receives the indices of its rows."""
 
     def by_row(self, rows: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
         """Scores [N, V] after the histories `ids` [N, L] of these `rows` [N] of the request."""
@@ -166,7 +166,7 @@ class ByRow(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ConstrainedSpan:
-    """Positions from `start` on, counted from the row's first, that an automaton says what they may hold together."""
+    """Positions from `start` on (from the row's first) whose tokens an automaton constrains together."""
 
     start: int
     automaton: TokenAutomaton
@@ -174,11 +174,11 @@ class ConstrainedSpan:
 
 @dataclass(frozen=True)
 class Allowed:
-    """Which tokens may stand where; every position takes one of a few sets."""
+    """The allowed tokens at each position, as one of a few sets."""
 
     sets: Tensor  # [S, V] bool; set 0 allows everything
     at: tuple[Tensor, ...]  # per row [L_i] int64: the set of each position
 
     def take(self, rows: Sequence[int]) -> Allowed:
-        """Only these rows."""
+        """The allowed tokens of these rows only."""
         return Allowed(self.sets, tuple(self.at[row] for row in rows))

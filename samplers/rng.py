@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 class Source(Protocol):
-    """Where stages get their uniforms: keyed by seed, or recorded numbers replayed in a test."""
+    """The source of uniforms for stages: keyed by seed, or recorded numbers replayed in a test."""
 
     def uniform(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str, width: int = 0) -> Tensor:
         """Uniforms in (0, 1), float64.
@@ -35,13 +35,13 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Keyed:
-    """The default source.
+    """The default source, keyed by the seed of each row.
 
     >>> Keyed((7,)).uniform(np.array([0]), np.array([3]), torch.tensor([[5]]), "token").shape
     torch.Size([1, 1])
     """
 
-    seeds: tuple[int, ...]  # one a row of the request
+    seeds: tuple[int, ...]  # one per row of the request
 
     @cached_property
     def _seeds(self) -> np.ndarray:
@@ -56,7 +56,7 @@ class Keyed:
 
 
 class JoinableSource:
-    """Like `Keyed`; new rows can take the indices of finished ones (`assign_rows`)."""
+    """Like `Keyed`, but new rows can take the indices of finished rows (`assign_rows`)."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self.keyed = Keyed(tuple(seeds))
@@ -66,7 +66,7 @@ class JoinableSource:
 
 
 def assign_rows(source: Source, rows: np.ndarray, other: Source, theirs: np.ndarray) -> None:
-    """From now on `rows` [n], which may be new ones, draw from the seeds of rows `theirs` [n] of another request."""
+    """Makes `rows` [n], which may be new, draw from the seeds of rows `theirs` [n] of another request."""
     assert isinstance(source, JoinableSource), "rows can only join a request with a joinable source"
     assert isinstance(other, JoinableSource), "and only from one with another"
     seeds = list(source.keyed.seeds)
@@ -77,7 +77,7 @@ def assign_rows(source: Source, rows: np.ndarray, other: Source, theirs: np.ndar
 
 
 def row_seeds(seed: int | list[int], count: int) -> tuple[int, ...]:
-    """One seed a row: those of a list, or for row i one derived from (seed, i)."""
+    """One seed per row: those of a list, or for row i one derived from (seed, i)."""
     if isinstance(seed, int):
         first = _mix(torch.tensor(_signed(seed)))
         return tuple(_mix(first + torch.arange(count) * _GOLDEN).tolist())
@@ -85,12 +85,12 @@ def row_seeds(seed: int | list[int], count: int) -> tuple[int, ...]:
 
 
 def row_seed(seed: int, row: int) -> int:
-    """What `row_seeds` gives row `row`."""
+    """The seed of row `row`, as in `row_seeds`."""
     return int(_mix(_mix(torch.tensor([_signed(seed)])) + torch.tensor([row]) * _GOLDEN))
 
 
 def wide(values: Tensor) -> Tensor:
-    """In float64; in float32 on Apple's GPUs, which have no float64."""
+    """`values` in float64, or float32 on Apple's GPUs, which have no float64."""
     return values.float() if values.device.type == "mps" else values.double()
 
 
@@ -120,7 +120,7 @@ def _mix(bits: Tensor) -> Tensor:
 
 
 def _on_device(key: Tensor, positions: Tensor, width: int) -> Tensor:
-    """`Keyed.uniform` of each row's `key` [B] and `positions` [B, K]."""
+    """`Keyed.uniform` computed with PyTorch from each row's `key` [B] and `positions` [B, K]."""
     bits = _mix(key[:, None] + positions * _GOLDEN)
     if width:
         bits = _mix(bits[..., None] + torch.arange(1, width + 1, device=positions.device) * _GOLDEN)
@@ -128,7 +128,7 @@ def _on_device(key: Tensor, positions: Tensor, width: int) -> Tensor:
 
 
 def _on_host(key: np.ndarray, positions: np.ndarray, width: int) -> np.ndarray:
-    """The same, twice as fast: numpy shifts unsigned integers in place."""
+    """Like `_on_device` but twice as fast, with numpy, which shifts unsigned integers in place."""
     bits = _mix_(key[:, None] + positions * _GOLDEN)
     if width:
         bits = _mix_(bits[..., None] + np.arange(1, width + 1) * _GOLDEN)

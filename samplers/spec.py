@@ -1,4 +1,4 @@
-"""Spec strings: `credit+threshold:tau=0.9@dual:refresh=8`, the same in Python, on the command line and in results.
+"""Spec strings such as `credit+threshold:tau=0.9@dual:refresh=8`, in Python, on the command line and in results.
 
     spec := part ("+" part)* ("@" part)?        part := name (":" key "=" value ("," key "=" value)*)?
 
@@ -27,13 +27,13 @@ _BARE = re.compile(r'[^+@,:="\s]+')
 _TOKEN = re.compile(r'\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<bare>[^+@,:="\s]+)|(?P<mark>[+@,:=]))\s*', re.DOTALL)
 
 
-ModelName = str  # the type of a parameter that names a model: embedded, a folder, or a hub id
-DraftModuleName = str  # the same of a draft module
+ModelName = str  # type of a parameter that names a model: embedded, a folder, or a hub id
+DraftModuleName = str  # type of a parameter that names a draft module
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One name with its parameters, as written: values are still text."""
+    """One method name with its parameters as written: values are still text."""
 
     name: str
     params: tuple[tuple[str, str], ...] = ()
@@ -55,7 +55,7 @@ class Spec:
         return stages if self.cache is None else f"{stages}@{self.cache}"
 
     def __or__(self, other: Spec | Policy) -> Spec:
-        """Both together: the stages in the order written, and the cache of whichever has one."""
+        """Joins two specs: the stages in the order written, and the cache of the spec that has one."""
         more = spec_of(other)
         if self.cache is not None and more.cache is not None:
             raise SpecError(
@@ -86,40 +86,40 @@ class Policy:
     registered: ClassVar[tuple[str, str]]  # name and stage, by `register`
     tuning_grid: ClassVar[Mapping[str, tuple[object, ...]]] = {}  # values of parameters that `pardec tune` tries
     quality_grid: ClassVar[Mapping[str, tuple[object, ...]]] = {}  # one parameter, swept from strict to loose
-    uses_answer: ClassVar[bool] = False  # it looks at the answer, and `pardec tune` leaves it out
+    uses_answer: ClassVar[bool] = False  # it reads the finished answer; `pardec tune` leaves it out
 
     @property
     def provides(self) -> frozenset[Trait]:
-        """What it has that decides what goes with it, with its parameters."""
+        """The traits that decide which other stages, models and requests it works with, given its parameters."""
         return NONE
 
     @property
     def requires(self) -> Reasons:
-        """The traits that another stage, or the model, has to have, and the error where none has."""
+        """The traits that another stage or the model must have, and the error if none has."""
         return {}
 
     @property
     def conflicts(self) -> Reasons:
-        """The traits of other stages, of models and of requests that it does not go with, and the error."""
+        """The traits of other stages, models and requests that it conflicts with, and the error."""
         return {}
 
     @property
     def traits(self) -> frozenset[Trait]:
-        """`provides`, and what follows from the methods that it defines."""
+        """`provides`, and the traits that follow from the methods that the class defines."""
         return self.provides
 
     @property
     def spec(self) -> Spec:
-        """The method alone."""
+        """The spec of this method alone."""
         return spec_of(self)
 
     @property
     def exact(self) -> str | None:
-        """What it keeps with its parameters (see `register`); None: what its card says."""
+        """Its exactness, given its parameters (see `register`); None: that of its card."""
         return None
 
     def require(self, *names: str, least: float | None = None, most: float | None = None, hint: str = "") -> None:
-        """Raises SpecError if one of these parameters is out of range; None always passes."""
+        """Raises SpecError if a parameter is out of range; None is always accepted."""
         for name in names:
             value = getattr(self, name)
             if value is None or ((least is None or value >= least) and (most is None or value <= most)):
@@ -129,10 +129,10 @@ class Policy:
             raise SpecError(f"{self.registered[0]}: {name} must {rule}, got {value}", hint)
 
     def check(self, sampler: Any) -> None:
-        """Raises SpecError, when a spec is resolved, for parameters that cannot be. What goes with what is declared."""
+        """Raises SpecError for invalid parameters when a spec is resolved; combinations are checked by traits."""
 
     def admit(self, request: Request, sampler: Any) -> None:
-        """Raises SpecError, before the first forward, for a request that it cannot decode as a stage of `sampler`."""
+        """Raises SpecError before the first forward if it cannot decode `request` as a stage of `sampler`."""
 
     def __or__(self, other: Spec | Policy) -> Spec:
         return self.spec | other
@@ -142,7 +142,7 @@ class Policy:
 
 
 def spec_of(method: Any) -> Spec:
-    """The spec of a registered method, whether or not its class is a `Policy`; a `Spec` is its own.
+    """The spec of a registered method, whether or not its class is a `Policy`; a `Spec` is returned unchanged.
     Raises SpecError for anything else.
     """
     if isinstance(method, Spec):
@@ -198,7 +198,7 @@ _GRAMMAR = 'the form is name:key=value,key=value+name@cache, for example "thresh
 
 
 class _Tokens:
-    """The tokens of one spec string, taken from the left."""
+    """The tokens of one spec string, consumed from the left."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -1,4 +1,4 @@
-"""From a part of a spec to the method it names, and back."""
+"""Converts parts of a spec to the methods they name, and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pardec.models.files.sources import local, local_drafter
 from .cards import SINGLE, STAGES_OF, Card, Family, cards_named, find
 from .spec import DraftModuleName, ModelName, Part, Spec, format_value, parse
 
-MAX_INT_PARAM = 2**16  # of whole numbers: a method may allocate that much, and no canvas is as long
+MAX_INT_PARAM = 2**16  # greatest integer parameter: a method may allocate as much; no canvas is as long
 Named = list[tuple[str, Any]]  # name and method, in the order of the spec
 
 
@@ -27,7 +27,7 @@ def build_method(part: Part, family: str | None = None) -> Any:
 
 
 def check(spec: Spec, family: Family | None = None) -> None:
-    """Checks what the cards alone can tell: names, parameters, models, types of values, and the number of methods.
+    """Checks a spec against the cards: names, parameters, models, types of values, and the number of methods.
 
     Imports no method's file and no torch. Ranges of values, and whether parts go together, are checked when the spec is
     resolved. Without a family, the names decide.
@@ -71,12 +71,12 @@ def family_of(spec: Spec) -> Family:
 
 
 def full(name: str, method: Any) -> Part:
-    """A method as a part with every parameter."""
+    """The spec part of a method, with every parameter written out."""
     return Part(name, tuple((f.name, format_value(getattr(method, f.name))) for f in fields(method)))
 
 
 def exactness(name: str, method: Any, family: str) -> str:
-    """What the method keeps with its parameters: what it says of itself, else its card's word."""
+    """The exactness of a method with its parameters: its `exact` attribute, or that of its card."""
     return str(method.exact or find(name, family).exact)
 
 
@@ -93,7 +93,7 @@ def build_single(spec: Spec, family: Family, what: str) -> tuple[Spec, str, Any]
 
 
 def by_stage(spec: Spec, family: Family) -> dict[str, Named]:
-    """The methods of a spec, by their stages, all of which the family has.
+    """The methods of a spec by stage; all stages belong to the family.
 
     Raises SpecError for a cache that does not follow '@', and for what is none after it.
     """
@@ -116,7 +116,7 @@ def add_default(stages: Mapping[str, Named], stage: str, text: str, family: str)
 
 
 def refuse_doubles(spec: Spec, stages: Mapping[str, Named]) -> None:
-    """Raises SpecError for a second method where one is allowed, and for one name twice."""
+    """Raises SpecError for a second method of a stage that allows one, and for a repeated name."""
     for stage, parts in stages.items():
         names = [name for name, _ in parts]
         if stage in SINGLE and len(names) > 1:
@@ -130,7 +130,7 @@ def refuse_doubles(spec: Spec, stages: Mapping[str, Named]) -> None:
 
 @contextmanager
 def _with_hint(part: Part) -> Iterator[None]:
-    """Adds to an error without a hint one that leads to the part's page."""
+    """Adds a hint that names the part's page to an error without a hint."""
     try:
         yield
     except SpecError as error:
@@ -146,7 +146,7 @@ def _check_known(part: Part, key: str, known: Collection[str]) -> None:
 
 
 def _type_of(text: str) -> Any:
-    """The type of an annotation; str, which takes anything, for a name that only its module knows."""
+    """The type of an annotation; str, which accepts any value, for names that only the method's module defines."""
     try:
         return typing.get_type_hints(
             types.SimpleNamespace(__annotations__={"it": text}),
@@ -173,7 +173,7 @@ def _make(part: Part, card: Card) -> Any:
 
 
 def _read(text: str, kind: Any, where: str) -> Any:
-    """A value by its field's type: bool, int, float, str, a Literal, or one of these or None."""
+    """Converts text to a field's type: bool, int, float, str, a Literal, or an optional one of these."""
     origin = typing.get_origin(kind)
     if origin in (types.UnionType, typing.Union):
         options = [option for option in typing.get_args(kind) if option is not type(None)]

@@ -10,7 +10,7 @@ import torch
 
 
 class Stopwatch:
-    """Adds up the time that named parts take."""
+    """Sums the time spent in named parts."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -33,7 +33,7 @@ class Stopwatch:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds by name; on a GPU this waits until everything has run."""
+        """Seconds by name; on a GPU this waits until all queued work is done."""
         seconds = dict(self._host)
         if self._marks:
             torch.cuda.synchronize()

@@ -13,23 +13,23 @@ from .logprobs import TokenLogprobs
 PROMPT = -1  # commit_step of a token that the request gave
 UNCOMMITTED = -2  # commit_step of a position that was never committed
 
-Fed = range | tuple[int, ...]  # the positions one forward queried: a span, or any set
+Fed = range | tuple[int, ...]  # the positions that one forward computed: a span, or any set
 
 
 @dataclass(frozen=True, slots=True)
 class TraceStep:
-    """What one forward did to one row."""
+    """The effect of one forward on one row."""
 
     positions: tuple[int, ...]  # committed, ascending
     tokens: tuple[int, ...]
     scores: tuple[float, ...]
-    fed: tuple[int, ...]  # positions the forward queried
-    clock: int  # the schedule's clock then
+    fed: tuple[int, ...]  # positions the forward computed
+    clock: int  # the schedule's clock at the forward
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """How one position got its token. Without a forward, `forward` and `clock` are GIVEN (-1) or NEVER (-2)."""
+    """How one position got its token. Without a forward, `forward` and `clock` are PROMPT (-1) or UNCOMMITTED (-2)."""
 
     token: int
     forward: int  # number of the forward in its row, from 0
@@ -39,7 +39,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Trace:
-    """Which forward committed each position, with what score, and which positions each forward queried.
+    """The forward that committed each position, with its score, and the positions that each forward computed.
 
     `commit_step` and `commit_score` are stored and saved, eight bytes per position; the rest is derived from them.
 
@@ -50,28 +50,28 @@ class Trace:
     """
 
     tokens: np.ndarray  # [B, L] int64
-    commit_step: np.ndarray  # [B, L] int32: forward number in the row, or GIVEN (-1), or NEVER (-2)
+    commit_step: np.ndarray  # [B, L] int32: forward number in the row, PROMPT (-1), or UNCOMMITTED (-2)
     commit_score: np.ndarray  # [B, L] float32
     lengths: np.ndarray  # [B] where each row ends
-    fed: tuple[tuple[Fed, ...], ...]  # per row and forward: the positions queried
+    fed: tuple[tuple[Fed, ...], ...]  # per row and forward: the positions computed
     clocks: tuple[tuple[int, ...], ...] = ()  # per row and forward: the schedule's clock; () counts 0, 1, ...
-    # Per row and forward of the verify loop: tokens drafted (of a tree, the deepest path), and accepted ones of them.
+    # Per row and forward of the verify loop: drafted tokens (of a tree: of the deepest path), and accepted ones.
     drafted: tuple[tuple[int, ...], ...] = ()
     accepted: tuple[tuple[int, ...], ...] = ()
-    forced: tuple[tuple[int, ...], ...] = ()  # and tokens without an alternative, counted here alone; () none
-    logprobs: TokenLogprobs | None = None  # [B, L] positions; None where none were asked for
-    # [B, L] int32: where edits move tokens, the first position of each, which it keeps as its number; of a mask that an
-    # edit inserted, a number of at least the row's length. Everything else here is by the positions of the end.
+    forced: tuple[tuple[int, ...], ...] = ()  # and of tokens without an alternative, counted only here; (): none
+    logprobs: TokenLogprobs | None = None  # of [B, L] positions; None if the request asks for none
+    # [B, L] int32, if edits move tokens: a token's serial number is its first position; that of a mask that an edit
+    # inserted is at least the row's length. All other fields use final positions.
     serial: np.ndarray | None = None
 
     @property
     def forward(self) -> np.ndarray:
-        """[B, L] int64: number of the forward, in its row, that committed each position; GIVEN or NEVER elsewhere."""
+        """[B, L] int64: the forward of the row that committed each position; PROMPT or UNCOMMITTED elsewhere."""
         return self.commit_step.astype(np.int64)
 
     @cached_property
     def clock(self) -> np.ndarray:
-        """[B, L] int64: the schedule's clock at that forward; GIVEN or NEVER where there was none."""
+        """[B, L] int64: the schedule's clock at that forward; PROMPT or UNCOMMITTED where there was none."""
         clock = self.forward
         for row, clocks in enumerate(self.clocks):
             committed = clock[row] >= 0
@@ -80,7 +80,7 @@ class Trace:
 
     @property
     def gained(self) -> list[list[int]]:
-        """Per row and forward the number of tokens it committed, without `forced` ones."""
+        """Per row and forward: the number of committed tokens, without `forced` ones."""
         counts = []
         for row, fed in enumerate(self.fed):
             when = self.commit_step[row]
@@ -90,7 +90,7 @@ class Trace:
         return [count.tolist() for count in counts]
 
     def at(self, row: int, position: int) -> Commit:
-        """How `position` of `row` got its token."""
+        """The commit of `position` of `row`."""
         if not 0 <= position < self.lengths[row]:
             raise IndexError(f"row {row} has positions 0..{self.lengths[row] - 1}, got {position}")
         here = row, position
@@ -100,7 +100,7 @@ class Trace:
 
     @cached_property
     def steps(self) -> tuple[tuple[TraceStep, ...], ...]:
-        """steps[row][i]: what forward i committed and queried."""
+        """steps[row][i]: the tokens that forward i committed and the positions that it computed."""
         return tuple(tuple(self._steps(row)) for row in range(len(self.tokens)))
 
     def _steps(self, row: int) -> Sequence[TraceStep]:

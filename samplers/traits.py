@@ -1,4 +1,4 @@
-"""What stages, models and requests have and need, as one enum, and the check of all pairs.
+"""Traits that stages, models and requests have and need, as one enum, and the check of all pairs.
 
 A stage declares `provides`, a set of traits, and `requires` and `conflicts`, which give for each trait the sentence of
 the error. `refuse` compares every stage with the other stages, the model and the request.
@@ -15,7 +15,7 @@ from pardec.models.errors import PardecError, SpecError
 
 @unique
 class Trait(StrEnum):
-    """One thing that decides what goes with what; its value says it of the stage, the model or the request."""
+    """A property that decides which stages, models and requests work together; its value is the phrase in errors."""
 
     by: str  # the stage that may have it, "stage" for any, "model" or "request"
 
@@ -54,7 +54,7 @@ class Trait(StrEnum):
     REUSES_PREDICTIONS = "keeps predictions of earlier forwards", "cache"
     REUSES_LAYERS = "keeps what layers compute at each position", "cache"
     STORES_CAUSALLY = "stores finished text by a causal forward", "cache"
-    # --- any stage of them ---
+    # --- any stage of masked models ---
     READS_ATTENTION = "reads what positions attend to", "stage"
     READS_WHOLE_ROW = "reads predictions beyond the block", "stage"
     REMEMBERS = "remembers every forward", "stage"
@@ -111,7 +111,7 @@ class Trait(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why a stage needs a trait, or does not go with it, and what to do instead.
+    """The reason why a stage needs a trait or conflicts with it, and the hint what to do instead.
 
     `sentence` is a format: `{me}` is the name of the stage that says so, `{other}` that of the stage, model or request
     which has the trait or should have it, `{does}` that name with the trait's own words, and `{kind}` what
@@ -120,7 +120,7 @@ class Why:
 
     sentence: str
     way_out: str = ""
-    unless: Trait | None = None  # of a conflict: where anything has this trait, there is none
+    unless: Trait | None = None  # of a conflict: it does not apply if any party has this trait
     error: type[PardecError] = SpecError
 
 
@@ -130,22 +130,22 @@ NONE: frozenset[Trait] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """One of those that are compared: a stage, the model or the request."""
+    """A side of the comparison: a stage, the model or the request."""
 
     name: str
-    stage: str  # of the registry, or "model", or "request"
+    stage: str  # a stage's name, "model" or "request"
     provides: frozenset[Trait] = NONE
     requires: Reasons = field(default_factory=dict)
     conflicts: Reasons = field(default_factory=dict)
-    kinds: Mapping[Trait, str] = field(default_factory=dict)  # more about a trait that it has or lacks, for sentences
+    kinds: Mapping[Trait, str] = field(default_factory=dict)  # details of a trait that it has or lacks, for messages
 
     def does(self, trait: Trait) -> str:
-        """The trait said of it."""
+        """The phrase that says that it has the trait."""
         return str(trait) if self.stage == "request" else f"{self.name} {trait}"
 
 
 def refuse(parties: Sequence[Party]) -> None:
-    """Raises an error for the first two that do not go together.
+    """Raises an error for the first two parties that conflict or lack a required trait.
 
     What only a model can have is required only where one is among the parties.
     """
