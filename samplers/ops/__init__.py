@@ -1,1 +1,1 @@
-"""Tensor functions that policies share: the definition on any device, and a fast path where there is one."""
+"""Tensor functions that methods share: a definition for any device, and faster paths where they exist."""

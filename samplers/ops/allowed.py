@@ -1,4 +1,4 @@
-"""The sets of allowed tokens at the positions of live rows, which leave and join."""
+"""The sets of allowed tokens at the positions of live rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..request import Allowed
 
 
 class AllowedRows(RowState):
-    """Of every live row, the set of each position.
+    """The set of allowed tokens at each position of every live row.
 
     Attributes:
         sets: [S, V] bool; set 0 allows everything, as after a row's end. None while every row may take everything.
@@ -41,24 +41,24 @@ class AllowedRows(RowState):
         self._sets, self._only = sets, None
         if sets is not None:
             only = torch.where(sets.sum(-1) == 1, sets.long().argmax(-1), -1)
-            self._only = None if bool((only < 0).all()) else only  # of each set, its only token
+            self._only = None if bool((only < 0).all()) else only  # the only token of each set, or -1
 
     def __bool__(self) -> bool:
-        """Whether any row may be limited."""
+        """Whether any row may have a set that excludes tokens."""
         return self.sets is not None
 
     @property
     def forced(self) -> Tensor | None:
-        """[B, C] int64: the only token allowed at a position, -1 where several are; None if none has only one."""
+        """[B, C] int64: the only allowed token of each position, -1 where several are allowed; None if all are -1."""
         return None if self._only is None else self._only[self.at]
 
     def mask(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """[..., V] bool: what may stand at `positions` of these live `rows`, shapes that broadcast."""
+        """[..., V] bool: the tokens allowed at `positions` of live `rows`, whose shapes broadcast."""
         assert self.sets is not None, "some row is limited"
         return self.sets[self.at[rows, positions.clamp(max=self.at.shape[1] - 1)]]
 
     def with_sets(self, rows: Sequence[int], positions: Sequence[int], sets: np.ndarray) -> AllowedRows:
-        """These sets with others, `sets` [N, V] bool, at some `positions` [N] of live `rows` [N], for one step."""
+        """The same with `sets` [N, V] bool at `positions` [N] of live `rows` [N], for one step."""
         device = self.at.device
         own = torch.ones(1, sets.shape[1], dtype=torch.bool, device=device) if self.sets is None else self.sets
         result = AllowedRows(None, len(self.at), device)
@@ -69,7 +69,7 @@ class AllowedRows(RowState):
         return result
 
     def put(self, where: np.ndarray, other: AllowedRows) -> None:
-        """Puts the rows of `other` in place of those at `where`; sets that no row has any more are dropped."""
+        """Replaces the rows at `where` by the rows of `other`; drops sets that no row uses any more."""
         if self.sets is None and other.sets is None:
             return
         some = self.sets if self.sets is not None else other.sets

@@ -1,4 +1,4 @@
-"""Certainty density: how much of what surrounds a position is known."""
+"""Certainty density: the weighted share of known tokens around a position."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-_REACH = 12  # standard deviations, from which on a Gaussian adds nothing in float32
+_REACH = 12  # standard deviations after which a Gaussian adds nothing in float32
 
 
 def certainty_density(known: Tensor, total: Tensor, sigma: float) -> Tensor:
@@ -31,7 +31,7 @@ def certainty_density(known: Tensor, total: Tensor, sigma: float) -> Tensor:
     values = torch.where(at < total[:, None], known, last).float()
     near = values @ _gaussian(at[:, None] - at, sigma).float()
     reach = torch.arange(length + 1 + math.ceil(_REACH * sigma), device=known.device)
-    tails = _gaussian(reach, sigma).flip(0).cumsum(0).flip(0)  # from each distance on
+    tails = _gaussian(reach, sigma).flip(0).cumsum(0).flip(0)  # sum from each distance on
     outside = tails[at + 1] + last * tails[length - at]
     return (near + outside.float()) / (2 * tails[0] - 1).float()
 

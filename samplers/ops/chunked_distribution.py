@@ -24,14 +24,14 @@ from pardec.models import finite
 from .confidence import Confidence, confidence, greedy
 from .distribution import DenseDistribution, Distribution, Noise, align, split
 
-CHUNK_BYTES = 1 << 28  # of float32 logits that are computed at once; fewer are simply kept
+CHUNK_BYTES = 1 << 28  # bytes of float32 logits per chunk; fewer are kept in memory
 
 T = TypeVar("T")
 RowLogits = Callable[[Tensor], Tensor]  # indices [N] of rows -> their logits [N, V] float32
 
 
 def needs_chunks(rows: int, vocab: int) -> bool:
-    """Whether the logits of so many rows are computed in chunks."""
+    """Whether the logits of `rows` rows are computed in chunks."""
     return rows * vocab * 4 > CHUNK_BYTES
 
 
@@ -39,7 +39,7 @@ class ChunkedDistribution(Distribution):
     """softmax(logits_of_rows(row)) at each position."""
 
     def __init__(self, logits_of_rows: RowLogits, count: int, vocab: int, index: Tensor) -> None:
-        """`index` [B, W] int64 is the row of each position, of `count` rows in all."""
+        """`index` [B, W] int64: the row of each position, among `count` rows."""
         self.logits_of_rows, self.count, self._vocab, self.index = logits_of_rows, count, vocab, index
 
     def reindexed(self, index: Tensor) -> ChunkedDistribution:
@@ -103,7 +103,7 @@ class ChunkedDistribution(Distribution):
         return align(torch.cat(list(self._each(lambda _, logits: embed(logits.softmax(-1))))), self.index)
 
     def _each(self, read: Callable[[Tensor, Tensor], T]) -> Iterator[T]:
-        """`read(rows, logits)` of one chunk of consecutive rows after the other; nothing else keeps its logits."""
+        """Calls `read(rows, logits)` for each chunk of consecutive rows; only `read` can keep the logits."""
         step = max(1, CHUNK_BYTES // (4 * self.vocab))
         for start in range(0, self.count, step):
             rows = torch.arange(start, min(start + step, self.count), device=self.device)
@@ -114,7 +114,7 @@ RowDistribution = DenseDistribution | ChunkedDistribution  # with logits by row
 
 
 def join(distributions: Sequence[RowDistribution], order: Tensor) -> RowDistribution:
-    """The distributions of groups of batch rows as one of all of them, in `order`."""
+    """Joins the distributions of groups of batch rows into one, with rows in `order`."""
     indices: list[Tensor] = []
     counts: list[int] = []
     for each in distributions:

@@ -17,7 +17,7 @@ from pardec.models.kernels.choice import backend
 from .confidence_c import compiled, greedy_c, likeliest_c, probability_c
 from .rank import argmax
 
-_APIECE = 1 << 22  # logits whose probabilities are made at once
+_APIECE = 1 << 22  # logits whose probabilities are computed at once
 CACHED = 1 << 17  # logits whose intermediate results stay in a processor's cache
 
 
@@ -39,7 +39,7 @@ class Confidence(NamedTuple):
 def confidence(
     logits: Tensor, *, temperature: float = 1.0, tokens: Tensor | None = None, by: Tensor | None = None
 ) -> Confidence:
-    """Statistics of `logits` [..., V], in float32 whatever their type, boosted and over the temperature.
+    """Statistics of `logits` [..., V], in float32 for any type, after boosts and division by the temperature.
 
     Args:
         temperature: above 0.
@@ -81,7 +81,7 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def probability_of(logits: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
-    """The probability [N] of each of `ids` [N] in the row at `rows` [N] of `logits` [..., V], counted flat."""
+    """[N]: the probability of each of `ids` [N] in row `rows` [N] (flat index) of `logits` [..., V]."""
     if logits.dtype == torch.float32 and backend(logits.device, logits.dtype) == "c" and compiled():
         return probability_c(logits, rows, ids)
     chosen = logits.flatten(0, -2)[rows]
@@ -89,7 +89,7 @@ def probability_of(logits: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The log-probabilities [..., count] of the likeliest tokens of `logits` [..., V], in order, and their columns."""
+    """The log-probabilities [..., count] of the likeliest tokens of `logits` [..., V], descending, and their ids."""
     count = min(count, logits.shape[-1])
     if logits.dtype == torch.float32 and backend(logits.device, logits.dtype) == "c" and compiled():
         return likeliest_c(logits, count)
@@ -110,7 +110,7 @@ def _define(logits: Tensor) -> Confidence:
 
 
 def _of_rows(logits: Tensor, shifted: Tensor, weights: Tensor) -> Confidence:
-    """Of logits [N, V]; `shifted` and `weights`, of their shape, are overwritten."""
+    """The statistics of logits [N, V]; overwrites `shifted` and `weights`, which have the same shape."""
     ids = argmax(logits)[:, None]
     top1 = logits.gather(-1, ids)
     torch.sub(logits, top1, out=shifted)

@@ -1,4 +1,4 @@
-"""The likeliest ids of each row of logits and their probabilities, by kernels in C."""
+"""The likeliest ids of each row of logits and their probabilities, computed by C kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHARES = (POINTER, POINTER, POINTER, POINTER, COUNT, COUNT)
 
 
 def compiled() -> bool:
-    """Whether there are kernels: their file may not compile where others do."""
+    """Whether the kernels exist: their file may fail to compile although others do."""
     return library.kernel(_FILE, "pardec_greedy", _ARGUMENTS) is not None
 
 
@@ -38,7 +38,7 @@ def greedy_c(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def likeliest_c(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The log-probabilities [..., count] of the highest of float32 `logits` [..., V] on a CPU, and their places."""
+    """The log-probabilities [..., count] of the highest float32 `logits` [..., V] on a CPU, and their indices."""
     logits = logits.contiguous()
     width = logits.shape[-1]
     shares = torch.empty(*logits.shape[:-1], count)
@@ -50,7 +50,7 @@ def likeliest_c(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def probability_c(logits: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
-    """The probability [N] of each of `ids` [N] in the row at `rows` [N] of float32 `logits` [..., V] on a CPU."""
+    """[N]: the probability of each of `ids` [N] in row `rows` [N] of float32 `logits` [..., V] on a CPU."""
     logits, rows, ids = logits.contiguous(), rows.contiguous(), ids.contiguous()
     shares = torch.empty(len(ids))
     run = library.kernel(_FILE, "pardec_shares", _SHARES)

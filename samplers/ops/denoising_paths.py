@@ -19,19 +19,19 @@ from torch import Tensor
 from pardec.models.continuous.contracts import Gaussian, Head, States
 
 Last = Literal["map", "x1", "noise"]
-ROWS = 16384  # of a head in one call of `rescore`: more take memory and no less time
+ROWS = 16384  # rows per head call in `rescore`: more need memory and save no time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenoisingPath:
-    """Points of N tokens from noise to token, and the distributions of the transitions."""
+    """The points of N tokens from noise to token, and the distributions of the transitions between them."""
 
     points: Tensor  # [T + 1, N, d] float32: x_T first
-    means: Tensor  # [T, N, d] float32: of the next point ...
-    log_deviations: Tensor  # [T, N, d] ... the temperature included
+    means: Tensor  # [T, N, d] float32: the mean of the next point
+    log_deviations: Tensor  # [T, N, d] its log standard deviation, temperature included
 
     def transitions(self, last: Last) -> int:
-        """How many of the transitions are random."""
+        """The number of random transitions."""
         return len(self.means) - (last != "noise")
 
 
@@ -43,7 +43,7 @@ def width(head: Head) -> int:
 def denoise(
     head: Head, states: States, noise: Tensor, *, temperature: float = 1.0, last: Last = "map", every: int = 1
 ) -> Tensor:
-    """Samples tokens [N, d] from `noise` [N, width]; `every` as of `Head.ready`."""
+    """Samples tokens [N, d] from `noise` [N, width]; `every` is that of `Head.ready`."""
     e, states = noise.view(len(noise), head.steps + 1, head.size), head.ready(states, every)
     x = e[:, 0]
     for number, index in enumerate(reversed(range(1, head.steps)), 1):
@@ -56,7 +56,7 @@ def denoise(
 
 
 def trace(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0) -> DenoisingPath:
-    """`denoise` that returns the whole path, the last transition with noise; `token` reads the tokens off it."""
+    """Like `denoise`, but returns the whole path, with a random last transition; `token` returns its tokens."""
     e, states = noise.view(len(noise), head.steps + 1, head.size), head.ready(states)
     points, means, deviations = [e[:, 0]], [], []
     for number, index in enumerate(reversed(range(head.steps)), 1):
@@ -75,7 +75,7 @@ def token(path: DenoisingPath, head: Head, last: Last) -> Tensor:
 
 
 def rescore(head: Head, states: States, path: DenoisingPath, *, temperature: float = 1.0) -> DenoisingPath:
-    """The same points with the distributions of another head, or of other states: one call of T * N rows.
+    """The same points with the distributions of another head or other states, from one call of T * N rows.
 
     More than ROWS are split into several calls, some transitions each.
     """
@@ -93,7 +93,7 @@ def rescore(head: Head, states: States, path: DenoisingPath, *, temperature: flo
 
 
 def log_density(path: DenoisingPath, last: Last) -> Tensor:
-    """[N] float64: the log density of the points under the path's own distributions, without the first point."""
+    """[N] float64: the log density of the points under the path's distributions, without the first point."""
     count = path.transitions(last)
     mean, log_deviation = path.means[:count].double(), path.log_deviations[:count].double()
     gap = (path.points[1 : count + 1].double() - mean) * torch.exp(-log_deviation)

@@ -21,26 +21,26 @@ from .denoising_paths import DenoisingPath
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LastTransition:
-    """The distribution of a path's last transition, and the deviations of those before it."""
+    """The distribution of a path's last transition, and the deviations of earlier transitions."""
 
     mean: Tensor  # [N, d]
     log_deviation: Tensor  # [N, d]
-    others: Tensor  # [N, d]: log deviations of the transitions before it, summed
+    others: Tensor  # [N, d]: the sum of the log deviations of earlier transitions
 
     def take(self, which: Tensor) -> LastTransition:
-        """Those of these tokens only."""
+        """The transitions of these tokens only."""
         return LastTransition(self.mean[which], self.log_deviation[which], self.others[which])
 
 
 def last_transition(path: DenoisingPath) -> LastTransition:
-    """Of each path."""
+    """The last transition of each path."""
     return LastTransition(path.means[-1], path.log_deviations[-1], path.log_deviations[:-1].double().sum(0))
 
 
 def log_ratio(
     x: Tensor, target: LastTransition, draft: LastTransition, *, tau: float = 1.0, derived: bool = False
 ) -> Tensor:
-    """[..., N] float64: the logarithm of `ratio` at x [..., N, d]."""
+    """[..., N] float64: the logarithm of the density ratio at x [..., N, d]."""
     others = (target.others.double() - draft.others.double()) * (-1 if derived else 1)
     narrow = draft.log_deviation.double() - target.log_deviation.double()
     return _kernel(x, target, tau) - _kernel(x, draft, tau) + (others + narrow).sum(-1)
@@ -57,7 +57,7 @@ def share(log_ratio: Tensor) -> Tensor:
 
 
 def first_accepted(proposals: Tensor, accepted: Tensor, otherwise: Tensor) -> Tensor:
-    """[N, d]: each token's first of the proposals [M, N, d] that is `accepted` [M, N], else `otherwise` [N, d]."""
+    """[N, d]: each token's first proposal of [M, N, d] that is `accepted` [M, N], else its `otherwise` [N, d]."""
     first = accepted.int().argmax(0)
     chosen = proposals[first, torch.arange(len(otherwise), device=first.device)]
     return torch.where(accepted.any(0)[:, None], chosen, otherwise)
@@ -68,7 +68,7 @@ def last_accepted(proposals: Tensor, accepted: Tensor) -> Tensor:
 
     Arguments as of `first_accepted`.
     """
-    end = int((accepted.cumsum(0) > 0).all(1).logical_not().sum())  # the try that ends it
+    end = int((accepted.cumsum(0) > 0).all(1).logical_not().sum())  # the last try
     number = torch.arange(len(accepted), device=accepted.device)[:, None]
     last = torch.where(accepted & (number <= end), number, -1).amax(0)
     chosen = proposals[last.clamp(min=0), torch.arange(accepted.shape[1], device=last.device)]

@@ -21,7 +21,7 @@ from .rank import argmax
 
 Noise = Callable[[np.ndarray], Tensor]  # positions [N] of a block -> uniforms [N, V] in (0, 1), float64
 
-_NOISE_AT_ONCE = 1 << 24  # values whose noise is made at once on a GPU; on a CPU they have to fit its cache
+_NOISE_AT_ONCE = 1 << 24  # noise values made at once on a GPU; on a CPU they have to fit its cache
 
 
 class Distribution(ABC):
@@ -35,7 +35,7 @@ class Distribution(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the logits are."""
+        """The device of the logits."""
 
     @property
     @abstractmethod
@@ -54,23 +54,23 @@ class Distribution(ABC):
 
     @abstractmethod
     def highest(self) -> Tensor:
-        """[]: finite as long as every position that has logits has a distribution (see `models.finite`)."""
+        """[]: finite only if every position with logits has a distribution (see `models.finite`)."""
 
     @abstractmethod
     def logits_of(self, tokens: Tensor) -> Tensor:
-        """The logits of some `tokens` at each position, [B, W, K] both."""
+        """[B, W, K]: the logits of `tokens` [B, W, K]."""
 
     @abstractmethod
     def logits_at(self, positions: np.ndarray) -> Tensor:
-        """The logits at some `positions` [N] of the block, counted over all rows; [N, V]."""
+        """[N, V]: the logits at `positions` [N] of the block, as flat indices over all rows."""
 
     @abstractmethod
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Distribution:
-        """The distribution with its logits changed, [1, N, V] -> [1, N, V], position by position."""
+        """The distribution with logits changed by a function of each position, [1, N, V] -> [1, N, V]."""
 
     @abstractmethod
     def expected(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
-        """`embed` of the probabilities, [..., V] -> [..., E], for each position [B, W, E]."""
+        """[B, W, E]: `embed` [..., V] -> [..., E] applied to the probabilities at each position."""
 
     def probability(self, tokens: Tensor) -> Tensor:
         """The probability of `tokens` [B, W]."""
@@ -112,7 +112,7 @@ class DenseDistribution(Distribution):
     """
 
     def __init__(self, row_logits: Tensor, index: Tensor | None = None) -> None:
-        """`row_logits` [B, W, V]; or [R, V] with `index` [B, W] int64, the row of each position."""
+        """`row_logits`: [B, W, V], or [R, V] with `index` [B, W] int64, the row of each position."""
         self.row_logits, self.index = row_logits, index
 
     @property
@@ -125,7 +125,7 @@ class DenseDistribution(Distribution):
 
     @property
     def count(self) -> int:
-        """Rows with logits."""
+        """The number of rows with logits."""
         return self.row_logits.shape[:-1].numel()
 
     @cached_property
@@ -135,7 +135,7 @@ class DenseDistribution(Distribution):
     @cached_property
     def greedy(self) -> tuple[Tensor, Tensor]:
         rows = self.row_logits
-        if "confidence" in vars(self) or (rows.is_cuda and backend(rows.device) == "triton"):  # known, or on the way
+        if "confidence" in vars(self) or (rows.is_cuda and backend(rows.device) == "triton"):  # computed, or soon needed
             return super().greedy
         ids, probability = greedy(rows)
         return (ids, probability) if self.index is None else (ids.take(self.index), probability.take(self.index))
@@ -145,7 +145,7 @@ class DenseDistribution(Distribution):
         return self.confidence_at(1)
 
     def confidence_at(self, temperature: float) -> Confidence:
-        """The statistics over a temperature, read off the undivided logits."""
+        """The statistics at a temperature, computed from the undivided logits."""
         return Confidence(*map(self._align, confidence(self.row_logits, temperature=temperature)))
 
     def highest(self) -> Tensor:
@@ -161,7 +161,7 @@ class DenseDistribution(Distribution):
         return self.logits_of_rows(at if self.index is None else self.index.flatten()[at])
 
     def logits_of_rows(self, rows: Tensor) -> Tensor:
-        """[N, V] of `rows` [N]."""
+        """[N, V]: the logits of `rows` [N]."""
         return self.row_logits.flatten(0, -2).index_select(0, rows)
 
     def reindexed(self, index: Tensor) -> DenseDistribution:
@@ -185,7 +185,7 @@ class DenseDistribution(Distribution):
 
 
 def align(values: Tensor, index: Tensor) -> Tensor:
-    """What was computed for each row [R, ...], at the positions that `index` [B, W] gives these rows."""
+    """`values` [R, ...] per row, gathered at the row `index` [B, W] of each position."""
     return values.take(index) if values.dim() == 1 else values[index]  # the same, in half the time
 
 
@@ -225,7 +225,7 @@ class BoostedDistribution(DerivedDistribution):
         top1 = self.base.logits_of(first[..., None])
         old, new, rivals = self._raise(first, top1)
         ids, top = self._lead(first, rivals)
-        rest = (probability.reciprocal() - (old - top1).exp().sum(-1)).clamp(min=0)  # everything not raised
+        rest = (probability.reciprocal() - (old - top1).exp().sum(-1)).clamp(min=0)  # of all tokens not raised
         return ids, 1 / (rest * (top1[..., 0] - top).exp() + (new - top[..., None]).exp().sum(-1))
 
     @cached_property
@@ -235,7 +235,7 @@ class BoostedDistribution(DerivedDistribution):
         ids, top = self._lead(base.ids, rivals)
         old, new, rise = old - base.top1[..., None], new - top[..., None], top - base.top1
         rest = (base.mass - old.exp().sum(-1)).clamp(min=0)
-        moment = base.mass * (base.mass.log() - base.entropy) - _moment(old)  # of everything not raised
+        moment = base.mass * (base.mass.log() - base.entropy) - _moment(old)  # of all tokens not raised
         mass = rest * (-rise).exp() + new.exp().sum(-1)
         moment = (moment - rest * rise) * (-rise).exp() + _moment(new)
         # The second was raised and is a rival now, or was not and keeps its logit.
@@ -243,11 +243,11 @@ class BoostedDistribution(DerivedDistribution):
         return Confidence(ids, top, second, mass, (mass.log() - moment / mass).clamp(min=0))
 
     def confidence_at(self, temperature: float) -> Confidence:
-        """The statistics over a temperature, read off the base's logits."""
+        """The statistics at a temperature, computed from the base's logits."""
         return confidence(self.base.logits, temperature=temperature, tokens=self.tokens, by=self.by)
 
     def highest(self) -> Tensor:
-        return self.by.sum()  # that of the base was read before
+        return self.by.sum()  # the base's value was checked before
 
     def logits_of(self, tokens: Tensor) -> Tensor:
         same = tokens[..., None] == self.tokens[..., None, :]
@@ -268,7 +268,7 @@ class BoostedDistribution(DerivedDistribution):
         return self._dense.expected(embed)
 
     def _raise(self, first: Tensor, top1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The logits of what was raised before and after, [B, W, K], and of what may lead: the old argmax, then those.
+        """The raised tokens' logits before and after, [B, W, K], and those of the old argmax and the raised tokens.
 
         Whatever was not raised ranks after the old argmax `first` [B, W], whose logit was `top1` [B, W, 1].
         """
@@ -286,7 +286,7 @@ class BoostedDistribution(DerivedDistribution):
 
 
 class ScaledDistribution(DerivedDistribution):
-    """A distribution over a temperature, for GPUs: the kernel divides while it reads, so no divided logits are kept."""
+    """A distribution at a temperature, for GPUs: the kernel divides while reading, so no divided logits are stored."""
 
     base: DenseDistribution | BoostedDistribution
 
@@ -318,7 +318,7 @@ class ScaledDistribution(DerivedDistribution):
 
 
 def _moment(logits: Tensor) -> Tensor:
-    """sum exp(l) l over the last dimension; nothing where l is -inf."""
+    """The sum of exp(l) l over the last dimension; entries with l = -inf add 0."""
     return (logits.exp() * logits.clamp(min=torch.finfo(logits.dtype).min)).sum(-1)
 
 
@@ -331,7 +331,7 @@ def filter_logits(
     min_p: float | None = None,
     order: Literal["top_p", "top_k"] = "top_p",
 ) -> Tensor:
-    """`logits` [B, W, V] over the temperature, then without what top-p, top-k and min-p leave out (-inf).
+    """`logits` [B, W, V] divided by the temperature, with tokens outside top-p, top-k and min-p at -inf.
 
     `order` names the filter that comes first: masked models began with top-p, autoregressive ones with top-k. min-p
     comes last, as in transformers. A temperature of 0 leaves the logits undivided: the argmax is the same and the

@@ -25,7 +25,7 @@ def table_names() -> list[str]:
 
 
 def table_for(model: LanguageModel) -> str | None:
-    """The table in the package that was counted for this model, by name."""
+    """The name of the table in the package that was counted for this model."""
     return next((name for name in table_names() if model.name in _read(_file(name))["models"]), None)
 
 
@@ -74,7 +74,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _counts(file: Path) -> tuple[dict[int, float], float]:
-    """The counts of a table, and of how many tokens: it need not list all that were counted."""
+    """The counts of a table and the number of tokens counted, some of which it may not list."""
     content = _read(file)
     try:
         counts = {int(token): float(count) for token, count in content["p_baseline_dict"].items()}

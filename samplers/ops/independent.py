@@ -1,4 +1,4 @@
-"""Independent sets: positions of which no two are in conflict."""
+"""Independent sets: sets of positions without two that conflict."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .rank import descending
 
 
 def independent_set(score: Tensor, nodes: Tensor, conflict: Tensor) -> Tensor:
-    """Of `nodes` [B, W] bool those that a greedy pass takes, the highest `score` [B, W] first, unless in conflict.
+    """The subset of `nodes` [B, W] bool that a greedy pass by descending `score` [B, W] takes without conflicts.
 
     `conflict` [B, W, W] bool is symmetric, without its diagonal. Equal scores go to the lowest position. Rounds take at
     once whatever leads all of its conflicts, which is what the pass takes one by one.
@@ -20,7 +20,7 @@ def independent_set(score: Tensor, nodes: Tensor, conflict: Tensor) -> Tensor:
     [[True, False, True]]
     """
     rank = descending(score.masked_fill(~nodes, -torch.inf))[1]
-    ahead = conflict & (rank[:, None, :] < rank[:, :, None])  # [B, W, W]: what each is in conflict with, and leads it
+    ahead = conflict & (rank[:, None, :] < rank[:, :, None])  # [B, W, W]: higher-scored nodes in conflict with each
     left, taken = nodes, torch.zeros_like(nodes)
     while bool(left.any()):
         leads = left & ~(ahead & left[:, None, :]).any(2)

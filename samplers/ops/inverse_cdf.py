@@ -1,4 +1,4 @@
-"""Sampling by the inverse CDF: one uniform a draw."""
+"""Sampling by the inverse CDF, with one uniform per draw."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads of the acceptance `judge`: a linear probe of the target's state at a drafted token that it has read."""
+"""Heads of the acceptance `judge`: linear probes of the target's state at a drafted token."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class JudgeHead:
 
     @property
     def width(self) -> int:
-        """E of the states."""
+        """The width E of the states."""
         return len(self.w)
 
     def to(self, device: torch.device) -> JudgeHead:
@@ -44,7 +44,7 @@ class JudgeHead:
         return replace(self, **weights)
 
     def __call__(self, states: Tensor) -> Tensor:
-        """[...] float32 probabilities that a token matters, from the states [..., E] at it."""
+        """[...] float32: the probability that a token matters, given the state [..., E] at it."""
         logits: Tensor = ((states.float() - self.mean) / self.scale) @ self.w + self.b
         return logits.sigmoid()
 
@@ -78,7 +78,7 @@ def locate_judge(name: str) -> Path:
 
 @lru_cache(maxsize=4)
 def _read(folder: Path, modified: int) -> JudgeHead:
-    """The head of a folder whose weights were written at that time in nanoseconds."""
+    """Reads the head in a folder; `modified`, when its weights were written in nanoseconds, is part of the cache key."""
     config = read_json(folder / CONFIG, required=True)
     try:
         weights = load_file(folder / WEIGHTS)
@@ -96,6 +96,6 @@ def _read(folder: Path, modified: int) -> JudgeHead:
 
 
 def load_judge(name: str) -> JudgeHead:
-    """The head that `name` refers to. Raises SpecError for an unknown name, ModelError for files that hold none."""
+    """The head that `name` refers to. Raises SpecError for an unknown name, ModelError for files without a head."""
     folder = locate_judge(name)
     return _read(folder, (folder / WEIGHTS).stat().st_mtime_ns)

@@ -69,7 +69,7 @@ class FilterInfo:
 
 
 def filter_info(name: str) -> FilterInfo:
-    """The metadata of the filter that `name` refers to; that of a Python function has none."""
+    """The metadata of the filter that `name` refers to; a Python function has none."""
     file, function = locate_filter(name)
     if function:
         return FilterInfo()

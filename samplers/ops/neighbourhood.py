@@ -27,7 +27,7 @@ def neighbour_sums(values: Tensor, ids: Tensor, nearest: Tensor, near: Tensor | 
 
 
 def mass_within(distribution: Tensor, token: Tensor, nearest: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
-    """[N] the largest mass within `limit` [N] of each token's nearest neighbours, and [N] whether the first one fits.
+    """The largest mass of each token's nearest neighbours up to `limit` [N], and whether the first one fits, both [N].
 
     `distribution` [N, V] is at least 0, `nearest` is [V, K]. A limit below 0 admits none, and 0 those of
     probability 0.
@@ -36,6 +36,6 @@ def mass_within(distribution: Tensor, token: Tensor, nearest: Tensor, limit: Ten
         from .neighbourhood_triton import mass_within as fast
 
         return fast(distribution, token, nearest, limit)
-    mass = pad(distribution.gather(1, nearest[token].long()).cumsum(1), (1, 0))  # of the nearest 0, 1, 2, ...
+    mass = pad(distribution.gather(1, nearest[token].long()).cumsum(1), (1, 0))  # mass of the nearest 0, 1, 2, ...
     fits = mass <= limit[:, None]
     return torch.where(fits, mass, 0).amax(1), fits[:, 1:].any(1)

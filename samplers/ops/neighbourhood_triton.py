@@ -1,4 +1,4 @@
-"""Sums over neighbours in Triton: one program a token, which reads its line of the table once and stores no gathers."""
+"""Sums over neighbours in Triton: one program per token, which reads its table line once and stores no gathers."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
@@ -84,7 +84,7 @@ def neighbour_sums(values: Tensor, ids: Tensor, nearest: Tensor) -> Tensor:
 
 
 def mass_within(distribution: Tensor, token: Tensor, nearest: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
-    """As `neighbourhood.mass_within`; `distribution` [N, V], `token` [N], `nearest` [V, K], `limit` [N]."""
+    """Like `neighbourhood.mass_within`; `distribution` [N, V], `token` [N], `nearest` [V, K], `limit` [N]."""
     distribution = distribution if distribution.stride(-1) == 1 else distribution.contiguous()
     mass = torch.empty(len(distribution), dtype=distribution.dtype, device=distribution.device)
     some = torch.empty(len(distribution), dtype=torch.int8, device=distribution.device)

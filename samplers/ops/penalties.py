@@ -1,4 +1,4 @@
-"""Lower logits for end tokens that come too early and for tokens that occur in the row already."""
+"""Lowers the logits of end tokens that come too early and of tokens that are already in the row."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 def without_ends(logits: Tensor, early: Tensor, stop_ids: Sequence[int]) -> Tensor:
-    """`logits` [..., V] without the end tokens where `early` [...] holds."""
+    """`logits` [..., V] with end tokens at -inf where `early` [...] is True."""
     ends = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
     ends[list(stop_ids)] = True
     return logits.masked_fill(early[..., None] & ends, -torch.inf)
 
 
 def token_counts(tokens: Tensor, counted: Tensor, vocab: int, exempt: Sequence[int] = ()) -> Tensor:
-    """How often each token occurs in a row, [B, V] float32; of `tokens` [B, L] those that `counted` marks.
+    """[B, V] float32: how often each token occurs among the `tokens` [B, L] where `counted` is True.
 
     `exempt` ones count as 0.
     """
@@ -27,7 +27,7 @@ def token_counts(tokens: Tensor, counted: Tensor, vocab: int, exempt: Sequence[i
 
 
 def penalize(logits: Tensor, counts: Tensor, own: Tensor, penalty: float) -> Tensor:
-    """Divides a positive logit by the penalty, and multiplies a negative one, if its token occurs elsewhere in the row.
+    """Divides positive logits by the penalty, and multiplies negative ones, of tokens that occur elsewhere in the row.
 
     Args:
         logits: [..., V].

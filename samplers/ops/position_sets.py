@@ -1,4 +1,4 @@
-"""Sets of positions, on the host: as columns, by their share of a sum, with the gaps between them."""
+"""Functions of sets of positions, on the host: columns, nucleus by share of a sum, gaps between positions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def columns_of(which: np.ndarray, blank: int) -> np.ndarray:
 
 
 def nucleus(values: np.ndarray, share: float) -> np.ndarray:
-    """[B, L] bool: the highest of `values` [B, L] with at most `share` of their sum together, and one at least.
+    """[B, L] bool: the highest of `values` [B, L] that sum to at most `share` of the total, and at least one.
 
     None where all are 0.
     """
@@ -34,7 +34,7 @@ def nucleus(values: np.ndarray, share: float) -> np.ndarray:
 
 
 def between(positions: np.ndarray, distance: int) -> np.ndarray:
-    """[B, L] bool: what lies between two of `positions` [B, L] bool that are at most `distance` apart."""
+    """[B, L] bool: the positions between two of `positions` [B, L] bool that are at most `distance` apart."""
     at, length = np.arange(positions.shape[1]), positions.shape[1]
     left = np.maximum.accumulate(np.where(positions, at, -1 - distance), axis=1)
     right = np.minimum.accumulate(np.where(positions, at, length + distance)[:, ::-1], axis=1)[:, ::-1]

@@ -27,7 +27,7 @@ def best(score: Tensor) -> Tensor:
 
 
 def descending(score: Tensor) -> tuple[Tensor, Tensor]:
-    """The scores of each row from the highest on, and the rank of each position; both [B, W]."""
+    """The scores of each row in descending order, and the rank of each position; both [B, W]."""
     ordered, order = score.sort(dim=1, descending=True, stable=True)
     rank = torch.arange(score.shape[1], device=score.device).expand_as(order)
     return ordered, torch.empty_like(order).scatter_(1, order, rank)
@@ -39,7 +39,7 @@ def top(score: Tensor, count: Tensor) -> Tensor:
 
 
 def top_as_published(score: Tensor, count: np.ndarray, window: np.ndarray, length: np.ndarray) -> Tensor:
-    """[B, W] bool: torch.topk over each whole row, with its order of ties, which published loops rely on.
+    """[B, W] bool: torch.topk over each whole row, with its order of ties, on which published loops depend.
 
     The scores are those of the positions `window` [B, W], -inf where nothing can be chosen; rows have `length` [B]
     positions. A loop over rows, since the order of ties depends on `count` [B] and the length.

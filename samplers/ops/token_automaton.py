@@ -17,7 +17,7 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class TokenAutomaton:
-    """What `length` positions may hold together.
+    """A finite automaton over the tokens that `length` positions may hold together.
 
     Attributes:
         kind: [V] int: the kind of each token, 0 for those that may stand nowhere.
@@ -31,7 +31,7 @@ class TokenAutomaton:
     accepting: np.ndarray
 
     def sets(self, tokens: np.ndarray) -> np.ndarray:
-        """[n, V] bool: what each position may take beside the other `tokens` [n], -1 where open."""
+        """[n, V] bool: the tokens allowed at each position, given the other `tokens` [n], -1 where open."""
         kinds = self._kinds(tokens)
         before, behind = self._before(kinds), self._behind(kinds)
         states = len(self.accepting)
@@ -42,11 +42,11 @@ class TokenAutomaton:
         return result[:, self.kind]
 
     def allows(self, tokens: np.ndarray) -> bool:
-        """Whether open positions, -1 in `tokens` [n], can be filled."""
+        """Whether the open positions, -1 in `tokens` [n], can be filled."""
         return bool(self._behind(self._kinds(tokens))[0][0])
 
     def _kinds(self, tokens: np.ndarray) -> np.ndarray:
-        """[n, K] bool: the kinds that each position may still be."""
+        """[n, K] bool: the token kinds still possible at each position."""
         every = np.arange(self.step.shape[1])
         own = self.kind[np.maximum(tokens, 0)][:, None] == every
         allowed: np.ndarray = np.where(tokens[:, None] < 0, True, own)
@@ -54,7 +54,7 @@ class TokenAutomaton:
         return allowed
 
     def _before(self, kinds: np.ndarray) -> np.ndarray:
-        """[n, S + 1] bool: the states before each position; the last column, of no state, means nothing."""
+        """[n, S + 1] bool: the states reachable before each position; the last column is no state and meaningless."""
         result = np.zeros((self.length, len(self.accepting) + 1), dtype=bool)
         result[0, 0] = True
         for position in range(self.length - 1):

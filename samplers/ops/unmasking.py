@@ -1,4 +1,4 @@
-"""How many tokens of an image each step samples, how strongly it is guided, and how many transitions its head takes.
+"""Schedules of image sampling: tokens, guidance scale and head transitions per step.
 
 left_k = max(1, min(left_(k-1) - 1, floor(S cos(pi/2 (k+1)/K)))),  all the rest at the last step
 guidance "linear": 1 + (cfg - 1) (S - left_k) / S;  "constant": cfg
@@ -18,17 +18,17 @@ Guidance = Literal["linear", "constant"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unmasking:
-    """K steps over S tokens; steps that would sample nothing are left out."""
+    """A schedule of K steps over S tokens, without steps that would sample nothing."""
 
     bounds: np.ndarray  # [K + 1] int64: tokens known before each step, and after the last
-    left: np.ndarray  # [K] int64: tokens that the guidance of each step counts as missing after it
+    left: np.ndarray  # [K] int64: tokens that count as missing after each step, for its guidance
     tokens: int
 
     def __len__(self) -> int:
         return len(self.left)
 
     def step(self, known: np.ndarray) -> np.ndarray:
-        """[n]: the step that comes next where known[n] tokens are known, which must be at a bound."""
+        """[n]: the next step of rows with known[n] known tokens, which must equal one of `bounds`."""
         step: np.ndarray = np.searchsorted(self.bounds, known)
         return step
 
@@ -40,7 +40,7 @@ class Unmasking:
         return scale
 
     def transitions(self, first: int, last: int) -> np.ndarray:
-        """[K] int64: the transitions of the head at each step, from `first` evenly down to `last`.
+        """[K] int64: the number of head transitions at each step, evenly from `first` down to `last`.
 
         >>> unmasking(16, 4).transitions(50, 5)
         array([50, 35, 20,  5])
@@ -52,7 +52,7 @@ class Unmasking:
 
 @lru_cache(maxsize=32)
 def unmasking(tokens: int, steps: int) -> Unmasking:
-    """The schedule of `steps` over `tokens`."""
+    """The schedule of `steps` steps over `tokens` tokens."""
     bounds, left, missing = [0], [], tokens
     for step in range(steps):
         planned = max(1, min(missing - 1, int(np.floor(tokens * np.cos(np.pi / 2 * (step + 1) / steps)))))

@@ -1,4 +1,4 @@
-"""One step of DiffusionGemma's decoding: what of a canvas is kept, as what token, and whether the canvas is done."""
+"""One step of DiffusionGemma's decoding: the positions that are kept, their tokens, and whether the canvas is done."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class DenoisingState:
-    """What a stage remembers of each row's canvas."""
+    """A stage's state of each row's canvas."""
 
     begun: np.ndarray  # [B] the clock when it was entered
     argmax: Tensor  # [B, W] int64 of the step before, -1 before the first
 
     @classmethod
     def of(cls, canvas: Canvas) -> DenoisingState:
-        """Before the first step."""
+        """The state before the first step."""
         return cls(np.zeros_like(canvas.step), torch.full_like(canvas.window, -1))
 
 
@@ -36,7 +36,7 @@ class Denoising:
     steps: int
 
     def decide(self, proposal: Proposal, canvas: Canvas, state: DenoisingState) -> tuple[Tensor, Tensor, np.ndarray]:
-        """What is kept [B, W] bool, the tokens [B, W], and the rows [B] whose canvas is done: all kept, as argmax."""
+        """Kept positions [B, W] bool, tokens [B, W], and rows [B] whose canvas is done: all kept, with the argmax."""
         block_started = torch.from_numpy(canvas.block_started).to(canvas.window.device)[:, None]
         state.begun = np.where(canvas.block_started, canvas.step, state.begun)
         before, inside = state.argmax.masked_fill(block_started, -1), canvas.window < canvas.length

@@ -1,4 +1,4 @@
-"""Schedules that are fixed beforehand."""
+"""Commit schedules that are fixed beforehand."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class BlockClock:
 
     @classmethod
     def of(cls, canvas: Canvas) -> BlockClock:
-        """Before the first step."""
+        """The clock before the first step."""
         return cls(*(np.zeros(len(canvas), dtype=np.int64) for _ in range(3)))
 
     def enter(self, canvas: Canvas, steps: int | None, now: np.ndarray) -> None:
-        """Notes the blocks that were just entered; `now` is the clock, `steps` counts the whole canvas.
+        """Records the blocks that rows have just entered; `now`: the clock; `steps`: of the whole canvas.
 
         A block gets an even share of `steps`, the first blocks one more and each at least one; without `steps`, one a
         token.
@@ -52,18 +52,18 @@ class BlockClock:
 
 
 def total_steps(canvas: Canvas, steps: int | None) -> np.ndarray:
-    """How many steps the whole canvas takes, [B]: `steps`, or one per token."""
+    """[B]: the number of steps for the whole canvas: `steps`, or one per token."""
     return canvas.num_masked if steps is None else np.full(len(canvas), steps)
 
 
 def block_share(canvas: Canvas, steps: np.ndarray | int) -> np.ndarray:
-    """How many of `steps` the active block gets, [B]: an even share, the first blocks one more."""
+    """[B]: the number of `steps` for the active block: an even share, and one more for the first blocks."""
     blocks, at = _blocks(canvas)
     return even_share(steps, blocks, at)
 
 
 def block_begin(canvas: Canvas, steps: int | None) -> np.ndarray:
-    """How many steps the blocks before the active one get in all, [B]; without `steps`, one per token."""
+    """[B]: the total number of steps of the blocks before the active one; without `steps`, one per token."""
     if steps is None:
         before = np.arange(canvas.length + 1) < canvas.block_start[:, None]
         tokens: np.ndarray = (before & ~canvas.given_host).sum(1)
@@ -74,7 +74,7 @@ def block_begin(canvas: Canvas, steps: int | None) -> np.ndarray:
 
 
 def _blocks(canvas: Canvas) -> tuple[np.ndarray, np.ndarray]:
-    """How many blocks each row is generated in, and which of them is active, [B]."""
+    """The number of blocks of each row and the index of the active one, both [B]."""
     first = (canvas.prompt - canvas.origin) // canvas.block_length
     blocks = -(-(canvas.planned - canvas.origin) // canvas.block_length) - first
     at = (canvas.block_start - canvas.origin) // canvas.block_length - first
@@ -99,7 +99,7 @@ def times(steps: np.ndarray, eps: float) -> np.ndarray:
 
 
 def commit_share(steps: np.ndarray, eps: float) -> np.ndarray:
-    """The share of open positions that a step of Dream's schedule commits, float32 [B, the most]: 1 - s/t, at last all.
+    """float32 [B, most steps]: the share of open positions that each step of Dream's schedule commits: 1 - s/t; last 1.
 
     >>> commit_share(np.array([2, 1]), 0.5)
     array([[0.25, 1.  ],

@@ -1,4 +1,4 @@
-"""From raw logits to those that tokens are sampled from: processors, allowed tokens, grammars, temperature, filters."""
+"""Processes raw logits for sampling: processors, allowed tokens, grammars, temperature and filters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Change = Callable[[Tensor, Tensor, Tensor], Tensor]  # live rows [N], texts [N,
 
 
 class Processing(RowState):
-    """The processing of one request; the same for the target and for a drafter, so that p and q can be compared.
+    """The logits processing of one request, the same for target and drafter, so that p and q can be compared.
 
     Logits processors of transformers see, for each node, the row's committed tokens and the node's own path; grammars
     see what of these was generated. The sampler's own `stages` come after all that excludes tokens, and for the target
@@ -78,7 +78,7 @@ class Processing(RowState):
         self.unchanged = not (self._constraints or self.stages or self._filters_apply)
 
     def _constrained(self, raw: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
-        """What the request asks of the logits, before temperature and filters."""
+        """Applies the request's processors and constraints, before temperature and filters."""
         for step in self._constraints:
             raw = step(self, raw, draft, nodes)
         return raw
@@ -92,7 +92,7 @@ class Processing(RowState):
         return self._by_length(logits, draft, nodes, self._run)
 
     def drafted(self, raw: Tensor, draft: Draft, nodes: Tensor | None = None) -> Tensor:
-        """Processed logits of a drafter; all tokens are equally likely where what it can draft is ruled out.
+        """A drafter's processed logits; all tokens are equally likely where every token it can draft is excluded.
 
         A drafter of a part of the vocabulary may know none of the tokens that are allowed somewhere.
         """
@@ -102,7 +102,7 @@ class Processing(RowState):
         return torch.where(logits.amax(-1, keepdim=True) == -torch.inf, 0, logits)
 
     def reads_ids(self) -> bool:
-        """Whether it tells the ids of logits apart; temperature and filters do not, and take those of some ids."""
+        """Whether the processing depends on token ids; temperature and filters do not, and work on a subset of ids."""
         return bool(self.processors) or self.excludes
 
     def failure(self, raw: Tensor, draft: Draft, row: Tensor, node: Tensor) -> SpecError:
@@ -129,7 +129,7 @@ class Processing(RowState):
         )
 
     def _by_length(self, raw: Tensor, draft: Draft, nodes: Tensor | None, change: _Change) -> Tensor:
-        """`change` applied node by node, those with histories of one length together: it knows no padding."""
+        """Applies `change` to the nodes, those with equally long histories together, since it knows no padding."""
         row, column, texts, lengths = self._real_nodes(raw, draft, nodes)
         scores = raw[row, column]
         for length in sorted(set(lengths.tolist())):
@@ -138,7 +138,7 @@ class Processing(RowState):
         return raw.index_put((row, column), scores)
 
     def _real_nodes(self, raw: Tensor, draft: Draft, nodes: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of every node that is no padding: its row and column in `raw`, and its history [N, C] with its length [N]."""
+        """Row and column in `raw` of every node but padding, and its history [N, C] with its length [N]."""
         if nodes is None:
             real = torch.arange(draft.width) < torch.from_numpy(draft.sizes)[:, None]
             row, column = real.nonzero(as_tuple=True)
@@ -167,14 +167,14 @@ class Processing(RowState):
         return texts
 
     def _staged(self, row: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
-        """Every stage in turn, for nodes of the live rows `row` [N]."""
+        """Applies every logits stage in turn to nodes of the live rows `row` [N]."""
         prompts = torch.from_numpy(self.text.prompt).to(row.device)[row]
         for stage in self.stages:
             scores = stage.scores(ids, scores, prompts)
         return scores
 
     def _run(self, row: Tensor, ids: Tensor, scores: Tensor, *, refuse: bool = False) -> Tensor:
-        """Every processor in turn; `row` [N] indexes live rows. With `refuse`, one that leaves no token raises."""
+        """Applies every processor in turn; `row` [N] indexes live rows. `refuse`: raise if one leaves no token."""
         rows = torch.from_numpy(self.text.rows).to(row.device)[row]
         for processor in self.processors:
             by_row = getattr(processor, "by_row", None)
@@ -189,14 +189,14 @@ class Processing(RowState):
         return scores
 
     def _allowed(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
-        """Nothing but the allowed tokens at each position after a node."""
+        """Excludes tokens that are not allowed at the position after each node."""
         rows = torch.arange(len(self.text), device=logits.device)[:, None]
         return logits.masked_fill(
             ~self.allowed.mask(rows, self._next_positions(draft, nodes, self.text.length)), -torch.inf
         )
 
     def _grammatical(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
-        """Nothing but what each row's grammar allows after a node."""
+        """Excludes tokens that the row's grammar does not allow after each node."""
         row, column, texts, lengths = self._real_nodes(logits, draft, nodes)
         each = zip(row.tolist(), texts.tolist(), lengths.tolist(), strict=True)
         masks = np.ones((len(row), logits.shape[-1]), dtype=bool)
@@ -207,7 +207,7 @@ class Processing(RowState):
         return logits.index_put((row, column), logits[row, column].masked_fill(~mask, -torch.inf))
 
     def _without_early_ends(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
-        """No end token at the first positions."""
+        """Excludes end tokens at the first positions."""
         early = self._next_positions(draft, nodes, self.text.length - self.text.prompt) < self.request.min_new_tokens
         return without_ends(logits, early, self.request.stop_ids)
 

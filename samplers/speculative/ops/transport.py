@@ -58,7 +58,7 @@ def move_probability(
 
 
 def _transport(room: Tensor, spare: Tensor, nearest: Tensor, delta: float) -> tuple[Tensor, Tensor]:
-    """[N, V] what each token gains, and [N] the mass moved.
+    """The gain of each token [N, V], and the mass moved [N].
 
     Every token offers `spare` [N, V] to the tokens it is a neighbour of, in proportion to their `room` [N, V]. None
     receives more than its room; where more than `delta` would move, all amounts are scaled down.
@@ -87,13 +87,13 @@ Sums = Callable[[Tensor], Tensor]  # [N, V] -> [N, V]
 
 
 def _matrix(wish: Tensor, nearest: Tensor) -> tuple[Sums, Sums]:
-    """Two sums for each token: over the tokens it is a neighbour of, and over its neighbours."""
+    """Two functions that sum per token: over the tokens whose neighbour it is, and over its neighbours."""
     adjacency = wish.new_zeros(len(nearest), len(nearest)).scatter_(1, nearest.long(), 1)
     return lambda values: values @ adjacency, lambda values: values @ adjacency.T
 
 
 def _gathers(wish: Tensor, nearest: Tensor, takers: int) -> tuple[Sums, Sums]:
-    """The same without a matrix of all pairs, only over the up to `takers` tokens that have a `wish` [N, V]."""
+    """Like `_matrix` without a matrix of all pairs, over only the up to `takers` tokens with a `wish` [N, V]."""
     ids = wish.topk(takers).indices
     near = nearest[ids].long()  # [N, takers, K]
     targets = near.flatten(1)

@@ -58,7 +58,7 @@ def longest(draft: Draft, fits: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def reached(draft: Draft, path: Tensor, count: Tensor) -> Tensor:
-    """[B, T] bool: the children of accepted nodes, which is where a token may have been compared.
+    """[B, T] bool: the children of accepted nodes, whose tokens may have been compared.
 
     Exact tests stop at the first accepted sibling; rules that compare with one sampled token look at all siblings.
     """
@@ -87,11 +87,11 @@ class Walk:
 
     @property
     def children(self) -> Tensor:
-        """[B, T] bool: what may be accepted next."""
+        """[B, T] bool: the nodes that may be accepted next."""
         return self.draft.tested & (self.draft.parent == self.node[:, None]) & self.alive[:, None]
 
     def step(self, accepted: Tensor) -> Tensor:
-        """Goes to the first node of `accepted` [B, T] and returns it, [B]; a row without one (T) stays for good."""
+        """Moves each row to its first node in `accepted` [B, T] and returns it, [B]; a row without one (T) stops."""
         first = torch.where(accepted, self.index, self.draft.width).amin(1)
         self.alive = first < self.draft.width
         self.node = torch.where(self.alive, first, self.node)

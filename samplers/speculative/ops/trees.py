@@ -67,7 +67,7 @@ def ranked(counts: Sequence[int], branch: int) -> Template:
 def compact(
     tokens: Tensor, parents: Tensor, depths: Tensor, survivors: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
-    """The tree of the `survivors` [B, T], which include node 0 and all parents, moved to the front of each row.
+    """The tree of the `survivors` [B, T], which include node 0 and all parents, as the first nodes of each row.
 
     Returns tokens, parents and depths [B, T'], and on the host how many nodes each row has [B].
     """

@@ -1,4 +1,4 @@
-"""The two rules after most acceptances: comparing with the target's own choice, and the exact test."""
+"""The two rules that most acceptances use: comparison with the target's pick, and the exact test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOTHING = 1e-12  # a residual without a larger entry is rounding error: p equal
 
 
 def follow(draft: Draft, pick: Tensor) -> Verdict:
-    """From node 0 on, descends to the child whose token is its parent's `pick` [B, T], as long as there is one.
+    """Descends from node 0 to the child whose token is its parent's `pick` [B, T], as long as there is one.
 
     Greedy decoding if the pick is the argmax; exact sampling if it is a sample of each node's distribution.
     """
@@ -43,7 +43,7 @@ def follow(draft: Draft, pick: Tensor) -> Verdict:
 
 
 def _follow_on_host(draft: Draft, pick: Tensor) -> Verdict:
-    """The same for trees without `preaccepted`, number by number: one operation on arrays takes longer to begin."""
+    """Like `follow`, for trees without `preaccepted`, with Python numbers, which is faster for so few nodes."""
     tokens, parents, tests, picks = (part.tolist() for part in (draft.tokens, draft.parent, draft.tested, pick))
     rows = zip(tokens, parents, tests, picks, strict=True)
     results = [_follow_row(*row, deepest=draft.deepest) for row in rows]
@@ -57,7 +57,7 @@ def _follow_on_host(draft: Draft, pick: Tensor) -> Verdict:
 def _follow_row(
     tokens: list[int], parents: list[int], tested: list[bool], pick: list[int], *, deepest: int
 ) -> tuple[list[int], int, int, list[bool], list[bool]]:
-    """Of one row: path, count, the next token, the nodes that were compared, and those that equal the pick."""
+    """`follow` for one row: path, count, next token, the nodes compared, and those equal to the pick."""
     path, along = [0], [True]
     compared, fits = [False], [False]
     for node in range(1, len(tokens)):
@@ -122,19 +122,19 @@ def _before(draft: Draft, target: Tensor) -> Tensor:
 
 
 def residual(r: Tensor, q: Tensor) -> Tensor:
-    """norm([r - q]+) over the last dimension; r itself where nothing but rounding is left."""
+    """norm([r - q]+) over the last dimension; r itself where only rounding errors remain."""
     left = (r - q).clamp(min=0)
     return torch.where(left.amax(-1, keepdim=True) > _NOTHING, left / total(left).clamp(min=_NOTHING), r)
 
 
 def without(r: Tensor, removed: Tensor) -> Tensor:
-    """r [B, V] without the tokens `removed` [B, V] bool, not normalised; r itself where nothing is left."""
+    """r [B, V] with the tokens `removed` [B, V] bool at 0, not normalised; r itself where no mass remains."""
     left = r.masked_fill(removed, 0)
     return torch.where(left.amax(-1, keepdim=True) > _NOTHING, left, r)
 
 
 def total(values: Tensor) -> Tensor:
-    """Sums over the last dimension, kept; a row has the same sum alone and in a batch."""
+    """Sums over the last dimension (kept); a row's sum is the same alone and in a batch."""
     # Threads split the sum of a single row, but not those of two.
     return values.expand(2, *values.shape[1:]).sum(-1, keepdim=True)[:1] if len(values) == 1 else values.sum(-1, True)
 
@@ -152,18 +152,18 @@ class Trial:
 
     @staticmethod
     def of(draft: Draft, row: Tensor, node: Tensor, parent: Tensor, bars: Tensor) -> Trial:
-        """The `node` [N] of each `row` [N], a child of `parent` [N]; `bars` [B, T] of all nodes."""
+        """The trial of `node` [N] in `row` [N], children of `parent` [N]; `bars` [B, T] are those of all nodes."""
         point = None if draft.is_point_mass is None else draft.is_point_mass[row, node]
         q = None if draft.q is None else draft.q[row, node]
         return Trial(row, parent, draft.ids[row, node], bars[row, node], q, point)
 
     def exact_probability(self, r: Tensor) -> Tensor:
-        """[N]: the probability that the exact test accepts, r [N, V] being the residual."""
+        """[N]: the probability that the exact test accepts, given the residual r [N, V]."""
         return (r.gather(1, self.token[:, None])[:, 0] / self.bar.clamp(min=_NOTHING)).clamp(max=1)
 
 
 class Rule(Protocol):
-    """How a token is tested, and the residual after a rejection."""
+    """A rule: the test of a token, and the residual after a rejection."""
 
     def weight(self, r: Tensor, trial: Trial) -> Tensor:
         """[N]: the token is accepted iff u bar < this; r [N, V] is the residual of the target's distribution."""
@@ -214,7 +214,7 @@ def drafted_probs(draft: Draft) -> Tensor:
 def judge_siblings(
     draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule, rescue: Callable[[Tensor], Tensor] | None = None
 ) -> Verdict:
-    """`judge` by any rule: level by level, and within a level sibling by sibling, each against the residual r.
+    """Like `judge`, by any rule: per level, siblings are tested one after the other against the residual r.
 
     `rescue` takes the children [B, T] bool of the nodes all of whose children were rejected, and returns those of them
     that are accepted all the same, at most one per row.
@@ -251,7 +251,7 @@ def judge_siblings(
 
 
 def _uniforms_at(uniforms: Uniforms, node: Tensor, active: Tensor, token: Tensor) -> Tensor:
-    """[B] uniforms, of another `node` [B] in each row, for sources that know one at a time."""
+    """[B] uniforms for a different `node` [B] in each row, for sources that return one node at a time."""
     u = torch.ones(len(node), dtype=torch.float64, device=node.device)
     for at in set(node[active].tolist()):
         here = active & (node == at)

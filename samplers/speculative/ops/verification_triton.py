@@ -1,4 +1,4 @@
-"""The exact test of ragged chains in Triton, and the next token: one program a row, no residual is stored.
+"""The exact test of ragged chains in Triton, and the next token: one program per row, no residual is stored.
 
 A row's nodes are tested at once. Its next token is sampled by the inverse CDF in float64; the weights, [p - q]+, p
 without a token, or p, are computed while they are read. They are read twice, for their sum and for the sample.
@@ -105,7 +105,7 @@ def _judge(
 def judge_chains(
     tokens: Tensor, tested: Tensor, p: Tensor, q: Tensor | None, point: Tensor | None, u: Tensor, next_u: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """[B] accepted nodes of each chain, [B] the next token, and [B, T] each tested node's acceptance probability.
+    """Per chain the accepted nodes [B] and next token [B], and each tested node's acceptance probability [B, T].
 
     Args:
         tokens: [B, T], node 0 first; `tested` and `point` [B, T] bool, as a draft has them.
