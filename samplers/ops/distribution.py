@@ -135,7 +135,7 @@ class DenseDistribution(Distribution):
     @cached_property
     def greedy(self) -> tuple[Tensor, Tensor]:
         rows = self.row_logits
-        if "confidence" in vars(self) or (rows.is_cuda and backend(rows.device) == "triton"):  # computed, or soon needed
+        if "confidence" in vars(self) or (rows.is_cuda and backend(rows.device) == "triton"):  # known, or soon needed
             return super().greedy
         ids, probability = greedy(rows)
         return (ids, probability) if self.index is None else (ids.take(self.index), probability.take(self.index))

@@ -78,7 +78,7 @@ def locate_judge(name: str) -> Path:
 
 @lru_cache(maxsize=4)
 def _read(folder: Path, modified: int) -> JudgeHead:
-    """Reads the head in a folder; `modified`, when its weights were written in nanoseconds, is part of the cache key."""
+    """Reads the head in a folder; `modified`, the time of its weights in nanoseconds, is part of the cache key."""
     config = read_json(folder / CONFIG, required=True)
     try:
         weights = load_file(folder / WEIGHTS)

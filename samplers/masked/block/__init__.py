@@ -1,1 +1,1 @@
-"""Block policies: which open positions may be committed, where blocks follow no fixed grid; one method per file."""
+"""Block methods: choose the open positions that may be committed, without a fixed grid; one method per file."""

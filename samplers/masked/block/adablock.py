@@ -1,4 +1,4 @@
-"""Adaptive block: a block ends after the surest delimiter that the forward which begins it predicts.
+"""Adaptive block: a block ends after the most confident delimiter predicted by its first forward.
 
 AdaBlock-dLLM: Semantic-Aware Diffusion LLM Inference via Adaptive Block Size, https://arxiv.org/abs/2509.26432
 

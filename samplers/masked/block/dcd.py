@@ -1,4 +1,4 @@
-"""Deferred commitment: the block is a window from the first open position that holds so many masks.
+"""Deferred commitment: the block is a window from the first open position with a fixed number of masks.
 
 Deferred Commitment Decoding for Diffusion Language Models with Confidence-Aware Sliding Windows,
 https://arxiv.org/abs/2601.02076
@@ -24,7 +24,7 @@ from ..contracts import Block, Canvas, Span
 
 @dataclass
 class State:
-    """How many tokens each row had committed when caches were last refreshed, [B]."""
+    """[B]: the number of committed tokens of each row when caches were last refreshed."""
 
     refreshed: np.ndarray
 

@@ -1,4 +1,4 @@
-"""Dynamic sliding block: the block begins at the first open position and grows by every token that is committed.
+"""Dynamic sliding block: the block begins at the first open position and grows with every committed token.
 
 DSB: Dynamic Sliding Block Scheduling for Diffusion LLMs, https://arxiv.org/abs/2602.05992
 
@@ -22,7 +22,7 @@ from ..contracts import Block, Canvas, Span
 
 @dataclass
 class State:
-    """Which block of the grid each row's first open position was in, [B]."""
+    """[B]: the block of the grid that contained each row's first open position."""
 
     border: np.ndarray
 

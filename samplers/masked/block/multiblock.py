@@ -1,4 +1,4 @@
-"""Several blocks at once: the next block joins when a share of the one before it is decoded.
+"""Several blocks at once: the next block becomes active when a share of the block before it is decoded.
 
 d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory Distillation, https://arxiv.org/abs/2601.07568;
 Diffusion LLMs Can Do Faster-Than-AR Inference via Discrete Diffusion Forcing, https://arxiv.org/abs/2508.09192
@@ -27,7 +27,7 @@ from ..contracts import Block, Canvas, Span
 
 @dataclass
 class State:
-    """Of each row: how many blocks were active, and where the first one began; [B] arrays."""
+    """The number of active blocks of each row, and where the first one began; [B] arrays."""
 
     active: np.ndarray
     first: np.ndarray

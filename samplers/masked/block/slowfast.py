@@ -1,4 +1,4 @@
-"""Slow and fast phases: a few forwards find out how far the model is sure, then only that stretch is decoded.
+"""Slow and fast phases: a few forwards find how far the model is confident, then only that span is decoded.
 
 Accelerating Diffusion Large Language Models with SlowFast Sampling: The Three Golden Principles,
 https://arxiv.org/abs/2506.10848
@@ -28,7 +28,7 @@ from ..contracts import Block, Canvas, Evidence, Span
 
 @dataclass
 class State:
-    """Of each row; [B] arrays."""
+    """The phase and span of each row; [B] arrays."""
 
     begin: np.ndarray  # where the stretch begins
     end: np.ndarray  # where it ends, once it is known

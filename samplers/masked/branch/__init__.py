@@ -1,1 +1,1 @@
-"""Branch policies: a row is asked as several hypotheses in one forward, one of which survives, one method per file."""
+"""Branch methods: run several hypotheses of a row in one forward and keep one; one method per file."""

@@ -1,4 +1,4 @@
-"""Makes a graph of drafts from what a sampler commits: which states follow how often, and the graph that they choose.
+"""Builds a graph of drafts from statistics of a sampler's commits: how often each state follows another.
 
 Structuring The Future: Diffusion LLM Speculative Decoding via Calibrated Draft Graphs (Spiffy),
 https://arxiv.org/abs/2509.18085
@@ -29,7 +29,7 @@ State = tuple[int, frozenset[Commit]]  # steps from the row, and what they have 
 
 @dataclass(eq=False)
 class _View:
-    """The ranks by one forward, and what has been committed since."""
+    """The ranks in one forward's proposal, and the tokens committed since."""
 
     ranks: dict[int, int]  # of each position that is open after its commits
     tokens: dict[int, list[int]]  # of these, the likeliest first
@@ -39,7 +39,7 @@ class _View:
 
 @dataclass(frozen=True, eq=False)
 class StepCounts(Branch):
-    """Counts the states that rows come to; it drafts nothing, and leaves every token as it is.
+    """Counts the states that rows reach; drafts nothing and changes no token.
 
     `MaskedSampler.branch` of the sampler to be observed, at temperature 0.
     """
@@ -75,7 +75,7 @@ class StepCounts(Branch):
         return np.arange(len(canvas))
 
     def _count(self, view: _View, new: Mapping[int, int]) -> bool:
-        """Counts the state that the tokens `new` lead to; False where it is none of those counted, or the last."""
+        """Counts the state after the tokens `new`; returns False if it is not a counted state, or is the last one."""
         if not all(position in view.ranks and token in view.tokens[position] for position, token in new.items()):
             return False
         commits = {(view.ranks[at], view.tokens[at].index(token)) for at, token in new.items()}
@@ -84,12 +84,12 @@ class StepCounts(Branch):
         return view.steps < self.steps
 
     def forget(self) -> None:
-        """Between requests: the rows of the next one are others."""
+        """Called between requests: forgets the rows of the last request."""
         self._views.clear()
 
 
 def draft_graph(counts: Mapping[State, int], drafts: int, *, parents: bool = True) -> str:
-    """The graph of at most `drafts` nodes that the counts choose, as `freedave:graph=` reads it.
+    """The best graph of at most `drafts` nodes by the counts, as text for `freedave:graph=`.
 
     `parents` says whether a node also counts what those before it do. Raises SpecError for counts of no state, and
     fewer than one draft.
@@ -116,7 +116,7 @@ def _leads(one: State, other: State) -> bool:
 
 
 def _gain(state: State, graph: Mapping[State, Node], counts: Mapping[State, int], parents: bool) -> int:
-    """What `state` adds to the sum; 0 where neither the row nor a node leads to it."""
+    """The gain from adding `state`; 0 if neither the row nor a node leads to it."""
     before = [other for other in graph if _leads(other, state)]
     if state[0] > 1 and not before:
         return 0

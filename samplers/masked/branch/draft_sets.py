@@ -1,4 +1,4 @@
-"""Sets of drafted states: which tokens each hypothesis has beside those of its row, step by step, and their text.
+"""Sets of drafted states: the tokens that each hypothesis adds to its row per step, and their text form.
 
 A node is a state some steps further than the row, as these steps: each commits positions of given ranks, by the scores
 of the row's last forward (0 the surest), with the likeliest token there or another one. `0`, `1`, `0.1` and `0_2b` are
@@ -28,17 +28,17 @@ _MOST = 64  # nodes: each is a row of every forward
 
 
 def key(node: Node) -> frozenset[Commit]:
-    """What a node has committed, in whatever order."""
+    """The commits of a node, independent of their order."""
     return frozenset(commit for step in node for commit in step)
 
 
 def follows(node: Node, parent: Node) -> bool:
-    """Whether `node` is one step further than `parent`, by what both have committed."""
+    """Whether `node` commits everything that `parent` does and one step more."""
     return len(node) == len(parent) + 1 and key(parent) < key(node)
 
 
 def text_of(nodes: Iterable[Node]) -> str:
-    """The nodes as text.
+    """The text form of the nodes.
 
     >>> text_of([(((0, 0),),), (((0, 0),), ((1, 1), (2, 0)))])
     '0-0.1b_2'
@@ -51,7 +51,7 @@ def text_of(nodes: Iterable[Node]) -> str:
 
 
 def read_graph(text: str) -> str:
-    """The text of a graph, which `text` is, or the name of a file with it. Raises SpecError where it is neither."""
+    """The text of a graph: `text`, or the content of the file it names. Raises SpecError if it is neither."""
     if not _NODES.fullmatch(text):
         file = Path(text)
         if not file.is_file():
@@ -67,7 +67,7 @@ def read_graph(text: str) -> str:
 
 @cache
 def read_nodes(text: str) -> tuple[Node, ...]:
-    """The nodes of a graph, the fewest steps first. Raises SpecError for one that is twice or that no step leads to."""
+    """The nodes of a graph, fewest steps first. Raises SpecError for a repeated node or one without a parent."""
     nodes = tuple(sorted(map(_read_node, text.split("-")), key=len))
     if len(nodes) > _MOST:
         raise SpecError(f"freedave: a graph has at most {_MOST} nodes, got {len(nodes)}", hint="leave some out")
@@ -101,7 +101,7 @@ def _read_node(text: str) -> Node:
 
 @cache
 def tree_tokens(drafts: int, width: int) -> tuple[tuple[int, ...], ...]:
-    """Of each node of a tree, by depth, the ranks of the tokens that its steps commit.
+    """For each node of a tree, by depth: the ranks of the tokens that its steps commit.
 
     At each step the surest position takes one of its `width` likeliest tokens. A node costs its steps and the ranks of
     its tokens; the `drafts` cheapest are taken, the deepest of equally cheap ones first.
@@ -122,7 +122,7 @@ def tree_tokens(drafts: int, width: int) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """The nodes of a graph as arrays: at each step, of each hypothesis, ranks among what is open after its others."""
+    """The nodes of a graph as arrays: for each step and hypothesis, ranks among the positions still open then."""
 
     nodes: tuple[Node, ...]
 
@@ -136,7 +136,7 @@ class Graph:
 
     @cached_property
     def commits(self) -> np.ndarray:
-        """[steps, most, G, 2] int64: rank of a position and of its token; -1 where there is none."""
+        """[steps, most, G, 2] int64: the rank of a position and of its token; -1 for none."""
         most = max(len(step) for node in self.nodes for step in node)
         commits = np.full((self.depths[-1], len(self.nodes) + 1, most, 2), -1)
         for number, node in enumerate(self.nodes, 1):
@@ -150,5 +150,5 @@ class Graph:
 
 @cache
 def graph_of(text: str) -> Graph:
-    """The graph that `read_nodes` reads."""
+    """The arrays of the graph with this text: see `read_nodes`."""
     return Graph(read_nodes(text))

@@ -53,7 +53,7 @@ from .draft_sets import graph_of, read_graph, tree_tokens
 
 
 def of_ranks(commits: np.ndarray, choice: Choice, proposal: Proposal) -> Choice:
-    """The positions and tokens of `commits` [N, G, 2], by rank in the proposal; nothing where a position is missing."""
+    """The positions and tokens of `commits` [N, G, 2] by rank in the proposal; none if a position is missing."""
     rank = descending(proposal.score)[1]
     which, tokens = torch.zeros_like(proposal.eligible), choice.tokens
     complete = torch.ones_like(which[:, :1])
@@ -67,7 +67,7 @@ def of_ranks(commits: np.ndarray, choice: Choice, proposal: Proposal) -> Choice:
 
 
 def other_tokens(tokens: Tensor, at: Tensor, rank: np.ndarray, proposal: Proposal) -> Tensor:
-    """`tokens` [N, W], but where `at` marks one position of a row, its token of `rank` [N] there, if that is not 0."""
+    """`tokens` [N, W] with the token of `rank` [N], if not 0, at the one position per row that `at` marks."""
     rows = np.flatnonzero((rank > 0) & at.any(1).cpu().numpy())
     if not len(rows):
         return tokens

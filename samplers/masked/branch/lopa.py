@@ -1,4 +1,4 @@
-"""Looks ahead: beside the row, branches that commit one more token each are asked, and the surest one survives.
+"""Looks ahead: runs branches of a row that commit one more token each, and keeps the most confident one.
 
 LoPA: Scaling dLLM Inference via Lookahead Parallel Decoding, https://arxiv.org/abs/2512.16229
 

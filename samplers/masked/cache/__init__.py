@@ -1,1 +1,1 @@
-"""Cache policies: which positions per forward recomputes, one method per file."""
+"""Cache methods: choose the positions that each forward computes; one method per file."""

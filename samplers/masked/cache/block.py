@@ -1,4 +1,4 @@
-"""Block cache, for block-causal families: only the K/V of final tokens outlives its block.
+"""Block cache, for block-causal families: after a block only the K/V of its final tokens are kept.
 
 SDAR: A Synergistic Diffusion-AutoRegression Paradigm for Scalable Sequence Generation,
 https://arxiv.org/abs/2510.06303
@@ -26,7 +26,7 @@ from .changes import FINISHED_BLOCKS
 
 @dataclass
 class State:
-    """How far the stored K/V are those of final tokens."""
+    """The length of each row up to which stored K/V are those of final tokens."""
 
     final: np.ndarray  # [B]
 

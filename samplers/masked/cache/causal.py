@@ -1,4 +1,4 @@
-"""Causal prefix: finished text is stored by a causal forward, which also gives the first token of the next block.
+"""Causal prefix: a causal forward stores finished text and also predicts the first token of the next block.
 
 Nemotron-Labs-Diffusion, https://huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B
 
@@ -27,7 +27,7 @@ from ..contracts import Cache, Canvas, QuerySpec
 
 @dataclass
 class State:
-    """How far the stored K/V are final."""
+    """The length of each row up to which stored K/V are final."""
 
     final: np.ndarray  # [B]
 

@@ -1,4 +1,4 @@
-"""Shared by caches that recompute what has changed: changes since the last forward, refreshes, what they refuse."""
+"""Shared by caches that recompute changed positions: changes since the last forward, refreshes, conflicts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..contracts import Canvas
 
 
 def last_clock(canvas: Canvas) -> np.ndarray:
-    """The clock at the last forward, [B]; -1 before the first."""
+    """[B]: the clock at the last forward; -1 before the first."""
     return canvas.clocks[:, -1] if canvas.clocks.shape[1] else np.full_like(canvas.step, -1)
 
 
 def elapsed(canvas: Canvas, every: int, start: np.ndarray | int = 0) -> np.ndarray:
-    """[B] bool: since the last forward, the steps counted from `start` reached a multiple of `every`."""
+    """[B] bool: rows whose steps, counted from `start`, reached a multiple of `every` since the last forward."""
     if not every:
         return np.zeros(len(canvas), dtype=bool)
     reached: np.ndarray = (canvas.step - start) // every > (last_clock(canvas) - start) // every
@@ -23,17 +23,17 @@ def elapsed(canvas: Canvas, every: int, start: np.ndarray | int = 0) -> np.ndarr
 
 
 class LastTokens(RowState):
-    """The rows at the last forward."""
+    """The tokens of the rows at the last forward."""
 
     per_row = ("tokens",)
 
     def __init__(self, canvas: Canvas) -> None:
-        """Before the first forward."""
+        """Makes the state before the first forward."""
         self.tokens: np.ndarray = canvas.tokens_host.copy()  # [B, L + 1]
         self.fills = {"tokens": canvas.pad_id}
 
     def changed(self, canvas: Canvas) -> np.ndarray:
-        """[B, L + 1] bool: the positions written or reopened since; remembers the present tokens.
+        """[B, L + 1] bool: the positions written or reopened since; stores the current tokens.
 
         They must be queried at the next forward, so that no position attends to K/V of replaced tokens.
         """

@@ -1,4 +1,4 @@
-"""Dual adaptive cache (d2Cache): a forward queries the masks likely to be next, what changed, and what is attended to.
+"""Dual adaptive cache (d2Cache): a forward computes likely next masks, changed tokens and highly attended tokens.
 
 d2Cache: Accelerating Diffusion-Based LLMs via Dual Adaptive Caching, https://arxiv.org/abs/2509.23094
 
@@ -45,7 +45,7 @@ from .changes import LastTokens, elapsed, rows_predicting
 
 
 def attention_rollout(maps: AttentionMaps) -> Tensor:
-    """[B, L + 1] the sums; `maps` are of all layers.
+    """[B, L + 1]: the attention rollout summed per position; `maps` are those of all layers.
 
     From the last layer down, a vector at a time: no two maps are multiplied.
     """
@@ -63,7 +63,7 @@ def attention_rollout(maps: AttentionMaps) -> Tensor:
 
 @dataclass
 class State:
-    """What the last forwards left."""
+    """The tokens, probabilities and importance kept from earlier forwards."""
 
     tokens: LastTokens
     probability: np.ndarray  # [B, L] float32, of each mask's likeliest token
@@ -144,7 +144,7 @@ class DualAdaptiveCache(Cache):
         return QuerySpec(np.zeros_like(canvas.end), canvas.end, torch.from_numpy(mask), only=torch.from_numpy(only))
 
     def _masks(self, canvas: Canvas, state: State) -> np.ndarray:
-        """[B, L] bool: the masks that may be next."""
+        """[B, L] bool: the masks that may be committed next."""
         at, open_ = np.arange(canvas.length), canvas.open_host[:, :-1]
         density = certainty_density(torch.from_numpy(~open_), torch.from_numpy(canvas.total), self.sigma).numpy()
         block = (at >= canvas.block_start[:, None]) & (at < canvas.block_end[:, None])

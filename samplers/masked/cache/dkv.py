@@ -1,4 +1,4 @@
-"""Delayed cache (dKV-Cache-Decode): a token is queried once more after its commit, then its K/V are reused.
+"""Delayed cache (dKV-Cache-Decode): a token is computed once more after its commit, then its K/V are reused.
 
 dKV-Cache: The Cache for Diffusion Language Models, https://arxiv.org/abs/2505.15781
 

@@ -1,4 +1,4 @@
-"""Delayed cache of few tokens (dKV-Cache-Greedy): queries what was and will be committed, and its surroundings.
+"""Delayed cache of few tokens (dKV-Cache-Greedy): computes the last and next commits and a window around them.
 
 dKV-Cache: The Cache for Diffusion Language Models, https://arxiv.org/abs/2505.15781
 
@@ -64,7 +64,7 @@ class GreedyDelayedCache(Cache):
         return QuerySpec(whole.start, whole.stop, mask, only=coming)
 
     def _surrounding(self, canvas: Canvas, rank: np.ndarray) -> np.ndarray:
-        """[B, L + 1] bool: the coming positions and their windows."""
+        """[B, L + 1] bool: the next positions to commit and the windows around them."""
         positions = np.arange(canvas.length + 1)
         queried = np.zeros(canvas.open_host.shape, dtype=bool)
         row, column = np.nonzero(rank)

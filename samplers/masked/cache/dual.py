@@ -1,4 +1,4 @@
-"""Dual cache: K/V before and after the block are reused, only the block is queried at every step.
+"""Dual cache: K/V before and after the block are reused, only the block is computed at every step.
 
 Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding,
 https://arxiv.org/abs/2505.22618

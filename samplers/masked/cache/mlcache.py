@@ -1,4 +1,4 @@
-"""Max-logit cache (ML-Cache): a forward queries the positions whose highest logit is lowest, and reuses all others.
+"""Max-logit cache (ML-Cache): a forward computes the positions with the lowest maximum logits and reuses the others.
 
 Lumina-DiMOO: An Omni Diffusion Large Language Model for Multi-Modal Generation and Understanding,
 https://arxiv.org/abs/2510.06308
@@ -68,7 +68,7 @@ class MaxLogitCache(Cache):
         return QuerySpec(np.zeros_like(canvas.end), canvas.end, torch.from_numpy(mask))
 
     def _warmup(self, canvas: Canvas) -> np.ndarray:
-        """[B] the last step of the active block's warm-up."""
+        """[B]: the last step of the active block's warm-up."""
         if self.warmup is not None:
             return np.full_like(canvas.step, self.warmup)
         share = np.floor(_WARMUP * block_share(canvas, canvas.total_steps)).astype(np.int64)

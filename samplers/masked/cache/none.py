@@ -1,4 +1,4 @@
-"""No cache: every forward queries the whole row.
+"""No cache: every forward computes the whole row.
 
 Large Language Diffusion Models, https://arxiv.org/abs/2502.09992
 

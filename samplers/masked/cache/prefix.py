@@ -1,4 +1,4 @@
-"""Prefix cache: K/V before the block are reused, the block and everything after it is queried at every step.
+"""Prefix cache: K/V before the block are reused, the block and everything after it is computed at every step.
 
 Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding,
 https://arxiv.org/abs/2505.22618

@@ -1,4 +1,4 @@
-"""Each layer computes the tokens of the answer whose inputs have changed most, and reuses what it made of the others.
+"""Each layer computes the answer tokens whose inputs have changed most, and reuses its outputs for the others.
 
 SPA-Cache: Singular Proxies for Adaptive Caching in Diffusion Language Models, https://arxiv.org/abs/2602.02544
 

@@ -1,4 +1,4 @@
-"""The base of caches that query one span of positions, and everything from time to time."""
+"""The base of caches that compute one span of positions, and all positions at refreshes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .changes import elapsed
 
 @dataclass
 class PublishedCounts:
-    """What the published loops count, [B] each; used by `reference=true` alone."""
+    """The counters of the published loops, [B] each; used only with `reference=true`."""
 
     windows: np.ndarray  # forwards that queried the span only, idle ones included
     refreshed: np.ndarray  # the last forward queried everything
@@ -23,7 +23,7 @@ class PublishedCounts:
 
 @dataclass(frozen=True)
 class SpanCache(Cache):
-    """Queries everything when a block is entered and every `refresh` steps, otherwise a span from the block's start."""
+    """Computes everything when a block is entered and every `refresh` steps, else a span from the block's start."""
 
     commits_on_refresh: ClassVar[bool] = True  # the published loop for shifted families does, untested
 
@@ -38,11 +38,11 @@ class SpanCache(Cache):
         return PublishedCounts(np.zeros(len(canvas), dtype=np.int64), none, none)
 
     def stop(self, canvas: Canvas) -> np.ndarray:
-        """Where the span ends, [B]."""
+        """[B]: the end of the span."""
         raise TypeError(f"{type(self).__name__} defines no span")
 
     def begin(self, canvas: Canvas) -> np.ndarray:
-        """Where the span begins, [B]."""
+        """[B]: the start of the span."""
         return canvas.block_start
 
     @property
@@ -55,7 +55,7 @@ class SpanCache(Cache):
         return "greedy" if self.refresh == 1 and not self.reference else "relaxed"
 
     def full(self, canvas: Canvas, state: PublishedCounts) -> np.ndarray:
-        """[B] bool: a full forward, whatever `refresh` says."""
+        """[B] bool: rows that need a full forward independent of `refresh`."""
         return canvas.block_started
 
     def query(self, canvas: Canvas, state: PublishedCounts) -> QuerySpec:

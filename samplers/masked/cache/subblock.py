@@ -29,7 +29,7 @@ from .changes import FINISHED_BLOCKS
 
 @dataclass
 class State:
-    """Of each row; [B] arrays."""
+    """The progress of each row within its block; [B] arrays."""
 
     final: np.ndarray  # how far the stored K/V are those of final tokens
     whole: np.ndarray  # whether a forward has queried the whole of the active block

@@ -1,4 +1,4 @@
-"""Vicinity cache: the block and its neighbourhood are queried at every step, everything when a block is entered.
+"""Vicinity cache: the block and its neighbourhood are computed at every step, everything when a block is entered.
 
 dInfer: An Efficient Inference Framework for Diffusion Language Models, https://arxiv.org/abs/2510.08666
 

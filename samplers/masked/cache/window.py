@@ -1,4 +1,4 @@
-"""A window that slides over the text, for windowed-causal families: tokens known from its front on are final.
+"""A window that slides over the text, for windowed-causal families: known tokens at its front are final.
 
 WeDLM: Reconciling Diffusion Language Models with Standard Causal Attention for Fast Inference,
 https://arxiv.org/abs/2512.22737
@@ -26,7 +26,7 @@ from ..contracts import Cache, Canvas, QuerySpec
 
 @dataclass
 class State:
-    """How far the stored K/V are final."""
+    """The length of each row up to which stored K/V are final."""
 
     final: np.ndarray  # [B]
 

@@ -1,1 +1,1 @@
-"""Finish policies: when everything open is committed at once, or a row ends, one method per file."""
+"""Finish methods: decide when all open positions are committed at once, or a row ends; one method per file."""

@@ -1,4 +1,4 @@
-"""Commits everything that is open at once, as soon as the answer is far enough ahead of its alternatives.
+"""Commits all open positions at once, as soon as the answer is far enough ahead of its alternatives.
 
 Diffusion Language Models Know the Answer Before Decoding (Prophet), https://arxiv.org/abs/2508.19982
 
@@ -116,7 +116,7 @@ class Prophet(Finish):
         return self.start is not None and self.region in (None, "answer")
 
     def _region(self, canvas: Canvas, opened: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions [B, K] of the region, and which of them count."""
+        """The positions [B, K] of the answer region, and which of them count."""
         if self.region == "block":
             return canvas.window, canvas.eligible.clone()
         if self.region == "all" or self.start is None:
@@ -131,7 +131,7 @@ class Prophet(Finish):
         return torch.from_numpy(positions).to(device), torch.from_numpy(inside).to(device)
 
     def _least(self, canvas: Canvas) -> np.ndarray:
-        """The gap that suffices now, [B] float32."""
+        """[B] float32: the least gap that suffices at this step."""
         gaps, stage = np.array([self.early, self.mid, self.late], np.float32), np.arange(3)
         if self.progress == "steps" or (self.progress is None and bool((canvas.total_steps > 0).all())):
             steps = np.maximum(canvas.total_steps, 1)

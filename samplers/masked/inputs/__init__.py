@@ -1,1 +1,1 @@
-"""Inputs policies: what changes the input embeddings of masked positions, one method per file."""
+"""Inputs methods: add vectors to the input embeddings of masked positions; one method per file."""

@@ -26,7 +26,7 @@ from ..contracts import Canvas, Evidence, Inputs
 
 @dataclass
 class Mixtures:
-    """Of the active block: the likeliest token of each position, and what its input gains if it is committed."""
+    """For the active block: the likeliest token of each position, and the vector added to its input once committed."""
 
     ids: Tensor  # [B, W] int64; -1 where nothing has been predicted
     change: Tensor | None = None  # [B, W, E]; None before the first forward

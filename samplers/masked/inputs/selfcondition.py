@@ -1,4 +1,4 @@
-"""Feeds what the step before predicted for the canvas back into it, for models trained with self-conditioning.
+"""Feeds the previous step's predictions back as inputs, for models trained with self-conditioning.
 
 DiffusionGemma, https://huggingface.co/google/diffusiongemma-26B-A4B-it; after Analog Bits,
 https://arxiv.org/abs/2208.04202

@@ -1,4 +1,4 @@
-"""Adds to each open position's input a little of what the forward before expected there.
+"""Adds a fraction of the previous forward's expected embedding to the input of each open position.
 
 dInfer: An Efficient Inference Framework for Diffusion Language Models ("iteration smoothing"),
 https://arxiv.org/abs/2510.08666
@@ -29,7 +29,7 @@ from ..contracts import Canvas, Evidence, Inputs
 
 @dataclass
 class Mixture:
-    """What the last forward expected of the active block.
+    """The last forward's expected embeddings of the active block.
 
     Attributes:
         expected: [B, W, E] embeddings, 0 where it predicted nothing; None before the first forward.

@@ -1,1 +1,1 @@
-"""Logits policies: what changes the logits before candidates are taken, one method per file."""
+"""Logits methods: change the logits before candidates are proposed; one method per file."""

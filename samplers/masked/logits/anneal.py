@@ -1,4 +1,4 @@
-"""A temperature that falls from step to step of a block.
+"""Lowers the temperature from step to step within a block.
 
 DiffusionGemma (block diffusion with adaptive stopping), https://huggingface.co/google/diffusiongemma-26B-A4B-it
 
@@ -25,7 +25,7 @@ from ..contracts import Canvas, Evidence, Logits
 
 @dataclass
 class State:
-    """The clock when each row's block was entered, [B]."""
+    """[B]: the clock when each row's block was entered."""
 
     begun: np.ndarray
 

@@ -1,4 +1,4 @@
-"""Lets a token that stays a position's best guess gather credit, which raises its logit.
+"""Raises the logit of a token by the credit it gathers while it stays a position's likeliest token.
 
 CreditDecoding: Accelerating Parallel Decoding in Diffusion Large Language Models with Trace Credits,
 https://arxiv.org/abs/2510.06133
@@ -90,7 +90,7 @@ class Credit(Logits):
         return evidence.distribution.boosted(state.tokens, state.values.log1p() * alpha)
 
     def _weights(self, canvas: Canvas, state: Credits) -> tuple[Tensor | float, Tensor | float, float]:
-        """alpha, beta and gamma of this step; counts the step."""
+        """Returns alpha, beta and gamma of this step, and counts the step."""
         state.steps = np.where(canvas.block_started, 1, state.steps + 1)
         state.size = np.where(canvas.block_started, canvas.block_remaining, state.size)
         if not self.free:

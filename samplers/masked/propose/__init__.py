@@ -1,1 +1,1 @@
-"""Propose policies: how candidates are scored, one method per file."""
+"""Propose methods: score candidates; one method per file."""

@@ -1,4 +1,4 @@
-"""Scores a candidate by its probability, and by how much of what surrounds it is known.
+"""Scores a candidate by its probability and by the share of known tokens around it.
 
 d2Cache: Accelerating Diffusion-Based LLMs via Dual Adaptive Caching, https://arxiv.org/abs/2509.23094
 

@@ -1,4 +1,4 @@
-"""Scores a candidate by how far the best token is ahead of the second.
+"""Scores a candidate by the difference between the two highest probabilities.
 
 Train for the Worst, Plan for the Best ("top probability margin"), https://arxiv.org/abs/2502.06768
 

@@ -1,4 +1,4 @@
-"""Scores a candidate by its probability, by how rare it is, and by how near the block's beginning it stands.
+"""Scores a candidate by its probability, its rarity, and its distance from the start of the block.
 
 PC-Sampler: Position-Aware Calibration of Decoding Bias in Masked Diffusion Models, https://arxiv.org/abs/2508.13021
 

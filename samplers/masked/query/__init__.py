@@ -1,1 +1,1 @@
-"""Query policies: which positions of a row the model sees, one method per file."""
+"""Query methods: choose the positions of a row that the model sees; one method per file."""

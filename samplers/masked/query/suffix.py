@@ -1,4 +1,4 @@
-"""Keeps the masks of a window after the block and the last ones of the row; the model does not see those between.
+"""Keeps the masks in a window after the block and the row's last masks; the model does not see masks between.
 
 Streaming-dLLM: Accelerating Diffusion LLMs via Suffix Pruning and Dynamic Decoding, https://arxiv.org/abs/2601.17917
 

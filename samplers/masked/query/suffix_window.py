@@ -14,7 +14,7 @@ from ..contracts import Canvas, Query, Request
 
 @dataclass
 class State:
-    """What was kept of each row when its block was entered."""
+    """The masks kept in each row when its block was entered."""
 
     suffix: np.ndarray  # [B, L] bool
     begin: np.ndarray  # [B] where that block begins; -1 before the first
@@ -23,14 +23,14 @@ class State:
 
 @dataclass(frozen=True)
 class SuffixQuery(Query):
-    """Keeps some of the masks after the block; a subclass says which."""
+    """Keeps some of the masks after the block; a subclass chooses them."""
 
     def start(self, canvas: Canvas) -> State:
         none = np.full(len(canvas), -1)
         return State(np.zeros((len(canvas), canvas.length), dtype=bool), none, none.copy())
 
     def survivors(self, distance: np.ndarray, canvas: Canvas, request: Request) -> np.ndarray:
-        """[B, L] bool: the masks after the block that stay.
+        """[B, L] bool: the masks after the block that are kept.
 
         `distance` [B, L] counts from the first position after it, which has 0; before that it is negative.
         """

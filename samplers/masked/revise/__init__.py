@@ -1,1 +1,1 @@
-"""Revise policies: which committed tokens are masked or edited again, one method per file."""
+"""Revise methods: mask or edit committed tokens again; one method per file."""

@@ -1,4 +1,4 @@
-"""Overwrites committed tokens that the model has become sure are others, and goes on doing so when nothing is open.
+"""Overwrites committed tokens when the model becomes confident in other tokens, also after the block is complete.
 
 LLaDA2.1: Speeding Up Text Diffusion via Token Editing, https://arxiv.org/abs/2602.08676
 
@@ -30,7 +30,7 @@ from ..contracts import Canvas, Proposal, Revise, Revision, Update
 
 @dataclass
 class State:
-    """Forwards on each row's complete block so far, [B]."""
+    """[B]: the number of forwards on each row's complete block so far."""
 
     forwards: np.ndarray
     begun: np.ndarray  # the clock when the block was entered

@@ -47,7 +47,7 @@ from ..contracts import Canvas, Proposal, Revise, Revision, Update
 
 @dataclass
 class EditHistory:
-    """The active block of each row so far; S steps at most."""
+    """The edits of each row's active block so far, of at most S steps."""
 
     own: Tensor  # [B, W] bool: masks of the block itself, or what was written there; not those that edits inserted
     size: Tensor  # [B] how many these were
@@ -58,14 +58,14 @@ class EditHistory:
 
     @classmethod
     def empty(cls, canvas: Canvas, most: int) -> EditHistory:
-        """Before the first step; a block has `most` at most."""
+        """The history before the first step; a block has at most `most` steps."""
         none = torch.zeros_like(canvas.window, dtype=torch.bool)
         count = torch.zeros(len(canvas), dtype=torch.int64, device=none.device)
         steps = torch.full((len(canvas), most, none.shape[1]), -1, device=none.device)
         return cls(none, count, count, count, steps, steps)
 
     def enter(self, canvas: Canvas, masks: Tensor) -> None:
-        """Rows that have come to a new block begin anew; `masks` [B, W] are open."""
+        """Resets rows that have entered a new block; `masks` [B, W] are its open positions."""
         new = torch.from_numpy(canvas.block_started).to(masks.device)
         self.own = torch.where(new[:, None], masks, self.own)
         self.size = torch.where(new, masks.sum(1), self.size)
@@ -73,12 +73,12 @@ class EditHistory:
         self.blocks, self.writes = (torch.where(new[:, None, None], -1, each) for each in (self.blocks, self.writes))
 
     def count(self, filled: Tensor, post: int) -> Tensor:
-        """Counts a step, of a block whose own masks are gone where `filled` [B]; whether it is the last, [B] bool."""
+        """Counts a step, where `filled` [B] blocks have no masks left; returns [B] bool: whether it is the last."""
         self.steps, self.after = self.steps + 1, self.after + filled
         return (self.after >= post) | (self.steps > self.size + post)
 
     def untried(self, tokens: Tensor, writes: Tensor, sure: Tensor, ids: Tensor, distribution: Distribution) -> Tensor:
-        """`ids` [B, W] with another token at the least `sure` change of rows whose `tokens` [B, W] were met before."""
+        """`ids` [B, W] with another token at the least confident change, in rows that had these `tokens` [B, W] before."""
         met = (self.blocks == tokens[:, None]).all(-1).any(1, keepdim=True)
         changes = writes & (ids != tokens) & met
         which = changes & best(torch.where(changes, -sure, -torch.inf))
@@ -90,18 +90,18 @@ class EditHistory:
         return _other(ids, at, earlier, distribution)
 
     def record(self, tokens: Tensor, writes: Tensor, ids: Tensor) -> None:
-        """The step's block and what it writes, [B, W] each."""
+        """Records the block before the step and the tokens that the step writes, both [B, W]."""
         at = (self.steps - 1)[:, None, None].expand(-1, 1, tokens.shape[1])
         self.blocks = self.blocks.scatter(1, at, tokens[:, None])
         self.writes = self.writes.scatter(1, at, torch.where(writes, ids, -1)[:, None])
 
     def move(self, source: Tensor) -> None:
-        """What is known of each position goes where its token goes."""
+        """Moves the records of each position along with its token."""
         self.own = self.own.gather(1, source.clamp(min=0)) & (source >= 0)
 
 
 def without(forbidden: Sequence[int], which: Tensor, ids: Tensor, distribution: Distribution) -> Tensor:
-    """`ids` [B, W] with the best token that is not `forbidden` in the place of those at `which` [B, W]."""
+    """`ids` [B, W] with the best token that is not `forbidden` at positions `which` [B, W]."""
     row, column = which.cpu().numpy().nonzero()
     if not len(row):
         return ids
@@ -110,7 +110,7 @@ def without(forbidden: Sequence[int], which: Tensor, ids: Tensor, distribution: 
 
 
 def _other(ids: Tensor, at: tuple[Tensor, Tensor], barred: Tensor, distribution: Distribution) -> Tensor:
-    """`ids` [B, W] with the best tokens `at` n places that are none of `barred` [n, K], -1 being none."""
+    """`ids` [B, W] with, `at` n positions, the best tokens that are not in `barred` [n, K]; -1 is padding."""
     flat = (at[0] * ids.shape[1] + at[1]).cpu().numpy()
     logits = distribution.logits_at(np.asarray(flat))
     never = torch.zeros(len(flat), logits.shape[1] + 1, dtype=torch.bool, device=ids.device)
@@ -121,7 +121,7 @@ def _other(ids: Tensor, at: tuple[Tensor, Tensor], barred: Tensor, distribution:
 
 
 def edit_sources(movable: Tensor, deleted: Tensor, split: Tensor) -> Tensor:
-    """[B, W] int64: the position whose token each position takes over, -1 for a new mask.
+    """[B, W] int64: the position whose token moves to each position, -1 for a new mask.
 
     What is not `movable` stays, and tokens move between such positions alone: a stretch of movable ones is filled up
     with masks at its end, or loses there what it has no room for. All are bool [B, W].

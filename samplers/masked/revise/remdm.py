@@ -1,4 +1,4 @@
-"""Opens the least sure tokens of a nearly finished block again, a number of times, for a second look.
+"""Masks the least confident tokens of a nearly finished block again, a fixed number of times.
 
 Remasking Discrete Diffusion Models with Inference-Time Scaling (ReMDM), https://arxiv.org/abs/2503.00307
 
@@ -28,7 +28,7 @@ from ..contracts import Canvas, Proposal, Revise, Revision
 
 @dataclass
 class Rounds:
-    """Of each row's active block, [B, 1] int64."""
+    """The rounds of each row's active block, [B, 1] int64."""
 
     size: Tensor  # open positions when it was entered
     left: Tensor  # rounds to come

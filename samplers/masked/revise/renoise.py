@@ -1,4 +1,4 @@
-"""Makes every position of a canvas random again that a step does not keep: decoding by uniform noise instead of masks.
+"""Replaces every position that a step does not keep by a random token: decoding with uniform noise, not masks.
 
 DiffusionGemma, https://huggingface.co/google/diffusiongemma-26B-A4B-it; the bound is EB-Sampler's,
 https://arxiv.org/abs/2505.24857

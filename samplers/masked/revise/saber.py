@@ -1,4 +1,4 @@
-"""Commits ever more at once and takes back the tokens whose probability has fallen the most.
+"""Masks again the tokens whose probability has fallen the most, while ever more are committed at once.
 
 Saber: An Efficient Sampling with Adaptive Acceleration and Backtracking Enhanced Remasking for Diffusion Language
 Model, https://arxiv.org/abs/2510.18165
@@ -32,7 +32,7 @@ _EVERY = 8  # of so many committed at a step one is taken back
 
 @dataclass
 class Before:
-    """The probability of each token of the active block one forward before, [B, W] float32."""
+    """[B, W] float32: the probability of each token of the active block in the previous forward."""
 
     probability: Tensor
 

@@ -1,4 +1,4 @@
-"""Drafts boldly and reopens the tokens that fail a leave-one-out check.
+"""Commits many tokens at a low threshold and masks those that fail a leave-one-out check.
 
 Wide-In, Narrow-Out: Revokable Decoding for Efficient and Effective DLLMs, https://arxiv.org/abs/2507.18578
 
@@ -36,7 +36,7 @@ _SHARE, _LEAST, _MOST = 0.7, 5, 20  # of the open positions that one step may dr
 
 @dataclass
 class State:
-    """The number of tokens that each row's step before drafted, [B, 1] int64."""
+    """[B, 1] int64: the number of tokens that each row's previous step drafted."""
 
     before: Tensor
 

@@ -1,1 +1,1 @@
-"""Select policies: which candidates are committed in a step, one method per file."""
+"""Select methods: choose the candidates that a step commits; one method per file."""

@@ -1,4 +1,4 @@
-"""Commits every candidate that is surer than the tokens so far were when they were committed.
+"""Commits every candidate whose score exceeds the mean score of the tokens committed so far.
 
 Saber: An Efficient Sampling with Adaptive Acceleration and Backtracking Enhanced Remasking for Diffusion Language
 Model, https://arxiv.org/abs/2510.18165
@@ -25,7 +25,7 @@ from ..contracts import Canvas, Proposal, Select
 
 @dataclass
 class Scores:
-    """Of what this select has committed in each row."""
+    """The number and the summed scores of tokens that this select has committed in each row."""
 
     total: Tensor  # [B, 1] float64, the sum of the scores
     count: Tensor  # [B, 1] int64, of how many positions

@@ -1,4 +1,4 @@
-"""Commits what is sure, and of the less sure as many as a bound on their joint probability allows.
+"""Commits confident candidates, and as many others as a bound on their joint probability allows.
 
 Nemotron-Labs-Diffusion, https://huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B (as engines that serve it decode)
 

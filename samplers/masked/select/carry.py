@@ -1,4 +1,4 @@
-"""Commits the sure ones of a fixed quota and carries the others over to the next step's quota.
+"""Commits the confident candidates of a fixed quota and adds the rest of the quota to the next step's.
 
 Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding (its Dream without a
 cache), https://arxiv.org/abs/2505.22618

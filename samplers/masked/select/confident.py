@@ -1,4 +1,4 @@
-"""Commits every candidate that is sure enough; where none is, what Dream's schedule says at the actual share of masks.
+"""Commits every confident candidate; if there is none, follows Dream's schedule at the actual share of masks.
 
 Dimple: Discrete Diffusion Multimodal Large Language Model with Parallel Decoding ("confident decoding"),
 https://arxiv.org/abs/2505.16990
@@ -98,7 +98,7 @@ class Confident(Select):
         return torch.where(sure.any(1, keepdim=True) & ~last, sure, scheduled)
 
     def _scheduled(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
-        """[B, W] bool: the choice where nothing is sure enough."""
+        """[B, W] bool: the choice for rows without a confident candidate."""
         if self.order == "left":
             last = torch.from_numpy(state.last).to(proposal.score.device)[:, None]
             return best(proposal.eligible.to(torch.int8)) | (proposal.eligible & last)

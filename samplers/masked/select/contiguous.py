@@ -1,4 +1,4 @@
-"""Commits the block from its first open position on, up to the first candidate that is not sure enough.
+"""Commits the block from its first open position up to the first candidate that is not confident.
 
 DMax: Aggressive Parallel Decoding for dLLMs, https://arxiv.org/abs/2604.08302
 

@@ -1,4 +1,4 @@
-"""Commits the surest candidates as long as the product of their probabilities is high enough.
+"""Commits the most confident candidates as long as the product of their probabilities is high enough.
 
 Nemotron-Labs-Diffusion, https://huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B (as engines that serve it decode)
 

@@ -1,4 +1,4 @@
-"""Commits positions of which no two attend to each other much, whatever their probabilities, then those that are sure.
+"""Commits positions with little attention to each other, at any confidence, then all confident ones.
 
 DAPD: Dependency-Aware Parallel Decoding via Attention for Diffusion LLMs, https://arxiv.org/abs/2603.12996
 
@@ -33,7 +33,7 @@ from ..contracts import AttentionSpec, Canvas, Proposal, Select
 
 @dataclass
 class State:
-    """Of the active block of each row."""
+    """The state of each row's active block."""
 
     masks: np.ndarray  # [B] open positions when it was entered
 

@@ -1,4 +1,4 @@
-"""Commits what is sure, what depends on a sure token, and of what is fairly sure a set without dependences.
+"""Commits confident candidates, those that depend on a confident token, and independent ones of medium confidence.
 
 DAWN: Dependency-Aware Fast Inference for Diffusion LLMs, https://arxiv.org/abs/2602.06953
 
@@ -104,7 +104,7 @@ class Dawn(Select):
         return (own >= self.edge) & proposal.eligible[..., None] & (own > 0)
 
     def _anchors(self, depends: Tensor, proposal: Proposal, canvas: Canvas) -> Tensor:
-        """[B, L + 1] bool: the known tokens, of those that a position of the block depends on, that are sure."""
+        """[B, L + 1] bool: the known, confident tokens on which a position of the block depends."""
         known = ~canvas.open_host & (np.arange(canvas.length + 1) < canvas.block_end[:, None])
         which = depends.any(1).cpu().numpy() & known
         anchors = torch.zeros_like(depends[:, 0])

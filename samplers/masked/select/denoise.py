@@ -1,4 +1,4 @@
-"""Draws a whole canvas at every step, keeps what is sure together, and ends when the canvas is stable and confident.
+"""Draws a whole canvas at every step, keeps jointly confident tokens, and ends when it is stable and confident.
 
 DiffusionGemma, https://huggingface.co/google/diffusiongemma-26B-A4B-it; the bound is EB-Sampler's,
 https://arxiv.org/abs/2505.24857

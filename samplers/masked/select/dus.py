@@ -1,4 +1,4 @@
-"""Commits positions far apart first, in rounds of ever finer spacing, whatever their confidence.
+"""Commits positions far apart first, in rounds of ever finer spacing, independent of confidence.
 
 Plan for Speed: Dilated Scheduling for Masked Diffusion Language Models (DUS), https://arxiv.org/abs/2506.19037
 
@@ -52,7 +52,7 @@ def rounds(width: int, base: int) -> tuple[int, ...]:
 
 @dataclass
 class State:
-    """The round that each row's block has come to, [B, 1] int64; -1 before the first."""
+    """[B, 1] int64: the round that each row's block has reached; -1 before the first."""
 
     round: Tensor
 
@@ -92,7 +92,7 @@ class DUS(Select):
         return due & ((proposal.score >= self.skip) | (state.round >= last))
 
     def _levels(self, eligible: Tensor, canvas: Canvas) -> tuple[Tensor, Tensor]:
-        """[B, W] int64: the round of each open position, past the last where nothing is open; [B, 1]: the last."""
+        """The round of each open position [B, W] int64, after the last at others, and the last round [B, 1]."""
         widths = canvas.block_end - canvas.block_start if canvas.moving else canvas.block_lengths
         each = np.full((len(widths), max(int(widths.max()), 1)), -1)
         for width in np.unique(widths[widths > 0]).tolist():

@@ -1,4 +1,4 @@
-"""Commits as many positions as the information they may share stays within a bound.
+"""Commits as many positions as keep a bound on their mutual information.
 
 Accelerated Sampling from Masked Diffusion Models via Entropy Bounded Unmasking, https://arxiv.org/abs/2505.24857
 

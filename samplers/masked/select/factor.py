@@ -1,4 +1,4 @@
-"""Commits as many candidates as their own confidence allows: the surer they are, the more at once.
+"""Commits more candidates at once the more confident they are, by a threshold that rises with their number.
 
 Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding,
 https://arxiv.org/abs/2505.22618

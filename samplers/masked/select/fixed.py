@@ -73,7 +73,7 @@ class Fixed(Select):
         return frozenset({Trait.KNOWN_ORDER if self.order == "random" else Trait.ORDER_OF_SCORES})
 
     def commit_order(self, canvas: Canvas, request: Request, state: Block) -> Tensor:
-        """In a random order, its own or that of the proposer `random`, which is the same."""
+        """The order of a random schedule, which equals that of the proposer `random`."""
         positions, eligible = map(torch.from_numpy, (canvas.window_host, canvas.eligible_host))
         score = self._random(canvas, request, positions, eligible)
         return (descending(score)[1] + 1) * self._chosen(score, canvas, state)
@@ -90,7 +90,7 @@ class Fixed(Select):
         return order.float().masked_fill(~eligible, -torch.inf)
 
     def _chosen(self, score: Tensor, canvas: Canvas, state: Block) -> Tensor:
-        """[B, W] bool: the best-scored, as many as the quota."""
+        """[B, W] bool: the highest-scored candidates, as many as the quota."""
         if self.reference:
             return top_as_published(score, state.quota, canvas.window_host, canvas.total)
         if (state.quota == 1).all():

@@ -1,4 +1,4 @@
-"""Commits the surest position of every run of open ones, so that tokens committed together are far apart.
+"""Commits the most confident position of every run of open ones, so that tokens committed together are far apart.
 
 dInfer: An Efficient Inference Framework for Diffusion Language Models ("hierarchical decoding"),
 https://arxiv.org/abs/2510.08666

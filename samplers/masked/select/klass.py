@@ -1,4 +1,4 @@
-"""Commits what is sure and whose distribution has stopped moving.
+"""Commits confident candidates whose distributions are stable between forwards.
 
 KLASS: KL-Guided Fast Inference in Masked Diffusion Models, https://arxiv.org/abs/2511.05664
 

@@ -1,4 +1,4 @@
-"""Commits the positions that a small trained network takes for final, from the confidences of the block alone.
+"""Commits the positions that a small trained network predicts to be final from the confidences of the block.
 
 Learning to Parallel: Accelerating Diffusion Large Language Models via Learnable Parallel Decoding (Learn2PD),
 https://arxiv.org/abs/2509.25188

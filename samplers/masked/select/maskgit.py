@@ -1,4 +1,4 @@
-"""Commits by a cosine schedule, few tokens at first and many at last, the surest under noise that may fade.
+"""Commits by a cosine schedule, few tokens at first and many at last, the most confident under fading noise.
 
 MaskGIT: Masked Generative Image Transformer, https://arxiv.org/abs/2202.04200
 

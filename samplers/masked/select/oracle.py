@@ -1,4 +1,4 @@
-"""Commits whatever already agrees with the finished text of another decode: the fewest forwards a select could need.
+"""Commits all candidates that agree with the finished text of another decode: a lower bound on a select's forwards.
 
 A yardstick, not a method: it looks at the answer. Learning to Parallel (Learn2PD), https://arxiv.org/abs/2509.25188,
 describes such a greedy-parallel reference as the upper bound that a learned filter aims at.

@@ -84,7 +84,7 @@ class Origin(Select):
         return torch.from_numpy(chosen).to(proposal.score.device)
 
     def _draw(self, proposal: Proposal, canvas: Canvas, state: State, at: np.ndarray, ahead: int) -> np.ndarray:
-        """Which open positions transfer at each of the steps from `ahead` on."""
+        """The open positions that are committed at each of the steps from `ahead` on."""
         later = ahead + np.arange(_AHEAD)
         step = canvas.step[:, None] + later
         positions = torch.from_numpy(canvas.window_host.repeat(_AHEAD, 0))

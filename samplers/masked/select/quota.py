@@ -1,4 +1,4 @@
-"""Commits every candidate that is sure enough, or by a schedule, the surest first, where fewer are than it asks for.
+"""Commits every confident candidate, and if they are fewer than a schedule's quota, the most confident up to it.
 
 LLaDA2.0, https://arxiv.org/abs/2512.15745; SDAR, https://arxiv.org/abs/2510.06303
 

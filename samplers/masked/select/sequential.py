@@ -1,4 +1,4 @@
-"""One token a forward, the surest first: the baseline that every parallel method is measured against.
+"""Commits one token per forward, the most confident first: the baseline of every parallel method.
 
 Large Language Diffusion Models, https://arxiv.org/abs/2502.09992 (one token per step)
 

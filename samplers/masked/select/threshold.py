@@ -1,4 +1,4 @@
-"""Commits every candidate that is sure enough, and always the surest.
+"""Commits every candidate above a confidence threshold, and always the most confident one.
 
 Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding,
 https://arxiv.org/abs/2505.22618

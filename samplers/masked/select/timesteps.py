@@ -1,4 +1,4 @@
-"""Commits by Dream's schedule: at each step the share of the open tokens that its clock says, the best-scored first.
+"""Commits by Dream's schedule: at each step a share of the open positions set by the clock, highest scores first.
 
 Dream 7B: Diffusion Large Language Models, https://arxiv.org/abs/2508.15487
 

@@ -1,4 +1,4 @@
-"""Commits positions of low entropy, the nearer to the first open one the sooner.
+"""Commits positions of low entropy, with a preference for those near the first open one.
 
 WeDLM: Reconciling Diffusion Language Models with Standard Causal Attention for Fast Inference,
 https://arxiv.org/abs/2512.22737

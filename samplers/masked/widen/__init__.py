@@ -1,1 +1,1 @@
-"""Widen policies: which further candidates are committed beside those selected, or fewer, one method per file."""
+"""Widen methods: add candidates to those selected, or remove some; one method per file."""

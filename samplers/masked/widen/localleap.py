@@ -1,4 +1,4 @@
-"""Relaxes the threshold in the neighbourhood of what is committed anyway.
+"""Relaxes the threshold near the positions that the select chose.
 
 LocalLeap: Accelerating Diffusion LLM Inference via Local Determinism Propagation to Anchors,
 https://arxiv.org/abs/2510.07081

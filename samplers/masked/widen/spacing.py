@@ -1,4 +1,4 @@
-"""Leaves out candidates that stand too near to a surer one of the same step, whichever select chose them.
+"""Removes candidates too close to a more confident one of the same step, after any select.
 
 Plan for Speed: Dilated Scheduling for Masked Diffusion Language Models (DUS), https://arxiv.org/abs/2506.19037
 ("dilated spacing")
