@@ -1,1 +1,1 @@
-"""How the vectors of an image are sampled, one method per file."""
+"""Methods that sample the vectors of an image; one per file."""

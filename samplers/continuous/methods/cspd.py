@@ -48,7 +48,7 @@ from .drafting_ahead import Group, LookaheadMethod, group_indices, group_states,
 
 @dataclass(frozen=True)
 class CSpDSettings(LookaheadMethod):
-    """Checked when they are set."""
+    """The settings of the method, checked when they are set."""
 
     draft: Annotated[ModelName | None, "of the drafting checkpoint: embedded name, folder or hub id"] = None
     k: Annotated[int, "steps that the draft takes before the target tests them"] = 8
@@ -94,7 +94,7 @@ class CSpDSettings(LookaheadMethod):
 
 
 class Drafter:
-    """The model that drafts, for a request. What rows are live is none of its business."""
+    """The draft model of a request. Indexes rows of the request, not live rows."""
 
     def __init__(self, draft_model: ContinuousModel, context: ContinuousContext) -> None:
         target = context.model
@@ -115,7 +115,7 @@ def _folder(model: ContinuousModel) -> Path | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafts:
-    """N drafted tokens, row after row in raster order."""
+    """The drafted tokens, N of them, row after row in raster order."""
 
     wanted: Tensor  # [n, S] bool: which they are
     number: Tensor  # [n, S] int64: which group each belongs to, the number of groups where none is drafted
@@ -126,7 +126,7 @@ class Drafts:
 
 
 def draft(context: ContinuousContext, drafter: Drafter, groups: list[Group], last: Last) -> Drafts:
-    """Samples the groups one after the other, each from those before it, with the noise that the target would use."""
+    """Samples the groups one after the other, each given the earlier ones, with the noise that the target would use."""
     images, latents = context.images, context.images.latents.clone()
     paths: list[DenoisingPath] = []
     all_states: list[States] = []
@@ -169,7 +169,7 @@ _TRIES = 2**16  # for a token: right densities need more once in 10^5 tokens at 
 
 
 def exact_round(method: CSpDSettings, context: ContinuousContext, drafter: Drafter) -> RoundResult:
-    """Drafts k groups, tests each from what precedes it, and commits all up to the first group with a rejection."""
+    """Drafts k groups, tests each given the tokens before it, and commits up to the first group with a rejection."""
     images, temperature, last = context.images, context.request.temperature, method.last_kind
     groups = method.next_groups(context, method.k)
     drafts = draft(context, drafter, groups, last)
@@ -214,7 +214,7 @@ def split_drafts(accepted: Tensor, number: Tensor, count: int) -> tuple[Tensor, 
 def _residual(
     context: ContinuousContext, drafter: Drafter, again: Tensor, target: States, other: States, last: Last
 ) -> Tensor:
-    """[m, d]: tokens for those that `again` marks, sampled from the residual max(0, p - q) over paths.
+    """[m, d]: new tokens where `again` is True, sampled from the residual max(0, p - q) over paths.
 
     Target paths are tried until one is accepted; tries are numbered, so that which one depends on no other token.
     """
@@ -292,7 +292,7 @@ def _replacements(
     target: LastTransition,
     other: LastTransition,
 ) -> Tensor:
-    """[rejected, d]: tokens in place of the rejected ones among the `wanted`."""
+    """[rejected, d]: new tokens for the rejected ones among the `wanted`."""
     images, size = context.images, context.head.size
     if not method.reference:  # only those that need it are tried
         wanted = wanted.clone()
@@ -357,7 +357,7 @@ class CSpD(CSpDSettings):
         return (exact_round if self.mode == "exact" else published_round)(self, context, state)
 
     def prefill_steps(self, context: ContinuousContext) -> int:
-        """Steps that the target takes alone; the authors' code includes the one at the border."""
+        """The number of steps that the target takes alone; the authors' code includes the step at the border."""
         share = len(self.schedule(context)) * self.prefill
         return math.floor(share) + 1 if self.mode == "reference" else math.ceil(share)
 

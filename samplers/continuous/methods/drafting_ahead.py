@@ -1,4 +1,4 @@
-"""For methods that work on several groups of an image at once: the groups, and their states in one call."""
+"""Shared by methods that sample several groups of an image at once: the groups, and their states in one call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .groups import GroupMethod
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Tokens that each row samples together; for a row that has no such group any more it is empty."""
+    """The tokens that each row samples together; empty for a row without a further group."""
 
     start: np.ndarray  # [n] int64: tokens known before it
     stop: np.ndarray  # [n] int64: and after it
@@ -26,7 +26,7 @@ class Group:
 
 
 class LookaheadMethod(GroupMethod):
-    """A method that works on more than the next group."""
+    """A method that samples more than the next group in a round."""
 
     def next_groups(self, context: ContinuousContext, count: int) -> list[Group]:
         """The next `count` groups of every row; fewer where no row has so many."""
@@ -43,7 +43,7 @@ class LookaheadMethod(GroupMethod):
 
 
 def group_indices(groups: list[Group]) -> Tensor:
-    """[n, S] int64: the group that each token belongs to, len(groups) for those of none."""
+    """[n, S] int64: the group of each token, len(groups) for tokens in none."""
     wanted = torch.stack([group.wanted for group in groups])
     number = torch.arange(len(groups), device=wanted.device)[:, None, None]
     return torch.where(wanted, number, len(groups)).amin(0)
@@ -57,7 +57,7 @@ def raster_order(rows: Tensor, index: Tensor, tokens: int) -> Tensor:
 def group_states(
     context: ContinuousContext, groups: list[Group], latents: Tensor, usable: Tensor | None = None
 ) -> tuple[States, np.ndarray]:
-    """The target's states of the groups, each from what comes before it in `latents` [n, S, d], in one call.
+    """The target's states of the groups from one call, each given the earlier tokens in `latents` [n, S, d].
 
     The states come row after row, in raster order. Also returns how many rows each image took: one for each group, but
     one for all if the backbone is causal and every group is a single token. `usable` [n, S] is what may be attended to.

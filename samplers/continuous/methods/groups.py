@@ -41,7 +41,7 @@ class GroupMethod(Policy):
 
     @property
     def last_kind(self) -> Last:
-        """Which end of a path is the token."""
+        """How a token is taken from its path's last transition."""
         return self.last or "map"
 
     @property
@@ -82,13 +82,13 @@ class GroupMethod(Policy):
         )
 
     def next_group(self, context: ContinuousContext) -> tuple[Tensor, Tensor | None]:
-        """The tokens [n, S] that come next in each row, and their guidance."""
+        """The next tokens of each row, [n, S] bool, and their guidance."""
         images, schedule = context.images, self.schedule(context)
         step = schedule.step(images.count)
         return images.between(images.count, schedule.bounds[step + 1]), self.scale(context, step)
 
     def sample_tokens(self, context: ContinuousContext, states: States, wanted: Tensor, step: np.ndarray) -> Tensor:
-        """[N, d]: the tokens that `wanted` [n, S] marks, row after row, each of them at `step` [N] of the schedule."""
+        """[N, d]: the tokens where `wanted` [n, S] is True, row after row, each at `step` [N] of the schedule."""
         noise = context.images.noise(wanted, "token", width(context.head))
         temperature = context.request.temperature
         sample = partial(denoise, temperature=temperature, last=self.last_kind, every=self.head_every)

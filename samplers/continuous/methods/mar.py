@@ -134,7 +134,7 @@ class MAR(GroupMethod):
 
     @property
     def reuses(self) -> bool:
-        """Whether calls of the backbone take from earlier ones."""
+        """Whether backbone calls reuse results of earlier calls."""
         return max(self.uncond_every, self.decoder_every) > 1
 
     def check_model(self, model: ContinuousModel) -> None:
@@ -150,7 +150,7 @@ class MAR(GroupMethod):
             self._reusing(model)
 
     def _reusing(self, model: ContinuousModel) -> ReusingBackbone:
-        """The backbone of one request that takes from earlier calls. Raises SpecError for a model that has none."""
+        """The request's backbone that reuses earlier calls. Raises SpecError for a model without one."""
         backbone = model.backbone.reusing(self.layer if self.decoder_every > 1 else None)
         if backbone is None:
             raise SpecError(f"mar: {model.name} keeps nothing from step to step", hint="leave the *_every out")
@@ -174,7 +174,7 @@ class MAR(GroupMethod):
         return RoundResult(copies=state.sequences, computed=state.computed)
 
     def reuse_at(self, step: int, steps: int) -> Reuse:
-        """What the call at `step` of `steps`, from 0, takes from earlier ones."""
+        """The results that the call at `step` (from 0) of `steps` reuses from earlier calls."""
         after = step - self.warmup
         if after < 0 or (after % self.uncond_every == 0 and after % self.decoder_every == 0):
             return Reuse()

@@ -33,7 +33,7 @@ from .drafting_ahead import LookaheadMethod, group_indices, group_states
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Iterate:
-    """What the last round sampled and did not commit."""
+    """The tokens that the last round sampled and did not commit."""
 
     latents: Tensor  # [n, S, d]
     sampled: Tensor  # [n, S] bool

@@ -1,1 +1,1 @@
-"""How the token maps of an image are sampled, one method per file."""
+"""Methods that sample the token maps of an image; one per file."""

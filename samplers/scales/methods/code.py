@@ -1,4 +1,4 @@
-"""A large model samples the first scales of an image, which settle what it shows, and a small one all the others.
+"""A large model samples the first scales of an image, which determine its content, and a small one all the others.
 
 Collaborative Decoding Makes Visual Auto-Regressive Modeling Efficient, https://arxiv.org/abs/2411.17787
 

@@ -1,4 +1,4 @@
-"""At the last scales the layers compute only tokens that stand out; the others take what these add to a coarser map.
+"""At the last scales layers compute only distinctive tokens; other tokens reuse layer outputs of a coarser map.
 
 FastVAR: Linear Visual Autoregressive Modeling via Cached Token Pruning, https://arxiv.org/abs/2503.23367
 
@@ -33,7 +33,7 @@ from .map_decoding import MapMethod, Order
 
 @dataclass(eq=False)
 class Pruning:
-    """Which tokens of a map the layers compute: a `TokenReduction`."""
+    """A `TokenReduction`: chooses the tokens of a map that the layers compute."""
 
     first: int  # layer
     keep_all: bool = True  # this map is the one that others are filled from
@@ -42,7 +42,7 @@ class Pruning:
     added: dict[int, Tensor] = field(default_factory=dict)  # by layer: what it added to the last complete map
 
     def keep(self, layer: int, states: Tensor) -> Tensor | None:
-        """The tokens farthest from the mean of their map; all, of an early layer or a complete map."""
+        """The tokens farthest from the mean of their map; all tokens in an early layer or a complete map."""
         self.before = states if layer >= self.first else None
         if self.before is None or self.keep_all:
             return None
@@ -50,7 +50,7 @@ class Pruning:
         return far.argsort(dim=1, descending=True, stable=True)[:, : self.count].sort(1).values
 
     def restore(self, layer: int, states: Tensor, tokens: Tensor) -> Tensor:
-        """The states that were computed, and for the others their own with what the layer added to the coarser map."""
+        """The computed states, and for other tokens their inputs plus the layer's update at the coarser map."""
         assert self.before is not None, "the layer was asked which tokens it computes"
         side = math.isqrt(self.before.shape[1])
         coarse = rearrange(self.added[layer], "r (h w) e -> r e h w", h=math.isqrt(self.added[layer].shape[1]))
@@ -58,7 +58,7 @@ class Pruning:
         return filled.scatter(1, tokens[..., None].expand(-1, -1, states.shape[-1]), states)
 
     def observe(self, layer: int, states: Tensor) -> None:
-        """Stores what a layer adds to a complete map."""
+        """Stores the update that a layer adds to a complete map."""
         if self.before is not None and self.keep_all:
             self.added[layer] = states - self.before
 

@@ -75,12 +75,12 @@ class MapMethod(Policy):
         maps.commit(codes, score, finite.highest(logits))
 
     def _at(self, name: str, kind: Callable[[str], _N], scale: int, default: _N) -> _N:
-        """The value of a list at a scale; the last one stands for all further scales."""
+        """The value of a list at a scale; the last one applies to all further scales."""
         values = self._each(name, kind, "", lambda value: True)
         return values[min(scale, len(values) - 1)] if values else default
 
     def _each(self, name: str, kind: Callable[[str], _N], rule: str, holds: Callable[[_N], bool]) -> list[_N]:
-        """The values of a list as written: 1.1x7/1 is 1.1 seven times, then 1. Raises SpecError for what is none."""
+        """The values of a list in text form: 1.1x7/1 is 1.1 seven times, then 1. Raises SpecError for other text."""
         text: str | None = getattr(self, name)
         values: list[_N] = []
         for part in () if text is None else text.split("/"):
