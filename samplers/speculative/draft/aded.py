@@ -66,7 +66,7 @@ class Trigrams:
             known[token] = known.get(token, 0.0) + weight
 
     def copy(self) -> Trigrams:
-        """A table of its own with the same weights."""
+        """A copy of the table."""
         table = Trigrams(self.decay)
         table.after = {behind: dict(weights) for behind, weights in self.after.items()}
         return table
@@ -84,7 +84,7 @@ def last_pair(text: np.ndarray) -> Pair:
 
 @dataclass(slots=True)
 class _Branch:
-    """A node of the search: what may follow it, and how often roll-outs went there."""
+    """A node of the search: its possible continuations, and how often roll-outs visited them."""
 
     index: int  # among the nodes, 0 for the text's last token
     behind: Pair
@@ -190,7 +190,7 @@ class Aded(Drafter):
         return PerRow(tables)
 
     def _first(self, model: LanguageModel) -> Trigrams:
-        """The table of the corpus, which is read once."""
+        """The table of the corpus, which is read only once."""
         begun: WeakKeyDictionary[Any, Trigrams] = vars(self)["_begun"]
         if model.decoder not in begun:
             table = Trigrams(self.decay)

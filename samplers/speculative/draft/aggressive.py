@@ -1,4 +1,4 @@
-"""Drafts the source text itself, where the output mostly repeats it: corrections, rewritings, extractions.
+"""Drafts the source text itself, for outputs that mostly repeat it: corrections, rewritings, extractions.
 
 Instantaneous Grammatical Error Correction with Shallow Aggressive Decoding, https://arxiv.org/abs/2106.04970
 Lossless Acceleration for Seq2seq Generation with Aggressive Decoding, https://arxiv.org/abs/2205.10350
@@ -89,7 +89,7 @@ class Alignment:
     """The alignment of one row's output with its source."""
 
     def __init__(self, source: np.ndarray, most: int, agree: int = 0) -> None:
-        """`agree` is 0 if nothing is guessed after a deviation."""
+        """`agree`: 0 if nothing is guessed after a deviation."""
         self.source, self.most = source, most  # [S]; the longest suffix that is searched
         self.agree = agree
         self.at = 0  # index of the source token expected next, or where the output deviated
@@ -125,7 +125,7 @@ class Alignment:
 
     @property
     def _guesses(self) -> bool:
-        """Whether what deviates is taken for a replacement: not where the output has had nothing of the source yet."""
+        """Whether a deviation counts as a replacement; not if the output contains nothing of the source yet."""
         return self.agree > 0 and self.at > 0
 
     def _find(self, output: np.ndarray) -> None:

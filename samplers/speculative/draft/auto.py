@@ -1,4 +1,4 @@
-"""Drafts each round with one of two drafters: a model, or copied tokens where those have lately been worth more.
+"""Per-row bandit over two drafters: a model, or copied tokens where these have recently gained more.
 
 BanditSpec: Adaptive Speculative Decoding via Bandit Algorithms, https://arxiv.org/abs/2505.15141
 Not-a-Bandit: Provably No-Regret Drafter Selection in Speculative Decoding for LLMs, https://arxiv.org/abs/2510.20064
@@ -49,7 +49,7 @@ _FADE_MODEL = 0.9
 
 @dataclass
 class BanditState:
-    """What two drafters have given, and what each was asked for in this round; rows are live rows."""
+    """The gains of two drafters, and their drafts in this round; rows are live rows."""
 
     model: Any  # the drafters' states
     copy: Any
@@ -68,7 +68,7 @@ class BanditState:
 
     @staticmethod
     def start(model: Any, copy: Any, rows: int, token: float) -> BanditState:
-        """Before the first round, with these states of the drafters."""
+        """The state before the first round, with these states of the drafters."""
         nothing, none = np.zeros(rows), np.zeros(rows, dtype=np.int64)
         copied = np.tile(np.array(_START), (rows, 1))
         texts = PerRow(NGramIndex(_SIZES) for _ in range(rows))
@@ -82,7 +82,7 @@ class BanditState:
         return error
 
     def choose(self, copied: Draft, text: Sequences) -> None:
-        """Which rows use `copied` in this round."""
+        """[B] bool: the rows that use `copied` in this round."""
         self.guess, self.count = copied.tokens[:, 1:].cpu().numpy(), copied.sizes - 1
         for at, index in enumerate(self.texts.rows):
             index.extend(text.row(at)[len(index.text) :].tolist())
@@ -91,7 +91,7 @@ class BanditState:
         self.used = (self.count > 0) & (rate > self.gained / self.cost)
 
     def learn(self, outcome: RoundResult, text: Sequences, price: np.ndarray) -> None:
-        """Counts a round; `price` [B] is what the model's draft cost."""
+        """Updates the statistics after a round; `price` [B]: the cost of the model's draft."""
         played = ~self.used & (outcome.draft.sizes > 1)
         fade = np.where(played, _FADE_MODEL, 1)
         self.gained = self.gained * fade + np.where(played, outcome.gained, 0)
@@ -102,7 +102,7 @@ class BanditState:
             sums[row, self.size] = sums[row, self.size] * fade + np.where(known, more, 0)
 
     def would_give(self, outcome: RoundResult, text: Sequences) -> np.ndarray:
-        """[B] tokens that the round's copy gave, or would have value."""
+        """[B]: the tokens that the round's copy gained, or would have gained."""
         order = np.arange(self.guess.shape[1])
         where = np.minimum(outcome.before[:, None] + order, text.host.shape[1] - 1)
         known = order < np.minimum(outcome.gained, self.count)[:, None]
@@ -114,14 +114,14 @@ class BanditState:
         return result
 
     def _mean(self) -> np.ndarray:
-        """[B] tokens that a copy after this round's match gives."""
+        """[B]: the mean number of tokens that a copy after such a match gains."""
         row = np.arange(len(self.size))
         value: np.ndarray = self.copied[row, self.size] / self.rounds[row, self.size]
         return value
 
 
 def joined(drafted: Draft, copied: Draft, used: np.ndarray) -> Draft:
-    """The chains of `copied` in the rows `used` [B], the draft of a model in the others."""
+    """A draft with the chains of `copied` in the rows `used` [B], and the model's draft in the others."""
     if used.all():
         return replace(copied, ignores_length_controller=used)
     width, device = max(drafted.width, copied.width), drafted.tokens.device
@@ -217,7 +217,7 @@ class Auto(Nesting):
         state.learn(outcome, context.text, self._price(outcome.draft.sizes, state))
 
     def _price(self, sizes: np.ndarray, state: BanditState) -> np.ndarray:
-        """[B] cost of rounds in which the model drafts `sizes` nodes, in forwards of the target."""
+        """[B]: the cost of rounds in which the model drafts `sizes` nodes, in target forwards."""
         forwards = 1 if state.one_forward else np.minimum(sizes - 1, self.k)
         price: np.ndarray = 1 + self.token * (sizes - 1) + state.forward * forwards
         return price

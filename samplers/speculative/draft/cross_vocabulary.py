@@ -1,4 +1,4 @@
-"""A drafting model with another tokenizer: it goes on from the target's text, and its tokens are translated.
+"""A draft model with another tokenizer, which continues the target's text and whose tokens are translated.
 
 Tokens of a drafter as tokens of a target with another tokenizer, and the target's text as the drafter's tokens.
 """
@@ -29,7 +29,7 @@ _SPACE = b" "
 
 
 class TokenMap:
-    """Which target token one drafter token, or a run of them, stands for."""
+    """Maps a drafter token, or a run of them, to a target token."""
 
     def __init__(self, drafter: LanguageModel, target: LanguageModel, *, runs: bool = True) -> None:
         """Without `runs` the map does not learn."""
@@ -48,14 +48,14 @@ class TokenMap:
         self.beginnings: set[tuple[int, ...]] = set()  # proper prefixes of `grams`
 
     def copy(self) -> TokenMap:
-        """A map of its own that knows the same."""
+        """A copy of the map."""
         other = object.__new__(TokenMap)
         vars(other).update(vars(self), known=set(self.known))
         other.grams, other.beginnings = dict(self.grams), set(self.beginnings)
         return other
 
     def learn(self, token: int) -> None:
-        """Adds the run of drafter tokens that spells this token of the target, if it is one."""
+        """Adds the run of drafter tokens that spells this target token, if there is one."""
         if not self.runs or token in self.known:
             return
         self.known.add(token)
@@ -65,7 +65,7 @@ class TokenMap:
             self.beginnings.update(run[:size] for size in range(1, len(run)))
 
     def first(self, pending: Sequence[int]) -> tuple[int, int] | None:
-        """The target token that drafter tokens begin with, and how many of them it takes; the longest run wins.
+        """The target token at the start of drafter tokens, and the number of tokens it covers; the longest run wins.
 
         None while more of them may belong to a longer run. A count of 0: what they begin with has no translation.
         """
@@ -79,7 +79,7 @@ class TokenMap:
 
 
 class Reading:
-    """The text of one row as the drafter's tokens, which follow it as it grows."""
+    """The text of one row in the drafter's tokens, updated as the row grows."""
 
     def __init__(self, tokens: TokenMap, drafter: LanguageModel, target: LanguageModel) -> None:
         self.tokens, self.target = tokens, target
@@ -93,7 +93,7 @@ class Reading:
         self.known = 0  # tokens of the target that were read
 
     def extend(self, row: Sequence[int]) -> None:
-        """Reads the tokens of the target's `row` that are new; the last drafter tokens may change."""
+        """Encodes the new tokens of the target's `row`; the last drafter tokens may change."""
         start = len(self.text)
         for token in row[self.known :]:
             if token in self.tokens.target.special:
@@ -114,7 +114,7 @@ class Reading:
         return not self.target.tokenizer.decode([token]).startswith(" ")
 
     def _read(self, start: int) -> None:
-        """Encodes the text anew from a token on that ends well before `start`, where the new text begins."""
+        """Encodes the text again from a token well before `start`, where the new text begins."""
         if start == len(self.text):
             return
         size = self.fixed
@@ -142,7 +142,7 @@ def _special(drafter: LanguageModel, ours: TokenBytes, target: LanguageModel, th
 
 
 class _Row:
-    """One row: its text in the drafter's tokens, and what of it is in the cache."""
+    """One row: its text in the drafter's tokens, and how much of it is in the cache."""
 
     def __init__(self, tokens: TokenMap, drafter: LanguageModel, target: LanguageModel) -> None:
         self.tokens, self.reading = tokens, Reading(tokens, drafter, target)
@@ -153,7 +153,7 @@ class _Row:
         self.live = False
 
     def follow(self, row: list[int]) -> None:
-        """Goes on from the target's `row`; K/V after the longest common prefix of ids are dropped."""
+        """Follows the target's `row`; drops K/V after the longest common prefix of ids."""
         for token in row[self.learned :]:
             self.tokens.learn(token)
         self.learned = len(row)
@@ -167,7 +167,7 @@ class _Row:
         del self.fed[common:]
 
     def next_token(self) -> tuple[int, float] | None:
-        """The next translated token and its probability by the drafter; None: more is to be drafted, or it is dead."""
+        """The next translated token and its drafter probability; None: more ids are needed, or the row is dead."""
         first = self.tokens.first([token for token, _ in self.pending])
         if first is None:
             return None
@@ -181,12 +181,12 @@ class _Row:
 
 
 class CrossVocabularyState(RowState):
-    """A drafting model of another vocabulary during one request, with K/V of its own tokens."""
+    """A draft model of another vocabulary during one request, with K/V of its own tokens."""
 
     per_row = ("rows", "own_cache")
 
     def __init__(self, context: DecodeContext, model: LanguageModel, maps: list[TokenMap]) -> None:
-        """`maps` are each row's, or one that all of them share."""
+        """`maps`: one per row, or one that all rows share."""
         finite.demand_head(model)
         self.context, self.model = context, model
         self.rows = [_Row(tokens, model, context.model) for tokens in maps]
@@ -227,7 +227,7 @@ class CrossVocabularyState(RowState):
         return Draft.chain(text, chain, counts, forwards=self.calls, highest=self.highest)
 
     def _step(self) -> tuple[np.ndarray, np.ndarray]:
-        """[B] the next translated token of each live row, and its probability; rows without one are live no more."""
+        """The next translated token of each live row and its probability, both [B]; rows without one stop drafting."""
         tokens, sure = np.zeros(len(self.rows), dtype=np.int64), np.zeros(len(self.rows))
         waiting = [at for at, row in enumerate(self.rows) if row.live]
         while waiting:
@@ -243,7 +243,7 @@ class CrossVocabularyState(RowState):
         return tokens, sure
 
     def _feed(self, rows: list[int]) -> list[int]:
-        """Drafts one more id in each of these rows that has room for it, and gives these."""
+        """Drafts one more id in each of these rows with room for it; returns the rows that drafted."""
         limit = self.model.limit
         for at in rows:
             row = self.rows[at]
@@ -300,4 +300,4 @@ class CrossVocabularyState(RowState):
         return error or ModelError(f"{self.model.name}, which drafts, gives logits that are not finite")
 
     def compact_cache(self, outcome: RoundResult) -> None:
-        """Nothing moves: the next draft goes on from the text."""
+        """Moves nothing: the next draft continues from the text."""

@@ -1,4 +1,4 @@
-"""Drafts with the target's first layers; how many of them, and how many tokens, is chosen anew each round.
+"""Drafts with the target's first layers; the number of layers and of tokens is chosen in every round.
 
 DEL: Context-Aware Dynamic Exit Layer for Efficient Self-Speculative Decoding, https://arxiv.org/abs/2504.05598
 
@@ -70,7 +70,7 @@ class DynamicExit(Drafter):
         return exits
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        """That of the first draft."""
+        """The cost ratio of the first draft."""
         exits = self.exits_of(target)
         return exits[len(exits) // 2] / target.layers
 

@@ -45,7 +45,7 @@ _PENDING = 64  # positions that may wait while nothing is drafted: beyond, they 
 
 
 class BlockState(RowState, DraftModel):
-    """A drafter of blocks during one request.
+    """The state of a block drafter during one request.
 
     The cache contains the context's K/V below `cached`; `pending` are the inputs of the positions from there on that
     have been verified since, `waiting` of them.
@@ -78,7 +78,7 @@ class BlockState(RowState, DraftModel):
         self.cached[rows] = self.context.text.length[rows]
 
     def follow(self, outcome: RoundResult) -> None:
-        """Keeps the target's states of the positions that a round has verified."""
+        """Keeps the target's states at the positions that a round has verified."""
         if outcome.states is None:  # the prompt's round: see `read_prompt`
             return
         width, states = int(outcome.gained.max()), outcome.states
@@ -99,7 +99,7 @@ class BlockState(RowState, DraftModel):
             self._catch_up()
 
     def _catch_up(self) -> None:
-        """Makes K/V of what is pending."""
+        """Makes K/V of the states that are pending."""
         if self.pending is None or not self.waiting.any():
             return
         width = int(self.waiting.max())
@@ -111,7 +111,7 @@ class BlockState(RowState, DraftModel):
     # --- drafts ---
 
     def draft(self, most: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:
-        """A draft of the spec's shape and length, at most `most` tokens and `remaining` [B] deep."""
+        """Drafts by the spec's shape and length, at most `most` tokens and `remaining` [B] deep."""
         context = self.context
         budget = depth_budget(context, min(most, self.module.layout.depth), remaining)
         if not (budget > 0).any():
@@ -141,7 +141,7 @@ class BlockState(RowState, DraftModel):
         self.level, self.memory, self.estimates = 0, None, None
 
     def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
-        """After the next level of nodes: all of one depth have the same block position."""
+        """Logits after the next level of nodes; all nodes of one depth share a block position."""
         module, context = self.module, self.context
         level, self.level = self.level, self.level + 1
         raw, states = self.marginals[:, level : level + 1], self.states[:, level : level + 1]
@@ -172,7 +172,7 @@ class BlockState(RowState, DraftModel):
             self.memory = self.memory.gather(1, index[..., None].expand(-1, -1, self.memory.shape[-1]))
 
     def _memory(self, draft: Draft, nodes: Tensor) -> Tensor | None:
-        """[B, K, r] what the parents of `nodes` hand on."""
+        """[B, K, r]: the memory that the parents of `nodes` pass on."""
         if self.memory is None:
             return None
         parents = draft.parent.gather(1, nodes).clamp(min=0)
@@ -185,7 +185,7 @@ class BlockState(RowState, DraftModel):
         self.memory = known.scatter(1, target, memory)[:, :-1]
 
     def _plan(self, first: np.ndarray, counts: np.ndarray, width: int) -> Plan:
-        """Positions and slots of `counts` [B] queries per row from `first` [B] on; tokens are to be filled in."""
+        """A plan of `counts` [B] positions per row from `first` [B] on, without tokens."""
         device = self.context.text.device
         same = bool((first == first[0]).all() and (counts == width).all())
         start = torch.from_numpy(first).to(device)[:, None]
@@ -219,7 +219,7 @@ class BlockState(RowState, DraftModel):
 
 
 def _spread(part: Tensor, rows: Tensor, batch: int) -> Tensor:
-    """[batch, ...] with `part` [b, ...] in `rows` [b], and zeros in the others."""
+    """[batch, ...]: `part` [b, ...] in `rows` [b], and zeros in other rows."""
     return part.new_zeros(batch, *part.shape[1:]).index_copy_(0, rows, part)
 
 

@@ -1,4 +1,4 @@
-"""Whether a checkpoint can draft for a target, and where."""
+"""Checks whether a checkpoint can draft for a target, and on which device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check_causal(drafter: LanguageModel) -> None:
 
 
 def check_texts(way: str, drafter: LanguageModel, target: LanguageModel) -> None:
-    """Raises ModelError unless `drafter` can go on from the text of `target`, mapped in this `way`."""
+    """Raises ModelError unless `drafter` can continue the text of `target`, mapped in this `way`."""
     check_causal(drafter)
     for model in (drafter, target):
         if model.tokenizer is None:

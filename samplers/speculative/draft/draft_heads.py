@@ -20,7 +20,7 @@ from .module_drafter import module_failure
 
 
 class HeadsState(RowState, DraftModel):
-    """The heads during one request.
+    """The state of the heads during one request.
 
     `states` [B, E] are the target's, after the final norm, at the last position that each row has fed: the newest
     committed token follows it. Shapes ask for a draft level by level, so that the host knows the head of each call.
@@ -41,29 +41,29 @@ class HeadsState(RowState, DraftModel):
         self.pathless = self.unprocessed or not (request.processors or request.repetition_penalty is not None)
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden) -> None:
-        """The states after the last token of each prompt."""
+        """Keeps the states after the last token of each prompt."""
         which = torch.from_numpy(rows).to(self.states.device)
         self.states = self.states.index_copy(0, which, self._last(which, self.module.states.of(hidden)))
 
     def _last(self, which: Tensor, states: Tensor) -> Tensor:
-        """[n, E] of the prompts' states [n, P, E], those after the last tokens; `which` [n] are the live rows."""
+        """[n, E]: the states after the last tokens, from the prompts' states [n, P, E]; `which` [n]: the live rows."""
         last = torch.from_numpy(self.context.text.length).to(which.device)[which] - 1
         return states[torch.arange(len(which), device=which.device), last].to(self.states)
 
     def observe(self, outcome: RoundResult) -> None:
-        """The states at the ends of the accepted paths."""
+        """Keeps the states at the ends of the accepted paths."""
         if outcome.states is None:  # of the first round, whose states `read_prompt` has
             return
         path, count = outcome.verdict.path, outcome.verdict.count[:, None]
         self.states = self._behind(outcome.states, path, count)
 
     def _behind(self, states: Tensor, path: Tensor, count: Tensor) -> Tensor:
-        """[B, E] of the states [B, T, E] of all nodes that at the end of `path` [B, D], `count` [B, 1] below node 0."""
+        """[B, E]: among the nodes' states [B, T, E], that at the end of `path` [B, D], `count` [B, 1] below node 0."""
         end = path.gather(1, count)
         return states.gather(1, end[..., None].expand(-1, -1, states.shape[-1]))[:, 0].to(self.states)
 
     def draft(self, most: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:
-        """A draft of the spec's shape and length, at most `most` tokens, one per head, and `remaining` [B] deep."""
+        """Drafts by the spec's shape and length, at most `most` tokens, one per head, and `remaining` [B] deep."""
         context, shape = self.context, self.context.sampler.shape
         budget = depth_budget(context, min(most, self.module.depth), remaining)
         self.most, self.level, self.calls = int(budget.max(initial=0)), 0, 0
@@ -76,13 +76,13 @@ class HeadsState(RowState, DraftModel):
         return replace(draft, forwards=self.calls, highest=self.highest)
 
     def _begin(self) -> None:
-        """Before the first call of a round."""
+        """Called before the first forward of a round."""
 
     def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
         raise NotImplementedError
 
     def prune(self, nodes: Tensor) -> None:
-        """Nothing is kept of the nodes."""
+        """Does nothing: no state of the nodes is kept."""
 
     def _level_wide(self, raw: Tensor, draft: Draft, nodes: Tensor) -> Tensor:
         """Processed logits [B, K, V] of `nodes` [B, K], all with the logits raw [B, 1, V]; if it can be, a view."""
@@ -92,7 +92,7 @@ class HeadsState(RowState, DraftModel):
         return self._processed(raw, draft, nodes[:, :1]).expand(wide)
 
     def _processed(self, raw: Tensor, draft: Draft, nodes: Tensor) -> Tensor:
-        """Raw logits [B, K, V] of `nodes` [B, K] as the target's are processed, unless the shape wants none of it."""
+        """Raw logits [B, K, V] of `nodes` [B, K], processed like the target's unless the shape uses raw logits."""
         self.highest = self.highest + torch.where(nodes >= 0, raw.amax(-1), 0).sum()
         return raw if self.unprocessed else self.context.distribution(raw, draft, nodes)
 

@@ -34,7 +34,7 @@ from .module_drafter import ModuleDrafter, module_of
 
 
 class PromptPairState(PairState):
-    """A drafter of which every row also drafts the ids of its own prompt."""
+    """A pair drafter that also drafts the ids of each row's own prompt."""
 
     per_row = ("prompts",)
 

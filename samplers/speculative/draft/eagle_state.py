@@ -1,4 +1,4 @@
-"""Shared by EAGLE-like drafters: pairs of a token and the state before it, in a KV cache of the module's own."""
+"""Shared by EAGLE-like drafters: pairs of a token and the state before it, in the module's own KV cache."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PairState(DraftModelState):
     states: Tensor  # [B, R, E] the drafter's outputs of this round, by slot after `start`
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden) -> None:
-        """The target's states at every position of these rows' prompts."""
+        """Keeps the target's states at every position of these rows' prompts."""
         features = self.model.fuse(self.model.states.of(hidden))
         if len(rows) == len(self.cached):
             back = np.argsort(rows)
@@ -43,7 +43,7 @@ class PairState(DraftModelState):
         self.pending = scatter_rows(self.pending, rows, features)
 
     def follow(self, outcome: RoundResult) -> None:
-        """Keeps the target's states along the accepted path, and drops the K/V of what was drafted."""
+        """Keeps the target's states along the accepted path, and drops the K/V of drafted tokens."""
         if outcome.states is None:  # the prompt's round: see `read_prompt`
             return
         path, draft = outcome.verdict.path, outcome.draft

@@ -62,7 +62,7 @@ class EarlyExit(Drafter):
         return self.k + 1
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        """The share of the layers that a forward runs, although the verify pass does not run them again."""
+        """The share of layers that a forward runs, although the verify forward does not run them again."""
         return self.layers / target.layers
 
     def start(self, context: DecodeContext) -> Shallow:
@@ -95,7 +95,7 @@ class Shallow(DraftModelState):
         return output
 
     def early(self, draft: Draft, layers: int) -> Draft:
-        """The draft with the states of all its nodes, whose K/V are moved to the slots of the verify pass."""
+        """The draft with the states of all its nodes; moves their K/V to the slots of the verify forward."""
         _, slot = self._feed_rest(draft)
         index = slot.repeat(self.cache.copies, 1)
         states = self.states.gather(1, index[..., None].expand(-1, -1, self.states.shape[-1]))

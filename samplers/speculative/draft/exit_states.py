@@ -26,7 +26,7 @@ from .exits import all_copies, of_rows
 
 
 def tokens_per_layer(acceptance: np.ndarray, exits: np.ndarray, layers: int, most: int) -> np.ndarray:
-    """[..., C, most + 1]: expected tokens of a round over the layers that it runs, for each exit and length from 0 on.
+    """[..., C, most + 1]: expected tokens of a round divided by the layers run, for each exit and length from 0 on.
 
     A token drafted after exit l is accepted with probability acceptance[..., C], independently of the others.
 
@@ -40,7 +40,7 @@ def tokens_per_layer(acceptance: np.ndarray, exits: np.ndarray, layers: int, mos
 
 
 class Choice(RowState, Length):
-    """The counts of one request's rows, and what follows from them. It ends drafts as a length controller does.
+    """The counts of one request's rows, and the choices made from them. It ends drafts like a length controller.
 
     Attributes, one entry a row, on the host:
         matched, tested: [B, C] shadow tokens of each exit.
@@ -62,7 +62,7 @@ class Choice(RowState, Length):
 
     @property
     def threshold(self) -> np.ndarray:
-        """[B] the probability under which a draft ends: 0 until tokens were accepted, and others rejected."""
+        """[B]: the probability below which a draft ends; 0 until some tokens were accepted and some rejected."""
         total, count = self.sure[..., 0], self.sure[..., 1]
         mean = total / np.maximum(count, 1e-12)
         middle: np.ndarray = np.where((count > 0).all(1), mean.mean(1), 0)
@@ -78,7 +78,7 @@ class Choice(RowState, Length):
         return torch.from_numpy(values < self.threshold)
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: None) -> None:
-        """Learns from the confidence of this round's tokens, those up to the first rejected one."""
+        """Learns from the confidence of this round's tokens up to the first rejected one."""
         accepted, drafted = outcome.levels()
         step = np.arange(self.confidence.shape[1])
         part = (
@@ -90,7 +90,7 @@ class Choice(RowState, Length):
         self.confidence = self.confidence[:, :0]
 
     def count(self, rows: np.ndarray, matched: np.ndarray, tested: np.ndarray) -> None:
-        """Adds shadow tokens [n, C] of `rows` [n], `tested` [n] positions each, and chooses for these rows anew."""
+        """Adds the shadow tokens [n, C] of `rows` [n], `tested` [n] positions each, and updates these rows' choices."""
         self.matched[rows] = self.matched[rows] * self.decay + matched
         self.tested[rows] = self.tested[rows] * self.decay + tested[:, None]
         acceptance = self.matched[rows] / self.tested[rows]
@@ -104,7 +104,7 @@ class Choice(RowState, Length):
 
 @dataclass(frozen=True)
 class _ByExit:
-    """What a forward gives whose rows exit at different layers."""
+    """The output of a forward whose rows exit at different layers."""
 
     plan: Plan
     parts: list[tuple[np.ndarray, np.ndarray, Hidden]]  # rows of the plan, which of a part's they are, and the part
@@ -172,7 +172,7 @@ class ExitStates(DraftModelState):
         return _ByExit(plan, parts)
 
     def early_draft(self, draft: Draft) -> Draft:
-        """The draft with the states of all its nodes at the deepest exit, whose K/V are in the slots of verifying."""
+        """The draft with its nodes' states at the deepest exit; their K/V are in the slots of the verify forward."""
         real, slot = self._feed_rest(draft)
         index = slot.repeat(self.cache.copies, 1)[..., None, None].expand(-1, -1, *self.states.shape[2:])
         self.states = self.states.gather(1, index)  # by node now

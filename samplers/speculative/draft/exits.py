@@ -1,4 +1,4 @@
-"""Exits of a stack: the layers after which a drafter can stop, and forwards that run a part of the layers."""
+"""Exits of a model: the layers after which a drafter can stop, and forwards of a part of the layers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fitting_exits(method: str, exits: tuple[int, ...], most: int, name: str) -> 
 
 
 def of_rows(plan: Plan, rows: np.ndarray, **changes: Any) -> Plan:
-    """The part of `plan` of these of its rows, all of which are those of the cache; `changes` are of its fields."""
+    """The part of `plan` for these of its rows, which are the cache's rows; `changes` replace fields."""
     if len(rows) == plan.batch:
         return replace(plan, **changes)
     index = torch.from_numpy(rows).to(plan.tokens.device)
@@ -58,5 +58,5 @@ def of_rows(plan: Plan, rows: np.ndarray, **changes: Any) -> Plan:
 
 
 def all_copies(rows: np.ndarray, batch: int, copies: int, device: torch.device) -> Tensor:
-    """[copies * n] where the states of these rows [n] of `batch` stand, with those of the copies that guidance adds."""
+    """[copies * n]: the indices of these rows [n] of `batch` and of the copies of them that guidance adds."""
     return torch.from_numpy(np.concatenate([rows + copy * batch for copy in range(copies)])).to(device)

@@ -1,4 +1,4 @@
-"""Drafts several tokens a pass: blocks of pairs (token, the target's state before it) after an EAGLE-1.
+"""Drafts several tokens per pass: blocks of pairs (token, the target's state before it), as in EAGLE-1.
 
 Falcon: Faster and Parallel Inference of Large Language Models through Enhanced Semi-Autoregressive Drafting and
 Custom-Designed Decoding Tree, https://arxiv.org/abs/2412.12639

@@ -53,7 +53,7 @@ class Hydra(ModuleDrafter):
 
 
 class HydraState(StaticState):
-    """The heads, and the K/V of the layer before them."""
+    """The state of the heads, and the K/V of the layer before them."""
 
     per_row = ("cache",)
 
@@ -90,7 +90,7 @@ class HydraState(StaticState):
         self.states = self._refined(states, outcome.draft.base, gained)
 
     def _refined(self, states: Tensor, first: np.ndarray, counts: np.ndarray, which: Tensor | None = None) -> Tensor:
-        """[n, E] the layer's output at the last of the target's states [n, Q, E], counts[b] of which are real.
+        """[n, E]: the layer's output at the last real one of the target's states [n, Q, E]; counts[b] of them are real.
 
         They stand at the positions from `first` [n] on; `which` [n] are the live rows, by default all.
         """
@@ -123,7 +123,7 @@ class HydraState(StaticState):
 
 
 def _paths(draft: Draft, nodes: Tensor, size: int) -> Tensor:
-    """[B, K, size] the tokens from node 0 down to each of `nodes` [B, K], all of which have the depth size - 1."""
+    """[B, K, size]: the tokens from node 0 to each of `nodes` [B, K], all at depth size - 1."""
     if draft.parents is None:
         return draft.tokens[:, None, :size]
     at, tokens = nodes.clamp(min=0), []

@@ -21,7 +21,7 @@ def layout_of(model: LanguageModel, option: str, hint: str) -> ImageLayout:
 
 
 def columns(model: LanguageModel, option: str, hint: str) -> int:
-    """Tokens of one row of that grid."""
+    """The number of tokens per row of that grid."""
     return layout_of(model, option, hint).stride
 
 
@@ -37,7 +37,7 @@ def copy_left(text: Sequences, guesses: Tensor, known: np.ndarray, fallback: Ten
 
 
 def copy_up(text: Sequences, guesses: Tensor, known: np.ndarray, fallback: Tensor, width: int) -> Tensor:
-    """The same with the token above, and `fallback` in the first row of the image."""
+    """Like `copy_left` with the token above, and `fallback` in the first row of the image."""
     offset, raster, first = _offsets(text, guesses, known)
     missing = (offset - first + 1).clamp(min=0)
     up = torch.minimum((missing + width - 1) // width, raster // width)  # rows up to a token that is not a copy
@@ -49,7 +49,7 @@ def copy_up(text: Sequences, guesses: Tensor, known: np.ndarray, fallback: Tenso
 
 
 def _offsets(text: Sequences, guesses: Tensor, known: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-    """[K] each guess's offset after the text, [B, K] its cell of the grid, [B, 1] the first offset without one."""
+    """Each guess's offset after the text [K] and grid cell [B, K], and the first offset without a cell [B, 1]."""
     offset = torch.arange(guesses.shape[1], device=guesses.device)
     raster = torch.from_numpy(text.length - text.prompt).to(guesses.device)[:, None] + offset
     return offset, raster, torch.from_numpy(known).to(guesses.device)[:, None]

@@ -109,7 +109,7 @@ def _copy_source(tokens: np.ndarray) -> int:
 
 @dataclass(slots=True)
 class Iterate:
-    """The newest guesses of each row, and the progress of its block. Arrays are on the host."""
+    """The latest guesses of each row, and the progress of its block. Arrays are on the host."""
 
     tokens: Tensor  # [B, K] int64: guesses for the positions after the text
     known: np.ndarray  # [B] the number of guesses from the last iteration; the others are fresh

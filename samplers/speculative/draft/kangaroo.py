@@ -41,7 +41,7 @@ from .module_drafter import ModuleDrafter, module_failure
 
 
 class AdapterState(Shallow):
-    """The first layers on the target's cache, and the adapter after them with a cache of its own, slot for slot.
+    """The first layers on the target's cache, and the adapter after them with its own cache of the same slots.
 
     Attributes:
         adapted: [B] on the host: the first tokens of each row of which the adapter has K/V.
@@ -62,11 +62,11 @@ class AdapterState(Shallow):
         self.adapter_slots: Tensor | None = None
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden) -> None:
-        """The outputs of the first layers at every position of these rows' prompts."""
+        """Keeps the outputs of the first layers at every position of these rows' prompts."""
         self.pending = scatter_rows(self.pending, rows, self.module.states.of(hidden).to(self.pending))
 
     def follow(self, outcome: RoundResult) -> None:
-        """Keeps the adapter's K/V of accepted tokens, and the states of those that it was not fed."""
+        """Keeps the adapter's K/V of accepted tokens, and the states of accepted tokens that it was not fed."""
         if outcome.states is None:  # the prompt's round: see `read_prompt`
             return
         path, count, base = outcome.verdict.path, outcome.verdict.count, outcome.draft.base
@@ -108,7 +108,7 @@ class AdapterState(Shallow):
         return raw
 
     def _adapt_committed(self, nodes: Tensor, states: Tensor) -> Tensor:
-        """Logits [B, 1, V] after node 0, whose states are [B, 1, E], once the adapter was fed all tokens before it."""
+        """Feeds the adapter all tokens before node 0; returns logits [B, 1, V] after node 0 with states [B, 1, E]."""
         live = np.flatnonzero((nodes[:, 0] >= 0).cpu().numpy())
         missing = self.base[live] + 1 - self.adapted[live]
         raw: Tensor | None = None

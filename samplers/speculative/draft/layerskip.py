@@ -1,4 +1,4 @@
-"""Drafts with the target itself, some of its attention and MLP sub-blocks left out.
+"""Drafts with the target itself without some of its attention and MLP sub-blocks.
 
 SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration, https://arxiv.org/abs/2410.06916
 Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding,
@@ -60,7 +60,7 @@ _SAMPLE = 8  # values along each axis of a weight, about, that tell two models a
 
 @dataclass(frozen=True, slots=True)
 class SkipFile:
-    """One file. It is replaced whole, so that of two processes that write, the later one's is read, and never a mix.
+    """The file of a search. It is replaced as a whole, so that two writing processes never mix their results.
 
     Where the folder cannot be used, nothing is read, and nothing written but one line of the log.
     """
@@ -73,7 +73,7 @@ class SkipFile:
         return SkipFile(f"{fingerprint(model)}-{ratio:g}-{context}.json")
 
     def read(self) -> dict[str, Any] | None:
-        """What `write` stored; None where there is no such file, or it is damaged or not the user's alone."""
+        """The result that `write` stored; None if the file is missing, damaged, or accessible to other users."""
         try:
             with cache_dir.private(_FOLDER) as folder:
                 values = json.loads(cache_dir.require_own(folder / self.name).read_text(encoding="utf-8"))
@@ -155,7 +155,7 @@ def uniform(layers: int, ratio: float) -> Skip:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """A candidate's gain over the best one on some texts, and the weight of these texts."""
+    """A candidate's gain over the best candidate on some texts, and the weight of these texts."""
 
     gain: float = 0.0
     weight: float = 0.0
@@ -172,7 +172,7 @@ class Search:
     """
 
     def __init__(self, layers: int, ratio: float, file: SkipFile | None = None) -> None:
-        """`file` has the best set of an earlier search, with which this one begins, and is to have that of this one."""
+        """`file`: holds the best set of an earlier search, from which this one begins; stores this one's best set."""
         self.blocks, self.file = inner(layers), file
         self.best: Skip = uniform(layers, ratio)
         self.score: float | None = None  # of the best, on `text`
@@ -234,7 +234,7 @@ class Search:
             self._write()
 
     def _read(self, file: SkipFile) -> None:
-        """Takes over what an earlier search found, if it is a set that this one could find."""
+        """Uses the result of an earlier search if it is in this search's space."""
         values = file.read() or {}
         try:
             skip = frozenset((int(layer), str(part)) for layer, part in values["skip"])
@@ -294,7 +294,7 @@ class LayerSkip(Drafter):
         return self.k + 1
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        """The sub-blocks that a forward runs, of all."""
+        """The share of sub-blocks that a forward runs."""
         return 1 - len(uniform(target.layers, self.ratio)) / (2 * target.layers)
 
     def start(self, context: DecodeContext) -> Skipping:
@@ -317,7 +317,7 @@ class LayerSkip(Drafter):
 
 
 class Skipping(DraftModelState):
-    """The target without some sub-blocks."""
+    """The state of the target without some sub-blocks."""
 
     search: Search | None = None
 

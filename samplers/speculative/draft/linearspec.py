@@ -1,4 +1,4 @@
-"""Drafts a block with the target itself: masks that its weights fill in, both ways, after the causal text.
+"""Drafts a block with the target itself: masks after the causal text, filled in with bidirectional attention.
 
 Nemotron-Labs-Diffusion: A Tri-Mode Language Model Unifying Autoregressive, Diffusion, and Self-Speculation Decoding,
 https://arxiv.org/abs/2607.05722
@@ -46,7 +46,7 @@ from ..draft_model import depth_budget
 
 
 class MaskedBlocks(RowState, DraftModel):
-    """The target as its own drafter in one round; it remembers nothing between rounds."""
+    """The target as its own drafter in one round; it keeps no state between rounds."""
 
     marginals: Tensor  # float32 [B, k, V] raw logits of this round's blocks
     highest: Tensor  # [] the sum of the highest logits: see `models.finite`
@@ -62,7 +62,7 @@ class MaskedBlocks(RowState, DraftModel):
         self.pathless = not (request.processors or request.repetition_penalty is not None)
 
     def draft(self, most: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:
-        """A draft of the spec's shape and length, at most `most` tokens and `remaining` [B] deep."""
+        """Drafts by the spec's shape and length, at most `most` tokens and `remaining` [B] deep."""
         context, budget = self.context, depth_budget(self.context, most, remaining)
         if not (budget > 0).any():
             return Draft.none(context.text)
@@ -102,7 +102,7 @@ class MaskedBlocks(RowState, DraftModel):
         self.level = 0
 
     def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
-        """After the next level of nodes: all of one depth have the same position of the block."""
+        """Logits after the next level of nodes; all nodes of one depth share a block position."""
         level, self.level = self.level, self.level + 1
         raw, wide = self.marginals[:, level : level + 1], (-1, nodes.shape[1], -1)
         if self.unprocessed or not self.pathless:
@@ -111,7 +111,7 @@ class MaskedBlocks(RowState, DraftModel):
         return self.context.distribution(raw, draft, nodes[:, :1]).expand(wide)
 
     def prune(self, nodes: Tensor) -> None:
-        """Nothing is kept of the nodes."""
+        """Does nothing: no state of the nodes is kept."""
 
     def failure(self) -> PardecError:
         """The error for logits of this round that are not finite."""
@@ -151,7 +151,7 @@ class LinearSpec(Drafter):
         return self.k + 1
 
     def denoising(self, model: LanguageModel) -> BlockDenoising:
-        """How the model fills in masks. Raises SpecError for one that does not, or a mask that it does not have."""
+        """The model's denoising settings. Raises SpecError for a model that fills in no masks, or an unknown mask."""
         own = model.decoding_config.denoising
         if own is None and self.mask is None:
             raise SpecError(
@@ -166,7 +166,7 @@ class LinearSpec(Drafter):
         return BlockDenoising(mask, 1 if shift else 0)
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        """The weights are read once more."""
+        """1: a draft reads the weights once more."""
         return 1.0
 
     def start(self, context: DecodeContext) -> MaskedBlocks:

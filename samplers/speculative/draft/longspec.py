@@ -1,4 +1,4 @@
-"""Drafts with a layer that reads a window of tokens, and the keys and values of the target's last layer.
+"""Drafts with one layer that attends to a window of tokens and to the K/V of the target's last layer.
 
 LongSpec: Long-Context Lossless Speculative Decoding with Efficient Drafting and Verification,
 https://arxiv.org/abs/2502.17421
@@ -71,7 +71,7 @@ class LongSpec(ModuleDrafter):
 
 
 class LongSpecState(DraftModelState):
-    """The layer, with its own keys, beside the target's."""
+    """The state of the layer, with its own K/V in addition to the target's."""
 
     model: Any  # the module
 
@@ -84,7 +84,7 @@ class LongSpecState(DraftModelState):
         return output
 
     def _target_keys(self, plan: Plan) -> TargetKeys:
-        """The target's K/V of what is committed, all but the last token."""
+        """The target's K/V of all committed tokens but the last."""
         cache, rows, device = self.context.cache, plan.rows, self.start.device
         base = self.base if rows is None else self.base[rows.cpu().numpy()]
         k, v = cache.k[-1], cache.v[-1]
@@ -99,5 +99,5 @@ class LongSpecState(DraftModelState):
 
 
 def _whole(shared: Tensor, own: Tensor) -> Tensor:
-    """[B, S, K, D] a copy of what rows share [1, P + 1, K, D], the last being none of it, and what is their own."""
+    """[B, S, K, D]: a copy of the shared part [1, P + 1, K, D] without its last entry, then each row's own part."""
     return torch.cat((shared[:, :-1].expand(len(own), -1, -1, -1), own), 1)

@@ -1,4 +1,4 @@
-"""Runs Jacobi iterations on a window beside the text, collects their n-grams in a pool, and drafts from the pool.
+"""Runs Jacobi iterations on a window next to the text, collects their n-grams in a pool, and drafts from the pool.
 
 Break the Sequential Dependency of LLM Inference Using Lookahead Decoding, https://arxiv.org/abs/2402.02057
 

@@ -70,7 +70,7 @@ class Lookup(Drafter):
         return PerRow(self.index(int(prompt), wide) for prompt in context.text.prompt)
 
     def index(self, prompt: int = 0, columns: int = 0) -> Index:
-        """The index of one row's text; `columns` of an image, which begins after the prompt."""
+        """The index of one row's text; `columns` are those of an image, which begins after the prompt."""
         if columns:
             return GridIndex(prompt, columns, first=self.prefer == "first")
         if self.prefer == "longest":
@@ -78,7 +78,7 @@ class Lookup(Drafter):
         return NGramIndex(range(1, self.max_ngram + 1), first=self.prefer == "first")
 
     def _columns(self, model: LanguageModel) -> int:
-        """Of an image; 0 for text."""
+        """The columns of an image; 0 for text."""
         return columns(model, "lookup: context=grid", "leave context out") if self.context == "grid" else 0
 
     def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: PerRow[Index]) -> Draft:

@@ -130,7 +130,7 @@ class Model(Drafter):
         return state
 
     def _maps_of_rows(self, context: DecodeContext, drafter: LanguageModel) -> list[TokenMap]:
-        """The map of each row."""
+        """The token map of each row."""
         check_texts(self.map, drafter, context.model)
         maps: WeakKeyDictionary[Any, TokenMap] = vars(self)["_maps"]
         stack = context.model.decoder

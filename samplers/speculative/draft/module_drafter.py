@@ -55,7 +55,7 @@ class ModuleDrafter(Drafter):
         return ModuleName(self.registered[0], self.name, (*self.options(), *more))
 
     def options(self) -> tuple[tuple[str, Any], ...]:
-        """What loading is told beside the name."""
+        """The options for loading the module, in addition to its name."""
         return ()
 
     def width(self, model: LanguageModel) -> int:

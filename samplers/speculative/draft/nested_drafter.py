@@ -18,7 +18,7 @@ from ..contracts import Drafter, SpeculativeSampler
 
 @dataclass(frozen=True)
 class Nesting(Drafter):
-    """A drafter with a drafting model inside, which shapes and length controllers act on."""
+    """A drafter that contains a drafting model, to which shapes and length controllers apply."""
 
     example: ClassVar[str]
     _model: ClassVar[Any]
@@ -43,7 +43,7 @@ class Nesting(Drafter):
 
     @property
     def k(self) -> int:
-        """Tokens that the model drafts."""
+        """The number of tokens that the model drafts."""
         return 1 if self._model is None else int(self._model.k)
 
     def check(self, sampler: SpeculativeSampler) -> None:
@@ -91,5 +91,5 @@ def nested(owner: str, key: str, text: str, wanted: str, example: str) -> Drafte
 
 
 def not_the_spec_of(owner: str, key: str, text: str, wanted: str, example: str) -> SpecError:
-    """The error for a spec of something else than `wanted`."""
+    """The error for a spec that does not name a `wanted`."""
     return SpecError(f"{owner}: {key} is the spec of {wanted}, got {text!r}", hint=example)

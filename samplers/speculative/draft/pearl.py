@@ -1,4 +1,4 @@
-"""Drafts while the target verifies: a draft is ready as soon as the drafter predicted the token before it.
+"""Drafts while the target verifies: the draft is used if the drafter predicted the token before it.
 
 Parallel Speculative Decoding with Adaptive Draft Length, https://arxiv.org/abs/2408.11850
 
@@ -42,7 +42,7 @@ class AheadState(DraftModelState):
         self.prediction = np.full_like(self.context.text.length, -1)  # [B] that token; -1: the draft was cut before it
 
     def ahead(self, k: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:
-        """k - 1 tokens where a row's last token is the prediction, else none; one more is the next prediction."""
+        """k - 1 tokens if a row's last token is the prediction, else none; one more token is the next prediction."""
         text = self.context.text
         right = text.last.cpu().numpy() == self.prediction
         draft = self.draft(k, np.where(right, remaining, np.minimum(remaining, 1)), uniforms)

@@ -1,4 +1,4 @@
-"""Drafters whose queries ride after the nodes of the verify pass, and become the next round's heads."""
+"""Drafters that append probe nodes to the verify forward, whose states give the next round's predictions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .module_drafter import ModuleDrafter, module_of
 
 @dataclass(frozen=True)
 class QueryDrafter(ModuleDrafter):
-    """A module of `depth` steps, of which each has queries; subclasses say which these are.
+    """A module of `depth` steps with probe nodes for each step; subclasses define the probe nodes.
 
     The logits of the last accepted node's queries are those of the next round, by the depth of a node.
     """
@@ -46,11 +46,11 @@ class QueryDrafter(ModuleDrafter):
                 )
 
     def chains(self, module: Any) -> ProbeLayout:
-        """The queries after a node."""
+        """The layout of the probe nodes after a node."""
         raise NotImplementedError
 
     def begin(self, queries: ProbeNodes, module: Any) -> ProbeNodes:
-        """The queries with their inputs, or with where they begin."""
+        """The probe nodes with their inputs, or with the layers at which they enter."""
         raise NotImplementedError
 
     @property
@@ -83,7 +83,7 @@ class QueryDrafter(ModuleDrafter):
 
 
 class QueryState(HeadsState):
-    """The heads of the coming round: the states of the queries after the last accepted node, by its steps.
+    """The heads of the coming round: the states of the probe nodes after the last accepted node, by step.
 
     `states` are [B, L, E] here, of all queries of a node.
     """

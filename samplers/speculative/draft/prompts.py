@@ -1,4 +1,4 @@
-"""Drafts with learned prompt tokens: the verify pass carries them after every node, so no forward is added.
+"""Drafts with learned prompt tokens: the verify forward computes them after every node, so no forward is added.
 
 PPD: Hardware-Aware Parallel Prompt Decoding for Memory-Efficient Acceleration of LLM Inference,
 https://arxiv.org/abs/2405.18628

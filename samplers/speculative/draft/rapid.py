@@ -1,4 +1,4 @@
-"""Drafts with a model that reads a short context: the chunks of the prompt that its end asks for.
+"""Drafts with a model that reads a short context: the prompt's chunks most relevant to its end.
 
 Long-Context Inference with Retrieval-Augmented Speculative Decoding, https://arxiv.org/abs/2502.20330
 
@@ -50,7 +50,7 @@ from .draft_checkpoint import check_pair
 
 
 class ShortContextState(DraftModelState):
-    """A drafting model whose text is a short prompt [P_b] of each row and what the row has generated."""
+    """A draft model whose text is a short prompt [P_b] per row and the row's generated tokens."""
 
     per_row = ("lag", "prompt", "short")
     lag: np.ndarray  # type: ignore[misc,assignment]  # [B] tokens of each row's prompt that the model does not read
@@ -58,7 +58,7 @@ class ShortContextState(DraftModelState):
     prompt: np.ndarray  # [B] their lengths
 
     def __init__(self, context: DecodeContext, model: LanguageModel, prompts: Sequence[np.ndarray]) -> None:
-        """`prompts` of each live row, which end as the row's own prompt does."""
+        """`prompts`: one per live row, which ends like the row's own prompt."""
         text = context.text
         self.prompt = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
         self.lag = text.prompt - self.prompt
@@ -127,7 +127,7 @@ class Rapid(Drafter):
         return self.k + 1
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        """Parameters of the drafter over those of the target; what it saves in reading K/V is not counted."""
+        """Parameters of the drafter over those of the target; the savings of reading fewer K/V are not counted."""
         return parameters_read(draft_model) / target.parameters if isinstance(draft_model, LanguageModel) else 1.0
 
     def start(self, context: DecodeContext) -> ShortContextState:
@@ -146,7 +146,7 @@ class Rapid(Drafter):
         return ShortContextState(context, drafter, prompts)
 
     def short_context(self, prompt: np.ndarray) -> np.ndarray:
-        """What the drafter reads of a prompt [P]: its beginning, the best chunks in their order, and its end."""
+        """The drafter's context for a prompt [P]: its beginning, the best chunks in text order, and its end."""
         if len(prompt) <= self.begin + self.chunk * self.chunks + self.query:
             return prompt
         begin, body, query = np.split(prompt, [self.begin, len(prompt) - self.query])

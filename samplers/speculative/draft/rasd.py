@@ -1,4 +1,4 @@
-"""Adds to a drafting model's tree what followed the text's longest suffix elsewhere, in the text or a store of texts.
+"""Adds to a draft model's tree the tokens that followed the longest suffix elsewhere in the text or a text store.
 
 RASD: Retrieval-Augmented Speculative Decoding, https://arxiv.org/abs/2503.03434
 
@@ -106,7 +106,7 @@ class _Watched(DraftModel):
 
 
 def fused(draft: Draft, rows: Sequence[Sequence[Node]], most: int) -> Draft:
-    """`draft` and, after its own nodes, those of each row's tree that it has not, up to `most` nodes after node 0.
+    """`draft` followed by the nodes of each row's tree that it lacks, up to `most` nodes after node 0.
 
     A path of a tree is followed in the draft as far as both agree; what goes on from there are point masses, after the
     siblings that the model has drafted. So these keep the distributions that they were sampled from. A draft that has
@@ -181,7 +181,7 @@ class Store:
     """Texts by their suffixes, sorted by the first tokens (a suffix array)."""
 
     def __init__(self, texts: Sequence[np.ndarray], most: int) -> None:
-        """`most` tokens of a suffix are compared."""
+        """`most`: how many tokens of a suffix are compared."""
         self.most = most
         ends = np.full(1, _END, dtype=np.int64)
         parts = [part for text in texts for part in (text, ends)]
@@ -208,7 +208,7 @@ class Store:
 
 
 class Retrieval:
-    """What followed the longest suffix of one row's text, in the row and in a store."""
+    """The continuations of the longest suffix of one row's text, in the row and in a store."""
 
     def __init__(self, store: Store | None, longest: int) -> None:
         self.store, self.longest = store, longest
@@ -237,7 +237,7 @@ class Retrieval:
 
 
 def retrieved_tree(continuations: Sequence[Sequence[int]], most: int) -> list[Node]:
-    """The `most` nodes of the tree of `continuations` that the most of them share, of equals those of earlier ones.
+    """The `most` nodes of the tree of `continuations` that most of them share; earlier continuations first on ties.
 
     >>> retrieved_tree([[5, 6], [5, 7], [4]], 3)
     [(5, 0, 1), (6, 1, 2), (7, 1, 2)]

@@ -1,4 +1,4 @@
-"""Drafts a tree of the tokens that were last predicted to follow each token; forwards yield them at no extra cost.
+"""Drafts a tree from the latest predicted successors of each token, which forwards yield at no extra cost.
 
 Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling,
 https://arxiv.org/abs/2408.08696
@@ -38,7 +38,7 @@ from ..ops.trees import Template, compact, ranked
 
 
 class Matrix(RowState):
-    """k candidates for each token, one table a row or one for all rows; -1 until a token is written."""
+    """k candidates for each token, in one table per row or one for all rows; -1 until a token is written."""
 
     per_row = ("tables",)
 
@@ -50,7 +50,7 @@ class Matrix(RowState):
 
     @property
     def tables(self) -> Tensor | None:
-        """[B, V, k] the table of each live row; None: all rows share one."""
+        """[B, V, k]: the table of each live row; None: all rows share one table."""
         return None if self.shared else self.table[:-2].view(-1, self.vocab, self.k)
 
     @tables.setter

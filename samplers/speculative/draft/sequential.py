@@ -1,4 +1,4 @@
-"""One token a forward, in order: the baseline that every drafter is measured against.
+"""Decodes one token per forward, in order: the baseline of every drafter.
 
 Attention Is All You Need, https://arxiv.org/abs/1706.03762 (autoregressive decoding)
 

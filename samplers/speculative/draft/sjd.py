@@ -1,4 +1,4 @@
-"""Samples each token of a window from the target's distribution at that position in the round before, and verifies it.
+"""Samples each token of a window from the target's distribution there in the previous round, and verifies it.
 
 Accelerating Auto-regressive Text-to-Image Generation with Training-free Speculative Jacobi Decoding,
 https://arxiv.org/abs/2410.01699
@@ -65,7 +65,7 @@ def coupled_sample(
 def reuse(
     p: Tensor, old: Tensor, q: Tensor, point: Tensor, has_old: Tensor, least: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Which old tokens [N] keep their position because p[old] > `least`, and the distributions that follow from that.
+    """The old tokens [N] that are kept because p[old] > `least`, and the resulting distributions.
 
     Arguments as for `coupled_sample`. Whether a token stays depends on the token itself: of all that stand at a
     position, those that stay and those that x ~ p replaces,
@@ -100,7 +100,7 @@ _TEXT, _IMAGE = 16, 32  # the default window
 
 @dataclass(slots=True)
 class WindowState:
-    """The newest distributions at the K positions after each row's text, and their tokens of the round before."""
+    """The latest distributions at the K positions after each row's text, and the previous round's tokens there."""
 
     distribution: Tensor  # [B, K, V] float32
     known: np.ndarray  # [B] on the host: the number of positions that have a distribution
@@ -142,7 +142,7 @@ class Sjd(Drafter):
         return _TEXT if model.imaging is None else _IMAGE
 
     def opening(self, model: LanguageModel) -> Init:
-        """How fresh guesses are made."""
+        """The rule for fresh guesses."""
         if self.init is not None:
             return self.init
         return "random" if self.uniform or model.imaging is None else "left"
@@ -169,7 +169,7 @@ class Sjd(Drafter):
         return Draft.chain(context.text, tokens, counts, q=q, is_point_mass=new | pad(stays, (1, missing)))
 
     def _redraw(self, context: DecodeContext, uniforms: Uniforms, state: WindowState) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, K] a token of each position with a distribution, [B, K, V] what it is from, [B, K] bool: a point mass."""
+        """A token [B, K] per position with a distribution, the distribution [B, K, V], and point masses [B, K] bool."""
         p, point = state.distribution, torch.zeros_like(state.point)
         offset = torch.arange(p.shape[1], device=p.device)
         positions = offset + torch.from_numpy(context.text.length).to(p.device)[:, None]

@@ -1,4 +1,4 @@
-"""Drafts with the first layers of a second checkpoint, and with more of them where these are unsure.
+"""Drafts with the first layers of a second checkpoint, and with more layers for tokens of low confidence.
 
 S2D: Sorted Speculative Decoding For More Efficient Deployment of Nested Large Language Models,
 https://arxiv.org/abs/2407.01955
@@ -95,7 +95,7 @@ class NestedState(DraftModelState):
         return SubsetLogits(self.forward(draft, nodes))
 
     def settle(self) -> None:
-        """Rejected tokens are not in the text; the last one of it was never fed."""
+        """Drops K/V of rejected tokens; the text's last token was never fed."""
         self.reach = np.minimum(self.reach, self.context.text.length[:, None] - 1)
 
     def _advance(self, part: int, rows: np.ndarray, stop: np.ndarray, draft: Draft) -> Tensor:
@@ -138,7 +138,7 @@ class NestedState(DraftModelState):
         return output
 
     def _taken(self, part: int, rows: np.ndarray, where: Tensor) -> Tensor:
-        """[copies * n, Q, E] the inputs of a part at the slots `where` [n, Q]."""
+        """[copies * n, Q, E]: the inputs of a part at the slots `where` [n, Q]."""
         copies = self.cache.copies
         states = self.inputs[:, :, part - 1].transpose(0, 1).flatten(0, 1)  # [copies * B, W, E]
         states = states[all_copies(rows, len(self.reach), copies, states.device)]
@@ -146,7 +146,7 @@ class NestedState(DraftModelState):
         return states.gather(1, at[..., None].expand(-1, -1, states.shape[-1]))
 
     def _give(self, part: int, rows: np.ndarray, where: Tensor, states: Tensor) -> None:
-        """Stores `states` [copies * n, Q, E] as inputs of the next part; what lies after a row's last is replaced."""
+        """Stores `states` [copies * n, Q, E] as inputs of the next part; replaces entries after a row's last one."""
         more = int(where.max()) + 1 - self.inputs.shape[3]
         if more > 0:
             self.inputs = pad(self.inputs, (0, 0, 0, more))
@@ -192,7 +192,7 @@ class Sorted(Drafter):
         return self.k + 1
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        """At most: parameters of all layers of the drafter over those of the target."""
+        """An upper bound: parameters of all layers of the drafter over those of the target."""
         return parameters_read(draft_model) / target.parameters if isinstance(draft_model, LanguageModel) else None
 
     def start(self, context: DecodeContext) -> NestedState:

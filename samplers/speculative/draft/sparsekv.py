@@ -1,4 +1,4 @@
-"""Drafts with the target itself, which reads a part of its keys and values.
+"""Drafts with the target itself, which attends to a part of its K/V.
 
 TriForce: Lossless Acceleration of Long Sequence Generation with Hierarchical Speculative Decoding,
 https://arxiv.org/abs/2404.11912
@@ -63,7 +63,7 @@ class SparseKV(Drafter):
         return int(self._reading.last_queries)
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        """The most that a draft step costs: the weights are read either way."""
+        """An upper bound of a draft step's cost: all weights are read."""
         return 1.0
 
     @property

@@ -1,4 +1,4 @@
-"""Indices over each row's own text for drafters that copy from it, extended by newly committed tokens."""
+"""Indices over each row's text for drafters that copy from it; they grow with committed tokens."""
 
 from __future__ import annotations
 
@@ -114,12 +114,12 @@ class SuffixIndex:
 
 
 def repeated(text: np.ndarray, start: int, count: int) -> np.ndarray:
-    """`count` tokens of `text` from `start` on, repeated periodically after the text's end."""
+    """`count` tokens of `text` from `start` on; after the text's end they repeat periodically."""
     return text[start : start + count] if start + count <= len(text) else np.resize(text[start:], count)
 
 
 def chain(text: Sequences, most: int, remaining: np.ndarray, guess: Callable[[int, int], np.ndarray]) -> Draft:
-    """A chain from guess(row, budget), which gives up to `budget` tokens."""
+    """A draft of one chain per row from guess(row, budget), which returns up to `budget` tokens."""
     drafted = np.zeros((len(text), most), dtype=np.int64)
     counts = np.zeros_like(text.length)
     for at in range(len(text)):

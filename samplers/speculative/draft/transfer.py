@@ -1,4 +1,4 @@
-"""Drafts with states of coming positions that are made inside the stack and run the rest of it in the verify pass.
+"""Drafts with states of coming positions that enter at a middle layer and run the rest in the verify forward.
 
 Parallel Decoding via Hidden Transfer for Lossless Large Language Model Acceleration, https://arxiv.org/abs/2404.12022
 

@@ -1,4 +1,4 @@
-"""Trees of known tokens, made on the host, as drafts."""
+"""Makes drafts on the host from trees of known tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Node = tuple[int, int, int]  # token, index of the parent, depth; node 0 is the 
 
 
 def tree_draft(text: Sequences, rows: Sequence[Sequence[Node]], **more: Any) -> Draft:
-    """The draft of each row's tree; `rows` have the nodes after node 0, parents first; `more` are for `Draft`."""
+    """A draft of one tree per row; `rows`: the nodes after node 0, parents first; `more`: arguments of `Draft`."""
     counts = np.array([len(nodes) for nodes in rows], dtype=np.int64)
     if not counts.any():
         return Draft.none(text)

@@ -1,4 +1,4 @@
-"""Drafts with the target that reads a part of its keys and values, which a small model drafts for.
+"""Drafts with the target on a part of its K/V, for which a small model drafts in turn.
 
 TriForce: Lossless Acceleration of Long Sequence Generation with Hierarchical Speculative Decoding,
 https://arxiv.org/abs/2404.11912
@@ -56,7 +56,7 @@ from .draft_checkpoint import check_pair
 
 
 class DraftedText:
-    """The text with what the present round has drafted: an inner verify loop commits here.
+    """The text and this round's draft, to which an inner verify loop commits.
 
     Attributes:
         text: what the inner loop sees as the rows' committed tokens.
@@ -69,7 +69,7 @@ class DraftedText:
         self.begin()
 
     def begin(self) -> None:
-        """Nothing is drafted yet."""
+        """Resets the draft to no tokens."""
         outer, text = self.outer, self.text
         for name in ("rows", "prompt", "length", "limit", "nfe", "host", "commit_step", "commit_score"):
             setattr(text, name, getattr(outer, name).copy())
@@ -78,7 +78,7 @@ class DraftedText:
 
     @property
     def count(self) -> np.ndarray:
-        """[B] tokens drafted."""
+        """[B]: the number of drafted tokens."""
         result: np.ndarray = self.text.length - self.outer.length
         return result
 
@@ -99,7 +99,7 @@ class DraftedText:
         return self._distribution(raw, whole, torch.where(nodes < 0, -1, nodes + count))
 
     def draft(self) -> Draft:
-        """All that was drafted, as one chain."""
+        """All drafted tokens as one chain."""
         count = self.count
         width = int(count.max()) + 1
         if width == 1:
@@ -115,14 +115,14 @@ class DraftedText:
         return Draft(tokens, count + 1, self.outer.length - 1, q=q)
 
     def _chain(self, width: int) -> Tensor:
-        """[B, width] tokens from each row's last committed one on."""
+        """[B, width]: tokens from each row's last committed one on."""
         order = torch.from_numpy(self.outer.length[:, None] - 1 + np.arange(width)).to(self.text.device)
         return self.text.tokens.gather(1, order.clamp(max=self.text.tokens.shape[1] - 1))
 
 
 @dataclass(frozen=True)
 class InnerUniforms:
-    """The random numbers of one round of an inner loop: those of the outer round for purposes of their own."""
+    """The random numbers of one inner round: those of the outer round under other purposes."""
 
     outer: InverseCDFUniforms
     number: int  # of the inner round
@@ -145,7 +145,7 @@ class InnerUniforms:
 
 
 class MiddleModel(ReadingState):
-    """The target that reads a part, as what verifies an inner draft."""
+    """The target on a part of its K/V, which verifies an inner draft."""
 
     def verify(self, draft: Draft) -> Tensor:
         """Raw logits [B, T, V] after the nodes of a chain."""
@@ -170,7 +170,7 @@ class MiddleModel(ReadingState):
         return raw
 
     def begin(self) -> None:
-        """Nothing has run in this round."""
+        """Starts a round, in which nothing has run."""
         self.calls = 0
         self.runs.clear()
         self.highest = torch.zeros((), device=self.context.text.device)
@@ -178,7 +178,7 @@ class MiddleModel(ReadingState):
 
 @dataclass
 class Hierarchy:
-    """The three levels of one request; rows leave and join the two that have caches."""
+    """The three levels of one request; rows are removed and added in the two that have caches."""
 
     drafted: DraftedText
     middle: MiddleModel

@@ -111,7 +111,7 @@ class Zipar(Drafter):
         )
 
     def _due(self, state: ImageProgress, layout: ImageLayout, lag: int) -> np.ndarray:
-        """[B, cells]: False for forced tokens that are known, but whose turn has not come."""
+        """[B, cells]: False for forced tokens that are known but not yet due."""
         counts, body = _counts(state, layout), layout.rows * layout.stride
         due = np.ones_like(state.sampled)
         due[:, body:] = counts[:, -1:] == layout.columns
