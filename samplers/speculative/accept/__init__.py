@@ -1,1 +1,1 @@
-"""Which drafted tokens are accepted: one rule a file."""
+"""Accept methods: decide which drafted tokens are accepted; one rule per file."""

@@ -26,7 +26,7 @@ _prepared: dict[tuple[str, int], Tensor] = {}  # by digest and k, most recently 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodeFeatures(RowState):
-    """A table that all rows of a request share."""
+    """A table of feature vectors that all rows of a request share."""
 
     table: Tensor  # [V, E] features of each id, or [V, K] int32 its nearest ids
 
@@ -113,7 +113,7 @@ def nearest(table: Tensor, k: int) -> Tensor:
 
 
 def _lowest(values: Tensor, k: int) -> Tensor:
-    """[N, k]: the indices of the k lowest of each row of `values` [N, V], lowest first, of equal ones the first."""
+    """[N, k]: the indices of the k lowest `values` [N, V] of each row, lowest first; the first index on ties."""
     if k == 0:
         return torch.zeros(len(values), 0, dtype=torch.int64, device=values.device)
     last = values.topk(k, dim=1, largest=False).values[:, -1:]
@@ -130,7 +130,7 @@ def digest(table: Tensor) -> str:
 
 
 def _read(name: str, vocab: int, k: int) -> Tensor | None:
-    """What `_write` saved; None if it is missing or damaged."""
+    """The array that `_write` saved; None if the file is missing or damaged."""
     try:
         with cache_dir.private() as folder, safe_open(cache_dir.require_own(folder / name), framework="pt") as file:
             ids: Tensor = file.get_tensor("nearest")
@@ -141,7 +141,7 @@ def _read(name: str, vocab: int, k: int) -> Tensor | None:
 
 
 def _write(name: str, ids: Tensor) -> None:
-    """Writes the file atomically."""
+    """Saves an array to the file atomically."""
     try:
         with cache_dir.private() as folder:
             cache_dir.write(folder / name, save({"nearest": ids.contiguous()}, metadata={"sha256": digest(ids)}))

@@ -67,11 +67,11 @@ class _Enrichment(Exact):
         self.method, self.logits = method, logits
 
     def weight(self, r: Tensor, trial: Trial) -> Tensor:
-        """[N]: p^(x), of the residual r in place of p."""
+        """[N]: p^(x), computed from the residual r instead of p."""
         return self._shifted(r, trial).gather(1, trial.token[:, None])[:, 0]
 
     def after_rejection(self, r: Tensor, trial: Trial) -> Tensor:
-        """[N, V]: norm([max(r - q, r - p^)]+); at temperature 0 the point mass r, which a rejected token is not."""
+        """[N, V]: norm([max(r - q, r - p^)]+); at temperature 0 r, a point mass at another token than the rejected one."""
         if self.logits is not None:
             return r
         left = torch.maximum(r - self._drafted(r, trial), r - self._shifted(r, trial)).clamp(min=0)

@@ -90,7 +90,7 @@ class _Group(Exact):
         return torch.where(alone, target, grouped)
 
     def members(self, r: Tensor, trial: Trial) -> tuple[Tensor, Tensor]:
-        """Ids [N, group] of the ranks around each tested token, and which of them form its group, if any."""
+        """The ids [N, group] ranked around each tested token, and which of them form its group, if any."""
         method, vocab = self.method, r.shape[1]
         scores = self.raw[trial.row, trial.parent]
         own = scores.gather(1, trial.token[:, None])
@@ -105,7 +105,7 @@ class _Group(Exact):
         return ids, inside & ((near & self._similar(ids, inside, trial)) | itself)
 
     def _similar(self, ids: Tensor, inside: Tensor, trial: Trial) -> Tensor:
-        """[N, group] bool: whether the embeddings are near that of the tested token."""
+        """[N, group] bool: whether each embedding is near that of the tested token."""
         known = min(len(self.table), _COMPARED) if self.method.mode == "reference" else len(self.table)
         rows = self.table[ids.clamp(max=len(self.table) - 1)].float()
         own = self.table[trial.token.clamp(max=len(self.table) - 1)].float()

@@ -1,4 +1,4 @@
-"""Asks a linear head on the target's states which rejected tokens do no harm, and accepts those too.
+"""Also accepts rejected tokens that a linear head on the target's states predicts to be harmless.
 
 Judge Decoding: Faster Speculative Sampling Requires Going Beyond Model Alignment, https://arxiv.org/abs/2501.19309
 AutoJudge: Judge Decoding Without Manual Annotation, https://arxiv.org/abs/2504.20039 (labels, and what the head reads)
@@ -108,7 +108,7 @@ class Judge(Acceptance):
         order = torch.arange(draft.width, device=important.device)
 
         def rescue(rejected: Tensor) -> Tensor:
-            """[B, T] bool: of the `rejected` children of a node the one that matters least, if it passes."""
+            """[B, T] bool: the least important of the `rejected` children of a node, if it is below the threshold."""
             risk = important.masked_fill(~rejected, torch.inf)
             passed = (order == risk.argmin(1, keepdim=True)) & (risk < state.thr)
             alone.logical_or_(passed)

@@ -104,7 +104,7 @@ class Lantern(Acceptance):
         return replace(verdict, deviation=off.gather(1, verdict.path).masked_fill(~on_path, 0).cumsum(1)[:, -1])
 
     def neighbour_mass(self, r: Tensor, token: Tensor, nearest: Tensor) -> tuple[Tensor, Tensor]:
-        """[N] what each `token` [N] may borrow under r [N, V], and [N] whether it has a neighbour to borrow from."""
+        """[N]: the mass that each `token` [N] may borrow under r [N, V], and [N]: whether a neighbour lends any."""
         own = r.gather(1, token[:, None])
         limit = torch.full_like(own, self.delta) if self.ratio is None else (self.ratio - 1) * own
         if self.mode == "principled":
@@ -112,7 +112,7 @@ class Lantern(Acceptance):
         return mass_within(r, token, nearest[:, : self.k], limit[:, 0])
 
     def _greedy(self, draft: Draft, distributions: TargetDistributions, nearest: Tensor) -> Verdict:
-        """The longest path of tokens that are the most likely ones with what they borrow."""
+        """The longest path of tokens that are the most likely ones once borrowed mass is added."""
         p, above = distributions.logits.softmax(-1), draft.parent.clamp(min=0)
         rows = torch.arange(len(p), device=p.device)[:, None]
         behind, top = p[rows, above].flatten(0, 1), distributions.pick.gather(1, above).flatten()

@@ -73,7 +73,7 @@ class Lenience(Acceptance):
         return replace(verdict, deviation=off.gather(1, verdict.path).masked_fill(~on_path, 0).cumsum(1)[:, -1])
 
     def raised(self, p: Tensor) -> Tensor:
-        """f(p) of probabilities [N]."""
+        """f(p) for probabilities [N]."""
         if self.f == "exponential":
             return p**self.eps
         return p / (self.eps if self.f == "linear" else self.eps**2)

@@ -1,4 +1,4 @@
-"""Tests each token by two opinions of one pass: before it, and after the target has read the whole draft and a probe.
+"""Tests each token by two predictions of one forward: before it, and again after the whole draft and a probe.
 
 Think Before You Accept: Semantic Reflective Verification for Faster Speculative Decoding,
 https://arxiv.org/abs/2505.18629
@@ -53,14 +53,14 @@ class Reflection(RowState):
     context: DecodeContext
 
     def added(self, draft: Draft) -> np.ndarray:
-        """[B] nodes after each row's own; -1 in rows without a draft, or without the room for them."""
+        """[B]: the number of nodes added after each row's draft; -1 in rows without a draft or without room."""
         added = len(self.probe) + draft.sizes - 2  # the last token is not copied: no drafted token follows it
         fits = (draft.sizes > 1) & (draft.base + draft.sizes + added <= self.context.text.limit)
         result: np.ndarray = np.where(fits, added, -1)
         return result
 
     def extended(self, draft: Draft) -> Draft:
-        """The chains with the probe and their second copies after them."""
+        """The chains, each followed by the probe and a second copy of itself."""
         probe, device = self.probe, draft.tokens.device
         sizes = draft.sizes + self.added(draft).clip(0)
         size, width = torch.from_numpy(draft.sizes).to(device)[:, None], int(sizes.max())
@@ -73,7 +73,7 @@ class Reflection(RowState):
         return Draft(tokens, sizes, draft.base)
 
     def second(self, draft: Draft) -> Tensor:
-        """[B, T] int64: of each node that a drafted token follows, the fed node that predicts it again; else -1."""
+        """[B, T] int64: for each node before a drafted token, the fed node that predicts this token again; else -1."""
         size = np.where(self.added(draft) >= 0, draft.sizes, 0)
         last = torch.from_numpy(size).to(draft.tokens.device)[:, None] - 1
         order = torch.arange(draft.width, device=last.device)

@@ -1,4 +1,4 @@
-"""Accepts a token among the target's k most likely ones whose logarithm is near enough to the best.
+"""Accepts a token among the target's k most likely ones if its log-probability is close to the highest.
 
 Blockwise Parallel Decoding for Deep Autoregressive Models, https://arxiv.org/abs/1811.03115 (top-k selection)
 The speculators format, https://github.com/vllm-project/speculators (verifier_accept_k and accept_tolerance)

@@ -1,1 +1,1 @@
-"""How the target's K/V are stored, and which of them are read: one rule a file."""
+"""Cache methods: how the target's K/V are stored, and which of them are read; one rule per file."""

@@ -1,4 +1,4 @@
-"""Keeps what the last queries attend to, and more of it in layers whose attention is spread out and moves.
+"""Keeps the K/V that the last queries attend to, and more of them in layers with dispersed and shifting attention.
 
 CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences, https://arxiv.org/abs/2503.12491
 
@@ -45,7 +45,7 @@ from ..sparse_kv import Choice, CommittedSlots, RefreshState, SparseAttention
 
 @dataclass
 class Eviction(RefreshState):
-    """Slots that are kept, beside when rows were last filled; rows are first, and 0 is nothing in all of it."""
+    """The slots kept in each row, and when rows were last filled; rows are dimension 0, and 0 means empty."""
 
     first: np.ndarray  # [B] the slot from which on nothing has been evicted
     budgets: np.ndarray  # [B, L] slots that each layer keeps below that; all 0: not known yet
@@ -53,13 +53,13 @@ class Eviction(RefreshState):
 
     @staticmethod
     def start(rows: int, refresh: int) -> Eviction:
-        """Rows that have evicted nothing."""
+        """The state of rows that have evicted nothing."""
         zeros = np.zeros(rows, dtype=np.int64)
         none = torch.zeros(rows, 0, 0, 0, dtype=torch.int64)
         return Eviction(np.full(rows, refresh), zeros, zeros.copy(), np.zeros((rows, 0), dtype=np.int64), none)
 
     def candidates(self, layer: int, rows: np.ndarray, stop: np.ndarray, heads: int) -> Tensor:
-        """[b, S, K] the slots of `rows` [b] below `stop` [b] that are left in a layer, in order; -1 after them."""
+        """[b, S, K]: the slots of `rows` [b] below `stop` [b] still kept in a layer, in order; -1 is padding."""
         begin = torch.from_numpy(np.minimum(self.first[rows], stop))[:, None]
         fresh = begin + torch.arange(max(0, int((stop - begin[:, 0].numpy()).max())))
         fresh = torch.where(fresh < torch.from_numpy(stop)[:, None], fresh, -1)
@@ -73,7 +73,7 @@ class Eviction(RefreshState):
         return torch.where(ordered == none, -1, ordered)[:, :size]
 
     def keep_slots(self, rows: np.ndarray, chosen: Sequence[Tensor], first: np.ndarray) -> None:
-        """From now on `rows` [b] keep `chosen` [b, N, K] of each layer, and all from `first` [b] on."""
+        """Sets the slots that `rows` [b] keep: `chosen` [b, N, K] of each layer, and all from `first` [b] on."""
         most = [max(each.shape[axis] for each in chosen) for axis in (1, 2)]
         wide = [F.pad(each + 1, (0, most[1] - each.shape[2], 0, most[0] - each.shape[1])) for each in chosen]
         new = torch.stack(wide, 1)
@@ -85,7 +85,7 @@ class Eviction(RefreshState):
 
 
 def _widened(value: Tensor, shape: Sequence[int]) -> Tensor:
-    """`value` [B, ...] with zeros after it up to `shape`."""
+    """`value` [B, ...] padded with zeros to `shape`."""
     return F.pad(value, [size for to, of in zip(shape[::-1], value.shape[:0:-1], strict=True) for size in (0, to - of)])
 
 
@@ -201,7 +201,7 @@ class Cake(SparseAttention):
         return self.evict(slots, self.refresh_state(int(slots.rows.max()) + 1))
 
     def evict(self, slots: CommittedSlots, state: Eviction) -> Choice:
-        """What the rows keep from now on, of what `state` says that they have kept so far; it takes that down."""
+        """Chooses the slots that the rows keep among those kept so far, and records them in `state`."""
         rows, long = slots.rows, slots.length > self.budget
         heads = [k.shape[2] for k in slots.cache.k]
         if not long.any():  # all of it is seen; what a row keeps is decided when its text first does not fit
@@ -222,7 +222,7 @@ class Cake(SparseAttention):
         return Choice(chosen, first)
 
     def attention(self, slots: CommittedSlots, layer: int, q: Tensor, slot: Tensor, first: np.ndarray) -> Tensor:
-        """[b, H, n, S] of queries q [b, n, H, D], the last of each row, over the candidates `slot` [b, S, K].
+        """[b, H, n, S]: attention of each row's last queries q [b, n, H, D] over the candidates `slot` [b, S, K].
 
         The slots from `first` [b] on are in the softmax, and not in what is given.
         """
@@ -254,7 +254,7 @@ class Cake(SparseAttention):
                 state.budgets[rows[at]] = layer_budgets(each[at], average, most)
 
     def _preference(self, attention: Tensor) -> Tensor:
-        """[b] of one layer."""
+        """[b]: the preference of one layer."""
         if self.reference:
             whole = rearrange(attention, "b h n s -> 1 (b h) n s")
             return preference(whole, self.tau1, self.tau2).expand(len(attention))

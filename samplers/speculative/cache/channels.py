@@ -1,4 +1,4 @@
-"""Sees, for every query, the slots whose keys agree best with it in a few label channels.
+"""Attends, for each query, to the slots whose keys match it best in a few label channels.
 
 Post-Training Sparse Attention with Double Sparsity, https://arxiv.org/abs/2408.07092
 
@@ -91,7 +91,7 @@ class Channels(QueryReading):
             view.labels = [self._ranked(q, k, context.text.prompt)[..., : self._pairs(view)] for q, k in each]
 
     def _ranked(self, q: Tensor, k: Tensor, prompt: np.ndarray) -> Tensor:
-        """[B, K, D/2] pairs, the most important first, by the queries q [B, n, H, D] of the prompts' last tokens."""
+        """[B, K, D/2]: channel pairs, most important first, for queries q [B, n, H, D] of the prompts' last tokens."""
         last = torch.from_numpy(prompt).to(k.device)[:, None]
         where = (last - q.shape[1] + torch.arange(q.shape[1], device=k.device)).clamp(min=0)
         keys = k[torch.arange(len(where), device=k.device)[:, None], where]
@@ -101,7 +101,7 @@ class Channels(QueryReading):
         return self.pairs or max(1, min(k.shape[3] for k in cache.k) // 32)
 
     def _of_file(self, model: LanguageModel, cache: KVCache) -> list[Tensor] | None:
-        """[B, K, P] of each layer, the same in all rows; None without a file."""
+        """The channels in the file, [B, K, P] per layer, the same in all rows; None without a file."""
         file = None if model.path is None else Path(model.path) / FILE
         if self.file is not None:
             file = Path(self.file)

@@ -1,4 +1,4 @@
-"""Older K/V in few bits, with their outliers kept and the error that is left approximated by a low rank.
+"""Stores older K/V in few bits, with outliers kept exactly and the remaining error approximated at low rank.
 
 GEAR: An Efficient KV Cache Compression Recipe for Near-Lossless Generative Inference of LLM,
 https://arxiv.org/abs/2403.05527

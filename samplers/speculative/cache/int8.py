@@ -1,4 +1,4 @@
-"""K/V of older tokens in 8 bits, one scale for each token and head: near-lossless, and the first to try.
+"""Stores K/V of older tokens in 8 bits with one scale per token and head: nearly lossless, the first to try.
 
 Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference,
 https://arxiv.org/abs/1712.05877

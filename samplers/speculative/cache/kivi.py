@@ -1,4 +1,4 @@
-"""Older keys in few bits per channel over a group of tokens, values per token over a group of channels.
+"""Stores older keys in few bits per channel and group of tokens, values per token and group of channels.
 
 KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache, https://arxiv.org/abs/2402.02750
 

@@ -1,4 +1,4 @@
-"""Sees the first tokens of a text and its last ones, at distances that the model has met in training.
+"""Attends to the first and the last tokens of a text, at distances that occurred in training.
 
 LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language Models, https://arxiv.org/abs/2308.16137
 

@@ -1,4 +1,4 @@
-"""Of older K/V the largest entries of each token and head, after a bitmap that says where they were.
+"""Stores the largest entries of older K/V per token and head, with a bitmap of their places.
 
 Mustafar: Promoting Unstructured Sparsity for KV Cache Pruning in LLM Inference, https://arxiv.org/abs/2505.22913
 

@@ -1,4 +1,4 @@
-"""Sees the chunks of a text whose keys agree best with the last query.
+"""Attends to the chunks of a text whose keys match the last query best.
 
 TriForce: Lossless Acceleration of Long Sequence Generation with Hierarchical Speculative Decoding,
 https://arxiv.org/abs/2404.11912

@@ -1,4 +1,4 @@
-"""Older K/V in two bits or so, after rotations that spread outliers over the channels.
+"""Stores older K/V in about two bits, after rotations that spread outliers over the channels.
 
 RotateKV: Accurate and Robust 2-Bit KV Cache Quantization for LLMs via Outlier-Aware Adaptive Rotations,
 https://arxiv.org/abs/2501.16383

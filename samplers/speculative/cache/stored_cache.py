@@ -36,7 +36,7 @@ class StoredKV(Cache):
 
     @property
     def store(self) -> Store:
-        """The codecs, and what stays exact."""
+        """The codecs, and how many tokens stay exact."""
         raise NotImplementedError
 
     def new_cache(
@@ -57,7 +57,7 @@ class StoredKV(Cache):
         _stored(context).settle(context.text.length)
 
     def require_bits(self, bits: int) -> None:
-        """Raises SpecError for a number of bits that codes cannot have; 16 keeps what is encoded as it is."""
+        """Raises SpecError for an unsupported number of bits; 16 stores the values unchanged."""
         if bits not in (*BITS, 16):
             raise SpecError(f"{self.registered[0]}: bits is one of {', '.join(map(str, BITS))} or 16, got {bits}")
 

@@ -1,4 +1,4 @@
-"""Sees the first tokens of a text and its last ones.
+"""Attends to the first tokens of a text and its last ones.
 
 Efficient Streaming Language Models with Attention Sinks, https://arxiv.org/abs/2309.17453
 

@@ -1,1 +1,1 @@
-"""How many tokens to draft: one controller a file."""
+"""Length methods: control how many tokens to draft; one controller per file."""

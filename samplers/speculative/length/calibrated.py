@@ -1,4 +1,4 @@
-"""Stops once a rejection among the drafted tokens is likely enough, by the acceptance of tokens of equal confidence.
+"""Stops once a rejection among the drafted tokens is likely, by the acceptance rate of tokens of equal confidence.
 
 SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths, https://arxiv.org/abs/2405.19715
 

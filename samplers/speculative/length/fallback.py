@@ -1,4 +1,4 @@
-"""Ends a draft before a token of which the drafter is unsure, and leaves that token to the target.
+"""Ends a draft before the first token of low confidence, and leaves that token to the target.
 
 Speculative Decoding with Big Little Decoder, https://arxiv.org/abs/2302.07863 (its fallback policy)
 

@@ -82,7 +82,7 @@ def lengths(acceptance: np.ndarray, most: int, costs: Costs, context: float) -> 
 
 
 def prefixes(survival: np.ndarray, costs: Costs, context: float, forwards: int) -> tuple[float, np.ndarray]:
-    """The highest tokens per unit of time after that many drafter forwards, and the tokens of each row [B] for it.
+    """The highest tokens per unit of time after this many drafter forwards, and each row's draft length [B] for it.
 
     `survival` [B, K] is the probability that a row's first tokens are all accepted, which is what each adds. It does
     not rise along a row, so that the best choice of any size is a prefix of all tokens sorted by what they add.

@@ -1,4 +1,4 @@
-"""Drafts two tokens more after a draft that was wholly accepted, and one fewer after any other.
+"""Drafts two tokens more after a fully accepted draft, and one fewer after any other.
 
 Dynamic Speculation Lookahead Accelerates Speculative Decoding of Large Language Models,
 https://arxiv.org/abs/2405.04304 (the baseline it compares with, which is transformers' default)

@@ -1,4 +1,4 @@
-"""Stops after the first token of which the drafter is unsure.
+"""Stops after the first drafted token of low confidence.
 
 Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting, https://arxiv.org/abs/2404.18911
 

@@ -1,1 +1,1 @@
-"""How the target's logits change: one rule a file."""
+"""Logits methods: change the target's logits; one rule per file."""

@@ -1,4 +1,4 @@
-"""Resists tokens that would close a circuit: go on with something new, or repeat a short piece, but not a long one.
+"""Penalizes tokens that would close a circuit: repeating a short piece is allowed, repeating a long one is not.
 
 Momentum Decoding: Open-ended Text Generation As Graph Exploration, https://arxiv.org/abs/2212.02175
 
@@ -57,7 +57,7 @@ class Momentum(Logits):
 
     @property
     def by_depth(self) -> tuple[float, ...]:
-        """f(1), f(2), ..."""
+        """The penalties f(1), f(2), ... by depth."""
         try:
             return tuple(float(value) for value in self.resistance.split("-"))
         except ValueError:

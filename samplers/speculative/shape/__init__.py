@@ -1,1 +1,1 @@
-"""How a drafting model's guesses grow: one shape of draft a file."""
+"""Shape methods: how a draft model's predictions grow into a draft; one shape per file."""

@@ -1,4 +1,4 @@
-"""Trees of paths as text, and level by level.
+"""Trees of paths: their text form, and their levels.
 
 Trees that were published for Medusa's heads, and EAGLE's first one: paths of child ranks, one digit a rank.
 
@@ -73,7 +73,7 @@ TREES: dict[str, tuple[tuple[int, ...], ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """The nodes of one depth, N of them, and the K nodes above that they are children of."""
+    """The N nodes of one depth, and their K parents."""
 
     parents: Tensor  # [K] indices in the tree
     column: Tensor  # [N] which of `parents`
@@ -95,7 +95,7 @@ def tree_levels(text: str, device: torch.device) -> tuple[Template, tuple[Level,
 
 @cache
 def read_tree(text: str) -> tuple[Path, ...]:
-    """The paths of a tree, sorted. Raises SpecError for text that is none."""
+    """The sorted paths of a tree. Raises SpecError for text that is no tree."""
     if text in TREES:
         return TREES[text]
     if any(mark.isalpha() for mark in text):
@@ -133,7 +133,7 @@ def _text(path: Path) -> str:
 
 
 def tree_text(paths: Iterable[Path]) -> str:
-    """Paths as the parameter `tree` names them.
+    """The text of paths, as the parameter `tree` takes it.
 
     >>> tree_text(((0,), (1,), (0, 0)))
     '0-1-0.0'

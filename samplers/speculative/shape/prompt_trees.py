@@ -1,4 +1,4 @@
-"""How many prompt tokens each node of a tree carries, for given hit rates and a limit of what a round feeds.
+"""Chooses how many prompt tokens follow each node of a tree, from hit rates and a limit on inputs per round.
 
 PPD: Hardware-Aware Parallel Prompt Decoding for Memory-Efficient Acceleration of LLM Inference,
 https://arxiv.org/abs/2405.18628
@@ -85,11 +85,11 @@ class PromptTree:
 
     @property
     def inputs(self) -> int:
-        """Tokens and prompt tokens that a round feeds at most."""
+        """The most tokens and prompt tokens that a round feeds."""
         return len(self.carried) + sum(self.carried)
 
     def spec(self, name: str, steps: int) -> str:
-        """The spec that drafts it with the prompt tokens of the module `name`."""
+        """The spec that drafts this tree with the prompt tokens of the module `name`."""
         levels: dict[int, list[str]] = {}
         for depth, count in zip((0, *map(len, self.paths)), self.carried, strict=True):
             levels.setdefault(depth, []).append(str(count))
@@ -141,7 +141,7 @@ def steady(rates: Rates, paths: tuple[Path, ...], carried: tuple[int, ...]) -> t
 
 
 def _dropped(rates: Rates, paths: tuple[Path, ...], limit: int) -> PromptTree:
-    """Of this tree with as many prompt tokens as the limit allows."""
+    """The best prompt tokens for this tree within the limit."""
     carried = [len(rates)] * (len(paths) + 1)
     last, gains = _last(rates, paths), _gains(rates, paths)
     tokens, share, _ = _steady(last, gains, tuple(carried))
@@ -157,7 +157,7 @@ def _dropped(rates: Rates, paths: tuple[Path, ...], limit: int) -> PromptTree:
 
 
 def _last(rates: Rates, paths: tuple[Path, ...]) -> np.ndarray:
-    """[s + 1, N + 1] how often each node is the last accepted one, in each state."""
+    """[s + 1, N + 1]: how often each node is the last accepted one, in each state."""
     index = {(): 0} | {path: n for n, path in enumerate(paths, 1)}
     last = np.zeros((len(rates) + 1, len(index)))
     for path, n in index.items():
@@ -169,7 +169,7 @@ def _last(rates: Rates, paths: tuple[Path, ...]) -> np.ndarray:
 
 
 def _gains(rates: Rates, paths: tuple[Path, ...]) -> np.ndarray:
-    """[s + 1] expected tokens of a round in each state."""
+    """[s + 1]: the expected tokens of a round in each state."""
     return np.array([1 + sum(value(rates, path) for path in paths if len(path) <= m) for m in range(len(rates) + 1)])
 
 

@@ -47,7 +47,7 @@ class Template(Shape):
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """Children of a node of each level."""
+        """The number of children per node at each level."""
         return tuple(map(int, self.widths.split("-")))
 
     def width(self, k: int) -> int:

@@ -29,7 +29,7 @@ class Tree:
         self.levels = 0
 
     def draft(self) -> Draft:
-        """All nodes, for the drafting model."""
+        """A draft of all nodes, for the drafting model."""
         base = self.text.length - 1
         if self.tokens.shape[1] == 1:
             return Draft.none(self.text)
@@ -38,7 +38,7 @@ class Tree:
         return Draft(tokens, sizes, base, parents, depths, self.levels)
 
     def add(self, tokens: np.ndarray, values: np.ndarray, frontier: np.ndarray) -> None:
-        """The next level: children [B, K, W] of the nodes `frontier` [B, K]."""
+        """Adds the next level: children [B, K, W] of the nodes `frontier` [B, K]."""
         self.levels += 1
         batch = len(tokens)
         parents = frontier.clip(0).repeat(tokens.shape[2], 1)
@@ -48,7 +48,7 @@ class Tree:
         self.values = np.concatenate((self.values, values.reshape(batch, -1)), 1)
 
     def best(self, count: int) -> np.ndarray:
-        """[B, M] bool: node 0 and the `count` others of the highest values above 0; of equals the first."""
+        """[B, M] bool: node 0 and the `count` other nodes of the highest values above 0; the first ones on ties."""
         chosen: np.ndarray = np.concatenate((self.values[:, :1] == 1, highest(self.values[:, 1:], count)), 1)
         return chosen
 
@@ -71,7 +71,7 @@ class Tree:
 
 
 def highest(values: np.ndarray, count: int) -> np.ndarray:
-    """[B, M] bool: the `count` highest of each row's `values` [B, M] that are above 0; of equals the first."""
+    """[B, M] bool: the `count` highest of each row's `values` [B, M] that are above 0; the first ones on ties."""
     order = (-values).argsort(axis=1, kind="stable")[:, :count]
     chosen = np.zeros(values.shape, dtype=bool)
     chosen[np.arange(len(values))[:, None], order] = True
@@ -90,7 +90,7 @@ def packed(chosen: np.ndarray) -> np.ndarray:
 def stopped_rows(
     context: DecodeContext, draft_model: DraftModel, logits: Tensor, nodes: Tensor, step: int
 ) -> np.ndarray | None:
-    """[B] bool: the rows that stop after level `step`, from 0, which is about to be drafted; None if none stops.
+    """[B] bool: the rows that stop after level `step` (from 0), which is drafted next; None if none stops.
 
     Args:
         logits: [B, K, V] processed, after `nodes` [B, K], of the last forward of `draft_model`.

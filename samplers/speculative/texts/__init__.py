@@ -1,1 +1,1 @@
-"""How several texts of a prompt come from one pass: one rule a file."""
+"""Texts methods: decode several texts of a prompt in one pass; one rule per file."""

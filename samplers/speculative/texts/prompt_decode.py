@@ -1,4 +1,4 @@
-"""The loop of methods that write several drafts of a prompt in one pass: one row of K/V and one forward a token.
+"""The loop of methods that write several drafts of a prompt in one pass: one row of K/V and one forward per token.
 
 Each forward reads a mixture of what the drafts ended with. Drafts then compete for the k places, as beams do: nothing
 is final before the pass ends.
@@ -39,7 +39,7 @@ class TextDraft:
 
 @dataclass(eq=False)
 class PromptDecode:
-    """One prompt: the drafts that go on, best first, and those that have ended."""
+    """One prompt: the drafts that continue, best first, and those that have ended."""
 
     prompt: tuple[int, ...]
     limit: int
@@ -51,7 +51,7 @@ class PromptDecode:
 
     @property
     def length(self) -> int:
-        """Tokens of a draft that goes on."""
+        """The number of tokens of a draft that continues."""
         return len(self.prompt) + self.forwards
 
     def ranked(self) -> list[TextDraft]:
@@ -67,7 +67,7 @@ class PromptDecode:
     def advance(
         self, texts: Texts, tokens: np.ndarray, logprobs: np.ndarray, probs: np.ndarray, stops: frozenset[int]
     ) -> None:
-        """Every draft with each of `tokens` [T], and of these the best."""
+        """Extends every draft by each of `tokens` [T] and keeps the best."""
         change = texts.scores([draft.ids for draft in self.going], tokens, logprobs, self.state)
         scores = np.array([draft.score for draft in self.going])[:, None] + change
         going: list[TextDraft] = []
@@ -126,7 +126,7 @@ def decode(model: LanguageModel, texts: Texts, request: Request, *, steps: bool 
 
 
 def _passes(texts: Texts, request: Request) -> list[PromptDecode]:
-    """One pass for the rows that have the same prompt and the same room."""
+    """One pass per group of rows with the same prompt and the same room."""
     rows: dict[tuple[tuple[int, ...], int], list[int]] = {}
     for row, (canvas, size) in enumerate(zip(request.canvases, request.prompts, strict=True)):
         rows.setdefault((tuple(canvas[:size].tolist()), len(canvas)), []).append(row)
@@ -152,7 +152,7 @@ def _wanting(plan: Plan, want: Tensor) -> Plan:
 
 
 def _next(model: LanguageModel, texts: Texts, live: list[PromptDecode]) -> Plan:
-    """One query a pass: the mixture of the last tokens of its drafts."""
+    """A forward of one position per pass: the mixture of the last tokens of its drafts."""
     most = max(len(each.going) for each in live)
     last = np.zeros((len(live), most), dtype=np.int64)
     share = np.zeros((len(live), most), dtype=np.float32)
@@ -177,7 +177,7 @@ def _next(model: LanguageModel, texts: Texts, live: list[PromptDecode]) -> Plan:
 
 
 def _row_drafts(each: PromptDecode, request: Request) -> Iterator[tuple[int, TextDraft]]:
-    """The rows of a pass, each with its text."""
+    """The rows of a pass, each with its text draft."""
     ranked = each.ranked()
     for row in each.rows:
         yield row, ranked[min(request.samples[row] if request.samples else 0, len(ranked) - 1)]
@@ -201,7 +201,7 @@ def _started(model: LanguageModel, request: Request) -> Started:
 def _step(
     model: LanguageModel, request: Request, live: list[PromptDecode], visible: dict[int, tuple[int, ...]], number: int
 ) -> Step:
-    """The drafts as they are now, and were before in `visible`. A row may go on with another's: nothing is settled."""
+    """The event of a step, with the drafts now and, in `visible`, before. Rows may switch drafts: none is settled."""
     every = [(row, draft, each) for each in live for row, draft in _row_drafts(each, request)]
     width = max(len(canvas) for canvas in request.canvases)
     order = np.arange(width)
@@ -244,7 +244,7 @@ def _commit_step(each: PromptDecode, draft: TextDraft) -> np.ndarray:
 
 
 def _finished(model: LanguageModel, request: Request, finished: dict[int, tuple[PromptDecode, TextDraft]]) -> Finished:
-    """The result. What a pass fed is counted once, for its first row."""
+    """The final event. Tokens fed by a pass are counted once, for its first row."""
     ends = [finished[row] for row in range(len(request.canvases))]
     lengths = np.array([len(draft.ids) for _, draft in ends])
     commit_step = np.full((len(ends), lengths.max()), PROMPT, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Writes k drafts at one forward a token: the forward reads the sum of their last tokens, and n-grams tell them apart.
+"""Writes k drafts at one forward per token, which reads the sum of their last tokens; n-grams separate the drafts.
 
 Superposed Decoding: Multiple Generations from a Single Autoregressive Inference Pass, https://arxiv.org/abs/2405.18400
 
@@ -59,7 +59,7 @@ class Ngrams:
     """
 
     def __init__(self, corpus: Sequence[int], weights: Sequence[float]) -> None:
-        """`weights[n - 1]` is that of contexts of n tokens."""
+        """`weights[n - 1]`: the weight of contexts of n tokens."""
         self.weights = tuple(weights)
         self.counts: list[dict[tuple[int, ...], Counter[int]]] = [defaultdict(Counter) for _ in self.weights]
         for size, behind in enumerate(self.counts, 1):
