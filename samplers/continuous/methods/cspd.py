@@ -117,11 +117,11 @@ def _folder(model: ContinuousModel) -> Path | None:
 class Drafts:
     """The drafted tokens, N of them, row after row in raster order."""
 
-    wanted: Tensor  # [n, S] bool: which they are
-    number: Tensor  # [n, S] int64: which group each belongs to, the number of groups where none is drafted
+    wanted: Tensor  # [n, S] bool: the drafted tokens
+    number: Tensor  # [n, S] int64: the group of each token; the number of groups where none is drafted
     path: DenoisingPath
     states: States  # the drafter's
-    latents: Tensor  # [n, S, d]: what is known and what is drafted
+    latents: Tensor  # [n, S, d]: known and drafted tokens
     forwards: np.ndarray  # [n] calls that drafted for each row
 
 
@@ -315,7 +315,7 @@ def _replacements(
 )
 @dataclass(frozen=True)
 class CSpD(CSpDSettings):
-    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (64, 32, 16, 8)}  # as mar's, which it is beside
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (64, 32, 16, 8)}  # the same as mar's
 
     @property
     def exact(self) -> str:

@@ -19,10 +19,10 @@ class Group:
     """The tokens that each row samples together; empty for a row without a further group."""
 
     start: np.ndarray  # [n] int64: tokens known before it
-    stop: np.ndarray  # [n] int64: and after it
+    stop: np.ndarray  # [n] int64: tokens known after it
     wanted: Tensor  # [n, S] bool
-    scale: Tensor | None  # [n] float32: its guidance; None where there is none
-    step: np.ndarray  # [n] int64: of the schedule; the last where it is empty
+    scale: Tensor | None  # [n] float32: its guidance scale; None without guidance
+    step: np.ndarray  # [n] int64: its step of the schedule; the last step if the group is empty
 
 
 class LookaheadMethod(GroupMethod):

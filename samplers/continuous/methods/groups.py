@@ -68,7 +68,7 @@ class GroupMethod(Policy):
         return RoundResult()
 
     def schedule(self, context: ContinuousContext) -> Unmasking:
-        """The schedule of the model's images: one token a step where it predicts them one by one."""
+        """The schedule for the model's images: one token per step for models that predict tokens one by one."""
         tokens = context.images.tokens
         return unmasking(tokens, tokens if context.model.backbone.next_token else min(self.steps, tokens))
 

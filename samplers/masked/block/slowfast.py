@@ -30,11 +30,11 @@ from ..contracts import Block, Canvas, Evidence, Span
 class State:
     """The phase and span of each row; [B] arrays."""
 
-    begin: np.ndarray  # where the stretch begins
+    begin: np.ndarray  # where the span begins
     end: np.ndarray  # where it ends, once it is known
     fast: np.ndarray  # bool
     step: np.ndarray  # forwards of the slow phase
-    last: np.ndarray  # the estimate before
+    last: np.ndarray  # the previous estimate of the end
 
 
 @register("slowfast", stage="block", paper="arXiv:2506.10848", checked="reference:reference.naive_blocks.SlowFast")

@@ -31,8 +31,8 @@ State = tuple[int, frozenset[Commit]]  # steps from the row, and what they have 
 class _View:
     """The ranks in one forward's proposal, and the tokens committed since."""
 
-    ranks: dict[int, int]  # of each position that is open after its commits
-    tokens: dict[int, list[int]]  # of these, the likeliest first
+    ranks: dict[int, int]  # position -> its rank, for positions open after the commits
+    tokens: dict[int, list[int]]  # position -> its tokens, the likeliest first
     committed: frozenset[Commit] = frozenset()
     steps: int = 0
 
@@ -44,9 +44,9 @@ class StepCounts(Branch):
     `MaskedSampler.branch` of the sampler to be observed, at temperature 0.
     """
 
-    steps: int = 4  # after a forward that are counted
-    positions: int = 8  # ranks that are counted ...
-    tokens: int = 2  # ... of positions and of their tokens
+    steps: int = 4  # how many steps after a forward are counted
+    positions: int = 8  # how many ranks of positions are counted
+    tokens: int = 2  # how many ranks of tokens are counted
     counts: Counter[State] = field(default_factory=Counter)
     _views: dict[int, list[_View]] = field(default_factory=dict)
 

@@ -16,16 +16,16 @@ from .changes import elapsed
 class PublishedCounts:
     """The counters of the published loops, [B] each; used only with `reference=true`."""
 
-    windows: np.ndarray  # forwards that queried the span only, idle ones included
-    refreshed: np.ndarray  # the last forward queried everything
-    pending: np.ndarray  # a block was entered, and its refresh is still to come
+    windows: np.ndarray  # forwards that computed the span only, idle ones included
+    refreshed: np.ndarray  # whether the last forward computed all positions
+    pending: np.ndarray  # whether a block was entered whose refresh is still due
 
 
 @dataclass(frozen=True)
 class SpanCache(Cache):
     """Computes everything when a block is entered and every `refresh` steps, else a span from the block's start."""
 
-    commits_on_refresh: ClassVar[bool] = True  # the published loop for shifted families does, untested
+    commits_on_refresh: ClassVar[bool] = True  # the published loop for shifted families commits then without a test
 
     refresh: Annotated[int, "steps between full forwards: 0 only when a block is entered, 1 always"] = 0
     reference: Annotated[bool, "the published order of refreshes and, in shifted families, of commits"] = False

@@ -31,8 +31,8 @@ from .changes import FINISHED_BLOCKS
 class State:
     """The progress of each row within its block; [B] arrays."""
 
-    final: np.ndarray  # how far the stored K/V are those of final tokens
-    whole: np.ndarray  # whether a forward has queried the whole of the active block
+    final: np.ndarray  # length up to which stored K/V are those of final tokens
+    whole: np.ndarray  # whether a forward has computed all of the active block
 
 
 @register("subblock", stage="cache", paper="arXiv:2509.26328", checked="golden/fast_dllm_v2")

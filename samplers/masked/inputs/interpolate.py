@@ -28,7 +28,7 @@ from ..contracts import Canvas, Evidence, Inputs
 class Mixtures:
     """For the active block: the likeliest token of each position, and the vector added to its input once committed."""
 
-    ids: Tensor  # [B, W] int64; -1 where nothing has been predicted
+    ids: Tensor  # [B, W] int64; -1 where no forward has predicted
     change: Tensor | None = None  # [B, W, E]; None before the first forward
 
 

@@ -38,7 +38,7 @@ class Credits:
 
     tokens: Tensor  # [B, W, K] int64
     values: Tensor  # [B, W, K] float32; 0 where the pair is free
-    steps: np.ndarray  # [B] in the block so far, the most pairs that a position can have
+    steps: np.ndarray  # [B] steps in the block so far: the most pairs of a position
     size: np.ndarray  # [B] positions open when the block was entered
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class DenoisingState:
     """A stage's state of each row's canvas."""
 
-    begun: np.ndarray  # [B] the clock when it was entered
-    argmax: Tensor  # [B, W] int64 of the step before, -1 before the first
+    begun: np.ndarray  # [B] the clock when the canvas was entered
+    argmax: Tensor  # [B, W] int64: the previous step's argmax, -1 before the first step
 
     @classmethod
     def of(cls, canvas: Canvas) -> DenoisingState:

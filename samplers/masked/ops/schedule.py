@@ -29,7 +29,7 @@ class BlockClock:
     """Each row's position in the schedule of its active block; [B] arrays."""
 
     tokens: np.ndarray  # open when the block was entered
-    start: np.ndarray  # the clock then
+    start: np.ndarray  # the clock when the block was entered
     steps: np.ndarray  # the block's share of all steps
 
     @classmethod

@@ -18,7 +18,7 @@ class State:
 
     suffix: np.ndarray  # [B, L] bool
     begin: np.ndarray  # [B] where that block begins; -1 before the first
-    end: np.ndarray  # [B] and where it ended then
+    end: np.ndarray  # [B] where that block ended when it was entered
 
 
 @dataclass(frozen=True)

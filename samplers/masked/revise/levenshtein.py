@@ -49,12 +49,12 @@ from ..contracts import Canvas, Proposal, Revise, Revision, Update
 class EditHistory:
     """The edits of each row's active block so far, of at most S steps."""
 
-    own: Tensor  # [B, W] bool: masks of the block itself, or what was written there; not those that edits inserted
-    size: Tensor  # [B] how many these were
+    own: Tensor  # [B, W] bool: the block's original masks and tokens written there, without inserted ones
+    size: Tensor  # [B] the number of original masks
     steps: Tensor  # [B]
-    after: Tensor  # [B] of these, steps that began with none of the block's own masks
-    blocks: Tensor  # [B, S, W] int64: the tokens at the start of each step; -1 of no step
-    writes: Tensor  # [B, S, W] int64: what it wrote, -1 where nothing
+    after: Tensor  # [B] steps that began with no original mask left
+    blocks: Tensor  # [B, S, W] int64: the tokens at the start of each step; -1 for later steps
+    writes: Tensor  # [B, S, W] int64: the tokens that each step wrote, -1 for none
 
     @classmethod
     def empty(cls, canvas: Canvas, most: int) -> EditHistory:
@@ -78,7 +78,7 @@ class EditHistory:
         return (self.after >= post) | (self.steps > self.size + post)
 
     def untried(self, tokens: Tensor, writes: Tensor, sure: Tensor, ids: Tensor, distribution: Distribution) -> Tensor:
-        """`ids` [B, W] with another token at the least confident change, in rows that had these `tokens` [B, W] before."""
+        """`ids` [B, W] with another token at the least confident change, in rows that had `tokens` [B, W] before."""
         met = (self.blocks == tokens[:, None]).all(-1).any(1, keepdim=True)
         changes = writes & (ids != tokens) & met
         which = changes & best(torch.where(changes, -sure, -torch.inf))

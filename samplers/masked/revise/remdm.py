@@ -30,8 +30,8 @@ from ..contracts import Canvas, Proposal, Revise, Revision
 class Rounds:
     """The rounds of each row's active block, [B, 1] int64."""
 
-    size: Tensor  # open positions when it was entered
-    left: Tensor  # rounds to come
+    size: Tensor  # open positions when the block was entered
+    left: Tensor  # rounds left
 
 
 @register("remdm", stage="revise", paper="arXiv:2503.00307", checked="reference:reference.naive_revise.remdm")

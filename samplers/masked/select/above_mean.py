@@ -28,9 +28,9 @@ class Scores:
     """The number and the summed scores of tokens that this select has committed in each row."""
 
     total: Tensor  # [B, 1] float64, the sum of the scores
-    count: Tensor  # [B, 1] int64, of how many positions
-    last: Tensor  # [B, W] float32, the score of each position of the active block that it has committed
-    known: Tensor  # [B, W] bool, which those are
+    count: Tensor  # [B, 1] int64, the number of scored positions
+    last: Tensor  # [B, W] float32, the score of each committed position of the active block
+    known: Tensor  # [B, W] bool, the positions with a score in `last`
 
 
 @register("above_mean", stage="select", paper="arXiv:2510.18165", checked="reference:reference.naive_revise.saber")

@@ -32,7 +32,7 @@ class State:
     """The quota of each row's active block."""
 
     clock: BlockClock
-    quota: np.ndarray  # [B] of the coming step, without what is carried
+    quota: np.ndarray  # [B] the coming step's quota, without the carried part
     carried: Tensor  # [B, 1] int64
 
 

@@ -38,8 +38,8 @@ class State:
     """The schedule of each row's active block."""
 
     clock: BlockClock
-    times: np.ndarray  # [B, K + 1] float32, 0 past the row's own
-    quota: np.ndarray  # [B] committed at the coming step if nothing is sure enough
+    times: np.ndarray  # [B, K + 1] float32: times of the schedule, 0 after the row's last
+    quota: np.ndarray  # [B] committed at the coming step if no candidate is confident
     last: np.ndarray  # [B] bool, the coming step is the block's last
 
 

@@ -35,7 +35,7 @@ from ..contracts import AttentionSpec, Canvas, Proposal, Select
 class State:
     """The state of each row's active block."""
 
-    masks: np.ndarray  # [B] open positions when it was entered
+    masks: np.ndarray  # [B] open positions when the block was entered
 
 
 @register("dapd", stage="select", paper="arXiv:2603.12996", checked="reference:reference.naive_dependence.Dapd")

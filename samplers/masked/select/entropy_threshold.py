@@ -37,7 +37,7 @@ class State:
     """The schedule of each row's active block."""
 
     clock: BlockClock
-    least: np.ndarray  # [B] committed at the coming step, at the least
+    least: np.ndarray  # [B] the least number committed at the coming step
 
 
 @register(

@@ -32,7 +32,7 @@ class Block:
     """The schedule of each row's active block; [B] arrays."""
 
     tokens: np.ndarray  # open when the block was entered
-    start: np.ndarray  # the clock then
+    start: np.ndarray  # the clock when the block was entered
     quota: np.ndarray  # committed at the coming step
 
 

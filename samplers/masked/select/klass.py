@@ -35,9 +35,9 @@ _LEAST = 1e-12  # added to a probability before its logarithm
 class Past:
     """The active block's earlier distributions."""
 
-    log_probabilities: Tensor | None  # [B, W, V] float32, one step before
-    known: Tensor  # [B, W] bool: the positions that have them
-    divergences: Tensor  # [B, W, H] float32, the last ones, nats
+    log_probabilities: Tensor | None  # [B, W, V] float32, of the previous step
+    known: Tensor  # [B, W] bool: the positions with log-probabilities
+    divergences: Tensor  # [B, W, H] float32: the last H divergences in nats
     clock: BlockClock
 
 

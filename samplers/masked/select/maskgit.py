@@ -40,7 +40,7 @@ class State:
 
     clock: BlockClock
     quota: np.ndarray  # [B] committed at the coming step
-    factor: np.ndarray  # [B] of the noise there
+    factor: np.ndarray  # [B] the factor of the noise at the coming step
 
 
 @register("maskgit", stage="select", paper="arXiv:2202.04200", checked="reference:reference.naive_pictures.picture")

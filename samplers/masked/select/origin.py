@@ -34,7 +34,7 @@ class State:
 
     clock: BlockClock
     share: np.ndarray  # [B, K] float32, the probability at each step
-    idle: np.ndarray  # [B] steps that the last forward served beyond its own
+    idle: np.ndarray  # [B] further steps that the last forward served
 
 
 @register(

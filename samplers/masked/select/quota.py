@@ -31,7 +31,7 @@ class State:
     """The schedule of each row's active block; [B] arrays."""
 
     begun: np.ndarray  # the clock when the block was entered
-    least: np.ndarray  # committed at the coming step, at the least
+    least: np.ndarray  # the least number committed at the coming step
 
 
 @register("quota", stage="select", paper="arXiv:2510.06303", checked="golden/llada2 golden/sdar_moe")

@@ -36,7 +36,7 @@ class State:
     """The schedule of each row's active block."""
 
     clock: BlockClock
-    share: np.ndarray  # [B, K] float32, of the open tokens, that each step commits
+    share: np.ndarray  # [B, K] float32: the share of open positions that each step commits
     quota: np.ndarray  # [B] committed at the coming step
 
 

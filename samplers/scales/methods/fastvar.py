@@ -35,11 +35,11 @@ from .map_decoding import MapMethod, Order
 class Pruning:
     """A `TokenReduction`: chooses the tokens of a map that the layers compute."""
 
-    first: int  # layer
-    keep_all: bool = True  # this map is the one that others are filled from
-    count: int = 0  # tokens that are kept where not all are
+    first: int  # the first layer that reduces tokens
+    keep_all: bool = True  # whether this map is complete, as the source for later maps
+    count: int = 0  # tokens kept if not all are
     before: Tensor | None = None  # [R, n_s, E] the states that go into the current layer
-    added: dict[int, Tensor] = field(default_factory=dict)  # by layer: what it added to the last complete map
+    added: dict[int, Tensor] = field(default_factory=dict)  # layer -> its update at the last complete map
 
     def keep(self, layer: int, states: Tensor) -> Tensor | None:
         """The tokens farthest from the mean of their map; all tokens in an early layer or a complete map."""

@@ -71,7 +71,7 @@ class _Enrichment(Exact):
         return self._shifted(r, trial).gather(1, trial.token[:, None])[:, 0]
 
     def after_rejection(self, r: Tensor, trial: Trial) -> Tensor:
-        """[N, V]: norm([max(r - q, r - p^)]+); at temperature 0 r, a point mass at another token than the rejected one."""
+        """[N, V]: norm([max(r - q, r - p^)]+); at temperature 0 the point mass r (not at the rejected token)."""
         if self.logits is not None:
             return r
         left = torch.maximum(r - self._drafted(r, trial), r - self._shifted(r, trial)).clamp(min=0)

@@ -47,7 +47,7 @@ from ..sparse_kv import Choice, CommittedSlots, RefreshState, SparseAttention
 class Eviction(RefreshState):
     """The slots kept in each row, and when rows were last filled; rows are dimension 0, and 0 means empty."""
 
-    first: np.ndarray  # [B] the slot from which on nothing has been evicted
+    first: np.ndarray  # [B] the slot from which on no slot has been evicted
     budgets: np.ndarray  # [B, L] slots that each layer keeps below that; all 0: not known yet
     survivors: Tensor  # [B, L, N, K] int64: slots below `first` that are kept, plus 1, in order
 

@@ -47,7 +47,7 @@ class Trigrams:
     """For each pair of tokens the weight of every token known to follow it."""
 
     def __init__(self, decay: float = 1.0) -> None:
-        self.decay = decay  # factor of a pair's weights, each time that something is added to them
+        self.decay = decay  # multiplies a pair's weights whenever weights are added
         self.after: dict[Pair, dict[int, float]] = {}
 
     def learn(self, tokens: Sequence[int], start: int = 0) -> None:

@@ -90,13 +90,13 @@ class Alignment:
 
     def __init__(self, source: np.ndarray, most: int, agree: int = 0) -> None:
         """`agree`: 0 if nothing is guessed after a deviation."""
-        self.source, self.most = source, most  # [S]; the longest suffix that is searched
+        self.source, self.most = source, most  # [S]; the length of the longest suffix searched
         self.agree = agree
         self.at = 0  # index of the source token expected next, or where the output deviated
         self.follows = True
         self.consumed = 0  # output tokens processed
         self.replaced = 0  # output tokens since it deviated
-        self.equal = 0  # of these the last ones that are as in the source, if each replaces one
+        self.equal = 0  # how many of the last of these equal the source, if each replaces a token
 
     def ahead(self, output: np.ndarray) -> np.ndarray:
         """The rest of the source after `output` [N], which has grown since the last call; empty if it deviates."""

@@ -54,17 +54,17 @@ class BanditState:
     model: Any  # the drafters' states
     copy: Any
     texts: PerRow[NGramIndex]
-    gained: np.ndarray  # [B] tokens of the model's rounds, fading
-    cost: np.ndarray  # [B] of these rounds
-    copied: np.ndarray  # [B, N] tokens that copies gave, by the match's length
-    rounds: np.ndarray  # [B, N] of these
+    gained: np.ndarray  # [B] tokens gained in the model's rounds, with decay
+    cost: np.ndarray  # [B] cost of the model's rounds, with decay
+    copied: np.ndarray  # [B, N] tokens gained by copies, per match length
+    rounds: np.ndarray  # [B, N] rounds with copies, per match length
     size: np.ndarray  # [B] the match's length in this round
-    guess: np.ndarray  # [B, K] what the copy guesses in this round
-    count: np.ndarray  # [B] tokens of it
-    used: np.ndarray  # [B] bool: and it is the draft
+    guess: np.ndarray  # [B, K] the copied tokens of this round
+    count: np.ndarray  # [B] the number of copied tokens
+    used: np.ndarray  # [B] bool: rows whose draft is the copy
     token: float  # cost of a position fed to the target, in forwards of it
     forward: float = 0.0  # cost of a forward of the model
-    one_forward: bool = False  # which drafts all tokens of a round
+    one_forward: bool = False  # whether a forward drafts all tokens of a round
 
     @staticmethod
     def start(model: Any, copy: Any, rows: int, token: float) -> BanditState:

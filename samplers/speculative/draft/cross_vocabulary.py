@@ -43,7 +43,7 @@ class TokenMap:
         self.direct |= {token: other for other, token in self.same.items()}
         ends = target.decoding_config.eos_ids
         self.direct |= {token: ends[0] for token in drafter.decoding_config.eos_ids if ends}
-        self.known: set[int] = set()  # tokens of the target that it has learned from
+        self.known: set[int] = set()  # target tokens from which the map has learned
         self.grams: dict[tuple[int, ...], int] = {}
         self.beginnings: set[tuple[int, ...]] = set()  # proper prefixes of `grams`
 
@@ -84,13 +84,13 @@ class Reading:
     def __init__(self, tokens: TokenMap, drafter: LanguageModel, target: LanguageModel) -> None:
         self.tokens, self.target = tokens, target
         assert drafter.tokenizer is not None, "checked"
-        self.ids: list[int] = list(drafter.tokenizer("")["input_ids"])  # such as a token for the beginning
+        self.ids: list[int] = list(drafter.tokenizer("")["input_ids"])  # for example a beginning-of-text token
         if self.ids and self.ids[-1] in drafter.decoding_config.eos_ids:
             self.ids.clear()
-        self.ends = [0] * len(self.ids)  # where each of them ends in `text`
-        self.fixed = len(self.ids)  # of these, from the first on, that no text changes
+        self.ends = [0] * len(self.ids)  # where each id ends in `text`
+        self.fixed = len(self.ids)  # the number of leading ids that later text cannot change
         self.text = b""
-        self.known = 0  # tokens of the target that were read
+        self.known = 0  # target tokens read so far
 
     def extend(self, row: Sequence[int]) -> None:
         """Encodes the new tokens of the target's `row`; the last drafter tokens may change."""
@@ -193,7 +193,7 @@ class CrossVocabularyState(RowState):
         self.cache = model.new_cache(len(maps), 2 * int(context.text.limit.max()))
         self.own_cache = CacheRows(model.decoder, self.cache)
         self.calls = 0  # forwards of this round
-        self.runs: list[finite.Run] = []  # their plans and caches
+        self.runs: list[finite.Run] = []  # plans and caches of these forwards
         self.highest = torch.zeros((), device=context.text.device)
 
     def draft(self, most: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:

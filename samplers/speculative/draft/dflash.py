@@ -54,7 +54,7 @@ class BlockState(RowState, DraftModel):
     per_row = ("cached", "waiting", "cache", "pending")
     marginals: Tensor  # [B, D, Vd] logits of this round's blocks; [B, D, V] float32 without a Markov head
     states: Tensor  # [B, D, E] the states after them
-    memory: Tensor | None  # [B, T, r] of each node, of a Markov head that has one
+    memory: Tensor | None  # [B, T, r] each node's memory, if the Markov head has one
     estimates: Tensor | None  # [B, K] of the last forward
     highest: Tensor  # [] the sum of the highest logits: see `models.finite`
 
@@ -64,7 +64,7 @@ class BlockState(RowState, DraftModel):
         self.cached = np.zeros_like(context.text.length)
         self.waiting = np.zeros_like(self.cached)
         self.pending: Tensor | None = None  # [B, W, E]
-        self.level = 0  # levels of this round that the shape has asked for
+        self.level = 0  # levels of this round drafted so far
         # A distribution depends on the depth alone unless processors read the path.
         self.pathless = not (context.request.processors or context.request.repetition_penalty is not None)
         shape = context.sampler.shape

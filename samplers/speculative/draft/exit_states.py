@@ -107,7 +107,7 @@ class _ByExit:
     """The output of a forward whose rows exit at different layers."""
 
     plan: Plan
-    parts: list[tuple[np.ndarray, np.ndarray, Hidden]]  # rows of the plan, which of a part's they are, and the part
+    parts: list[tuple[np.ndarray, np.ndarray, Hidden]]  # plan rows, their rows in the part, and the part
 
     def logits(self, *, subset: bool = False) -> Tensor:
         """[B, K, V] after the plan's `want`; 0 in rows that were not fed."""
@@ -168,14 +168,14 @@ class ExitStates(DraftModelState):
             inputs = output.states[all_copies(goes_on, len(rows), self.cache.copies, slot.device)]
             below = exit_
         self.states = self.states[:, :-1]
-        self.calls = calls + 1  # a node's layers, in however many parts
+        self.calls = calls + 1  # a node's layers count as one forward, in any number of parts
         return _ByExit(plan, parts)
 
     def early_draft(self, draft: Draft) -> Draft:
         """The draft with its nodes' states at the deepest exit; their K/V are in the slots of the verify forward."""
         real, slot = self._feed_rest(draft)
         index = slot.repeat(self.cache.copies, 1)[..., None, None].expand(-1, -1, *self.states.shape[2:])
-        self.states = self.states.gather(1, index)  # by node now
+        self.states = self.states.gather(1, index)  # indexed by node from here on
         deepest = int(self.exit.max())
         self._deepen(draft, real, deepest)
         exits = self.choice.exits.tolist()

@@ -175,11 +175,11 @@ class Search:
         """`file`: holds the best set of an earlier search, from which this one begins; stores this one's best set."""
         self.blocks, self.file = inner(layers), file
         self.best: Skip = uniform(layers, ratio)
-        self.score: float | None = None  # of the best, on `text`
-        self.text: tuple[Hashable, float] | None = None  # and its weight
+        self.score: float | None = None  # the best set's score on `text`
+        self.text: tuple[Hashable, float] | None = None  # the text and its weight
         self.proposed: set[Skip] = {self.best}
         self.open: dict[Skip, Tally] = {}  # candidates that need scores on more texts
-        self.on_text: dict[Skip, Tally] = {}  # on the present text
+        self.on_text: dict[Skip, Tally] = {}  # candidates' scores on the current text
         self.idle = 0  # candidates since the last gain
         self.rng = np.random.RandomState(0)
         if file is not None:

@@ -54,7 +54,7 @@ class MaskedBlocks(RowState, DraftModel):
     def __init__(self, context: DecodeContext, denoising: BlockDenoising, adapter: DraftAdapter | None = None) -> None:
         self.context, self.denoising, self.adapter = context, denoising, adapter
         self.runs: list[finite.Run] = []  # the last drafting forward
-        self.level = 0  # levels of this round that the shape has asked for
+        self.level = 0  # levels of this round drafted so far
         shape, request = context.sampler.shape, context.request
         assert shape is not None, "drafters that take a shape have one"
         self.shape, self.unprocessed = shape, Trait.UNPROCESSED_SCORES in shape.provides

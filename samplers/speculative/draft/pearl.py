@@ -39,7 +39,7 @@ class AheadState(DraftModelState):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.prediction = np.full_like(self.context.text.length, -1)  # [B] that token; -1: the draft was cut before it
+        self.prediction = np.full_like(self.context.text.length, -1)  # [B] predicted; -1: the draft was cut before it
 
     def ahead(self, k: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:
         """k - 1 tokens if a row's last token is the prediction, else none; one more token is the next prediction."""

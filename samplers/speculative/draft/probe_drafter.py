@@ -94,8 +94,8 @@ class QueryState(HeadsState):
     def __init__(self, context: DecodeContext, module: Any, count: int) -> None:
         super().__init__(context, module)
         self.states = self.states[:, None].repeat(1, count, 1)
-        self.known = np.zeros_like(context.text.length)  # [B] steps whose states there are, on the host
-        self.each = count // len(set(module.step[:count]))  # queries of a step
+        self.known = np.zeros_like(context.text.length)  # [B] on the host: steps with states
+        self.each = count // len(set(module.step[:count]))  # probe nodes per step
 
     def draft(self, most: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:
         return super().draft(most, np.minimum(remaining, self.known), uniforms)

@@ -87,7 +87,7 @@ class NestedState(DraftModelState):
             rows = np.flatnonzero(chosen.cpu().numpy())
             if not len(rows):
                 break
-        self.calls = calls + 1  # a token's layers, in however many parts
+        self.calls = calls + 1  # a token's layers count as one forward, in any number of parts
         assert result is not None, "there is at least one exit"
         return result
 

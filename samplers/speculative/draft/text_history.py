@@ -30,7 +30,7 @@ class NGramIndex:
     def __init__(self, sizes: Iterable[int], *, first: bool = False) -> None:
         self.sizes = tuple(sizes)
         self._longest_first = sorted(self.sizes, reverse=True)
-        self.first = first  # of several occurrences keep the first, else the last
+        self.first = first  # True: keep the first of several occurrences; False: the last
         self.text: list[int] = []
         self.starts: dict[tuple[int, ...], int] = {}
 

@@ -41,8 +41,8 @@ class _Counts:
     accepted: np.ndarray  # [B, buckets]
     bucket: np.ndarray  # [B, steps] of this round's tokens
     whole: np.ndarray  # [B] probability that all of this round's tokens are accepted
-    gained: np.ndarray  # [B] tokens of all rounds, fading
-    spent: np.ndarray  # [B] cost of these
+    gained: np.ndarray  # [B] tokens gained in all rounds, with decay
+    spent: np.ndarray  # [B] cost of these rounds, with decay
 
 
 @register("calibrated", stage="length", paper="arXiv:2405.19715", exact="greedy", checked="joint")

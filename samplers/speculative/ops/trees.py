@@ -20,7 +20,7 @@ class Template:
     """A tree whose nodes are candidates of their parents by rank; level by level, node 0 is the root."""
 
     parents: Tensor  # [T] int64, -1 for node 0
-    ranks: Tensor  # [T] int64: which of its parent's candidates, from 0; 0 for node 0
+    ranks: Tensor  # [T] int64: rank among its parent's candidates, from 0; 0 for node 0
     depths: Tensor  # [T] int64
     levels: tuple[slice, ...]  # the nodes at depth 1, 2, ...
 

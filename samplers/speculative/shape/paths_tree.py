@@ -76,9 +76,9 @@ class Level:
     """The N nodes of one depth, and their K parents."""
 
     parents: Tensor  # [K] indices in the tree
-    column: Tensor  # [N] which of `parents`
+    column: Tensor  # [N] index of the parent in `parents`
     rank: Tensor  # [N]
-    children: int  # the most of one parent
+    children: int  # the most children of one parent
 
 
 @cache

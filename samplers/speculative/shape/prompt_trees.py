@@ -80,8 +80,8 @@ class PromptTree:
     """A tree, and the prompt tokens after each of its nodes."""
 
     paths: tuple[Path, ...]  # sorted, node 0 not among them
-    carried: tuple[int, ...]  # of node 0 and of each path
-    tokens: float  # a round, expected in the steady state
+    carried: tuple[int, ...]  # prompt tokens after node 0 and after each path
+    tokens: float  # expected tokens per round in the steady state
 
     @property
     def inputs(self) -> int:

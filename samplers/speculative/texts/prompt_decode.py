@@ -33,7 +33,7 @@ class TextDraft:
 
     ids: tuple[int, ...]
     score: float = 0.0
-    probs: tuple[float, ...] = ()  # of each generated token, in the forward that gave it
+    probs: tuple[float, ...] = ()  # the probability of each generated token in its forward
     ended: bool = False
 
 
@@ -43,7 +43,7 @@ class PromptDecode:
 
     prompt: tuple[int, ...]
     limit: int
-    rows: tuple[int, ...]  # of the request
+    rows: tuple[int, ...]  # indices in the request
     state: Any
     going: list[TextDraft]
     ended: list[TextDraft] = field(default_factory=list)
