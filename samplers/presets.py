@@ -52,7 +52,7 @@ PRESETS = (
     Preset(
         "dimple", "confident:tau=0.95@prefix:before=1", "arXiv:2505.16990", "Dimple, prompt cached", _canvas(64, 64)
     ),
-    # Fast-dLLM and what builds on it.
+    # Fast-dLLM and methods built on it.
     Preset(
         "fast-dllm",
         "threshold:tau=0.9@dual",

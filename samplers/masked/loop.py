@@ -259,7 +259,7 @@ class MaskedLoop:
             stopped = self.stopped is not None and self.stopped[at]
             yield self.recorder.finish_row(int(at), "stop" if stopped else "length")
 
-    # --- what hooks into the step ---
+    # --- hooks of a step ---
 
     def compose(self) -> None:
         """Sets the hooks that the stages and the request need."""
@@ -368,7 +368,7 @@ class MaskedLoop:
     def _skip_steps(self) -> None:
         self.canvas.advance_clock(self.sampler.select.skipped_steps(self.canvas, self.select_state))
 
-    # What is queried and fed.
+    # Positions and inputs of a forward.
 
     def _tell_order(self) -> None:
         self.canvas.commit_order = self.sampler.select.commit_order(self.canvas, self.request, self.select_state)
@@ -387,7 +387,7 @@ class MaskedLoop:
             soft = added if soft is None or added is None else soft + added
         return soft
 
-    # What reads a forward.
+    # Hooks that read a forward.
 
     def _observe_forward(self, evidence: Evidence) -> Evidence:
         return self._observe(evidence, self.early)
@@ -411,7 +411,7 @@ class MaskedLoop:
             self.forward.highest = self.forward.highest + evidence.distribution.highest()
         return evidence
 
-    # What changes a decision.
+    # Hooks that change a decision.
 
     def _revise(self, decision: Decision, proposal: Proposal, evidence: Evidence) -> Decision:
         """Adds the merged revisions of all revise stages; a position that one reopens is not rewritten by another."""

@@ -97,7 +97,7 @@ class MaskedForward(RowState):
         fills, cuts = Trait.FILLS_ROWS in traits or Trait.READS_WHOLE_ROW in traits, Trait.CUTS_ROWS in traits
         self.predictions = RowPredictions(self, always=fills) if fills or cuts else None
         self.raw = RawDistribution(self) if request.logprobs is not None else None
-        self.compact = canvas.tokens.device.type == "cpu"  # elsewhere constant shapes are faster
+        self.compact = canvas.tokens.device.type == "cpu"  # on a GPU constant shapes are faster
         self.highest = torch.zeros((), device=canvas.tokens.device)  # sum of the highest logits so far: see `finite`
         self.groups: list[Group] = []
         self.order: Tensor | None = None  # each live row's index in the concatenated groups; None: one group
@@ -257,7 +257,7 @@ class MaskedForward(RowState):
         """The rows repeated for the unconditional half of guidance."""
         return tensor if self.copies == 1 else torch.cat([tensor] * self.copies)
 
-    # --- what others ask ---
+    # --- for the loop and the canvas ---
 
     @property
     def sequences(self) -> int:
@@ -341,7 +341,7 @@ class LeaveOneOutForward(MaskedForward):
         return own
 
 
-# --- what hooks into the forward ---
+# --- hooks of the forward ---
 
 
 class LeaveOneOut:

@@ -62,7 +62,7 @@ class TraceRecorder:
             nfe=canvas.nfe,
             tokens=tokens,
             open=open_,
-            committed=was_open & ~open_ & ~canvas.given_host[:, : canvas.length],  # not what has become padding
+            committed=was_open & ~open_ & ~canvas.given_host[:, : canvas.length],  # without new padding
             settled=canvas.settled,
             revised=revised,
             serial=canvas.serial[:, : canvas.length].cpu().numpy().copy() if canvas.moves else None,

@@ -24,7 +24,7 @@ from pardec.models.errors import SpecError
 from ..contracts import Branch, Hypotheses
 from .draft_sets import Commit, Node, key, text_of
 
-State = tuple[int, frozenset[Commit]]  # steps from the row, and what they have committed
+State = tuple[int, frozenset[Commit]]  # number of steps from the row, and their commits
 
 
 @dataclass(eq=False)

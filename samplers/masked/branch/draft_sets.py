@@ -20,7 +20,7 @@ import numpy as np
 from pardec.models.errors import SpecError
 
 Commit = tuple[int, int]  # the rank of a position, and that of its token
-Node = tuple[tuple[Commit, ...], ...]  # what is committed at each step
+Node = tuple[tuple[Commit, ...], ...]  # the commits of each step
 
 _COMMIT = re.compile(r"(\d{1,4})([b-z]?)")
 _NODES = re.compile(rf"{_COMMIT.pattern}(?:[_.-]{_COMMIT.pattern})*")

@@ -52,7 +52,7 @@ def rows_predicting(positions: np.ndarray, shift: int) -> np.ndarray:
     return rows
 
 
-# Of caches that reuse what earlier forwards made.
+# Conflicts of caches that reuse outputs of earlier forwards.
 LEAVE_ONE_OUT_REUSED = Why(
     "{other} predicts each token without itself at every step, which {me} reuses",
     "leave that stage out, or use another cache",

@@ -37,7 +37,7 @@ class SuffixQuery(Query):
         raise NotImplementedError
 
     def visible(self, canvas: Canvas, request: Request, state: State) -> np.ndarray:
-        # Of hypotheses of a row, those that are a step further have entered the block as well.
+        # Hypotheses that are a step ahead of their row have also entered the block.
         block_started = (
             canvas.block_started | (canvas.block_end < state.end)
             if canvas.moving

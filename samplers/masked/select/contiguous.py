@@ -31,5 +31,5 @@ class Contiguous(Select):
 
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         open_ = proposal.eligible
-        run = ((proposal.score >= self.tau) | ~open_).cumprod(1).bool()  # what is committed does not end it
+        run = ((proposal.score >= self.tau) | ~open_).cumprod(1).bool()  # committed positions do not end the run
         return open_ & (run | (open_.cumsum(1) == 1))

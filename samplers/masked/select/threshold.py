@@ -72,7 +72,7 @@ class Threshold(Select):
             )
 
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
-        # In a row where no position passes the loop adds the surest.
+        # If no position of a row passes, the loop adds the most confident one.
         if not self.fall and not self.relax:
             return proposal.score >= self.tau
         least = np.maximum(self.tau, 1 - self.fall * canvas.nfe) if self.fall else np.full(len(canvas), self.tau)

@@ -42,7 +42,7 @@ from .nested_drafter import Nesting, nested, not_the_spec_of
 from .text_history import NGramIndex, PerRow
 
 _SIZES = (1, 2, 3)  # tokens of a match that are told apart
-_START = (2.0, 2.0, 2.5, 3.5)  # what a copy after a match of 0, 1, .. tokens is thought to give at first, as one round
+_START = (2.0, 2.0, 2.5, 3.5)  # prior tokens of a copy after a match of 0, 1, .. tokens, counted as one round
 _FADE_COPY = 0.85
 _FADE_MODEL = 0.9
 

@@ -24,7 +24,7 @@ from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
 from ..draft_model import depth_budget
 from ..forward import CacheRows, catch_up_groups
 
-_MARGIN = 16  # bytes at a text's end whose tokens may change with what follows
+_MARGIN = 16  # bytes at a text's end whose tokens may change as the text grows
 _SPACE = b" "
 
 

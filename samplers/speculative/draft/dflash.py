@@ -212,7 +212,7 @@ class BlockState(RowState, DraftModel):
     # --- rows that leave and join ---
 
     def put(self, where: np.ndarray, other: BlockState) -> None:
-        for state in (self, other):  # what is pending of rows that join has another beginning
+        for state in (self, other):  # pending states of rows that join begin elsewhere
             state._catch_up()
             state.pending = None
         super().put(where, other)

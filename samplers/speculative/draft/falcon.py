@@ -90,7 +90,7 @@ class BlockPairState(PairState):
             first = torch.from_numpy(self.cached[live[group]]).to(device)[:, None]
             order = torch.arange(int(missing[group].max()) + size - 1, device=device)
             slots = torch.where(order < count + size - 1, first + order, -1)
-            pair = order.minimum(count - 1)  # the block's queries are of the last pair
+            pair = order.minimum(count - 1)  # all queries of the block belong to the last pair
             wide = pair[..., None].expand(-1, -1, self.pending.shape[-1])
             soft = self.pending[rows].gather(1, wide) + self.table[(order - pair).clamp(max=size - 1)]
             own = torch.arange(int(slots.max()) + 1, device=device).minimum(self.start[rows][:, None] + 1)

@@ -293,7 +293,7 @@ class Rasd(Nesting):
         self.require("suffix", most=64)  # compared of every suffix of the store
         self.require("least", least=0, most=1)
         check_nodes("rasd", self.nodes)
-        # Not a field: what is read of the store is no part of the sampler's identity.
+        # Not a field: the content of the store is no part of the sampler's identity.
         object.__setattr__(self, "_stores", WeakKeyDictionary[Any, Store]())
 
     def width(self, model: LanguageModel) -> int:

@@ -105,7 +105,7 @@ class WindowState:
     distribution: Tensor  # [B, K, V] float32
     known: np.ndarray  # [B] on the host: the number of positions that have a distribution
     old: Tensor  # [B, K] int64, at all positions with a distribution but the last
-    q: Tensor  # [B, K, V] float32: what `old` was sampled from
+    q: Tensor  # [B, K, V] float32: the distributions that `old` was sampled from
     point: Tensor  # [B, K] bool: `old` is a point mass
 
 
