@@ -103,7 +103,7 @@ def reads_more(accept: Acceptance, forward: VerifyForward) -> bool:
 def without_excluded(accept: Accept) -> Accept:
     """`accept` without tokens that the request's constraints and filters exclude, for relaxed rules.
 
-    A path ends before the first such token, and the token after the path is then drawn from the target.
+    A path ends before the first such token, and the token after the path then comes from the target.
     """
 
     def allowed(draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: Any) -> Verdict:

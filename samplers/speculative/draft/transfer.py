@@ -2,11 +2,11 @@
 
 Parallel Decoding via Hidden Transfer for Lossless Large Language Model Acceleration, https://arxiv.org/abs/2404.12022
 
-    after layer l_j every node t of the draft gets a query at position t + j with the state T_j f^(l_j)_t
-    the logits at the queries of the last accepted node are the next round's, for depths 1 .. k of its draft
+    after layer l_j every node t of the draft gets a probe node at position t + j with the state T_j f^(l_j)_t
+    the logits at the probe nodes of the last accepted node are the next round's, for depths 1 .. k of its draft
 
-A query runs the layers after l_j and attends to its node, to what the node attends to, and to the node's earlier
-queries. No node attends to one.
+A probe node runs the layers after l_j and attends to its node, to what the node attends to, and to the node's earlier
+probe nodes. No other node attends to it.
 
 Deviates from the paper: any batch, shape and acceptance; `carry` gives the queries after a node by its depth. The
 prompt's forward has none, so the first draft comes a round later.
