@@ -17,7 +17,7 @@ import fresh
 import generate
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "CONTRIBUTING.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/guides/add-a-sampler.md")
 README = (ROOT / "README.md").read_text()
 MARKED = re.compile(r"<!-- run -->\n```(\w+)\n(.*?)```", re.DOTALL)
 

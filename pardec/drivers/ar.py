@@ -42,7 +42,7 @@ class ARDriver(TextDriver):
         return isinstance(network, LanguageModel) and not network.decoding_config.masked
 
     def check(self, sampler: SpeculativeSampler, request: Request) -> None:
-        compatibility.check(sampler, self.network, request)
+        compatibility.check(sampler, self.network, request, published=True)
 
     def decode(self, call: TextCall, *, steps: bool) -> Iterator[Event]:
         return speculative.decode(self.network, call.sampler, call.request, steps=steps)

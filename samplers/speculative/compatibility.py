@@ -40,20 +40,30 @@ EXCLUDED_BY: Mapping[Trait, Reasons] = {
 }
 
 
-def check(sampler: SpeculativeSampler, model: LanguageModel | None = None, request: Request | None = None) -> None:
+def check(
+    sampler: SpeculativeSampler,
+    model: LanguageModel | None = None,
+    request: Request | None = None,
+    *,
+    published: bool = False,
+) -> None:
     """Compares each stage with the other stages, with the model and with the request, as far as they are given.
+
+    Args:
+        published: an acceptance of the likeliest tokens refuses a temperature. A loop that is run by itself accepts it:
+            the candidates are then the likeliest of processed logits.
 
     Raises:
         SpecError: two of them do not go together; it says why, and what would.
         ModelError: the model is none that a cache can read a part of.
     """
     if sampler.texts is not None:
-        parties = [party("texts", sampler.texts)]
+        parties = [party("texts", sampler.texts, published=published)]
     else:
         single = ((slot, getattr(sampler, slot)) for slot in ("draft", "shape", "length", "accept", "cache"))
         stages = [*single, *(("logits", stage) for stage in sampler.logits)]
-        parties = [party(slot, stage) for slot, stage in stages if stage is not None]
-        parties += [party("within", drafter, NONE) for drafter in _within(sampler.draft)]
+        parties = [party(slot, stage, published=published) for slot, stage in stages if stage is not None]
+        parties += [party("within", drafter, NONE, published=published) for drafter in _within(sampler.draft)]
     if model is not None:
         parties.append(_model_party(model))
     if request is not None:
@@ -66,11 +76,12 @@ def _within(drafter: Drafter) -> list[Drafter]:
     return [one for held in drafter.held for one in (held, *_within(held))]
 
 
-def party(slot: str, stage: Any, provides: frozenset[Trait] | None = None) -> Party:
+def party(slot: str, stage: Any, provides: frozenset[Trait] | None = None, *, published: bool = True) -> Party:
     """A stage with its declared traits and their consequences; `provides`: the traits that other stages see."""
     conflicts = dict(stage.conflicts)
     for trait in (trait for trait in EXCLUDED_BY if trait in stage.traits):
-        conflicts |= EXCLUDED_BY[trait]
+        if published or trait is not Trait.LIKELIEST_ONLY:
+            conflicts |= EXCLUDED_BY[trait]
     return Party(name_of(stage), slot, stage.traits if provides is None else provides, stage.requires, conflicts)
 
 

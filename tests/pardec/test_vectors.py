@@ -204,7 +204,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"label": 1, "template": "a"}, "template is for text"),
     ({"label": 1, "stop_ids": []}, "stop_ids is for text"),
     ({"label": 1, "block_length": 4}, "block_length is for text"),
-    ({"label": 1, "logits_processor": []}, "logits_processor is for text"),
+    ({"label": 1, "logits_processor": [print]}, "logits_processor is for text"),
     ({"label": 1, "top_k": 5}, "top_k is for tokens with ids"),
     ({"label": 1, "top_p": 0.5}, "top_p is for tokens with ids"),
     ({"label": 1, "cfg_interval": 5}, "cfg_interval is for tokens with ids"),

@@ -230,7 +230,7 @@ def ar_error(model: LanguageModel, spec: str, *, sampling: bool = False, **featu
         asked = ar_toys.request([PROMPT], 8, **{"temperature": float(sampling), **features})
         for stage in sampler.stages:
             stage.admit(asked, sampler)
-        speculative.check(sampler, model, asked)
+        speculative.check(sampler, model, asked, published=True)
     except PardecError as error:
         return first_line(error)
     return ""

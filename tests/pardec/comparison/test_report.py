@@ -380,7 +380,7 @@ BESIDE = "`a` takes 4 forwards per problem where `base` takes 32"
         ),
         (
             [BASE, scored("a", 40.0, 1.0)],
-            "No other sampler needs fewer than the 32 forwards a problem of `base` at an accuracy of 90%.",
+            "No other sampler needs fewer than the 32 forwards per problem of `base` at an accuracy of 90%.",
         ),
         ([BASE], "`base` takes 32 forwards per problem at an accuracy of 90%."),
         ([scored("base", 32.0, None), scored("a", 4.0, None)], f"{BESIDE}; nothing was scored."),

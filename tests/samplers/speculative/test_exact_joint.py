@@ -13,6 +13,7 @@ import torch
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
+from pardec.samplers.traits import Trait
 from tests.grids import one_in, thinned
 from tests.samplers.ar_toys import floor, g_test, logits, run, speculation, variation
 from tests.samplers.joint_distributions import (
@@ -122,6 +123,8 @@ Kind = Literal["disjoint", "wrong", "right"]
 
 class Adversary(Drafter):
     """Drafts chains: from a law on the two unlikeliest tokens, of the unlikeliest for certain, or from the target."""
+
+    provides = frozenset({Trait.TAKES_SHAPE})
 
     def __init__(self, kind: Kind, k: int = 3) -> None:
         self.kind, self.k = kind, k
