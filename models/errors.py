@@ -1,4 +1,4 @@
-"""The errors that pardec raises: one line says what is wrong, `hint` says what to do."""
+"""Errors of pardec: the message says in one line what is wrong, `hint` says what to do."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SpecError(PardecError, ValueError):
 
 
 class ArgumentError(ModelError, SpecError):
-    """An argument of `load` that cannot be what it is: misuse, where a ModelError may also be a damaged checkpoint."""
+    """An invalid argument of `load`; a plain ModelError may also mean a damaged checkpoint."""
 
 
 class UnknownModelError(ArgumentError, LookupError):

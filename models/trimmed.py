@@ -54,7 +54,7 @@ class Trimmed(WrapperStack):
         return self.base.weights_version
 
     def _fill(self) -> None:
-        """Takes the rows from the base's head as it is now."""
+        """Copies the kept rows from the present weights of the base's head."""
         rows = layout.dense(self.base.head.weight.detach())[self.subset.ids]
         layout.fill(self.head.weight, rows)
         if self.head.again is not None:

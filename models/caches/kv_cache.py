@@ -117,7 +117,7 @@ class KVCache:
             )
 
     def layout(self, plan: Plan) -> Plan:
-        """The plan in this cache's own slots, for the attention pattern and for what is stored; keys keep positions."""
+        """`plan` with the slots that this cache stores its tokens in; positions of keys stay the text's."""
         return plan
 
     def reader(self, plan: Plan, rope: Any, device: torch.device) -> Reader | None:

@@ -219,7 +219,7 @@ class TransitionHead:
         return embedding
 
     def refresh(self) -> None:
-        """Forgets what it computed from weights that have been replaced."""
+        """Drops values cached from the old weights; called after weights were replaced."""
         vars(self).pop("_times", None)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:

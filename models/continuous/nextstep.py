@@ -43,7 +43,7 @@ class Projectors(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts of a condition for a grid: its ids, and those of the negative or empty prompt of guidance."""
+    """How a condition becomes prompts: token ids of the condition, and of guidance's negative or empty prompt."""
 
     ids: Callable[[Condition, Grid], tuple[list[int], list[int]]]
     grid: Callable[[tuple[int, int] | None], Grid]  # pixels -> the token grid; None: the model's own size

@@ -94,12 +94,12 @@ class DraftModule(nn.Module):
 
     @property
     def parameter_count(self) -> int:
-        """The number of its own parameters."""
+        """The number of parameters of the module, without the target's."""
         return sum(weight.numel() for weight in self.parameters())
 
     @property
     def parameters_read(self) -> int:
-        """Parameters that one drafting forward reads, including those of the target: a measure of its cost."""
+        """The number of parameters that one drafting forward reads, the target's included; it measures the cost."""
         return self.parameter_count
 
     def cache_of(self, config: DecoderConfig, batch: int, slots: int) -> KVCache:

@@ -48,7 +48,7 @@ class Block(nn.Module):
 
 
 class Entry(Block):
-    """R z + c + silu(W z + b) of a wider z; the weight [2 E, Z] has the rows of R above those of W."""
+    """Maps a wider input z to R z + c + silu(W z + b); the weight [2 E, Z] is R on top of W."""
 
     def forward(self, x: Tensor) -> Tensor:
         linear, gate = matmul(x, self.weight, self.bias).chunk(2, -1)

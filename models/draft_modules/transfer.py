@@ -43,7 +43,7 @@ class HiddenTransfer(DraftModule):
         self.about = (f"states are made after layers {', '.join(map(str, layers))} of 0..{target.layers - 1}",)
 
     def make(self, step: int, states: Tensor) -> Tensor:
-        """The states step + 1 positions after those of `states` [.., E], which are outputs of that step's layer."""
+        """Predicts the states step + 1 positions later from `states` [.., E], the outputs of that step's layer."""
         return matmul(states.contiguous(), self.maps[step])
 
     def logits(self, normed: Tensor) -> Tensor:

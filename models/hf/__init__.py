@@ -1,1 +1,1 @@
-"""Models of transformers behind pardec's interface of a forward."""
+"""Runs models of transformers through pardec's forward contract."""

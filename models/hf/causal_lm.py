@@ -272,7 +272,7 @@ class HFAdapter:
 
     @torch.inference_mode()
     def _probe_later(self, expected: dict[int, Tensor]) -> None:
-        """Compares logits at later positions, since a model may count positions by the contents of its own cache."""
+        """Compares logits at later positions; fails for a model that counts positions by its own cache."""
         ids = self._probe_ids()
         for count, logits in expected.items():
             if count + ids.shape[1] > (self.limit or count + ids.shape[1]):

@@ -1,4 +1,4 @@
-"""A table from the tensor names of diffusers' blocks to those of published image autoencoders.
+"""Maps tensor names of diffusers' blocks to the names in published image autoencoders.
 
 Latent diffusion's names are those of KL autoencoders, VQGAN, MAGVIT-v2 and NextStep-1, and but for q, k and v those of
 VAR (`scales/tokenizer_files.py`). LlamaGen has its own. An attention's projections are convolutions of one pixel there,

@@ -99,7 +99,7 @@ class Conditioned(WrapperStack):
         return cache
 
     def put(self, rows: Tensor, other: Conditioned, whom: Tensor) -> None:
-        """Replaces the conditions of `rows` [n] by those of rows `whom` [n] of another request."""
+        """Copies the conditions of rows `whom` [n] of `other` to `rows` [n] of this request."""
         most = max(self.rows.shape[2], other.rows.shape[2])
         ours, theirs = (pad(each, (0, 0, 0, most - each.shape[2])) for each in (self.rows, other.rows))
         rows, whom = (index.to(ours.device) for index in (rows, whom))

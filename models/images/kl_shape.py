@@ -38,7 +38,7 @@ class KLShape(LevelShape):
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor]) -> KLShape:
-        """Read the shape off the published tensors. Raises ModelError for those of another model."""
+        """Derives the sizes from the published tensors; raises ModelError for another model's tensors."""
         if "quantize.embedding.weight" in tensors:
             raise ModelError(
                 "these are the weights of a VQ tokenizer, not of a KL autoencoder",

@@ -57,7 +57,7 @@ class Codec:
 
 @dataclass(frozen=True)
 class Exact(Codec):
-    """Keeps a chunk as it is."""
+    """Stores a chunk of keys or values unchanged."""
 
     def layout(self, shape: ChunkShape) -> Layout:
         return {"values": ((shape.tokens, shape.heads, shape.dim), shape.dtype)}

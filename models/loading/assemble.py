@@ -177,7 +177,7 @@ def refill(
     dtype: torch.dtype,
     finish: Finish | None = None,
 ) -> None:
-    """Reads every tensor into its parameter's existing memory, and updates what is derived from it.
+    """Reads every tensor into its parameter's existing memory, then updates tensors derived from parameters.
 
     `whole` is a decoder of the checkpoint's sizes on the meta device: `decoder` itself may have a share of each
     parameter. With `finish`, which `fill` had, one whole parameter is in memory beside the weights.

@@ -101,7 +101,7 @@ class TokenReduction(Protocol):
         ...
 
     def restore(self, layer: int, states: Tensor, tokens: Tensor) -> Tensor:
-        """The states [R, n_s, E] after `layer`, from those of `tokens` [R, k], [R, k, E]."""
+        """Completes the states after `layer` to [R, n_s, E], given `states` [R, k, E] of `tokens` [R, k]."""
         ...
 
     def observe(self, layer: int, states: Tensor) -> None:

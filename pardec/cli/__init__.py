@@ -74,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _silence_libraries() -> None:
-    """Turns off warnings that are for direct callers of libraries, such as those of diffusers' import of torchao."""
+    """Turns off warnings meant for programmers who call a library, such as torchao's when diffusers imports it."""
     for name in ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY"):
         os.environ.setdefault(name, "error")
     logging.getLogger("torchao").setLevel(logging.ERROR)

@@ -195,7 +195,7 @@ class Batches:
         return self.call.calls[index].settings if isinstance(self.call, LineCalls) else self.call.settings
 
     def interrupt_message(self) -> str:
-        """The message of an interrupted run: what is finished, and how to resume."""
+        """Builds the message of an interrupted run: how many rows are finished, and how to resume."""
         finished = f"interrupted: {len(self.rows)} of {len(self.items)} rows are finished"
         if self.file is None:
             return f"{finished}\nwith -o FILE.jsonl they are saved, and the same command resumes there"

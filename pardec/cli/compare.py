@@ -107,7 +107,7 @@ def compare(
 
 
 def _interrupt_message(out: Path | None) -> str:
-    """The message of an interrupted run: what is finished, and how to resume."""
+    """Builds the message of an interrupted comparison: how many rows are finished, and how to resume."""
     if out is None:
         return "interrupted\nwith --out RUN finished rows are saved, and --resume continues there"
     file = out / "rows.jsonl"

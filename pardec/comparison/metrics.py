@@ -292,7 +292,7 @@ def speed(rows: Rows, device: str | None) -> dict[str, float | None]:
 
 
 def floor_share(rows: Rows, oracle: Rows | None) -> float | None:
-    """Forwards of the oracle divided by those of the sampler, on the problems that both finished."""
+    """The oracle's forwards divided by the sampler's forwards, over problems that both finished."""
     pairs = _pairs(rows, oracle)
     forwards = sum(row["nfe"] for row, _ in pairs)
     return sum(reference["nfe"] for _, reference in pairs) / forwards if forwards else None

@@ -25,7 +25,7 @@ class Target:
 
 
 class Fields:
-    """Metadata of one architecture, by name and type. Raises ModelError for what is missing or of another type."""
+    """Reads a file's metadata by name and type; raises ModelError if a value is missing or has another type."""
 
     def __init__(self, header: Header) -> None:
         self.file, self.values = header.file, header.metadata

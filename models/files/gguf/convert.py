@@ -177,7 +177,7 @@ def _save(file: Path, content: Iterator[bytes | memoryview]) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Removes what processes that were killed left behind."""
+    """Removes partly written folders of killed processes."""
     for entry in folder.glob(_PART + "*"):
         with suppress(OSError):
             if time.time() - entry.stat().st_mtime > _STALE_S:
