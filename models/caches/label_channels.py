@@ -27,7 +27,7 @@ from ..errors import ModelError
 from ..kernels.attention import AttentionPattern, additive_mask, visible_rows
 from ..model import LanguageModel
 from ..plan import Plan
-from .kv_cache import KVCache, rows_of, with_rows
+from .kv_cache import KVCache
 from .readers import Reader
 
 FILE = "label_channels.json"  # in a checkpoint's folder: pairs of channels per layer and key head, most important first
@@ -108,16 +108,8 @@ class LabelCache(KVCache):
         return LabelReader(labels, self.heavy, self.sink, self.window, *where)
 
     def share(self, plain: KVCache) -> None:
-        """Takes the storage of `plain` as it is now."""
+        """Uses the present key and value tensors of `plain` as this cache's own."""
         vars(self).update(vars(plain))
-
-    def keep_labels(self, rows: Tensor) -> None:
-        """`keep` for the labels alone: the storage is another cache's."""
-        self.labels = rows_of(self.labels, rows)
-
-    def put_labels(self, rows: Tensor, other: LabelCache) -> None:
-        """`put` for the labels alone."""
-        self.labels = with_rows(self.labels, rows, other.labels, self.batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,10 +67,6 @@ class Sequences(RowState):
         """The committed tokens of the row at index `at`: a view of `host`."""
         return self.host[at, : self.length[at]]
 
-    def count_forward(self) -> None:
-        """Counts one more forward for every live row."""
-        self.nfe += 1
-
     def commit(
         self, tokens: np.ndarray, counts: np.ndarray, scores: np.ndarray, fresh: tuple[np.ndarray, ...] | None = None
     ) -> None:

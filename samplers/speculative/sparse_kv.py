@@ -133,10 +133,14 @@ class SparseAttention(Cache):
         if len(rows):
             length = context.text.length[rows] - 1
             queries = tuple(q[torch.from_numpy(rows).to(q.device)] for q in context.queries())
-            choice = self.choose(CommittedSlots(source, rows, length, queries))
+            choice = self.choose_again(CommittedSlots(source, rows, length, queries), state)
             cache.fill(source, rows, choice.chosen, choice.first, length)
             state.rounds = np.where(due, 1, state.rounds)
         return due
+
+    def choose_again(self, slots: CommittedSlots, state: RefreshState) -> Choice:
+        """`choose` for rows that are due; a subclass may use what `state` has recorded of earlier choices."""
+        return self.choose(slots)
 
 
 class QueryReading(Cache):

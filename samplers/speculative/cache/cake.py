@@ -34,12 +34,11 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from pardec.models.caches.compact_cache import CompactCache, text_slots
-from pardec.models.caches.kv_cache import KVCache
+from pardec.models.caches.compact_cache import text_slots
 from pardec.models.errors import SpecError
 
+from ...batching import scatter_rows
 from ...registry import register
-from ..contracts import DecodeContext
 from ..sparse_kv import Choice, CommittedSlots, RefreshState, SparseAttention
 
 
@@ -77,16 +76,8 @@ class Eviction(RefreshState):
         most = [max(each.shape[axis] for each in chosen) for axis in (1, 2)]
         wide = [F.pad(each + 1, (0, most[1] - each.shape[2], 0, most[0] - each.shape[1])) for each in chosen]
         new = torch.stack(wide, 1)
-        shape = [max(sizes) for sizes in zip(self.survivors.shape[1:], new.shape[1:], strict=True)]
-        self.survivors, new = (_widened(each, shape) for each in (self.survivors, new))
-        self.survivors = self.survivors.index_copy(0, torch.from_numpy(rows), new)
-        self.first = self.first.copy()
-        self.first[rows] = first
-
-
-def _widened(value: Tensor, shape: Sequence[int]) -> Tensor:
-    """`value` [B, ...] padded with zeros to `shape`."""
-    return F.pad(value, [size for to, of in zip(shape[::-1], value.shape[:0:-1], strict=True) for size in (0, to - of)])
+        self.survivors = scatter_rows(self.survivors, rows, new)
+        self.first = scatter_rows(self.first, rows, first)
 
 
 def preference(attention: Tensor, tau1: float, tau2: float) -> Tensor:
@@ -182,20 +173,9 @@ class Cake(SparseAttention):
     def refresh_state(self, rows: int) -> Eviction:
         return Eviction.start(rows, self.refresh)
 
-    def refresh_rows(
-        self, cache: CompactCache, source: KVCache, context: DecodeContext, state: RefreshState
-    ) -> np.ndarray:
-        state.rounds = state.rounds + 1
-        due: np.ndarray = state.rounds > self.refresh
-        rows = np.flatnonzero(due)
-        if len(rows):
-            assert isinstance(state, Eviction), "renewal made it"
-            length = context.text.length[rows] - 1
-            queries = tuple(q[torch.from_numpy(rows).to(q.device)] for q in context.queries())
-            choice = self.evict(CommittedSlots(source, rows, length, queries), state)
-            cache.fill(source, rows, choice.chosen, choice.first, length)
-            state.rounds = np.where(due, 1, state.rounds)
-        return due
+    def choose_again(self, slots: CommittedSlots, state: RefreshState) -> Choice:
+        assert isinstance(state, Eviction), "refresh_state made it"
+        return self.evict(slots, state)
 
     def choose(self, slots: CommittedSlots) -> Choice:
         return self.evict(slots, self.refresh_state(int(slots.rows.max()) + 1))

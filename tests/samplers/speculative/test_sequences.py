@@ -27,10 +27,10 @@ def test_a_new_request_holds_its_prompts() -> None:
 
 def test_a_commit_appends_to_each_row_as_many_as_it_is_told() -> None:
     text = made()
-    text.count_forward()
+    text.nfe += 1
     text.commit(np.array([[1, 2, 3]] * 3), np.array([3, 1, 0]), np.array([[0.1, 0.2, 0.3]] * 3, dtype=np.float32))
     assert [text.row(at).tolist() for at in range(3)] == [[7, 8, 1, 2, 3], [5, 6, 9, 1], [4]]
-    text.count_forward()
+    text.nfe += 1
     text.commit(np.array([[6, 0]] * 3), np.array([0, 0, 2]), np.array([[0.5, 0.25]] * 3, dtype=np.float32))
     assert text.row(2).tolist() == [4, 6, 0]
     assert text.last.tolist() == [3, 1, 0]  # the pad id is a token like any other
@@ -43,14 +43,14 @@ def test_a_commit_appends_to_each_row_as_many_as_it_is_told() -> None:
 
 def test_rows_that_leave_take_what_is_theirs_and_the_others_stay_as_they_were() -> None:
     text = made()
-    text.count_forward()
+    text.nfe += 1
     text.commit(np.array([[1]] * 3), np.array([1, 1, 1]), np.full((3, 1), 0.5, dtype=np.float32))
     text.keep(np.array([0, 2]))
     assert text.rows.tolist() == [0, 2]
     assert text.nfe.tolist() == [1, 1]
     assert text.limit.tolist() == [5, 6]
     assert [text.row(at).tolist() for at in range(2)] == [[7, 8, 1], [4, 1]]
-    text.count_forward()
+    text.nfe += 1
     text.commit(np.array([[2, 3]] * 2), np.array([2, 1]), np.zeros((2, 2), dtype=np.float32))
     assert [text.row(at).tolist() for at in range(2)] == [[7, 8, 1, 2, 3], [4, 1, 2]]
     assert text.tokens.numpy().tolist() == text.host.tolist()

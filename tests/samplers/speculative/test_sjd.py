@@ -85,7 +85,7 @@ def scripted(mode: str, init: str = "random", reuse: float | None = None) -> Scr
         place = int(draft.base[0]) + 1 + torch.arange(WINDOW)
         one = np.ones(ROWS, dtype=np.int64)
         before = text.length.copy()
-        text.count_forward()
+        text.nfe += 1
         text.commit(np.full((ROWS, 1), 2), one, np.ones((ROWS, 1)))
         said = SimpleNamespace(probs=distributions[at, place, draft.tokens])
         outcome: Any = SimpleNamespace(draft=draft, distributions=said, before=before, gained=one)
