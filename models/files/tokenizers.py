@@ -37,11 +37,11 @@ def _load(folder: Path) -> Any | None:
             reasons.append(f"AutoTokenizer: {one_line(error)}")
     else:
         reasons.append("its own class is remote code, which is not run")
-    for attempt in (_from_json, _from_vocabulary):
+    for files, attempt in (("tokenizer.json", _from_json), ("vocab.json and merges.txt", _from_vocabulary)):
         try:
             tokenizer = attempt(folder, settings)
         except Exception as error:
-            reasons.append(f"{attempt.__doc__}: {one_line(error)}")
+            reasons.append(f"{files}: {one_line(error)}")
         else:
             if tokenizer is not None:
                 return tokenizer
