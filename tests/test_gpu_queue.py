@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,9 +103,9 @@ def test_list_names_every_entry_with_its_time() -> None:
     assert [line[0] for line in lines] == ["a", "b", "c", "d", "e"]
     assert [line.split(",")[0].split("  ")[-1].strip() for line in lines] == [
         "60 s",
-        "60 s",
-        "150 s",
-        "30 s",
+        "40 s",
+        "200 s",
+        "50 s",
         "the rest",
     ]
     assert sum(entry.seconds or 0 for entry in run_queue.ENTRIES) < run_queue.WHOLE <= 540
@@ -121,7 +123,7 @@ def test_slim_clone_runs_the_dry_run(tmp_path: Path) -> None:
 
 
 def test_parcels_arrive_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that are cut at the borders of parcels are joined; one that is not complete yet is named."""
+    """Files that are cut at the borders of parcels are joined, incomplete ones are named, and wheels are unpacked."""
     state, gguf = tmp_path / "state", tmp_path / "model.gguf"
     state.mkdir()
     (state / "state-1.bin").write_bytes(bytes(range(256)) * 1000)
@@ -129,6 +131,10 @@ def test_parcels_arrive_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(parcels, "STATE", state)
     whole = os.urandom(600_000)
     monkeypatch.setattr("gpu_runs.smollm2.carried", lambda file: whole)
+    wheel = io.BytesIO()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("toy/__init__.py", "")
+    monkeypatch.setattr(parcels, "_wheels", lambda packages: {"toy-1.0-py3-none-any.whl": wheel.getvalue()})
     work, there = tmp_path / "work", tmp_path / "there"
     assert parcels.pack(gguf, work, 250_000) == 0
     folders = sorted(work.glob("parcel-*"))
@@ -142,7 +148,9 @@ def test_parcels_arrive_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert parcels.missing(there / "inputs", "smollm2.bin") is None
     assert (there / "inputs/smollm2.bin").read_bytes() == whole
     assert (there / "inputs/state-1.bin").read_bytes() == bytes(range(256)) * 1000
-    assert sorted(file.name for file in (there / "inputs").iterdir()) == ["smollm2.bin", "state-1.bin"]
+    found = sorted(file.name for file in (there / "inputs").iterdir())
+    assert found == ["smollm2.bin", "state-1.bin", "toy-1.0-py3-none-any.whl"]
+    assert (there / "packages/toy/__init__.py").is_file()
 
 
 def test_a_file_that_is_not_there_cannot_be_packed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from gpu_runs import difference, smollm2
-from gpu_runs.llama import Weights
+from gpu_runs.llama import Weights, states
 from gpu_runs.texts import Texts, _Decoder, packed, views, write
 from gpu_runs.training import Recipe, Training, block_loss, block_states, masked_by, tiny
 from text_training.block_diffusion import streams
@@ -86,15 +86,13 @@ def export(folder: Path, shape: smollm2.Shape, tensors: dict[str, Tensor], mask:
 
 
 def test_views_are_those_of_two_separate_copies() -> None:
-    """Three streams see what each view sees beside a clean copy of its own, within one text."""
+    """A view and the clean tokens see what they see in a forward of that view alone."""
     length = 3 * BLOCK
     visible, _ = streams(length, BLOCK)  # [noisy, clean]
-    found = views({"doc": torch.zeros(1, length), "block": torch.arange(length)[None] // BLOCK})[0]
-    for view in (0, 1):
-        kept = torch.cat([torch.arange(length) + view * length, torch.arange(length) + 2 * length])
-        assert torch.equal(found[kept][:, kept], visible)
-    assert not found[:length, length : 2 * length].any()
-    assert not found[length : 2 * length, :length].any()
+    of_view, of_clean = views({"doc": torch.zeros(1, length), "block": torch.arange(length)[None] // BLOCK})
+    assert torch.equal(of_view[0], visible[:length])
+    assert torch.equal(of_clean[0], visible[length:, length:])
+    assert not visible[length:, :length].any()
 
 
 def test_masks_and_shift_are_those_of_the_family(texts: Texts, tmp_path: Path) -> None:
@@ -216,9 +214,8 @@ def test_texts_are_written_by_the_model() -> None:
     for ids, prompt in ((row, 3), (other, 2)):
         with torch.no_grad():
             causal = torch.ones(1, len(ids), len(ids), dtype=torch.bool).tril()
-            from gpu_runs.llama import states
-
-            found = states(weights, torch.tensor([ids]), torch.arange(len(ids))[None], causal)[0]
+            three = torch.tensor([[ids] * 3])
+            found = states(weights, three, torch.arange(len(ids))[None], (causal.repeat(1, 1, 2), causal))[0, 2]
             likeliest = (found @ base["model.embed_tokens.weight"].T).argmax(-1).tolist()
         assert ids[prompt:] == likeliest[prompt - 1 : -1]
     found_texts = write(weights, template, tokens=300, seconds=30, rows=16, message=24, answer=16)

@@ -57,25 +57,41 @@ def rotary(shape: Shape, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor,
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [B, H, S, D] turned by angles [B, 1, S, D]."""
+    """x [..., S, D] turned by angles that broadcast to it."""
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat([-second, first], -1) * sin
 
 
-def states(weights: Weights, ids: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
-    """States [B, S, E] after the final norm of `ids` [B, S]; query i sees key j where `visible` [B, S, S] is true."""
+def states(weights: Weights, ids: Tensor, positions: Tensor, masks: tuple[Tensor, Tensor]) -> Tensor:
+    """States [B, 3, L, E] after the final norm of two views and the clean tokens, `ids` [B, 3, L].
+
+    Token i of a view sees key j of [the view, the clean tokens] where the first mask [B, L, 2 L] is true; a clean token
+    sees clean token j where the second [B, L, L] is. Views see nothing of each other, so no query meets their keys.
+    """
     shape = weights.shape
+    rows, count, length = ids.shape
     embed, layers, norm = weights.matrices()
     h = F.embedding(ids, embed)
-    cos, sin = (table[:, None] for table in rotary(shape, positions, h.dtype))
-    bias = torch.zeros(visible.shape, dtype=h.dtype, device=h.device).masked_fill(~visible, -torch.inf)[:, None]
+    cos, sin = (table[:, None, None] for table in rotary(shape, positions, h.dtype))
+    of_view, of_clean = (
+        torch.zeros(mask.shape, dtype=h.dtype, device=h.device).masked_fill(~mask, -torch.inf)[:, None]
+        for mask in masks
+    )
+    of_view = of_view.repeat_interleave(2, 0)  # both views of a row
     heads, kv, size = shape.heads, shape.kv_heads, shape.head_dim
     for attn_norm, qkv, out, mlp_norm, gate_up, down in layers:
         x = F.linear(F.rms_norm(h, (shape.width,), attn_norm, shape.eps), qkv)
-        q, k, v = x.view(*ids.shape, heads + 2 * kv, size).transpose(1, 2).split([heads, kv, kv], 1)
-        k, v = (each.repeat_interleave(heads // kv, 1) for each in (rotate(k, cos, sin), v))
-        attended = F.scaled_dot_product_attention(rotate(q, cos, sin), k, v, attn_mask=bias)
-        h = h + F.linear(attended.transpose(1, 2).reshape(*ids.shape, heads * size), out)
+        x = x.view(rows, count, length, heads + 2 * kv, size).transpose(2, 3)  # [B, 3, H, L, D]
+        q, k, v = x.split([heads, kv, kv], 2)
+        q = rotate(q, cos, sin)
+        k, v = (each.repeat_interleave(heads // kv, 2) for each in (rotate(k, cos, sin), v))
+        keys, values = (torch.cat([each[:, :2], each[:, 2:].expand(-1, 2, -1, -1, -1)], 3) for each in (k, v))
+        views = F.scaled_dot_product_attention(
+            q[:, :2].flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), attn_mask=of_view
+        )
+        clean = F.scaled_dot_product_attention(q[:, 2], k[:, 2], v[:, 2], attn_mask=of_clean)
+        attended = torch.cat([views.unflatten(0, (rows, 2)), clean[:, None]], 1)
+        h = h + F.linear(attended.transpose(2, 3).reshape(*ids.shape, heads * size), out)
         gate, up = F.linear(F.rms_norm(h, (shape.width,), mlp_norm, shape.eps), gate_up).chunk(2, -1)
         h = h + F.linear(F.silu(gate) * up, down)
     return F.rms_norm(h, (shape.width,), norm, shape.eps)

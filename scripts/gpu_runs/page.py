@@ -2,7 +2,8 @@
 
     scripts/gpu_queue --page
 
-Of each entry the newest run that has it is shown. Figures that no run has are shown as not measured.
+Of each entry the newest run that has it is shown, and of the training all runs in the order of their steps. Figures
+that no run has are shown as not measured.
 """
 
 from __future__ import annotations
@@ -38,11 +39,14 @@ def page(files: Sequence[Path]) -> str:
         if run is None:
             parts += [f"Not measured: no run of entry {letter} has been committed.", make([])]
         else:
-            entry = run["entries"][letter]
-            parts.append(
-                f"{_device(run)}, {run['date']}; entry {letter}, {entry['status']} in {entry['seconds']:.0f} s."
-            )
-            parts.append(make(entry.get("rows", [])))
+            shown = [run for run in runs if letter in run["entries"]] if make is _training else [run]
+            shown.sort(key=lambda run: _first_step(run["entries"][letter].get("rows", [])))
+            for run in shown:
+                entry = run["entries"][letter]
+                parts.append(
+                    f"{_device(run)}, {run['date']}; entry {letter}, {entry['status']} in {entry['seconds']:.0f} s."
+                )
+                parts.append(make(entry.get("rows", [])))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -170,6 +174,11 @@ def _training(rows: Sequence[Row]) -> str:
         ("bytes", lambda row: row.get("bytes", "")),
     )
     return _table(columns, found) if found else ""
+
+
+def _first_step(rows: Sequence[Row]) -> int:
+    """The step that a stretch of training began at."""
+    return next((row["step"] for row in rows if row.get("part") == "start"), 0)
 
 
 def _found(case: Row, rows: Sequence[Row]) -> Row:

@@ -1,8 +1,9 @@
-"""Carries large files to a GPU in parcels: the weights of SmolLM2, the texts and the state of the training.
+"""Carries large files to a GPU in parcels: SmolLM2's weights, the training's texts and state, and Python packages.
 
 `pack` cuts files into parcels, `build/gpu/parcel-1` and so on, each small enough to travel with a slim working tree.
 On the other side `collect`, which every run of the queue begins with, moves the pieces of all parcels that are there to
-`build/gpu/inputs`, and joins the files whose pieces have all come. Parcels may come one after another.
+`build/gpu/inputs`, joins the files whose pieces have all come, and unpacks wheels to `build/gpu/packages`. Parcels may
+come one after another.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tempfile
+import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = ROOT / "benchmarks" / "gpu" / "state"
+PACKAGES = ("diffusers", "importlib_metadata")  # what the image tests need and a machine with PyTorch may lack
 
 
 def pack(gguf: Path, work: Path, most: int) -> int:
@@ -32,6 +37,7 @@ def pack(gguf: Path, work: Path, most: int) -> int:
         return 2
     whole = {"smollm2.bin": carried(gguf)}
     whole |= {file.name: file.read_bytes() for file in sorted(STATE.glob("*")) if file.is_file()}
+    whole |= _wheels(PACKAGES)
     for old in work.glob("parcel-*"):
         shutil.rmtree(old)
     number, room = 1, most
@@ -54,6 +60,15 @@ def pack(gguf: Path, work: Path, most: int) -> int:
     return 0
 
 
+def _wheels(packages: tuple[str, ...]) -> dict[str, bytes]:
+    """The wheels of these packages in the versions that are installed here, by their names."""
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = [f"{name}=={version(name)}" for name in packages]
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", folder]
+        subprocess.run([*command, *wanted], check=True)
+        return {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())}
+
+
 def _committed() -> list[str]:
     """The files of the state that git has, by their paths from the root."""
     listed = subprocess.run(
@@ -63,7 +78,7 @@ def _committed() -> list[str]:
 
 
 def collect(work: Path) -> None:
-    """Moves the pieces of the parcels to the inputs, and joins the files that are complete."""
+    """Moves the pieces of the parcels to the inputs, joins the files that are complete, and unpacks the wheels."""
     inputs = work / "inputs"
     inputs.mkdir(parents=True, exist_ok=True)
     for piece in sorted(work.glob("parcel-*/*of*")):
@@ -79,6 +94,9 @@ def collect(work: Path) -> None:
             part.replace(inputs / stem)
             for piece in pieces:
                 piece.unlink()
+    for wheel in inputs.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(work / "packages")
 
 
 def missing(inputs: Path, name: str) -> str | None:

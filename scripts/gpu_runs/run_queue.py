@@ -61,9 +61,9 @@ class Entry:
 
 ENTRIES = (
     Entry("a", "tests", "the short tests on a GPU: tokens, images, bfloat16 logits, captured forwards", 60, 150),
-    Entry("b", "repeatability", "two runs of LLaDA-8B's shape compared bit by bit", 60, 90),
-    Entry("c", "steps", "seconds of a step at the shapes of LLaDA-8B and Qwen3-8B, beside other loops", 150, 120),
-    Entry("d", "step_profile", "launches, gaps and busy time of a step", 30, 90),
+    Entry("b", "repeatability", "two runs of LLaDA-8B's shape compared bit by bit", 40, 90),
+    Entry("c", "steps", "seconds of a step at the shapes of LLaDA-8B and Qwen3-8B, beside other loops", 200, 120),
+    Entry("d", "step_profile", "launches, gaps and busy time of a step", 50, 90),
     Entry("e", "training", "the next stretch of SmolLM2 as a masked model", None, 90),
 )
 
@@ -139,6 +139,7 @@ def _one(entry: Entry, out: Path, limit: float, log: Any, *, dry: bool) -> dict[
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         cwd=ROOT,
+        env=_environment(),
         start_new_session=True,  # so that all its processes can be ended
     )
     assert process.stdout is not None
@@ -183,11 +184,19 @@ def _write(out: Path, results: dict[str, Any]) -> None:
     os.replace(part, out / "results.json")
 
 
+def _environment() -> dict[str, str]:
+    """The variables of an entry's process, which finds the carried packages before the installed ones."""
+    paths = [str(WORK / "packages"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+
 def _machine() -> dict[str, str]:
     """Describes the machine from a separate process, since a broken PyTorch must not end the queue."""
     code = "import json; from pardec.environment import machine, versions; print(json.dumps(machine() | versions()))"
     try:
-        found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        found = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=60
+        )
         return dict(json.loads(found.stdout.splitlines()[-1]))
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
         return {"error": f"{type(error).__name__}: {error}"[:300]}

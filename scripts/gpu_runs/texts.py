@@ -242,8 +242,8 @@ def packed(texts: Texts, length: int, block: int, end: int, order: np.ndarray) -
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def views(tensors: dict[str, Tensor]) -> Tensor:
-    """[B, 3 L, 3 L] bool: which of the tokens of [first view, second view, clean] see each other.
+def views(tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """What the tokens of a view and the clean tokens see, bool [B, L, 2 L] and [B, L, L].
 
     In a view a token sees its own block of that view, and the clean tokens of earlier blocks; a clean token sees the
     clean tokens up to its own block; all within one text.
@@ -252,8 +252,4 @@ def views(tensors: dict[str, Tensor]) -> Tensor:
     same = doc[:, :, None] == doc[:, None, :]
     own = same & (block[:, :, None] == block[:, None, :])
     earlier = same & (block[:, None, :] < block[:, :, None])
-    none = torch.zeros_like(own)
-    first = torch.cat([own, none, earlier], 2)
-    second = torch.cat([none, own, earlier], 2)
-    clean = torch.cat([none, none, own | earlier], 2)
-    return torch.cat([first, second, clean], 1)
+    return torch.cat([own, earlier], 2), own | earlier

@@ -215,15 +215,14 @@ def block_states(weights: Weights, inputs: dict[str, Tensor], mask: int, block: 
     """The state [B, L, E] from which each token is predicted; the state of a text's first token has no meaning."""
     ids, answer, first = inputs["ids"], inputs["answer"], inputs["masked"]
     second = answer & ~first
-    length = ids.shape[1]
-    streams = torch.cat([ids.masked_fill(first, mask), ids.masked_fill(second, mask), ids], 1)
-    visible = views({"doc": inputs["doc"], "block": inputs["pos"] // block})
-    found = states(weights, streams, inputs["pos"].repeat(1, 3), visible)
-    at = torch.arange(length, device=ids.device)
+    streams = torch.stack([ids.masked_fill(first, mask), ids.masked_fill(second, mask), ids], 1)
+    masks = views({"doc": inputs["doc"], "block": inputs["pos"] // block})
+    found = states(weights, streams, inputs["pos"], masks)
     stream = torch.where(first, 0, 1)  # the view that masks the token
     stream = torch.where(inputs["pos"] % block == 0, 2, stream)
-    source = stream * length + (at - 1).clamp(min=0)
-    return found.gather(1, source[..., None].expand(-1, -1, found.shape[-1]))
+    before = (torch.arange(ids.shape[1], device=ids.device) - 1).clamp(min=0)
+    source = stream * ids.shape[1] + before  # gathered, since a graph can capture that and its backward
+    return found.flatten(1, 2).gather(1, source[..., None].expand(-1, -1, found.shape[-1]))
 
 
 def block_loss(weights: Weights, inputs: dict[str, Tensor], mask: int, recipe: Recipe) -> Tensor:
