@@ -190,3 +190,25 @@ def test_page_says_what_was_not_measured(tmp_path: Path) -> None:
     assert "| llada-8b | pardec | `sequential@dual` | 1 | no | 6.25 |  |  | yes |" in text
     assert "| llada-8b | pardec | `sequential@dual` | 1 | yes | not measured |" in text
     assert "Not measured: no run of entry a has been committed." in text  # a dry run is no measurement
+
+
+def test_page_shows_all_stretches_of_the_training_in_order(tmp_path: Path) -> None:
+    """Two runs of a day: the first stretch comes first, whatever the files are called; other entries show one run."""
+    files = []
+    for name, first, loss in (("a", 700, 1.25), ("b", 0, 2.5)):
+        rows = [{"part": "start", "step": first}, {"part": "state", "step": first + 700, "validation": loss}]
+        entry = {"status": "done", "seconds": 20.0, "rows": rows}
+        run = {"date": "2026-01-02", "dry": False, "machine": {}, "entries": {"e": entry, "c": {**entry, "rows": []}}}
+        files.append(tmp_path / f"{name}.json")
+        files[-1].write_text(json.dumps(run))
+    text = page.page(files)
+    assert text.index("| state | 700 | 2.5 |") < text.index("| state | 1400 | 1.25 |")
+    assert text.count("entry c, done") == 1
+
+
+def test_page_tells_runs_that_differ_from_a_first_one_that_does() -> None:
+    """The first run of captured forwards computes with other kernels; later ones are compared with each other."""
+    seen = [
+        page._repeats(row) for row in ({"repeats": True, "first_equal": False}, {"repeats": False}, {"repeats": True})
+    ]
+    assert seen == ["yes, after the first", "no", "yes"]

@@ -1,0 +1,65 @@
+"""`benchmarks/masked_answers.py`: what it counts, by hand, and a whole run on the embedded models."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import pardec
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import masked_answers as judge  # noqa: E402
+
+
+def test_agreement_counts_up_to_the_shorter_answer() -> None:
+    assert judge.agreement([5, 6, 7], [5, 9, 7, 8]) == pytest.approx(2 / 3)
+    assert judge.agreement([], [5]) is None
+
+
+def test_distinct_counts_n_grams_over_all_answers() -> None:
+    assert judge.distinct([[1, 2, 1, 2], [1, 2]], 1) == pytest.approx(2 / 6)
+    assert judge.distinct([[1, 2, 1, 2], [1, 2]], 2) == pytest.approx(2 / 4)
+    assert judge.distinct([[]], 1) == 0
+
+
+def test_copies_change_one_word() -> None:
+    for text, wanted in judge.copies(60):
+        sentence = text.partition(": ")[2]
+        assert sentence.split()[:-1] == wanted.split()[:-1]
+        assert sentence != wanted
+        assert f'"{wanted.split()[-1].rstrip(".")}" in place of "{sentence.split()[-1].rstrip(".")}"' in text
+    assert len(set(judge.copies(60))) > 30
+
+
+def test_nats_are_the_parents_likelihood_of_the_answer() -> None:
+    parent = pardec.load("tiny-llama", device="cpu", dtype="float32")
+    prompt, answer = [5, 6, 7], [8, 9]
+    logits = parent.logits(torch.tensor([[5, 6, 7, 8]]))[0].log_softmax(-1)
+    assert judge.nats(parent, prompt, answer) == pytest.approx(float(logits[2, 8] + logits[3, 9]) / 2, abs=1e-5)
+    assert judge.nats(parent, prompt, []) is None
+
+
+def test_a_run_judges_and_goes_on(tmp_path: Path) -> None:
+    """The parent agrees with itself; a second run decodes nothing; a lower bar of empty answers is missed by name."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in ("1+2=", "3+4=")))
+    arguments = ["--parent", "tiny-llama", "--model", str(ROOT / "models/embedded/tiny-dream")]
+    arguments += ["--prompts", str(prompts), "--run", str(tmp_path / "run"), "--count", "2", "--max-new-tokens", "8"]
+    arguments += ["--specs", "threshold:tau=0.9@dual", "--parts", "answers", "copies"]
+    out = tmp_path / "page.md"
+    judge.main([*arguments, "--out", str(out)])
+    rows = (tmp_path / "run/answers.jsonl").read_text()
+    assert len(rows.splitlines()) == 4
+    text = out.read_text()
+    [parent] = [line for line in text.splitlines() if line.startswith("| `parent` |") and line.count("|") > 5]
+    assert "| +0.000 | 100.0% |" in parent
+    assert "- `threshold:tau=0.9@dual`: likelihood within 0.5 nats of the parent's" in text
+    judge.main([*arguments, "--out", str(out)])
+    assert (tmp_path / "run/answers.jsonl").read_text() == rows
+    assert out.read_text().splitlines()[6:] == text.splitlines()[6:]
