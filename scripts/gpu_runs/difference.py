@@ -3,7 +3,8 @@
 Each row of a matrix is divided by its root mean square and by a step, and rounded; two rounded numbers are a byte, and
 the bytes are coded by Huffman's method (zlib without its search for repetitions). Norms stay in float16. A larger step
 is fewer bits and a coarser difference; with normally distributed differences 0.55 takes about 2.9 bits a weight and
-loses 2.5% of their energy, 1.1 takes 1.9 bits and loses 10%.
+loses 2.5% of their energy, 1.1 takes 1.9 bits and loses 10%. After 61.9 million tokens of training, `FINE` added 0.011
+nats to the validation loss; steps of 1.1 and 2.2 on top of it made 25 MB of 47 and added 0.38 (24 held-out texts).
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from torch import Tensor
 from gpu_runs.smollm2 import Shape
 
 FINE = {"matrix": 0.55, "embedding": 1.1}  # between two stretches of training
-SHIPPED = {"matrix": 1.1, "embedding": 2.2}
 FILE_BYTES = 15 * 2**20  # of one file
 _MOST = 7  # rounded numbers are -7 to 7
 
