@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from gpu_runs import difference, smollm2
+from gpu_runs.export import write as write_folder
 from gpu_runs.llama import Weights, states
 from gpu_runs.texts import Texts, _Decoder, packed, views, write
 from gpu_runs.training import Recipe, Training, block_loss, block_states, masked_by, tiny
@@ -54,34 +52,7 @@ def rows_of(texts: Texts) -> dict[str, Tensor]:
 
 def export(folder: Path, shape: smollm2.Shape, tensors: dict[str, Tensor], mask: int) -> pardec.Model:
     """The weights as a folder in Fast-dLLM v2's format."""
-    config: dict[str, Any] = {
-        "model_type": "Fast_dLLM_Qwen",
-        "architectures": ["Fast_dLLM_QwenForCausalLM"],
-        "hidden_act": "silu",
-        "vocab_size": shape.vocab,
-        "hidden_size": shape.width,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "intermediate_size": shape.mlp_width,
-        "rope_theta": shape.theta,
-        "rms_norm_eps": shape.eps,
-        "tie_word_embeddings": True,
-        "mask_token_id": mask,
-        "bd_size": BLOCK,
-        "max_position_embeddings": 512,
-        "eos_token_id": 2,
-        "bos_token_id": 1,
-    }
-    biases = {
-        name.replace(".weight", ".bias"): torch.zeros(len(values))
-        for name, values in tensors.items()
-        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
-    }
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({name: values.clone() for name, values in (tensors | biases).items()}, folder / "model.safetensors")
+    write_folder(folder, shape, tensors, {"mask": mask, "end": 2}, BLOCK)
     return pardec.load(folder, device="cpu", dtype="float32")
 
 

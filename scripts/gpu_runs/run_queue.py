@@ -81,6 +81,11 @@ def main(argv: list[str] | None = None, entries: Sequence[Entry] = ENTRIES) -> i
         from gpu_runs.parcels import pack
 
         return pack(given.pack, WORK, given.parcel_mb * 10**6)
+    if given.export:
+        from gpu_runs.export import export
+        from gpu_runs.parcels import STATE
+
+        return export(*given.export, state=STATE, work=WORK)
     if given.page:
         from gpu_runs.page import write
 
@@ -238,5 +243,12 @@ def _parser() -> argparse.ArgumentParser:
         "--pack", type=Path, metavar="FILE", help="pack SmolLM2's GGUF and the training's state to carry"
     )
     parser.add_argument("--parcel-mb", type=int, default=50, help="size of a parcel of --pack at most")
+    parser.add_argument(
+        "--export",
+        type=Path,
+        nargs=2,
+        metavar=("FILE", "FOLDER"),
+        help="write the trained model, from SmolLM2's GGUF and the training's state, as a checkpoint folder",
+    )
     parser.add_argument("--page", action="store_true", help="write benchmarks/gpu.md from the committed results")
     return parser

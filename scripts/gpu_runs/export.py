@@ -1,0 +1,83 @@
+"""Writes the trained masked model as a checkpoint folder in Fast-dLLM v2's format, which pardec loads.
+
+    scripts/gpu_queue --export FILE.gguf FOLDER
+
+The weights are SmolLM2's and the difference that the training's state holds; the tokenizer is that of the GGUF file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gpu_runs import difference
+from gpu_runs.smollm2 import Shape, carried, read
+
+
+def write(folder: Path, shape: Shape, tensors: dict[str, Tensor], template: dict[str, Any], block: int) -> None:
+    """The configuration and the weights; Qwen2's biases, which a Llama lacks, are zero."""
+    config = {
+        "model_type": "Fast_dLLM_Qwen",
+        "architectures": ["Fast_dLLM_QwenForCausalLM"],
+        "hidden_act": "silu",
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.mlp_width,
+        "rope_theta": shape.theta,
+        "rms_norm_eps": shape.eps,
+        "tie_word_embeddings": True,
+        "mask_token_id": template["mask"],
+        "bd_size": block,
+        "max_position_embeddings": 8192,
+        "eos_token_id": template["end"],
+        "bos_token_id": 1,
+    }
+    biases = {
+        name.replace(".weight", ".bias"): torch.zeros(len(values), dtype=values.dtype)
+        for name, values in tensors.items()
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    whole = {name: values.contiguous() for name, values in (tensors | biases).items()}
+    save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def export(gguf: Path, folder: Path, state: Path, work: Path) -> int:
+    """Rebuilds the model from SmolLM2's GGUF file and the state; 2 if one of them is not there."""
+    import pardec
+    from gpu_runs.training import Recipe
+
+    found = difference.load(state)
+    if found is None or not gguf.is_file():
+        print(
+            f"error: {state if found is None else gguf} holds no {'state' if found is None else 'model'}",
+            file=sys.stderr,
+        )
+        print(
+            "scripts/get_smollm2 prints the file's path; git sparse-checkout disable brings the state", file=sys.stderr
+        )
+        return 2
+    work.mkdir(parents=True, exist_ok=True)
+    file = work / "smollm2.bin"
+    file.write_bytes(carried(gguf))
+    shape, template, base = read(file)
+    file.unlink()
+    content, about = found
+    changes = difference.decode(shape, content, about["steps"])  # type: ignore[arg-type]
+    tensors = {name: (base[name] + changes[name]).to(torch.bfloat16) for name in base}
+    write(folder, shape, tensors, template, Recipe.block)
+    pardec.load(gguf, device="cpu").tokenizer.save_pretrained(folder)
+    total = Recipe.total / 1e6
+    print(f"{folder}: SmolLM2 as a masked model after {float(about['tokens']) / 1e6:.1f} of {total:.0f} million tokens")  # type: ignore[arg-type]
+    return 0
