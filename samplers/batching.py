@@ -1,5 +1,7 @@
 """Removes and adds rows in the state that a loop keeps for a request: `RowState`, `take_rows`, `scatter_rows`.
 
+`RowRequest` does the same for the request's fields.
+
 A class whose attributes have one entry per live row derives from `RowState`, names them in `per_row` and writes no
 method that moves rows:
 
@@ -15,8 +17,9 @@ and array in a dataclass, tuple or dict has the live rows first. Rows cannot joi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, Self
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 import torch
@@ -31,11 +34,13 @@ class RowState:
 
     Attributes:
         per_row: the names of these attributes; a class adds its own to those of its bases.
+        per_slot: of these, the names whose entry stays when a row is replaced, such as the row's index in the request.
         fills: what stands in the columns that an attribute gains where a wider row joins, if it is not 0; an instance
             may have a mapping of its own.
     """
 
     per_row: ClassVar[tuple[str, ...]] = ()
+    per_slot: ClassVar[tuple[str, ...]] = ()
     fills: Mapping[str, float] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -51,10 +56,16 @@ class RowState:
 
     def put(self, where: np.ndarray, other: Self) -> None:
         """Replaces the rows at `where` [n] by the rows of `other`, which have had no forward."""
+        self.before_join(where, other)
         for name in self.per_row:
+            if name in self.per_slot:
+                continue
             mine, theirs = (_of_list(getattr(state, name)) for state in (self, other))
             setattr(self, name, scatter_rows(mine, where, theirs, fill=self.fills.get(name, 0)))
         self.rows_changed()
+
+    def before_join(self, where: np.ndarray, other: Self) -> None:
+        """Called before the rows of `other` replace those at `where`, to make the two alike."""
 
     def rows_changed(self) -> None:
         """Called after rows were removed or replaced, to update derived attributes."""
@@ -94,6 +105,34 @@ def take_rows(value: Any, rows: np.ndarray) -> Any:
     if isinstance(value, dict):
         return {key: take_rows(item, rows) for key, item in value.items()}
     return value
+
+
+class RowRequest:
+    """A frozen dataclass in which some fields have one entry per row of a request, or none at all.
+
+    Attributes:
+        per_row: the names of these fields: tuples, or objects with a method `take` like the one here.
+    """
+
+    per_row: ClassVar[tuple[str, ...]] = ()
+
+    def take(self, rows: Sequence[int]) -> Self:
+        """The request with these rows only; its `source` still has to be set."""
+        values = {name: value for name in self.per_row if (value := getattr(self, name))}
+        return self._with(
+            {
+                name: tuple(value[row] for row in rows) if isinstance(value, tuple) else value.take(rows)
+                for name, value in values.items()
+            }
+        )
+
+    def join(self, others: Iterable[Self]) -> Self:
+        """This request followed by the rows of others of the same kind; its `source` still has to be set."""
+        every = (self, *others)
+        return self._with({name: tuple(chain(*(getattr(each, name) for each in every))) for name in self.per_row})
+
+    def _with(self, fields: dict[str, Any]) -> Self:
+        return cast("Self", dataclasses.replace(cast("Any", self), **fields))
 
 
 class Growing(Protocol):

@@ -15,13 +15,14 @@ from pardec.models.images.conditioned import Prefix
 from pardec.models.images.contracts import Condition
 from pardec.models.model import LanguageModel
 
+from .batching import RowRequest
 from .ops.token_automaton import TokenAutomaton
 from .rng import Source
 from .traits import Trait
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(RowRequest):
     """The arguments of one call of a loop, checked by the caller; lengths are in tokens.
 
     Attributes:
@@ -50,6 +51,11 @@ class Request:
         logprob_ids: candidates whose log-probabilities are recorded too, where `logprobs` is not None.
         finished: [B, L + 1] int64: the finished text of `Select.reference_sampler`, -1 where it has none.
     """
+
+    per_row = (
+        *("canvases", "prompts", "conditions", "samples", "stops", "constrained_spans", "grammars"),
+        *("prefix", "allowed"),
+    )
 
     canvases: tuple[Tensor, ...]
     prompts: tuple[int, ...]
@@ -173,12 +179,10 @@ class ConstrainedSpan:
 
 
 @dataclass(frozen=True)
-class Allowed:
+class Allowed(RowRequest):
     """The allowed tokens at each position, as one of a few sets."""
+
+    per_row = ("at",)
 
     sets: Tensor  # [S, V] bool; set 0 allows everything
     at: tuple[Tensor, ...]  # per row [L_i] int64: the set of each position
-
-    def take(self, rows: Sequence[int]) -> Allowed:
-        """The allowed tokens of these rows only."""
-        return Allowed(self.sets, tuple(self.at[row] for row in rows))

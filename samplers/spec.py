@@ -182,11 +182,11 @@ def parse(text: str | Spec | Policy) -> Spec:
         return spec
     tokens = _Tokens(text)
     parts = [_part(tokens)]
-    while tokens.take("+"):
+    while tokens.accept("+"):
         if len(parts) == MOST_PARTS:
             raise SpecError(f"a sampler has more than {MOST_PARTS} parts", hint=_GRAMMAR)
         parts.append(_part(tokens))
-    cache = _part(tokens) if tokens.take("@") else None
+    cache = _part(tokens) if tokens.accept("@") else None
     if tokens.left:
         actual = tokens.left[0][1]
         reason = "the cache after '@' stands last and once" if cache else "expected '+', '@' or the end"
@@ -212,7 +212,7 @@ class _Tokens:
             self.left.append((kind, match.group(kind)))
             at = match.end()
 
-    def take(self, mark: str) -> bool:
+    def accept(self, mark: str) -> bool:
         if self.left and self.left[0] == ("mark", mark):
             self.left.pop(0)
             return True
@@ -234,17 +234,17 @@ class _Tokens:
 def _part(tokens: _Tokens) -> Part:
     name = tokens.word("a name")
     params: list[tuple[str, str]] = []
-    if tokens.take(":"):
+    if tokens.accept(":"):
         while True:
             key = tokens.word(f"a parameter name of {name!r}")
-            if not tokens.take("="):
+            if not tokens.accept("="):
                 raise SpecError(f"expected '=' after {name}:{key} in sampler {tokens.text!r}", hint=_GRAMMAR)
             if len(params) == MOST_PARTS:
                 raise SpecError(f"{name} has more than {MOST_PARTS} parameters", hint=_GRAMMAR)
             if key in dict(params):
                 raise SpecError(f"{name}: parameter {key!r} is given twice in sampler {tokens.text!r}")
             params.append((key, tokens.word(f"a value for {name}:{key}", quoted=True)))
-            if not tokens.take(","):
+            if not tokens.accept(","):
                 break
     return Part(name, tuple(params))
 

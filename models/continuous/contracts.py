@@ -30,7 +30,7 @@ class States:
     def __len__(self) -> int:
         return len(self.cond)
 
-    def take(self, which: Tensor) -> States:
+    def __getitem__(self, which: Tensor) -> States:
         """The states of these tokens only: indices or a mask."""
         if self.uncond is None or self.scale is None:
             return States(self.cond[which])

@@ -28,7 +28,7 @@ class LayerCache:
         self.at: Tensor | None = None  # [R, K] the positions that the coming calls compute; None: they replace all
         self.first: int | None = None  # instead: calls compute the first so many, and new ones after the end
 
-    def put(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keeps what a call computes, and returns the keys and values of all positions."""
         if self.first is not None:
             self.k, self.v = (
@@ -54,7 +54,7 @@ class Attention(nn.Module):
         """x [R, L, D]; `mask` [R, 1, 1, L] bool of visible positions, None for all. A `cache` adds earlier K/V."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         if cache is not None:
-            k, v = cache.put(k, v)
+            k, v = cache.update(k, v)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         out: Tensor = self.proj(mixed.transpose(1, 2).flatten(-2))
         return out

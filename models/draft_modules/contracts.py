@@ -51,12 +51,12 @@ class DraftFiles:
             raise ModelError(f"{self.name}: {listed(foreign)} is not floating-point", "export its weights again")
         tensors: dict[str, Tensor] = {}
 
-        def keep(name: str, tensor: Tensor) -> None:
+        def store(name: str, tensor: Tensor) -> None:
             if wrong := damaged([(name, tensor)]):
                 raise ModelError(f"{self.name} cannot draft: {wrong}", "fetch its files again")
             tensors[names[name]] = tensor.to(device=device, dtype=dtype, copy=True)
 
-        read({name: self.published[name] for name in names}, keep)
+        read({name: self.published[name] for name in names}, store)
         return tensors
 
     def read_ids(self, name: str) -> Tensor:

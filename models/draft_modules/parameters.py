@@ -51,7 +51,7 @@ def fill(
     _check(files, wanted, harmless)
     rooms: dict[str, Tensor] = {}
 
-    def keep(part: str, tensor: Tensor) -> None:
+    def store(part: str, tensor: Tensor) -> None:
         name, start, _ = wanted[part]
         if name not in rooms:
             shape = parameters[name].shape
@@ -61,7 +61,7 @@ def fill(
                 rooms[name] = layout.empty(shape, dtype=dtype, device=device, source=tensor.dtype)
         layout.fill(rooms[name], tensor, start)
 
-    read({part: files.published[part] for part in wanted}, keep)
+    read({part: files.published[part] for part in wanted}, store)
     for name, room in rooms.items():
         if wrong := damaged([(name, room)]):
             raise ModelError(f"{files.name} cannot draft: {wrong}", "fetch its files again")

@@ -96,7 +96,7 @@ class MultiScaleQuantizer(Protocol):
 class TokenReduction(Protocol):
     """Which tokens of a forward's last scale go through each layer; `restore` sets the states of the others."""
 
-    def keep(self, layer: int, states: Tensor) -> Tensor | None:
+    def select(self, layer: int, states: Tensor) -> Tensor | None:
         """The tokens [R, k] int64, ascending, that `layer` computes of `states` [R, n_s, E]; None: all."""
         ...
 

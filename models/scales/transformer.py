@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -41,6 +42,8 @@ class Modulation(NamedTuple):
 class ScaleCache(KVCache):
     """Keys and values in the order in which they were fed, layer by layer: a layer may have computed fewer tokens."""
 
+    by_row = ("filled", "scales")
+
     def __init__(self, layers: int, rows: int, tokens: int, heads: int, size: int, like: Tensor) -> None:
         super().__init__(
             layers=layers,
@@ -51,34 +54,25 @@ class ScaleCache(KVCache):
             dtype=like.dtype,
             device=like.device,
         )
-        self.filled = [[0] * rows for _ in range(layers)]  # number of valid slots per row
-        self.scales = [0] * rows  # number of scales fed per row
+        self.filled = np.zeros((rows, layers), dtype=np.int64)  # number of valid slots per row and layer
+        self.scales = np.zeros(rows, dtype=np.int64)  # number of scales fed per row
         self.modulation: tuple[Tensor, list[Modulation]] | None = None  # labels, and the modulations of every block
-
-    def keep(self, rows: Tensor) -> None:
-        """Keep only these rows, in this order."""
-        super().keep(rows)
-        index = rows.tolist()
-        self.filled = [[filled[row] for row in index] for filled in self.filled]
-        self.scales, self.modulation = [self.scales[row] for row in index], None
 
     def advance(self, first: int, last: int, rows: list[int]) -> None:
         """Records that these rows are fed scales `first` to `last`. Raises CacheError unless these come next."""
-        if wrong := {self.scales[row] for row in rows} - {first}:
+        if wrong := set(self.scales[rows].tolist()) - {first}:
             raise CacheError(
                 f"scale {first} is fed to rows whose next scale is {', '.join(map(str, sorted(wrong)))}",
                 "feed the scales in order, all rows of a call at the same one",
             )
-        for row in rows:
-            self.scales[row] = last + 1
+        self.scales[rows] = last + 1
 
     def append(self, layer: int, k: Tensor, v: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """Appends k, v [R, n, H, D], and returns all K and V of these rows so far, [R, S, H, D]."""
-        each = range(self.batch) if rows is None else rows.tolist()
-        start = self.filled[layer][each[0]] if each else 0
+        each = np.arange(self.batch) if rows is None else rows.cpu().numpy()
+        start = int(self.filled[each[0], layer]) if len(each) else 0
         stop = start + k.shape[1]
-        for row in each:
-            self.filled[layer][row] = stop
+        self.filled[each, layer] = stop
         keys, values = self.k[layer], self.v[layer]
         if rows is None:
             keys[:, start:stop], values[:, start:stop] = k, v
@@ -236,7 +230,7 @@ class VARTransformer(nn.Module):
         how_each = self._modulations(labels, cache, rows)
         for layer, (block, how) in enumerate(zip(cast(list[Block], self.blocks), how_each, strict=True)):
             whole, visible = x, levels
-            which = None if reduction is None else reduction.keep(layer, x[:, -size:])
+            which = None if reduction is None else reduction.select(layer, x[:, -size:])
             if which is not None:
                 chosen = x[:, -size:].gather(1, which[..., None].expand(-1, -1, x.shape[-1]))
                 x = torch.cat((x[:, :-size], chosen), 1)
@@ -244,7 +238,7 @@ class VARTransformer(nn.Module):
             mask = None  # every token sees all stored slots
             if first < last:  # every token sees stored slots, its own scale and earlier scales
                 own = visible[:, None] >= visible
-                mask = torch.cat((own.new_ones(len(own), cache.filled[layer][which_rows[0]]), own), 1)
+                mask = torch.cat((own.new_ones(len(own), int(cache.filled[which_rows[0], layer])), own), 1)
             x = block(x, how, cache, layer, rows, mask)
             if reduction is not None and which is not None:
                 earlier = whole.shape[1] - size

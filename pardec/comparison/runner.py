@@ -188,7 +188,7 @@ def _decode(
     with show_progress(visible if pool.leads else False, total, file.count(), references) as report:
         check = ScorerCheck(comparison.tasks, comparison.problems, _warn if pool.leads else lambda text: None)
 
-        def keep(rows: list[Row]) -> None:
+        def save(rows: list[Row]) -> None:
             for row in rows:
                 check.row(row)
             file.append(rows)
@@ -196,7 +196,7 @@ def _decode(
 
         streaming = todo and comparison.grid.batch_size > 1  # streams only help with several rows per batch
         limit = batches_per_stream(len(todo), pool.workers) if streaming else 1
-        pool.run(comparison.job(folder.traces, warm_up=warm_up), units.streams(todo, limit), keep)
+        pool.run(comparison.job(folder.traces, warm_up=warm_up), units.streams(todo, limit), save)
 
 
 @contextmanager

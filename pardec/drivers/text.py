@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ..serving.rows import QueuedRow
     from ..serving.running import Decoding, RunningBatch
 
-_PER_ROW = ("canvases", "prompts", "conditions", "samples", "stops", "constrained_spans", "grammars")
-
 
 @dataclass(frozen=True, slots=True)
 class TextCall(Call):
@@ -67,16 +65,6 @@ class TextCall(Call):
     def stops(self, row: int) -> StopStrings | None:
         stops = self.request.stops[row] if self.request.stops else None
         return stops if isinstance(stops, StopStrings) else None
-
-    def take(self, rows: Sequence[int]) -> Self:
-        seeds, request = tuple(self.seeds[row] for row in rows), self.request
-        taken: dict[str, Any] = {
-            name: tuple(values[row] for row in rows) for name in _PER_ROW if (values := getattr(request, name))
-        }
-        parts = {"prefix": request.prefix, "allowed": request.allowed}
-        taken |= {name: part.take(rows) for name, part in parts.items() if part is not None}
-        taken |= {"source": Keyed(seeds)} if isinstance(request.source, Keyed) else {}
-        return replace(self, request=replace(request, **taken), seeds=seeds)
 
     def batch_key(self, request: Request) -> tuple[Any, ...]:
         return request.kind

@@ -187,8 +187,8 @@ class Server:
         options = answer.body.stream_options
         denoise = options is not None and bool(options.include_denoise)
 
-        def listen(index: int, put: Callable[[Update], None], row: QueuedRow) -> RowListener:
-            return StreamListener(index, put, self.model.row_text(row.call), denoise=denoise)
+        def listen(index: int, send: Callable[[Update], None], row: QueuedRow) -> RowListener:
+            return StreamListener(index, send, self.model.row_text(row.call), denoise=denoise)
 
         decoding = Decoding(self.worker, answer.request.rows, listen, deadline, _client(request))
         return TextStream(decoding, answer, self.metrics, since)
@@ -247,8 +247,8 @@ def _client(request: Request) -> str:
     return f"{host} {request.headers.get('authorization', '')}"
 
 
-def _listener(index: int, put: Callable[[Update], None], _: QueuedRow) -> RowListener:
-    return RowListener(index, put)
+def _listener(index: int, send: Callable[[Update], None], _: QueuedRow) -> RowListener:
+    return RowListener(index, send)
 
 
 def _waited(reason: str | None) -> dict[str, str]:

@@ -42,7 +42,7 @@ class Decoding:
         """Raises RequestError if the worker does not accept the rows."""
         self.worker, self.deadline = worker, deadline
         self._channel = Channel()
-        listeners = (listen(index, self._channel.put, row) for index, row in enumerate(rows))
+        listeners = (listen(index, self._channel.send, row) for index, row in enumerate(rows))
         self._jobs = [Job(row, listener, self, client) for row, listener in zip(rows, listeners, strict=True)]
         self._results: dict[int, Result] = {}
         worker.submit(self._jobs)

@@ -62,7 +62,7 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._updates: asyncio.Queue[Update] = asyncio.Queue()
 
-    def put(self, update: Update) -> None:
+    def send(self, update: Update) -> None:
         """Adds an update; may be called from any thread."""
         with suppress(RuntimeError):  # the event loop is closed, and nobody listens
             self._loop.call_soon_threadsafe(self._updates.put_nowait, update)
@@ -75,25 +75,25 @@ class Channel:
 class RowListener:
     """Sends the updates of one row to a channel."""
 
-    def __init__(self, index: int, put: Callable[[Update], None]) -> None:
-        self.index, self.put = index, put
+    def __init__(self, index: int, send: Callable[[Update], None]) -> None:
+        self.index, self.send = index, send
 
     wants_progress = False
 
     def started(self, waited: str | None) -> None:
         """The row is in a batch."""
-        self.put(Started(self.index, waited))
+        self.send(Started(self.index, waited))
 
     def advanced(self, progress: Progress) -> None:
         """Called after a forward of the row."""
 
     def finished(self, result: Result) -> None:
         """The row is done."""
-        self.put(Ended(self.index, result))
+        self.send(Ended(self.index, result))
 
     def failed(self, error: Exception) -> None:
         """The row was given up."""
-        self.put(Failed(self.index, error))
+        self.send(Failed(self.index, error))
 
 
 class StreamListener(RowListener):
@@ -101,8 +101,8 @@ class StreamListener(RowListener):
 
     wants_progress = True
 
-    def __init__(self, index: int, put: Callable[[Update], None], text: RowText, *, denoise: bool) -> None:
-        super().__init__(index, put)
+    def __init__(self, index: int, send: Callable[[Update], None], text: RowText, *, denoise: bool) -> None:
+        super().__init__(index, send)
         self.text, self.denoise = text, denoise
         self._sent = 0  # tokens reported so far
 
@@ -121,4 +121,4 @@ class StreamListener(RowListener):
         if self.denoise:
             pairs = zip(progress.tokens[start:].tolist(), progress.open[start:].tolist(), strict=True)
             canvas = [None if open_ else token for token, open_ in pairs]
-        self.put(Advanced(self.index, new, tokens, logprobs, canvas, progress.nfe))
+        self.send(Advanced(self.index, new, tokens, logprobs, canvas, progress.nfe))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +13,7 @@ from pardec.models import finite
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import ModelError
 
+from ..batching import RowRequest, RowState
 from ..host_transfer import to_host
 from ..rng import Source
 from ..trace import UNCOMMITTED
@@ -24,8 +23,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ImageRequest:
+class ImageRequest(RowRequest):
     """The arguments of one call of the loop, checked by the caller."""
+
+    per_row = ("labels", "conditions")
 
     labels: tuple[int, ...]  # the class of each row; () with `conditions`
     source: Source
@@ -35,24 +36,11 @@ class ImageRequest:
     draft_model: ContinuousModel | None = None  # the checkpoint that drafts, where the method needs one
     conditions: tuple[Condition, ...] = ()  # the caption of each row, for models of captions
 
-    def take(self, rows: Sequence[int]) -> ImageRequest:
-        """The request with these rows only; its `source` still has to be set."""
-        labels, conditions = (tuple(part[row] for row in rows) if part else () for part in self._rows)
-        return replace(self, labels=labels, conditions=conditions)
 
-    def join(self, others: Iterable[ImageRequest]) -> ImageRequest:
-        """This request followed by the rows of others of the same kind; its `source` still has to be set."""
-        parts = zip(self._rows, *(other._rows for other in others), strict=True)
-        labels, conditions = (tuple(chain.from_iterable(part)) for part in parts)
-        return replace(self, labels=labels, conditions=conditions)
-
-    @property
-    def _rows(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return self.labels, self.conditions
-
-
-class ImageState:
+class ImageState(RowState):
     """The images of a request. Only `commit` writes their tokens."""
+
+    per_row = ("rows", "labels", "latents", "rank", "visits", "count", "nfe", "commit_step", "commit_score")
 
     def __init__(self, model: ContinuousModel, request: ImageRequest) -> None:
         labels, device = request.labels or range(len(request.conditions)), model.device
@@ -143,11 +131,3 @@ class ImageState:
                 return error
         names = " or ".join(self.models)
         return ModelError(f"{names} gives {what} that are not finite", "load it with dtype=float32, or lower cfg")
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Drops all live rows but these."""
-        at = torch.from_numpy(rows).to(self.device)
-        for name in ("labels", "latents", "rank", "visits"):
-            setattr(self, name, getattr(self, name)[at])
-        for name in ("rows", "count", "nfe", "commit_step", "commit_score"):
-            setattr(self, name, getattr(self, name)[rows])

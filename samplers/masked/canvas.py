@@ -169,6 +169,7 @@ class Canvas(RowState):
     """
 
     per_row = (*_TENSORS, *_HOST)
+    per_slot = ("rows", "_clocks")
     block_start: np.ndarray
     block_end: np.ndarray
     end: np.ndarray
@@ -502,11 +503,8 @@ class Canvas(RowState):
         if not self.on_host:
             self._read()
 
-    def put(self, where: np.ndarray, other: Canvas) -> None:
-        """Replaces the rows at `where` by the rows of `other`, which no forward has computed, under the same indices.
-
-        `other` has at least as many columns; where it has more, this canvas grows.
-        """
+    def before_join(self, where: np.ndarray, other: Canvas) -> None:
+        """Adds the columns that `other` has more; it has no fewer, and has had no forward."""
         if more := other.length - self.length:
             blanks = {"tokens": self.pad_id, "open": False, "commit_step": PROMPT, "commit_score": 0, "serial": 0}
             for name, blank in blanks.items():
@@ -514,17 +512,7 @@ class Canvas(RowState):
             self.given_host = np.pad(self.given_host, ((0, 0), (0, more)), constant_values=True)
             self.window_host = np.where(self.window_host == self.length, other.length, self.window_host)
             self.window, self.length = torch.from_numpy(self.window_host).to(self.tokens.device), other.length
-        with torch.inference_mode(False), torch.no_grad():
-            index = torch.from_numpy(where).to(self.tokens.device)
-            for name in _TENSORS:
-                setattr(self, name, getattr(self, name).index_copy(0, index, getattr(other, name)))
-        for name in _HOST:
-            if name not in ("rows", "_clocks"):
-                values = getattr(self, name).copy()
-                values[where] = getattr(other, name)
-                setattr(self, name, values)
-        past = self._forwards - int(self.nfe.max())  # forwards that no live row took part in
+        past = self._forwards - int(np.delete(self.nfe, where).max(initial=0))  # forwards of no other live row
         self._clocks = np.roll(self._clocks, -past, axis=1)
         self._forwards -= past
         self._clocks[where] = -1
-        self.rows_changed()

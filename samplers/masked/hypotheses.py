@@ -28,7 +28,7 @@ class Loop(Protocol):
     sampler: MaskedSampler
     forward: MaskedForward
 
-    def take(self, keep: np.ndarray) -> None:
+    def keep(self, keep: np.ndarray) -> None:
         """Keeps these live rows; a row may repeat."""
         ...
 
@@ -75,15 +75,15 @@ class Branching:
         self.row, self.number = requested.nonzero()
         if self.past is None or len(self.row) == len(canvas):
             return
-        past = self.past.evidence.take(self.row)
-        self.loop.take(self.row)
+        past, self.past = self.past.evidence.take(self.row), None
+        self.loop.keep(self.row)
         depth, valid = self.depths[self.number], np.ones(len(self.row), dtype=bool)
         for step in range(1, int(depth.max()) + 1):
             due = valid & (depth >= step)
             valid &= self._draft(step, due, past) | (depth < step)
         valid &= (self.number == 0) | (canvas.first_open < canvas.total)  # a complete row needs no forward
         if not valid.all():
-            self.loop.take(np.flatnonzero(valid))
+            self.loop.keep(np.flatnonzero(valid))
             self.row, self.number = self.row[valid], self.number[valid]
 
     def _draft(self, step: int, rows: np.ndarray, past: Evidence) -> np.ndarray:
@@ -120,7 +120,8 @@ class Branching:
             Hypotheses(self.row, self.number, canvas, proposal, chosen.which, chosen.tokens, ended)
         )
         if len(best) < len(self.row):
-            loop.take(best)
+            self.past = None
+            loop.keep(best)
         rest = torch.from_numpy(~ended[best]).to(chosen.which.device)[:, None]
         self.past = _Past(evidence.take(best), np.ones(len(best), dtype=bool))
         return replace(decision, chosen=take_rows(chosen, best).only(rest))

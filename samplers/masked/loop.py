@@ -529,10 +529,6 @@ class MaskedLoop:
         """Drops all live rows but these from the canvas, the cache and every state."""
         if self.branching is not None:
             self.branching.keep(keep)
-        self.take(keep)
-
-    def take(self, keep: np.ndarray) -> None:
-        """Like `keep`, and also for hypotheses of rows."""
         self.canvas.keep(keep)
         self.forward.keep(keep)
         self.endings.keep(keep)

@@ -282,7 +282,7 @@ class MaskedForward(RowState):
         if self.cache is not None and len(rows):
             self.cache.keep(torch.from_numpy(self.layout.cache_rows(rows)))
 
-    def put(self, where: np.ndarray, other: Self) -> None:
+    def before_join(self, where: np.ndarray, other: Self) -> None:
         """Makes room for the rows of `other`, which are in the canvas at `where` and have had no forward.
 
         Their first forward computes or copies all K/V, so that stale entries of the cache are never seen.
@@ -291,7 +291,6 @@ class MaskedForward(RowState):
             for forward in (self, other):
                 forward.limits = forward.limits or TokenLimits(None, (), forward.canvas)
                 forward.compose()
-        super().put(where, other)
         if self.request.conditions and self.cache is not None and other.cache is not None:
             copy_cache_rows(self.model.decoder, self.cache, torch.from_numpy(where), other.model.decoder, other.cache)
         elif self.cache is not None and other.cache is not None:

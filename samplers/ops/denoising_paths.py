@@ -86,7 +86,7 @@ def rescore(head: Head, states: States, path: DenoisingPath, *, temperature: flo
     for part in range(0, steps, each):
         rows = slice(part * count, (part + each) * count)
         which = torch.arange(count, device=index.device).repeat(len(index[rows]) // max(1, count))
-        gaussians.append(head.distribution(points[rows], index[rows], states.take(which)))
+        gaussians.append(head.distribution(points[rows], index[rows], states[which]))
     means = torch.cat([distribution.mean for distribution in gaussians])
     deviations = torch.cat([distribution.log_deviation for distribution in gaussians]) + _log(temperature)
     return DenoisingPath(path.points, means.view_as(path.means), deviations.view_as(path.means))

@@ -27,7 +27,7 @@ class LastTransition:
     log_deviation: Tensor  # [N, d]
     others: Tensor  # [N, d]: the sum of the log deviations of earlier transitions
 
-    def take(self, which: Tensor) -> LastTransition:
+    def __getitem__(self, which: Tensor) -> LastTransition:
         """The transitions of these tokens only."""
         return LastTransition(self.mean[which], self.log_deviation[which], self.others[which])
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,14 +12,17 @@ from pardec.models import finite
 from pardec.models.errors import ModelError
 from pardec.models.scales.contracts import ScaleModel
 
+from ..batching import RowRequest
 from ..host_transfer import to_host
 from ..rng import Source
 from ..trace import UNCOMMITTED
 
 
 @dataclass(frozen=True)
-class ScaleRequest:
+class ScaleRequest(RowRequest):
     """The arguments of one call of the loop, checked by the caller."""
+
+    per_row = ("labels",)
 
     labels: tuple[int, ...]  # the class of each row; -1: no class
     source: Source
@@ -29,14 +31,6 @@ class ScaleRequest:
     top_p: float | None = None
     cfg: float | None = None  # t at the last scale: (1 + t) l_c - t l_u with t = cfg s / (S - 1); None is off
     refiner: ScaleModel | None = None  # the model that samples some of the scales, where the method needs one
-
-    def take(self, rows: Sequence[int]) -> ScaleRequest:
-        """The request with these rows only; its `source` still has to be set."""
-        return replace(self, labels=tuple(self.labels[row] for row in rows))
-
-    def join(self, others: Iterable[ScaleRequest]) -> ScaleRequest:
-        """This request followed by the rows of others of the same kind; its `source` still has to be set."""
-        return replace(self, labels=self.labels + tuple(label for other in others for label in other.labels))
 
     def guided(self, row: int) -> bool:
         """Whether `row` has an unconditional copy; for a row without a class that would be the row itself."""

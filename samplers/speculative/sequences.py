@@ -24,6 +24,7 @@ class Sequences(RowState):
         tokens: [B, C] int64, on the device; `pad_id` after `length`.
     """
 
+    per_slot = ("rows",)
     per_row = ("rows", "prompt", "length", "limit", "nfe", "host", "commit_step", "commit_score")
 
     def __init__(
@@ -85,12 +86,6 @@ class Sequences(RowState):
             index = torch.from_numpy(row).to(self.device), torch.from_numpy(where).to(self.device)
             self.tokens[index] = torch.from_numpy(own).to(self.device)
         self.length += counts
-
-    def put(self, where: np.ndarray, other: Sequences) -> None:
-        """Replaces the live rows at `where` by the rows of `other`, under their indices in the request."""
-        rows = self.rows
-        super().put(where, other)
-        self.rows = rows
 
     def rows_changed(self) -> None:
         shared = torch.from_numpy(self.host)

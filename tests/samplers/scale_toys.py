@@ -112,7 +112,7 @@ class Transformer:
         for layer in range(self.layers):
             parts = list(states.split(sizes, 1))
             for at, part in enumerate(parts):
-                kept = reduction.keep(layer, part) if reduction and at == len(parts) - 1 else None
+                kept = reduction.select(layer, part) if reduction and at == len(parts) - 1 else None
                 chosen = part if kept is None else part.gather(1, kept[..., None].expand(-1, -1, part.shape[-1]))
                 cache.states[layer].append(chosen)
                 seen = torch.cat(cache.states[layer], 1).mean(1, keepdim=True).expand_as(chosen)

@@ -96,7 +96,7 @@ class _Reader:
     def fail(self, problem: str) -> ModelError:
         return ModelError(f"{self.file} is damaged: {problem}", _AGAIN)
 
-    def take(self, size: int) -> int:
+    def advance(self, size: int) -> int:
         """Consumes the next `size` bytes, and returns where they begin."""
         start, self.at = self.at, self.at + size
         if self.at > len(self.content):
@@ -104,11 +104,11 @@ class _Reader:
         return start
 
     def scalar(self, code: str) -> Any:
-        return struct.unpack_from("<" + code, self.content, self.take(struct.calcsize("<" + code)))[0]
+        return struct.unpack_from("<" + code, self.content, self.advance(struct.calcsize("<" + code)))[0]
 
     def text(self) -> str:
         size = self.scalar("Q")
-        start = self.take(size)
+        start = self.advance(size)
         try:
             return self.content[start : start + size].decode("utf-8")
         except UnicodeDecodeError as error:
@@ -132,7 +132,7 @@ class _Reader:
         if kind not in _SCALARS:
             raise self.fail(f"a list holds values of the type {kind}")
         item = np.dtype("<" + _SCALARS[kind] if kind != 7 else "?")
-        values: list[Any] = np.frombuffer(self.content, item, count, self.take(count * item.itemsize)).tolist()
+        values: list[Any] = np.frombuffer(self.content, item, count, self.advance(count * item.itemsize)).tolist()
         return values
 
     def metadata(self, count: int) -> dict[str, Any]:

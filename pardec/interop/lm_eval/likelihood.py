@@ -60,7 +60,7 @@ class _Progress:
         at = [unit.positions[i] for i in self.open]
         return Query(unit.prefix + filled, at, [unit.target[i] for i in self.open], unit.context)
 
-    def take(self, answer: Answer) -> None:
+    def commit(self, answer: Answer) -> None:
         """Commits the answer's token at the most confident position; the first of equal ones."""
         at = int(answer.score.argmax())
         index = self.open.pop(at)
@@ -168,7 +168,7 @@ class Likelihood:
         active = progresses
         while active:
             for progress, answer in zip(active, self.distributions.query([p.query(mask) for p in active]), strict=True):
-                progress.take(answer)
+                progress.commit(answer)
             active = [p for p in active if p.open and (p.greedy or not while_greedy)]
         return progresses
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
+from pardec.samplers.batching import RowState
 from pardec.samplers.spec import Part, Spec, parse
 from pardec.samplers.speculative import compatibility
 from pardec.samplers.speculative.contracts import (
@@ -122,16 +123,15 @@ class Candidates(Drafter):
                 )
 
 
-class _Generators:
+class _Generators(RowState):
     """One generator per live row."""
+
+    per_row = ("generators",)
+    accepts_rows = False
 
     def __init__(self, generators: list[Any]) -> None:
         self.generators = generators  # None until first needed
         self.behind_prompt = False  # the prompt's round is over
-
-    def keep(self, rows: np.ndarray) -> None:
-        """Keeps the generators of these live rows."""
-        self.generators = [self.generators[row] for row in rows]
 
 
 def _is_generator(source: Any) -> bool:

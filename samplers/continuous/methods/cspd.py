@@ -146,7 +146,7 @@ def draft(context: ContinuousContext, drafter: Drafter, groups: list[Group], las
     number = group_indices(groups)
     forwards = np.sum([group.stop > group.start for group in groups], axis=0)
     return Drafts(
-        number < len(groups), number, _join_paths(paths, order), _join_states(all_states).take(order), latents, forwards
+        number < len(groups), number, _join_paths(paths, order), _join_states(all_states)[order], latents, forwards
     )
 
 
@@ -187,7 +187,7 @@ def exact_round(method: CSpDSettings, context: ContinuousContext, drafter: Draft
         if bool(again.any()):
             tokens = tokens.clone()
             which = again[drafts.wanted]
-            tokens[which] = _residual(context, drafter, again, states.take(which), drafts.states.take(which), last)
+            tokens[which] = _residual(context, drafter, again, states[which], drafts.states[which], last)
     final = stays | again
     inside = final[drafts.wanted]
     images.commit(final, tokens[inside], ratio[inside].exp().clamp(max=1))
@@ -235,8 +235,8 @@ def _residual(
         noise = torch.cat([images.noise(open_, "residual", width(context.head), again=number) for number in tries])
         u = torch.cat([images.uniforms(open_, "residual accept", again=number) for number in tries])
         which = left.repeat(size)
-        path = trace(context.head, target.take(which), noise, temperature=temperature)
-        drafts = rescore(drafter.head, other.take(which), path, temperature=temperature)
+        path = trace(context.head, target[which], noise, temperature=temperature)
+        drafts = rescore(drafter.head, other[which], path, temperature=temperature)
         ratio = log_density(path, last) - log_density(drafts, last)
         if bool(ratio.isnan().any()):  # none would ever be accepted
             raise ModelError(
@@ -297,7 +297,7 @@ def _replacements(
     if not method.reference:  # only those that need it are tried
         wanted = wanted.clone()
         wanted[wanted.clone()] = ~accepted
-        target, other = target.take(~accepted), other.take(~accepted)
+        target, other = target[~accepted], other[~accepted]
     normals = images.noise(wanted, "residual", TRIES * size).view(-1, TRIES, size).transpose(0, 1)
     uniforms = images.uniforms(wanted, "residual accept", TRIES).T
     proposals = target.mean + target.log_deviation.exp() * normals

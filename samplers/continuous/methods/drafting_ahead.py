@@ -85,4 +85,4 @@ def group_states(
         labels=images.labels[row],
     )
     at, index = wanted[number, row].nonzero(as_tuple=True)
-    return states.take(raster_order(row[at], index, images.tokens)), nonempty.sum(0).cpu().numpy()
+    return states[raster_order(row[at], index, images.tokens)], nonempty.sum(0).cpu().numpy()

@@ -98,7 +98,7 @@ class GroupMethod(Policy):
         tokens = noise.new_empty(len(noise), context.head.size)
         for count in np.unique(transitions).tolist():  # rows at one step, and groups of a window, share a head
             which, head = torch.from_numpy(transitions == count).to(noise.device), context.head_of(count)
-            tokens[which] = sample(head, states.take(which), noise[which, : width(head)])
+            tokens[which] = sample(head, states[which], noise[which, : width(head)])
         return tokens
 
     def sample_group(self, context: ContinuousContext) -> None:

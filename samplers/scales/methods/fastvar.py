@@ -41,7 +41,7 @@ class Pruning:
     before: Tensor | None = None  # [R, n_s, E] the states that go into the current layer
     added: dict[int, Tensor] = field(default_factory=dict)  # layer -> its update at the last complete map
 
-    def keep(self, layer: int, states: Tensor) -> Tensor | None:
+    def select(self, layer: int, states: Tensor) -> Tensor | None:
         """The tokens farthest from the mean of their map; all tokens in an early layer or a complete map."""
         self.before = states if layer >= self.first else None
         if self.before is None or self.keep_all:

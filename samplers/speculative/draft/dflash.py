@@ -211,11 +211,10 @@ class BlockState(RowState, DraftModel):
 
     # --- rows that leave and join ---
 
-    def put(self, where: np.ndarray, other: BlockState) -> None:
+    def before_join(self, where: np.ndarray, other: BlockState) -> None:
         for state in (self, other):  # pending states of rows that join begin elsewhere
             state._catch_up()
             state.pending = None
-        super().put(where, other)
 
 
 def _spread(part: Tensor, rows: Tensor, batch: int) -> Tensor:

@@ -45,7 +45,7 @@ def test_an_index_for_each_token_is_an_index_for_all() -> None:
     x = torch.randn(4, 3)
     each = head.distribution(x, torch.tensor([9, 0, 4, 4]), states)
     for row, index in enumerate((9, 0, 4, 4)):
-        one = head.distribution(x[row : row + 1], index, states.take(torch.tensor([row])))
+        one = head.distribution(x[row : row + 1], index, states[torch.tensor([row])])
         torch.testing.assert_close(each.mean[row], one.mean[0])
         torch.testing.assert_close(each.log_deviation[row], one.log_deviation[0])
 
@@ -62,7 +62,7 @@ def test_what_is_made_beforehand_gives_the_laws_of_each_transition(count: int, g
         ours, plain = head.distribution(x, index, ready), head.distribution(x, index, states)
         torch.testing.assert_close(ours.mean, plain.mean, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(ours.log_deviation, plain.log_deviation, rtol=1e-4, atol=1e-5)
-    some = ready.take(torch.arange(count - 1, -1, -2))  # other conditions
+    some = ready[torch.arange(count - 1, -1, -2)]  # other conditions
     every = head.distribution(x.flip(0)[::2], 4, some)
     torch.testing.assert_close(every.mean, head.distribution(x, 4, states).mean.flip(0)[::2], rtol=1e-4, atol=1e-5)
 

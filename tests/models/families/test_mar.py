@@ -101,7 +101,7 @@ def test_rows_that_know_different_numbers_of_tokens_give_what_each_gives_alone()
     for row in range(4):
         one = slice(row, row + 1)
         alone = model.backbone.states(x[one], known[one], labels[one], ~known[one], scale[one])
-        here = together.take(torch.arange(at, at + len(alone)))
+        here = together[torch.arange(at, at + len(alone))]
         at += len(alone)
         torch.testing.assert_close(here.cond, alone.cond, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(here.uncond, alone.uncond, rtol=1e-5, atol=1e-5)

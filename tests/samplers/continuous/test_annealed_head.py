@@ -47,7 +47,7 @@ def naive(model: ContinuousModel, when: np.ndarray, label: int, seed: int, chain
             e = torch.special.ndtri(u[0, 0]).float().view(-1, size)
             x = e[:1]
             for number, index in enumerate(reversed(range(transitions)), 1):
-                moved = head.distribution(x, index, states.take(torch.tensor([at])))
+                moved = head.distribution(x, index, states[torch.tensor([at])])
                 x = moved.mean + (moved.deviation * e[number] if index else 0)
             latents[0, token] = x[0]
         known = known | new

@@ -221,7 +221,7 @@ def _each_alone(context: object, groups: list[object], latents: torch.Tensor) ->
     scale = [each.scale for each in cond if each.scale is not None]
     whole = torch.cat([each.cond for each in cond])
     made = States(whole, torch.cat(uncond), torch.cat(scale)) if uncond else States(whole)
-    return made.take(order), np.array([sum(int(g.stop[r] > g.start[r]) for g in groups) for r in range(len(images))])  # type: ignore[attr-defined]
+    return made[order], np.array([sum(int(g.stop[r] > g.start[r]) for g in groups) for r in range(len(images))])  # type: ignore[attr-defined]
 
 
 def test_slack_accepts_more() -> None:

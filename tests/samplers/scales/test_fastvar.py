@@ -62,14 +62,14 @@ def test_tokens_far_from_the_mean_stay_and_others_take_the_coarser_map_s_part() 
     source = torch.Generator().manual_seed(0)
     coarse, before, fine = (torch.randn(2, count, 5, generator=source) for count in (4, 4, 9))
     pruning = Pruning(first=1)
-    assert pruning.keep(0, coarse) is None
+    assert pruning.select(0, coarse) is None
     pruning.observe(0, before)
-    assert pruning.keep(1, coarse) is None
+    assert pruning.select(1, coarse) is None
     pruning.observe(1, before)
     assert list(pruning.added) == [1]
     pruning.keep_all, pruning.count = False, 3
-    assert pruning.keep(0, fine) is None
-    kept = pruning.keep(1, fine)
+    assert pruning.select(0, fine) is None
+    kept = pruning.select(1, fine)
     assert kept is not None
     computed = torch.randn(2, 3, 5, generator=source)
     restored = pruning.restore(1, computed, kept)
