@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean, one_line
 
 from .outline import Unreadable, annotation, explanation, outlines
+from .renamed import refuse_former_names
 from .spec import Policy, format_value
 
 Family = Literal["masked", "ar", "continuous", "scales"]
@@ -135,6 +136,8 @@ def register(
     """
 
     def add(cls: _T) -> _T:
+        if stage in STAGES:  # `_add` refuses others
+            refuse_former_names(cls, name, family=family or stage_family(stage), stage=stage)
         source, line = _source(cls)
         summary = (inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or "").split("\n")[0]
         key = _add(

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from ..ops.allowed import AllowedRows
 from ..ops.rank import argmax
+from ..renamed import refuse_former_names
 from ..spec import Policy, Spec
 from ..traits import NONE, Reasons, Trait, Why
 
@@ -411,6 +412,10 @@ class Acceptance(Stage):
 
 class DraftModel(Protocol):
     """A drafting model in one round: it is fed the nodes of a growing draft and predicts the token after each."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        refuse_former_names(cls, cls.__name__, family="ar", stage="draft_model")
 
     def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
         """Processed logits [B, K, V] after `nodes` [B, K] of `draft`, whose ancestors must have been fed before.

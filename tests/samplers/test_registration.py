@@ -7,14 +7,16 @@ import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 
 from pardec.models.errors import SpecError
-from pardec.samplers import cards, registry
+from pardec.samplers import cards, registry, renamed
 from pardec.samplers.masked.select.threshold import Threshold
 from pardec.samplers.registry import Policy, register, resolve
+from pardec.samplers.speculative.contracts import DraftModel
+from pardec.samplers.traits import Trait
 from tests.samplers.toys import fill, prompts, toy
 
 SOURCE = '''"""Commits everything at once.
@@ -76,6 +78,45 @@ def test_loading_a_file_again_registers_it_again(tmp_path: Path, monkeypatch: py
 def test_a_stage_that_does_not_exist_is_refused() -> None:
     with pytest.raises(SpecError, match="mine: unknown stage 'chose'"):
         register("mine", stage="chose")(dataclass(frozen=True)(type("Mine", (), {})))
+
+
+@pytest.mark.usefixtures("scratch")
+@pytest.mark.parametrize(
+    ("stage", "family", "former", "today"),
+    [
+        ("cache", "ar", "room", "it is max_depth now"),
+        ("cache", "masked", "slides", "it is Trait.SLIDES in `provides` now"),
+        ("select", None, "tick", "it is skipped_steps now"),
+        ("revise", None, "needs_shadow", "it is Trait.LEAVE_ONE_OUT in `provides` now"),
+        ("accept", None, "seeded", "it is Trait.SEEDED in `provides` now"),
+        ("length", None, "yardstick", "it is uses_answer now"),
+    ],
+)
+def test_a_former_name_of_a_hook_is_refused(stage: str, family: Any, former: str, today: str) -> None:
+    made = dataclass(frozen=True)(type("Outside", (Policy,), {former: lambda self: True}))
+    with pytest.raises(SpecError, match=f"outside: Outside defines '{former}'.*{today}"):
+        register("outside", stage=stage, family=family)(made)
+    assert "outside" not in {card.name for card in registry.cards()}
+    parameter = type("Parameter", (Policy,), {"__annotations__": {former: Annotated[int, "a number"]}, former: 1})
+    register("outside", stage=stage, family=family)(dataclass(frozen=True)(parameter))
+
+
+def test_a_draft_model_with_a_former_name_is_refused() -> None:
+    with pytest.raises(SpecError, match="it is forward_subset now"):
+        type("Outside", (DraftModel,), {"forward_over_ids": lambda self, draft, nodes: None})
+
+
+def test_every_former_name_leads_to_one_that_exists() -> None:
+    for (family, stage), names in renamed._FORMER.items():
+        base = {"": Policy, "draft_model": DraftModel}.get(stage)
+        if base is None:
+            contracts = importlib.import_module(
+                f"pardec.samplers.{'masked' if family == 'masked' else 'speculative'}.contracts"
+            )
+            base = getattr(contracts, {"draft": "Drafter", "accept": "Acceptance"}.get(stage, stage.capitalize()))
+        for former, today in names.items():
+            assert not hasattr(base, former), (stage, former)
+            assert isinstance(today, Trait) or hasattr(base, today), (stage, today)
 
 
 @pytest.mark.usefixtures("scratch")
