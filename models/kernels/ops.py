@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,6 @@ from ..caches.kv_cache import Slots
 from ..decoder_config import Activation
 from ..layers.rope import apply_rotary
 from .choice import backend
-from .cpu import library
 from .cpu.layer import apply_rotary_c, norm_c, swiglu_c
 from .variable import VARIABLE
 
@@ -120,18 +119,10 @@ def choose_ops(device: torch.device, dtype: torch.dtype, *, reference: bool = Fa
 
     Asked at each forward, since gradients and the dispatch modes that follow operations come and go between two.
     """
-    kind = "reference" if reference else os.environ.get(VARIABLE)
-    watched = torch.is_grad_enabled(), torch._C._len_torch_dispatch_stack()
-    return _chosen(kind, device, dtype, watched, library.kernel, library.supported)
-
-
-@lru_cache
-def _chosen(kind: str | None, device: torch.device, dtype: torch.dtype, watched: object, *compiled: object) -> Ops:
-    """The operations for these arguments, cached for later forwards; `compiled` are functions that tests replace."""
-    chosen = "reference" if kind == "reference" else backend(device, dtype)
-    if chosen == "reference":
-        return REFERENCE
-    return C if chosen == "c" else triton_ops(all_of_them=kind == "triton")
+    chosen = "reference" if reference else backend(device, dtype)
+    if chosen == "triton":
+        return triton_ops(all_of_them=os.environ.get(VARIABLE) == "triton")
+    return C if chosen == "c" else REFERENCE
 
 
 @cache

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pardec.models.errors import SpecError
 
@@ -15,6 +15,7 @@ from .base import Driver
 
 if TYPE_CHECKING:
     from pardec.models.images.contracts import ImageModel, Imaging
+    from pardec.samplers.events import Event
 
     from ..serving.rows import QueuedRow
     from ..serving.running import Decoding
@@ -30,6 +31,15 @@ class ImageDriver(Driver):
     network: ImageModel
     of_tokens: str  # the tokens of an image, with a preposition
     takes: Takes  # which arguments have a meaning
+    network_class: ClassVar[type[ImageModel]]
+    loop: ClassVar[Callable[..., Iterator[Event]]]
+
+    @classmethod
+    def drives(cls, network: Any) -> bool:
+        return isinstance(network, cls.network_class)
+
+    def decode(self, call: Any, *, steps: bool) -> Iterator[Event]:
+        return self.loop(self.network, call.sampler, call.request, steps=steps)
 
     def imaging(self, settings: Settings) -> Imaging:
         """The interface for images of the requested size. Raises SpecError for arguments without a meaning."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from .base import seeds_of
 from .images import ImageDriver
 
 if TYPE_CHECKING:
-    from pardec.samplers.events import Event, Finished
+    from pardec.samplers.events import Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,8 @@ class MapDriver(ImageDriver):
     takes = Takes.MAPS
     compared = "-s sequential -s code:refiner=NAME"
     network: ScaleModel
-
-    @classmethod
-    def drives(cls, network: Any) -> bool:
-        return isinstance(network, ScaleModel)
+    network_class = ScaleModel
+    loop = staticmethod(loop.decode)
 
     def prepare(self, prompt: Any, arguments: Mapping[str, Any]) -> MapCall:
         model, settings = self.network, Settings.of(arguments, self.defaults)
@@ -73,9 +71,6 @@ class MapDriver(ImageDriver):
             refiner=draft_models.for_scales(sampler, model),
         )
         return MapCall(sampler, request, seeds, settings.callback, model.weights_version, imaging)
-
-    def decode(self, call: MapCall, *, steps: bool) -> Iterator[Event]:
-        return loop.decode(self.network, call.sampler, call.request, steps=steps)
 
     def result(self, call: Any, end: Finished, tokens: list[list[int]], *, draw: bool) -> dict[str, Any]:
         return {**super().result(call, end, tokens, draw=draw), "sides": self.network.scales.sides}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from .images import ImageDriver
 
 if TYPE_CHECKING:
     from pardec.models.images.contracts import Condition
-    from pardec.samplers.events import Event, Finished
+    from pardec.samplers.events import Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,8 @@ class VectorDriver(ImageDriver):
     takes = Takes.VECTORS
     compared = "-s mar:steps=16 -s mar:steps=64"
     network: ContinuousModel
-
-    @classmethod
-    def drives(cls, network: Any) -> bool:
-        return isinstance(network, ContinuousModel)
+    network_class = ContinuousModel
+    loop = staticmethod(loop.decode)
 
     def prepare(self, prompt: Any, arguments: Mapping[str, Any]) -> VectorCall:
         model, settings = self.network, Settings.of(arguments, self.defaults)
@@ -89,9 +87,6 @@ class VectorDriver(ImageDriver):
             draft_model=draft_models.for_vectors(sampler, model),
         )
         return VectorCall(sampler, request, seeds, settings.callback, model.weights_version, imaging)
-
-    def decode(self, call: VectorCall, *, steps: bool) -> Iterator[Event]:
-        return loop.decode(self.network, call.sampler, call.request, steps=steps)
 
     def result(self, call: Any, end: Finished, tokens: list[list[int]], *, draw: bool) -> dict[str, Any]:
         assert end.latents is not None, "of the continuous loop"

@@ -149,7 +149,6 @@ class MaskedLoop:
         self.may_wait = Trait.MAY_WAIT in sampler.select.provides
         self.sure_steps = _SPARE_FORWARDS  # no row can have taken too many forwards before this many steps
         self.compose()
-        self._bind()
 
     # --- one step ---
 
@@ -262,7 +261,8 @@ class MaskedLoop:
     # --- hooks of a step ---
 
     def compose(self) -> None:
-        """Sets the hooks that the stages and the request need."""
+        """Sets the hooks that the stages and the request need, and looks up the states that every step reads."""
+        self._bind()
         sampler, select, cache, forward = self.sampler, self.sampler.select, self.sampler.cache, self.forward
         branching = self.branching
         stores_prefixes = forward.reuse.prefixes is not None
@@ -563,7 +563,6 @@ class MaskedLoop:
         with torch.inference_mode():
             self.memory = scatter_rows(self.memory, where, theirs)
         self.compose()
-        self._bind()
 
     def finished(self, row: int | None = None) -> Finished:
         """The final event, with the results of all rows or of this one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -187,12 +187,20 @@ class VerifyForward(RowState):
     def rows_changed(self) -> None:
         self.order = torch.arange(self.cache.reach + 1, device=self.text.device)
 
-    def _run(self, draft: Draft, rows: np.ndarray, *, whole: bool = True, narrow: bool = False) -> Hidden:
-        """Runs one forward of `draft` for the live `rows`; the options are those of `_plan`."""
-        plan = self._plan(draft, rows, whole=whole, narrow=narrow)
-        self.padded += plan.tokens.numel() - int(draft.sizes.sum())
-        self.runs.append((plan, self.cache))
-        return self.model.run(plan, self.cache)
+    def _run(self, draft: Draft, rows: np.ndarray, *, cache: KVCache | None = None, **options: Any) -> Hidden:
+        """Runs one forward of `draft` for the live `rows`; the options are those of `_plan`.
+
+        A given `cache` has exactly these rows.
+        """
+        plan = self._plan(draft, rows, **options)
+        if cache is None:
+            cache = self.cache
+        else:
+            plan = replace(plan, rows=None)
+        if plan.layers is None or plan.layers.stop is None:  # a forward in parts counts once
+            self.padded += plan.tokens.numel() - int(draft.sizes.sum())
+        self.runs.append((plan, cache))
+        return self.model.run(plan, cache)
 
     def _plan(self, draft: Draft, rows: np.ndarray, *, whole: bool = True, narrow: bool = False) -> Plan:
         """The plan of `draft` for the live `rows`.

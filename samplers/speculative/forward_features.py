@@ -271,25 +271,6 @@ class ExtendedForward(VerifyForward):
 
     # --- one forward ---
 
-    def _run(
-        self,
-        draft: Draft,
-        rows: np.ndarray,
-        *,
-        whole: bool = True,
-        narrow: bool = False,
-        cache: KVCache | None = None,
-        **options: Any,
-    ) -> Hidden:
-        """Like `VerifyForward._run`; `options` are those of `_plan`. A given `cache` has exactly these rows."""
-        plan = self._plan(draft, rows, whole=whole, narrow=narrow, **options)
-        plan = plan if cache is None else replace(plan, rows=None)
-        cache = self.cache if cache is None else cache
-        if plan.layers is None or plan.layers.stop is None:
-            self.padded += plan.tokens.numel() - int(draft.sizes.sum())
-        self.runs.append((plan, cache))
-        return self.model.run(plan, cache)
-
     def _plan(
         self,
         draft: Draft,

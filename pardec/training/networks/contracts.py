@@ -125,6 +125,31 @@ class Network(nn.Module):
         """The target's device, on which training runs."""
         return self.target.embedding.device
 
+    def decoder_config(self, **own: Any) -> dict[str, Any]:
+        """The published configuration of a drafter's layers, which have the target's heads; `own` is what differs."""
+        shape, target = self.target.shape, self.target
+        return {
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": self.options.kv_heads or shape.kv_heads,
+            "head_dim": shape.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": target.eps,
+            "rope_theta": target.theta,
+            "max_position_embeddings": target.model.max_positions,
+            "attention_bias": False,
+            "vocab_size": len(target.head),
+            **own,
+        }
+
+    def id_tensors(self) -> dict[str, Tensor]:
+        """The published tensors that say which ids of the target it drafts; none if it drafts them all."""
+        if self.ids is None:
+            return {}
+        drafted = torch.zeros(len(self.target.head), dtype=torch.bool).index_fill_(0, self.ids.cpu(), True)
+        return {"d2t": self.ids - torch.arange(len(self.ids), device=self.device), "t2d": drafted}
+
     def draft_ids(self, ids: Tensor) -> None:
         """Restricts drafts to these ids of the target [Vd], in this order."""
         self.ids = ids.to(self.device)

@@ -184,7 +184,7 @@ class DFlash(Network):
         return F.pad(ids, (0, length - ids.shape[-1], 0, 1), value=-1)
 
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        shape, width = self.target.shape, self.target.model.width
+        width = self.target.model.width
         tensors: dict[str, Tensor] = {
             "fc.weight": self.fc.exported,
             "hidden_norm.weight": self.hidden_norm,
@@ -193,32 +193,20 @@ class DFlash(Network):
         for at, layer in enumerate(self.layers):
             assert isinstance(layer, BlockLayer)
             tensors |= layer.tensors(f"layers.{at}.")
-        vocabulary = len(self.target.head)
-        config: dict[str, Any] = {
-            "architectures": ["DFlashDraftModel"],
-            "model_type": "qwen3",
-            "hidden_size": width,
-            "intermediate_size": len(tensors["layers.0.mlp.gate_proj.weight"]),
-            "num_hidden_layers": len(self.layers),
-            "num_attention_heads": shape.heads,
-            "num_key_value_heads": self.options.kv_heads or shape.kv_heads,
-            "head_dim": shape.head_dim,
-            "hidden_act": "silu",
-            "rms_norm_eps": self.target.eps,
-            "rope_theta": self.target.theta,
-            "max_position_embeddings": self.target.model.max_positions,
-            "attention_bias": False,
-            "vocab_size": vocabulary,
-            "block_size": self.options.block,
-            "num_target_layers": self.target.model.layers,
-            "dflash_config": {"mask_token_id": self.mask_id, "target_layer_ids": list(self.taps)},
-            "tie_word_embeddings": True,
-        }
+        config = self.decoder_config(
+            architectures=["DFlashDraftModel"],
+            model_type="qwen3",
+            hidden_size=width,
+            intermediate_size=len(tensors["layers.0.mlp.gate_proj.weight"]),
+            num_hidden_layers=len(self.layers),
+            block_size=self.options.block,
+            num_target_layers=self.target.model.layers,
+            dflash_config={"mask_token_id": self.mask_id, "target_layer_ids": list(self.taps)},
+            tie_word_embeddings=True,
+        )
         if self.ids is not None:
             config["draft_vocab_size"] = len(self.ids)
-            tensors["d2t"] = self.ids - torch.arange(len(self.ids), device=self.device)
-            tensors["t2d"] = torch.zeros(vocabulary, dtype=torch.bool).index_fill_(0, self.ids.cpu(), True)
-        return config, tensors
+        return config, tensors | self.id_tensors()
 
     @classmethod
     def read_shape(cls, files: DraftFiles, target: LanguageModel) -> dict[str, Any]:

@@ -180,32 +180,17 @@ class Eagle(Network):
         parts = {"q_proj": self.q, "k_proj": self.k, "v_proj": self.v, "o_proj": self.o}
         tensors |= {f"midlayer.self_attn.{name}.weight": value for name, value in parts.items()}
         tensors |= self.mlp.tensors("midlayer.")
-        vocabulary = len(self.target.head)
-        config: dict[str, Any] = {
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "model_type": "llama",
-            "hidden_size": width,
-            "intermediate_size": len(self.mlp.gate),
-            "num_hidden_layers": 1,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "hidden_act": "silu",
-            "rms_norm_eps": self.target.eps,
-            "rope_theta": self.target.theta,
-            "max_position_embeddings": self.target.model.max_positions,
-            "attention_bias": False,
-            "vocab_size": vocabulary,
-            "draft_vocab_size": vocabulary if self.ids is None else len(self.ids),
-            "tie_word_embeddings": self.head is None,
-            "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(self.taps), "use_aux_hidden_state": True},
-        }
+        config = self.decoder_config(
+            architectures=["LlamaForCausalLMEagle3"],
+            hidden_size=width,
+            intermediate_size=len(self.mlp.gate),
+            draft_vocab_size=len(self.target.head if self.ids is None else self.ids),
+            tie_word_embeddings=self.head is None,
+            eagle_config={"eagle_aux_hidden_state_layer_ids": list(self.taps), "use_aux_hidden_state": True},
+        )
         if self.head is not None:
             tensors["lm_head.weight"] = self.head
-        if self.ids is not None:
-            tensors["d2t"] = self.ids - torch.arange(len(self.ids), device=self.device)
-            tensors["t2d"] = torch.zeros(vocabulary, dtype=torch.bool).index_fill_(0, self.ids.cpu(), True)
-        return config, tensors
+        return config, tensors | self.id_tensors()
 
     @classmethod
     def read_shape(cls, files: DraftFiles, target: LanguageModel) -> dict[str, Any]:

@@ -93,22 +93,14 @@ class Kangaroo(Network):
 
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         model, shape = self.target.model, self.target.shape
-        config: dict[str, Any] = {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "exit_layer": self.taps[0] + 1,
-            "hidden_size": model.width,
-            "intermediate_size": shape.mlp_width,
-            "num_hidden_layers": 1,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "hidden_act": "silu",
-            "rms_norm_eps": self.target.eps,
-            "rope_theta": self.target.theta,
-            "vocab_size": model.vocab_size,
-            "tie_word_embeddings": False,
-        }
+        config = self.decoder_config(
+            architectures=["LlamaForCausalLM"],
+            exit_layer=self.taps[0] + 1,
+            hidden_size=model.width,
+            intermediate_size=shape.mlp_width,
+            vocab_size=model.vocab_size,
+            tie_word_embeddings=False,
+        )
         attention = {"q_proj": self.q, "k_proj": self.k, "v_proj": self.v, "o_proj": self.o}
         tensors: dict[str, Tensor] = {f"layers.0.self_attn.{name}.weight": value for name, value in attention.items()}
         return config, {**tensors, "layers.0.input_layernorm.weight": self.input_norm, "norm.weight": self.norm}
