@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .caches.kv_cache import KVCache
@@ -162,7 +163,9 @@ class Decoder(nn.Module):
 
     def unembed(self, normed: Tensor) -> Tensor:
         """The head alone: states after the final norm [M, E] -> logits [M, V] in the model's dtype."""
-        logits = self.head.forward(normed)
+        head, weight = self.head, self.head.weight
+        plain = self.placement is None and head.again is None and type(weight) is nn.Parameter
+        logits = F.linear(normed, weight) if plain and not matmul.onednn_is_faster() else head.forward(normed)
         if self.config.logit_cap is not None:
             logits = (logits / self.config.logit_cap).tanh() * self.config.logit_cap
         return logits if self.placement is None else logits.to(self.embed_device)

@@ -17,7 +17,7 @@ from einops import rearrange
 from torch import Tensor
 
 from ..kernels.attention import AttentionPattern, additive_mask, visible_rows
-from ..layers.rope import apply_rotary
+from ..kernels.ops import apply_rotary
 from .readers import Reader
 
 Far = Literal["offsets", "zero"]  # positions of sinks before the window: their own, or all 0

@@ -32,9 +32,9 @@ from ..hidden import Hidden
 from ..kernels.attention import AttentionPattern, attend, attention_pattern
 from ..kernels.choice import backend
 from ..kernels.matmul import add_matmul, matmul
-from ..kernels.ops import choose_ops
+from ..kernels.ops import apply_rotary, choose_ops
 from ..layers.layer import DecoderLayer, LayerPass
-from ..layers.rope import Rope, apply_rotary
+from ..layers.rope import Rope
 from ..model import LanguageModel
 from ..plan import Plan
 from .contracts import DraftFiles, DraftKind, DraftModule, register

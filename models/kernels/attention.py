@@ -19,8 +19,10 @@ from einops import rearrange
 from torch import Tensor
 
 from ..plan import Plan, Visible
-from .choice import Backend, backend
+from .choice import Backend
 from .cpu.attention import attend_c, causal_c, faster
+from .ops import choose_ops
+from .variable import forced
 
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
@@ -180,14 +182,15 @@ def attention_pattern(
     if window is not None and extent <= window:
         window = None  # no slot is that far back
     whole = _sees_all(plan) and window is None
-    chosen: Backend = "reference"
-    if not reference:
-        chosen = backend(device, dtype if whole else None, suited=not whole and dtype != torch.float32)
-    if whole and chosen != "triton":
-        return AttentionPattern(chosen, extent, plan.rows)
+    fastest: Backend = "reference" if reference else choose_ops(device, dtype).backend
+    in_c = fastest == "c"
+    if whole and (fastest != "triton" or forced() != "triton"):
+        return AttentionPattern("c" if in_c else "reference", extent, plan.rows)
+    # Triton's version is the faster one for patterns in 16 bits; elsewhere only the variable chooses it.
+    suited = fastest == "triton" and (dtype != torch.float32 or forced() == "triton")
+    chosen: Backend = "triton" if suited else "reference"
     span, uniform = plan.span, plan.uniform
     straight = plan.visible.kind == "causal" and span is not None and uniform == span[1] and window is None
-    in_c = not reference and backend(device, dtype) == "c"
     dense = mask_of_the_last(plan, extent) if in_c and window is None else None
     if dense is not None:
         last = torch.zeros(dense.shape, device=device).masked_fill_(~dense, float("-inf"))

@@ -15,23 +15,31 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..caches.kv_cache import Slots
 from ..decoder_config import Activation
-from ..layers.rope import apply_rotary
-from .choice import backend
+from .choice import Backend, backend
 from .cpu.layer import apply_rotary_c, norm_c, swiglu_c
 from .variable import VARIABLE
+
+if TYPE_CHECKING:
+    from ..caches.kv_cache import Slots
+
+_SMALL = 2**16  # below this many entries, the number of operations decides the time of a rotation
 
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """A set of versions of `norm`, `rotary_and_cache` and `glu`, with the signatures of the definitions."""
+    """A set of versions of `norm`, `rotary_and_cache` and `glu`, with the signatures of the definitions.
 
+    `backend` is the version of all of them, and of what other modules compute on the same device.
+    """
+
+    backend: Backend
     norm: Callable[[Tensor, Tensor, float], Tensor]
     rotary_and_cache: Callable[[Tensor, Tensor, Tensor, int, Slots | None, int], tuple[Tensor, Tensor, Tensor]]
     glu: Callable[[Tensor, Activation], Tensor]
@@ -51,6 +59,21 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def _constant(value: float) -> Tensor:
     with torch.inference_mode(False):
         return torch.tensor(value, device="cpu")
+
+
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the leading R dimensions of x [B, Q, H, D] in float32; `sin` carries the sign of the half-split."""
+    dim = cos.shape[-1]
+    half = dim // 2
+    part = (x if dim == x.shape[-1] else x[..., :dim]).float()
+    out = part * cos
+    if part.numel() < _SMALL:
+        out.addcmul_(part.roll(half, -1), sin)
+    else:  # no temporary tensors of this size
+        out[..., :half].addcmul_(part[..., half:], sin[..., :half])
+        out[..., half:].addcmul_(part[..., :half], sin[..., half:])
+    out = out.to(x.dtype)
+    return out if dim == x.shape[-1] else torch.cat((out, x[..., dim:]), -1)
 
 
 def rotary_and_cache(
@@ -110,8 +133,8 @@ def glu_c(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
     return swiglu_c(gate_up) if activation == "silu" else glu(gate_up, activation)
 
 
-REFERENCE = Ops(norm, rotary_and_cache, glu)
-C = Ops(norm_c, rotary_and_cache_c, glu_c)
+REFERENCE = Ops("reference", norm, rotary_and_cache, glu)
+C = Ops("c", norm_c, rotary_and_cache_c, glu_c)
 
 
 def choose_ops(device: torch.device, dtype: torch.dtype, *, reference: bool = False) -> Ops:
@@ -142,4 +165,4 @@ def triton_ops(*, all_of_them: bool) -> Ops:
     def glu_triton(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
         return swiglu_triton(gate_up) if activation == "silu" else glu(gate_up, activation)
 
-    return Ops(norm_triton if all_of_them else norm, rotary_and_cache_triton, glu_triton)
+    return Ops("triton", norm_triton if all_of_them else norm, rotary_and_cache_triton, glu_triton)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ..caches.kv_cache import KVCache, Slots, room_for
 from ..errors import CacheError
-from ..layers.rope import GridRope, Rope, apply_rotary
+from ..kernels.ops import apply_rotary
+from ..layers.rope import GridRope, Rope
 from ..plan import Plan
 from .contracts import ChunkShape, Codec, Layout, Store, layout_bytes
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding, along a line or over a grid: half-split rotation, tables in float32."""
+"""The tables of rotary position embedding, along a line or over a grid: cosines and signed sines in float32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from ..errors import ModelError
 from ..plan import Plan
 
 _WIDEST = 2**16  # maximum head dimension
-_SMALL = 2**16  # below this many entries, the number of operations decides the time of a rotation
 
 
 def default_frequencies(theta: float, dim: int) -> Tensor:
@@ -108,18 +107,3 @@ class GridRope:
             index = index - origins[:, None]
         cos, sin = table[:, index.clamp(0, self.side * self.side)]
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
-
-
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the leading R dimensions of x [B, Q, H, D] in float32; `sin` carries the sign of the half-split."""
-    dim = cos.shape[-1]
-    half = dim // 2
-    part = (x if dim == x.shape[-1] else x[..., :dim]).float()
-    out = part * cos
-    if part.numel() < _SMALL:
-        out.addcmul_(part.roll(half, -1), sin)
-    else:  # no temporary tensors of this size
-        out[..., :half].addcmul_(part[..., half:], sin[..., :half])
-        out[..., half:].addcmul_(part[..., :half], sin[..., half:])
-    out = out.to(x.dtype)
-    return out if dim == x.shape[-1] else torch.cat((out, x[..., dim:]), -1)

@@ -17,8 +17,8 @@ from torch import Tensor
 from pardec.models.decoder import Decoder
 from pardec.models.errors import ModelError
 from pardec.models.kernels import layout
+from pardec.models.kernels.ops import apply_rotary
 from pardec.models.layers.layer import DecoderLayer
-from pardec.models.layers.rope import apply_rotary
 from pardec.models.model import LanguageModel
 
 Cache = list[tuple[Tensor, Tensor]]  # keys and values of each layer, [B, S, K, D]

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from pardec.models.layers.rope import Rope, apply_rotary, default_frequencies
+from pardec.models.kernels.ops import apply_rotary
+from pardec.models.layers.rope import Rope, default_frequencies
 from pardec.models.plan import Visible
 from tests.models.toys import ask, ids
 

@@ -15,7 +15,8 @@ from pardec.models.errors import ModelError
 from pardec.models.families.llamagen import HEADS, LLAMAGEN, read_config, side, to_halves, to_pairs
 from pardec.models.files.weights import Published
 from pardec.models.images.contracts import Condition
-from pardec.models.layers.rope import GridRope, apply_rotary, default_frequencies
+from pardec.models.kernels.ops import apply_rotary
+from pardec.models.layers.rope import GridRope, default_frequencies
 from pardec.models.load import load
 from pardec.models.plan import Plan, Visible
 from tests.models.llamagen_files import ARGUMENTS, CELLS, VOCAB, WIDTH, tensors, write

@@ -16,8 +16,8 @@ from pardec.models.kernels import matmul
 from pardec.models.kernels.cpu import panels
 from pardec.models.kernels.cpu.attention import attend_c
 from pardec.models.kernels.cpu.layer import apply_rotary_c, norm_c
-from pardec.models.kernels.ops import glu, glu_c
-from pardec.models.layers.rope import Rope, apply_rotary, default_frequencies
+from pardec.models.kernels.ops import apply_rotary, glu, glu_c
+from pardec.models.layers.rope import Rope, default_frequencies
 from pardec.models.load import load
 from pardec.models.plan import Plan
 from pardec.samplers.ops.confidence_c import greedy_c

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pardec.models.kernels.cpu import layer
 from pardec.models.kernels.cpu.attention import attend_c
-from pardec.models.kernels.ops import glu_c
-from pardec.models.layers.rope import Rope, apply_rotary, default_frequencies
+from pardec.models.kernels.ops import apply_rotary, glu_c
+from pardec.models.layers.rope import Rope, default_frequencies
 
 pytestmark = pytest.mark.usefixtures("in_c")
 
