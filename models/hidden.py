@@ -93,11 +93,12 @@ class Hidden:
         """[B, Q, E] the states after the final norm, the input of the head's matmul."""
         return self.norm(self.states)
 
-    def logits(self, positions: Tensor | None = None, *, subset: bool = False) -> Tensor:
+    def logits(self, positions: Tensor | None = None, *, subset: bool = False, in_order: bool = False) -> Tensor:
         """Logits of the plan's `want`, or of the queries at absolute `positions` [B, K] -> float32 [B, K, V].
 
         With `subset` they are over the ids of that alone, where there is one. An entry of -1, or a position that has
-        no row, gives the logits of some other query: check `has` first.
+        no row, gives the logits of some other query: check `has` first. `in_order` says that the plan wants all of its
+        queries in order, so that no state has to be moved.
         """
         # States of an inference-mode forward cannot enter an autograd graph.
         with (
@@ -105,7 +106,8 @@ class Hidden:
         ):
             rows = self.plan.want if positions is None else self._rows(positions)
             states = self.states.flatten(0, 1)
-            if not self.narrowed or positions is not None:
+            aligned = self.narrowed or (in_order and self.states.shape[1] == rows.shape[1])
+            if not aligned or positions is not None:
                 states = states.index_select(0, self._flat(rows))
             logits = self.head(states).float()
             if self.subset is not None and not subset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -130,7 +131,12 @@ class Engine:
 
     @property
     def set_threads(self) -> int | None:
-        return threads_for(self.network.device, self.network.parameters)
+        return threads_for(self.network.device, self._parameters)
+
+    @cached_property
+    def _parameters(self) -> int:
+        """The number of the checkpoint's parameters, counted once."""
+        return self.network.parameters
 
     @property
     def threads(self) -> int:

@@ -148,7 +148,7 @@ class KVCache:
 
     def views(self, plan: Plan) -> list[Views] | None:
         """The views that each layer writes and reads for `plan`, if they are slices; the last few are kept."""
-        span = plan.slot_span
+        span = plan.span or plan.slot_span
         if plan.rows is not None or span is None:
             return None
         extent = plan.uniform if plan.uniform is not None else self.extent(plan)
@@ -163,7 +163,8 @@ class KVCache:
             raise CacheError(f"slot {span[0]} is one of the {self.offset} that rows share")
         views = self._views[key] = []
         for k, v in zip(self.k, self.v, strict=True):
-            views.append((k[:, start:stop], v[:, start:stop], k[:, :end], v[:, :end]))
+            writes = k.narrow(1, start, stop - start), v.narrow(1, start, stop - start)
+            views.append((*writes, k.narrow(1, 0, end), v.narrow(1, 0, end)))
         return views
 
     def extent(self, plan: Plan) -> int:

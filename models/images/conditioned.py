@@ -166,7 +166,7 @@ class Shifted(Hidden):
     scale: float = 1.0
     last: Tensor | None = None  # [B] the last query whose logits are guided
 
-    def logits(self, positions: Tensor | None = None, *, subset: bool = False) -> Tensor:
+    def logits(self, positions: Tensor | None = None, *, subset: bool = False, in_order: bool = False) -> Tensor:
         copied = None if positions is None else self._copied(positions)
         logits = self.hidden.logits(copied, subset=subset).chunk(len(self.shifts))
         if len(logits) == 1:

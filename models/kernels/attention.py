@@ -88,7 +88,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: floa
             return out
     if pattern.rows is None and pattern.dead is None:
         if k.shape[1] != pattern.extent:
-            k, v = k[:, : pattern.extent], v[:, : pattern.extent]
+            k, v = k.narrow(1, 0, pattern.extent), v.narrow(1, 0, pattern.extent)
     else:
         k, v = visible_rows(k, pattern), visible_rows(v, pattern)
     if cap is not None:
@@ -174,15 +174,18 @@ def attention_pattern(
     device: torch.device,
     reference: bool = False,
     window: int | None = None,
+    fastest: Backend | None = None,
 ) -> AttentionPattern:
     """The pattern of the queries of `plan` over the first `extent` slots, with the version of `attend` that runs.
 
-    With `reference`, that is the definition. A `window` hides the slots of positions that far before a query's or more.
+    With `reference`, that is the definition. `fastest` is the version of the forward's operations, where it is known.
+    A `window` hides the slots of positions that far before a query's or more.
     """
     if window is not None and extent <= window:
         window = None  # no slot is that far back
     whole = _sees_all(plan) and window is None
-    fastest: Backend = "reference" if reference else choose_ops(device, dtype).backend
+    if reference or fastest is None:
+        fastest = "reference" if reference else choose_ops(device, dtype).backend
     in_c = fastest == "c"
     if whole and (fastest != "triton" or forced() != "triton"):
         return AttentionPattern("c" if in_c else "reference", extent, plan.rows)

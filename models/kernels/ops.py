@@ -89,8 +89,9 @@ def rotary_and_cache(
         layer: index of the layer in the cache.
     """
     values = (heads + qkv.shape[2]) // 2  # of H + 2 K: H + K, where values begin
-    rotated = apply_rotary(qkv[:, :, :values], cos, sin)
-    q, k, v = rotated[:, :, :heads], rotated[:, :, heads:], qkv[:, :, values:]
+    rotated = apply_rotary(qkv.narrow(2, 0, values), cos, sin)
+    q, k = rotated.narrow(2, 0, heads), rotated.narrow(2, heads, values - heads)
+    v = qkv.narrow(2, values, values - heads)
     if slots is None:
         return q, k, v
     if slots.views is None:

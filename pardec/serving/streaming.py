@@ -41,13 +41,14 @@ class RowText:
         if self.ended or settled - start <= self.read:
             return ""
         before, self.read = self.read, settled - start
-        tokens = canvas[start:settled]
-        ends = np.flatnonzero(np.isin(tokens, self.stop_ids) & self.open[start:settled])
-        if len(ends):
-            self.ended, tokens = True, tokens[: ends[0] + 1]
-        if self.stops is not None and (count := self.stops.first(tokens.tolist(), before)) is not None:
+        tokens: list[int] = canvas[start:settled].tolist()
+        for at in range(before, len(tokens)):
+            if tokens[at] in self.stop_ids and self.open[start + at]:
+                self.ended, tokens = True, tokens[: at + 1]
+                break
+        if self.stops is not None and (count := self.stops.first(tokens, before)) is not None:
             self.ended, tokens = True, tokens[:count]
-        text = self._final_text(tokens.tolist())
+        text = self._final_text(tokens)
         text = text if self.stops is None else self.stops.certain(text)
         if len(text) <= len(self.sent) or not text.startswith(self.sent):
             return ""

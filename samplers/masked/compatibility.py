@@ -77,6 +77,7 @@ EXCLUDED_BY: Mapping[Trait, Reasons] = {
         )
     },
 }
+_WITH_RULES = tuple(trait for trait in Trait if trait in REQUIRED_BY or trait in EXCLUDED_BY)
 _KINDS: Mapping[str, Trait] = {
     "bidirectional": Trait.BIDIRECTIONAL,
     "block-causal": Trait.BLOCK_CAUSAL,
@@ -116,9 +117,10 @@ def party(stage: Stage, *, published: bool = True) -> Party:
     """A stage with its declared traits and their consequences."""
     name, traits = name_of(stage), stage.traits
     requires, conflicts = dict(stage.requires), dict(stage.conflicts)
-    for trait in (trait for trait in Trait if trait in traits):
-        requires |= REQUIRED_BY.get(trait, {})
-        conflicts |= EXCLUDED_BY.get(trait, {})
+    for trait in _WITH_RULES:
+        if trait in traits:
+            requires |= REQUIRED_BY.get(trait, {})
+            conflicts |= EXCLUDED_BY.get(trait, {})
     if isinstance(stage, Cache):
         traits |= _of_attention(stage, requires, conflicts, published=published)
     _, kind = getattr(type(stage), "registered", (None, ""))

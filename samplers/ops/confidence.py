@@ -15,7 +15,6 @@ from torch import Tensor
 from pardec.models.kernels.ops import choose_ops
 
 from .confidence_c import compiled, greedy_c, likeliest_c, probability_c
-from .rank import argmax
 
 _APIECE = 1 << 22  # logits whose probabilities are computed at once
 CACHED = 1 << 17  # logits whose intermediate results stay in a processor's cache
@@ -34,6 +33,16 @@ class Confidence(NamedTuple):
     def probability(self) -> Tensor:
         """The argmax's probability."""
         return self.mass.reciprocal()
+
+
+def argmax(values: Tensor) -> Tensor:
+    """The index of the highest of `values` [..., N], the lowest on ties; [...] int64.
+
+    On a CPU it is numpy's, which takes a fifth of the time of torch's.
+    """
+    if values.device.type != "cpu" or values.dtype == torch.bfloat16 or values.requires_grad:
+        return values.argmax(-1)
+    return torch.from_numpy(np.asarray(values.numpy().argmax(-1)))
 
 
 def confidence(
@@ -84,7 +93,7 @@ def probability_of(logits: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
     """[N]: the probability of each of `ids` [N] in row `rows` [N] (flat index) of `logits` [..., V]."""
     if logits.dtype == torch.float32 and choose_ops(logits.device, logits.dtype).backend == "c" and compiled():
         return probability_c(logits, rows, ids)
-    chosen = logits.flatten(0, -2)[rows]
+    chosen = logits.flatten(0, -2).index_select(0, rows)
     return chosen.softmax(-1).gather(-1, ids[:, None])[:, 0]
 
 

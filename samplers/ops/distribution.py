@@ -16,8 +16,7 @@ from pardec.models import finite
 from pardec.models.kernels.choice import backend
 
 from ..rng import gumbel
-from .confidence import CACHED, Confidence, confidence, greedy
-from .rank import argmax
+from .confidence import CACHED, Confidence, argmax, confidence, greedy
 
 Noise = Callable[[np.ndarray], Tensor]  # positions [N] of a block -> uniforms [N, V] in (0, 1), float64
 

@@ -78,11 +78,11 @@ def _within(drafter: Drafter) -> list[Drafter]:
 
 def party(slot: str, stage: Any, provides: frozenset[Trait] | None = None, *, published: bool = True) -> Party:
     """A stage with its declared traits and their consequences; `provides`: the traits that other stages see."""
-    conflicts = dict(stage.conflicts)
-    for trait in (trait for trait in EXCLUDED_BY if trait in stage.traits):
+    conflicts, traits = dict(stage.conflicts), stage.traits
+    for trait in (trait for trait in EXCLUDED_BY if trait in traits):
         if published or trait is not Trait.LIKELIEST_ONLY:
             conflicts |= EXCLUDED_BY[trait]
-    return Party(name_of(stage), slot, stage.traits if provides is None else provides, stage.requires, conflicts)
+    return Party(name_of(stage), slot, traits if provides is None else provides, stage.requires, conflicts)
 
 
 def _model_party(model: LanguageModel) -> Party:

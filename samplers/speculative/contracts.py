@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from ..ops.allowed import AllowedRows
-from ..ops.rank import argmax
+from ..ops.confidence import argmax
 from ..renamed import refuse_former_names
 from ..spec import Policy, Spec
 from ..traits import NONE, Reasons, Trait, Why

@@ -24,6 +24,7 @@ from .contracts import Draft, Verdict
 from .sequences import Sequences
 
 _SHORT = 8  # if no row lacks more tokens, a drafting model feeds all rows in one forward
+_CAUSAL = Visible.causal()
 _SLACK = 1.25  # positions fed, padding included, over those needed: above this ratio rows are fed in groups
 
 
@@ -165,7 +166,7 @@ class VerifyForward(RowState):
 
     def _outputs(self, draft: Draft, whole: Draft, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
         """Logits and the states `every` of the live `rows`, as wide as the widest of them."""
-        return self._run(draft, rows).logits(), None
+        return self._run(draft, rows).logits(in_order=True), None
 
     def _joined(self, parts: list[tuple[np.ndarray, Tensor]], width: int) -> Tensor:
         """[B, width, *]: the outputs of groups of rows in the order of live rows."""
@@ -216,7 +217,7 @@ class VerifyForward(RowState):
             if same
             else torch.where(order < torch.from_numpy(sizes).to(device)[:, None], draft.start[:, None] + order, -1)
         )
-        visible = Visible.causal()
+        visible = _CAUSAL
         if draft.parents is not None:
             positions = torch.where(slots < 0, -1, draft.start[:, None] + draft.depth[:, :width])
             visible = Visible.tree(draft.parent[:, :width], draft.start)

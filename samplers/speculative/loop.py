@@ -13,7 +13,7 @@ commits the first token. What a request or a stage adds to this round stands in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -119,6 +119,7 @@ class VerifyLoop:
         self.endings = Endings(request.stops, len(self.text))
         self.ended = np.zeros(len(self.text), dtype=bool)  # a live row ends with its newest token
         self.summary: dict[str, np.ndarray] = {}  # the round's verdict, on the host
+        self.to_host = _on_host if model.device.type == "cpu" else to_host
         self.logprobs = LogprobRecorder.of(request, self.text, self.text.host.shape[1], model.device)
         self.recorder = TraceRecorder(self.text, self.processing.allowed.forced, self.logprobs)
         self._compose()
@@ -168,7 +169,7 @@ class VerifyLoop:
         self.forward.keep_path(draft, verdict)
         text.nfe += 1
         before = text.length.copy()
-        self.summary = _summary(draft, verdict)
+        self.summary = self.to_host(_summary(draft, verdict))
         if draft.highest is not None and not np.isfinite(self.summary["highest"]):
             raise self.state(self.sampler.draft).failure()
         gained = self._commit(draft, distributions, verdict)
@@ -211,10 +212,11 @@ class VerifyLoop:
         where, token = torch.from_numpy(row).to(device), torch.from_numpy(tokens[fresh]).to(device)
         node = torch.zeros_like(where) if path.shape[1] == 1 else path[where, torch.from_numpy(column).to(device)]
         raw = distributions.raw
-        parts = {"score": probability_of(raw, where * raw.shape[1] + node, token)}
+        at = where if raw.shape[1] == 1 else where * raw.shape[1] + node
+        parts = {"score": probability_of(raw, at, token)}
         for number, check in enumerate(self.checks):
             parts[str(number)] = check(distributions, where, node)
-        on_host = to_host(parts)
+        on_host = self.to_host(parts)
         for values in on_host.values():
             if not np.isfinite(values).all():
                 raise self._failure(draft, distributions, where, node)
@@ -226,7 +228,11 @@ class VerifyLoop:
 
     def _observe(self, outcome: RoundResult) -> None:
         """Records a round and calls the stages that observe it."""
-        self.record(self.text.rows, outcome.draft, self.summary)
+        draft, rows, recorder = outcome.draft, self.text.rows, self.recorder
+        if recorder.forced_before is None:
+            recorder.rounds.append((rows, draft.sizes, draft.forwards, self.summary))
+        else:
+            recorder.add_beside_forced(rows, draft, self.summary)
         for stage, observe in self.observers:
             observe(outcome, self.context, self.memory.get(stage))
 
@@ -261,7 +267,6 @@ class VerifyLoop:
         self.ends = (features.stop_strings(self.endings, self.text),) if self.endings else ()
         self.checks = () if processing.unchanged else (features.highest_processed,)
         self.records = () if self.logprobs is None else (features.log_probabilities(self.logprobs, self.text),)
-        self.record = self.recorder.add if self.recorder.forced_before is None else self.recorder.add_beside_forced
         self.observers = features.observers(sampler)
 
     # --- events ---
@@ -366,8 +371,8 @@ class VerifyLoop:
         self._compose()
 
 
-def _summary(draft: Draft, verdict: Verdict) -> dict[str, np.ndarray]:
-    """The arrays of a round that the host needs.
+def _summary(draft: Draft, verdict: Verdict) -> dict[str, Tensor]:
+    """The results of a round that the host needs.
 
     count: [B] accepted nodes. next: [B] the token after them. taken: [B, D] tokens of the path, where it can have
     more than node 0. deepest: [B] the greatest depth of a tested node, unless a chain. deviation: [B] of relaxed rules.
@@ -382,7 +387,12 @@ def _summary(draft: Draft, verdict: Verdict) -> dict[str, np.ndarray]:
         parts["deviation"] = verdict.deviation
     if draft.highest is not None:
         parts["highest"] = draft.highest
-    return to_host(parts)
+    return parts
+
+
+def _on_host(parts: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """`to_host` for tensors that are there already."""
+    return {name: part.numpy() for name, part in parts.items()}
 
 
 def _propose(drafter: Drafter, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:

@@ -14,6 +14,9 @@ from .contracts import Draft
 from .forward import VerifyForward
 from .sequences import Sequences
 
+# One round: the live rows, the nodes of each, the forwards of a drafting model, and the verdict on the host.
+Round = tuple[np.ndarray, np.ndarray, int, Mapping[str, np.ndarray]]
+
 
 class TraceRecorder:
     """Records one request, including its finished rows, for the trace."""
@@ -29,6 +32,7 @@ class TraceRecorder:
         self.commit_step, self.commit_score = text.commit_step.copy(), text.commit_score.copy()
         self.lengths = text.length.copy()
         self.finished_rows: dict[int, RowFinished] = {}
+        self.rounds: list[Round] = []  # not yet in the following counts
         self.drafted: list[list[int]] = [[] for _ in range(count)]
         self.accepted: list[list[int]] = [[] for _ in range(count)]
         self.forced: list[list[int]] = [[] for _ in range(count)]
@@ -40,12 +44,14 @@ class TraceRecorder:
             [] for _ in range(count)
         ]  # positions fed before, in another loop
 
-    def add(self, rows: np.ndarray, draft: Draft, summary: Mapping[str, np.ndarray]) -> None:
-        """Adds one round of the live `rows`, already committed; `summary`: its verdict on the host."""
-        self._add(rows, draft, summary, summary.get("deepest", draft.sizes - 1), summary["count"])
+    def add_rounds(self) -> None:
+        """Counts `rounds`."""
+        for rows, sizes, forwards, summary in self.rounds:
+            self._add(rows, forwards, summary, summary.get("deepest", sizes - 1), summary["count"])
+        self.rounds.clear()
 
     def add_beside_forced(self, rows: np.ndarray, draft: Draft, summary: Mapping[str, np.ndarray]) -> None:
-        """Like `add`, if some positions have only one allowed token.
+        """Counts one round of the live `rows`, already committed, if some positions have only one allowed token.
 
         These are always accepted: they count as neither drafted nor accepted.
         """
@@ -54,12 +60,12 @@ class TraceRecorder:
         for row, count in zip(rows.tolist(), forced.tolist(), strict=True):
             self.forced[row].append(count)
         deepest = deepest - self._between(rows, first, deepest)
-        self._add(rows, draft, summary, deepest, accepted - self._between(rows, first, accepted))
+        self._add(rows, draft.forwards, summary, deepest, accepted - self._between(rows, first, accepted))
 
     def _add(
         self,
         rows: np.ndarray,
-        draft: Draft,
+        forwards: int,
         summary: Mapping[str, np.ndarray],
         deepest: np.ndarray,
         accepted: np.ndarray,
@@ -67,8 +73,8 @@ class TraceRecorder:
         for row, drafted, passed in zip(rows.tolist(), deepest.tolist(), accepted.tolist(), strict=True):
             self.drafted[row].append(drafted)
             self.accepted[row].append(passed)
-        if draft.forwards:
-            self.draft_forwards[rows] += draft.forwards
+        if forwards:
+            self.draft_forwards[rows] += forwards
         if "deviation" in summary:
             if self.deviation is None:
                 self.deviation = np.zeros(len(self.drafted))
@@ -108,6 +114,7 @@ class TraceRecorder:
         more = count - len(self.lengths)
         if more <= 0:
             return
+        self.add_rounds()
         for name in ("tokens", "commit_step", "commit_score"):
             setattr(self, name, np.pad(getattr(self, name), ((0, more), (0, 0))))
         counts = ["lengths", "draft_forwards", "first_forward", "reused"]
@@ -122,6 +129,8 @@ class TraceRecorder:
 
     def put(self, forward: VerifyForward, rows: np.ndarray, other: TraceRecorder, others: VerifyForward) -> None:
         """Replaces finished rows at these indices [n] by the live rows of `other`; drops forwards that no row needs."""
+        self.add_rounds()
+        other.add_rounds()
         width = max(self.tokens.shape[1], other.tokens.shape[1])
         for name in ("tokens", "commit_step", "commit_score"):
             values = getattr(self, name)
@@ -167,6 +176,7 @@ class TraceRecorder:
 
     def finished(self, forward: VerifyForward, row: int | None = None) -> Finished:
         """The result of all rows, or of this one as if it had been alone, without padding."""
+        self.add_rounds()
         which = list(range(len(self.tokens))) if row is None else [row]
         lengths = self.lengths[which]
         longest = int(lengths.max())

@@ -38,8 +38,9 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
+from ...ops.confidence import argmax
 from ...ops.distribution import Distribution
-from ...ops.rank import argmax, best, top
+from ...ops.rank import best, top
 from ...registry import register
 from ...traits import Trait
 from ..contracts import Canvas, Proposal, Revise, Revision, Update

@@ -12,9 +12,9 @@ from pardec.models import finite
 from pardec.models.errors import SpecError
 from pardec.models.scales.contracts import ScaleModel
 
+from ...ops.confidence import argmax
 from ...ops.distribution import filter_logits
 from ...ops.inverse_cdf import sample
-from ...ops.rank import argmax
 from ...spec import Policy
 from ..contracts import RoundResult, ScaleContext
 from ..forward import ScaleForward

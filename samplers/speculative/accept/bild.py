@@ -26,7 +26,7 @@ import torch
 
 from pardec.models.errors import SpecError
 
-from ...ops.rank import argmax
+from ...ops.confidence import argmax
 from ...registry import register
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 from ..ops.tree_walk import descend, reached

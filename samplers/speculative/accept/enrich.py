@@ -26,7 +26,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from ...ops.rank import argmax
+from ...ops.confidence import argmax
 from ...registry import register
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 from ..ops.relaxed import relaxed

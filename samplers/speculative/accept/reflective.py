@@ -37,7 +37,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...batching import RowState
-from ...ops.rank import argmax
+from ...ops.confidence import argmax
 from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import Acceptance, DecodeContext, Draft, TargetDistributions, Uniforms, Verdict

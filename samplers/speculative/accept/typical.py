@@ -22,7 +22,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from ...ops.rank import argmax
+from ...ops.confidence import argmax
 from ...registry import register
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 from ..ops.tree_walk import longest, reached

@@ -18,7 +18,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from ...batching import RowState
-from ...ops.rank import argmax
+from ...ops.confidence import argmax
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
 from ..draft_model import depth_budget

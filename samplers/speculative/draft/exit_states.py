@@ -19,7 +19,7 @@ from pardec.models.hidden import Hidden
 from pardec.models.plan import Plan, Visible
 
 from ...batching import RowState
-from ...ops.rank import argmax
+from ...ops.confidence import argmax
 from ..contracts import DecodeContext, Draft, Length, LowerLayerStates, RoundResult
 from ..draft_model import DraftModelState
 from .exits import all_copies, of_rows

@@ -48,7 +48,7 @@ from pardec.models.kernels.layout import stored
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
-from ...ops.rank import argmax
+from ...ops.confidence import argmax
 from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, SpeculativeSampler, Uniforms

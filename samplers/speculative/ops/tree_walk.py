@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...host_transfer import to_host
-from ...ops.rank import argmax
+from ...ops.confidence import argmax
 from ..contracts import Draft
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ops.rank import argmax
+from ...ops.confidence import argmax
 from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, SubsetLogits, Uniforms
