@@ -1,9 +1,10 @@
-"""Checks one method in under a minute: ruff on its files, its own tests, and its cases of the tests over the registry.
+"""Checks one method or family in about a minute: ruff on its files, its own tests, its cases of the tests over all.
 
     scripts/test --quick NAME [arguments of pytest]
 
 A method's files are those of its name: samplers/**/NAME.py and tests/**/test_NAME.py, or test_NAME_more.py. Of one
 without tests of its name, the cases that name it are run in the three files of its loop that mention it most often.
+A family's are models/families/NAME.py and the same tests, with the cases that name it in those over all families.
 """
 
 from __future__ import annotations
@@ -15,29 +16,35 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ("test_*contract.py", "test_exact_joint.py", "test_checked.py", "test_registry.py")  # tests over the registry
+FAMILIES = ("test_families.py", "test_config_keys.py")  # tests over the checkpoint families
+NAMES = "names: pardec list samplers, or the files of models/families"
 
 
 def files(name: str) -> tuple[list[Path], list[Path], list[Path]]:
-    """A method's source files, its own tests, and the tests over the registry of the loops it belongs to."""
+    """The source files of a method or family, its own tests, and the tests over all methods or families."""
     sources = sorted((ROOT / "samplers").rglob(f"{name}.py"))
+    families = sorted((ROOT / "models" / "families").glob(f"{name}.py"))
     own = sorted(file for file in (ROOT / "tests").rglob("test_*.py") if re.match(rf"test_{name}(_.*)?\.py", file.name))
     folder = ROOT / "tests" / "samplers"
     loops = {folder / source.relative_to(ROOT / "samplers").parts[0] for source in sources} or {folder}
-    shared = {file for loop in {folder, *loops} for pattern in SHARED for file in loop.glob(pattern)}
-    if not own:
+    shared = {ROOT / "tests" / "models" / "families" / file for file in FAMILIES if families}
+    if sources or not families:
+        shared |= {file for loop in {folder, *loops} for pattern in SHARED for file in loop.glob(pattern)}
+    if not own and not families:
         word = re.compile(rf"(?<![a-z0-9]){name}(?![a-z0-9])")
         held = {file: len(word.findall(file.read_text())) for loop in loops for file in loop.glob("test_*.py")}
         shared |= set(sorted(filter(held.get, held), key=lambda file: -held[file])[:3])
-    return sources, own, sorted(shared - set(own))
+    return sources + families, own, sorted(shared - set(own))
 
 
 def main(name: str, *more: str) -> int:
     if not re.fullmatch(r"\w+", name):
-        print(f"error: {name!r} is no name of a method\nnames: pardec list samplers", file=sys.stderr)
+        print(f"error: {name!r} is no name of a method or family\n{NAMES}", file=sys.stderr)
         return 2
     sources, own, shared = files(name)
     if not sources and not own:
-        print(f"error: no file samplers/**/{name}.py and no tests/**/test_{name}.py", file=sys.stderr)
+        looked = f"samplers/**/{name}.py, models/families/{name}.py or tests/**/test_{name}.py"
+        print(f"error: there is no file {looked}\n{NAMES}", file=sys.stderr)
         return 2
     paths = [str(file.relative_to(ROOT)) for file in (*sources, *own)]
     failed = 0

@@ -27,7 +27,7 @@ LONGEST_SLOW = 7200  # seconds, for one test that is marked slow and has no limi
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Without pytest-timeout, as on the machine of scripts/gpu_queue, its option in pyproject.toml has no effect."""
-    parser.addoption("--method", help="of files that are not a method's own, the cases that name it alone")
+    parser.addoption("--method", help="of files that are not a method's or family's own, the cases that name it alone")
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "seconds that a test may take")
 
