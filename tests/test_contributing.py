@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.samplers.test_registry import check_docstring
+
 ROOT = Path(__file__).resolve().parent.parent
 GUIDES = ("add-a-sampler", "add-an-argument", "add-a-family")
 PAGE = "\n".join((ROOT / "docs" / "guides" / f"{name}.md").read_text() for name in GUIDES)
@@ -23,6 +26,10 @@ def test_every_block_has_a_test() -> None:
     """The first one's is in test_readme.py."""
     names = ["Surest", "TakesBack", "end_penalty", "MY_QWEN3", "_convert"]
     assert [re.search("|".join(names), block)[0] for block in BLOCKS] == names  # type: ignore[index]
+
+
+def test_the_sampler_of_the_page_has_the_docstring_of_a_method() -> None:
+    check_docstring(ast.get_docstring(ast.parse(BLOCKS[0])) or "", paper="arXiv:2502.09992", exact="relaxed")
 
 
 def test_the_traits_of_the_page_refuse_a_cache() -> None:

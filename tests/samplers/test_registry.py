@@ -14,6 +14,8 @@ from pardec.samplers import registry
 from pardec.samplers.cards import order
 from pardec.samplers.registry import resolve
 
+ROOT = Path(__file__).resolve().parents[2]
+FILES = {file.name for folder in ("pardec", "samplers", "models", "scripts") for file in (ROOT / folder).rglob("*.py")}
 CARDS = {f"{card.family}/{card.name}": card for card in registry.cards()}
 BUILT = """sequential fixed threshold factor entropy_threshold confidence margin entropy random eos none prefix dual"""
 
@@ -23,6 +25,19 @@ PAPER = r"arXiv:\d{4}\.\d{5}|https://huggingface\.co/[\w./-]+"  # a model whose 
 
 def test_every_method_of_the_issue_is_there() -> None:
     assert {f"masked/{name}" for name in BUILT.split()} <= set(CARDS)
+
+
+def check_docstring(doc: str, *, paper: str, exact: str) -> None:
+    """The docstring of a method's file gives the paper's address, and a line on exactness that fits the card."""
+    assert re.fullmatch(PAPER, paper), f'paper="arXiv:<id>", or the address of the model\'s card; got {paper!r}'
+    address = paper.replace("arXiv:", "https://arxiv.org/abs/")
+    assert address in doc, f"the docstring has to give {address}"
+    found = re.search(r"Exact: (no|yes|greedy|distribution)", doc)
+    assert found, 'the docstring needs a line that begins with "Exact: no", "yes", "greedy" or "distribution"'
+    assert (exact == "relaxed") != (found[1] in ("greedy", "distribution")), (
+        f'"{found[0]}" in the docstring and exact="{exact}" in the card, where the default is "relaxed": '
+        '"no" and "yes" go with "relaxed", "greedy" and "distribution" with the others'
+    )
 
 
 @pytest.mark.parametrize("name", CARDS)
@@ -36,10 +51,8 @@ def test_a_card_says_what_its_file_says(name: str) -> None:
     assert card.summary.endswith(".")
     assert card.stage in registry.STAGES
     assert card.exact in ("greedy", "distribution", "relaxed")
-    assert re.fullmatch(PAPER, card.paper)
-    assert card.paper.replace("arXiv:", "https://arxiv.org/abs/") in doc
-    assert re.search(r"Exact: (no|yes|greedy|distribution)", doc)
-    assert (card.exact == "relaxed") != bool(re.search(r"Exact: (greedy|distribution)", doc))
+    check_docstring(doc, paper=card.paper, exact=card.exact)
+    assert set(re.findall(r"`(?:[\w/]*/)?(\w+\.py)`", doc)) <= FILES, "the docstring names a file that is not there"
 
 
 @pytest.mark.parametrize("name", CARDS)

@@ -10,7 +10,7 @@ in Autoregressive Image Generation, https://arxiv.org/abs/2505.20297, with `head
     transitions at step k = 0 .. K-1: head_to + floor((K-1-k) / (K-1) (head - head_to))
 
 With `order=local` a step's tokens are far apart and near to known ones (LPD: Locality-aware Parallel Decoding for
-Efficient Autoregressive Image Generation, https://arxiv.org/abs/2507.01957; see `ops/locality.py`), in the sizes of the
+Efficient Autoregressive Image Generation, https://arxiv.org/abs/2507.01957; see `local_order`), in the sizes of the
 same schedule; LPD's own models and group sizes are not meant.
 
 Three options take from earlier steps (LazyMAR: Accelerating Masked Autoregressive Models via Feature Caching,
@@ -109,7 +109,7 @@ class MAR(GroupMethod):
     last: Annotated[Last, "the token, at a path's end: map, x1 or noise"] = "map"
     head: Annotated[int | None, "transitions of the head; none takes the model's"] = None
     head_to: Annotated[int | None, "transitions at the last step, evenly down to them; none: the same at each"] = None
-    order: Annotated[Literal["random", "local"], "of the tokens"] = "random"
+    order: Annotated[Literal["random", "local"], "order in which tokens are sampled"] = "random"
     uncond_every: Annotated[int, "steps to the next that computes the half without the condition; 1: each"] = 1
     decoder_every: Annotated[int, "steps to the next that computes all positions; 1: each"] = 1
     head_every: Annotated[int, "transitions to the next that the head's blocks compute; 1: each"] = 1

@@ -14,7 +14,7 @@ Which states are drafted:
     tree     `width` > 1: there, the surest position takes one of its `width` likeliest tokens; of the tree of these
              the `drafts` nodes with the fewest steps and lowest ranks (SSD: Self Speculative Decoding for Diffusion
              Large Language Models, https://arxiv.org/abs/2510.04147)
-    graph    `graph=0-1-0.1`: the states it names, by ranks of the last forward (`_draft_sets.py`); one that commits
+    graph    `graph=0-1-0.1`: the states it names, by ranks of the last forward (`draft_sets.py`); one that commits
              two positions one after the other is reached over either (Spiffy: Multiplying Diffusion LLM Acceleration
              via Lossless Speculative Decoding, https://arxiv.org/abs/2509.18085). `scripts/draft_graph.py` makes one
 
