@@ -112,9 +112,11 @@ class DecoderConfig:
             raise ModelError(f"{rotated} rotated dimensions do not fit a head of {self.head_dim}")
 
         if self.each and len(self.each) != self.layers:
-            raise ModelError(f"the attention of {len(self.each)} layers is described, of {self.layers}")
+            raise ModelError(f"`each` describes {len(self.each)} layers, and the decoder has {self.layers}")
         if self.experts is not None and len(self.experts.sparse) != self.layers:
-            raise ModelError(f"{len(self.experts.sparse)} layers are said to be sparse or not, of {self.layers}")
+            raise ModelError(
+                f"`experts.sparse` has {len(self.experts.sparse)} entries, and the decoder has {self.layers} layers"
+            )
 
     @property
     def least_window(self) -> int | None:

@@ -34,7 +34,7 @@ Attention = Literal["bidirectional", "block-causal", "windowed-causal", "causal-
 
 @dataclass(frozen=True, slots=True)
 class BlockDenoising:
-    """How a model that is loaded as a causal one can also fill a block of masks after a text."""
+    """The settings by which a causal model also fills a block of masks after a text."""
 
     mask_id: int
     shift: Literal[0, 1]  # the logits for position p of the block stand at p - shift
@@ -203,8 +203,8 @@ class LanguageModel:
     def _reuse_cache(self, reuse: LayerReuse, batch: int, capacity: int) -> KVCache:
         if self.processes > 1:
             raise ModelError(
-                f"processes share {self.name}, and each would compare queries by its own share of the values",
-                "use a cache that does not compare them",
+                f"this cache compares the values of all heads, and each process of {self.name} has a part of them",
+                "use another cache, or one process",
             )
         # Only the native stack without graphs can do this: layers compute different numbers of queries.
         plain = (native(self.decoder) or self.decoder).new_cache(batch, capacity)

@@ -57,7 +57,9 @@ class KVCache:
         if batch < 1 or capacity < 1:
             raise CapacityError(f"a cache needs at least one row and one slot, got {batch} rows of {capacity} slots")
         if not 0 <= shared < capacity:
-            raise CapacityError(f"{shared} shared slots leave none of {capacity} to the rows")
+            raise CapacityError(
+                f"shared must lie in 0..{capacity - 1}, so that a row has a slot of its own, got {shared}"
+            )
         devices = [device] * layers if isinstance(device, (str, torch.device)) else list(device)
         heads = [kv_heads] * layers if isinstance(kv_heads, int) else list(kv_heads)
         dims = [head_dim] * layers if isinstance(head_dim, int) else list(head_dim)

@@ -124,8 +124,8 @@ def read_layout(files: DraftFiles, layers: int, taps: str | None = None) -> DFla
     inside = _causal(files, value, sliding)
     if any(window is not None and window < block and not each for window, each in zip(windows, inside, strict=True)):
         raise ModelError(
-            f"{files.name} has sliding layers that are not causal, with a window below its blocks of {block}",
-            "these are not built",
+            f"{files.name} has layers that are not causal, with a sliding window below its block of {block} tokens",
+            "such layers are not supported: use a draft module without them",
         )
     reduced = _reduced(files, value("draft_vocab_size"), shaped.vocab)
     selected, taps_group = _selector(files, value, shaped.width, reduced is not None or spark)
@@ -180,7 +180,7 @@ def _reduced(files: DraftFiles, stated: Any, whole: int) -> int | None:
     if stated is None:
         return None
     if not isinstance(stated, int) or isinstance(stated, bool) or not 0 < stated <= whole:
-        raise ModelError(f"draft_vocab_size of {files.name} is a number of its {whole} ids, got {stated!r}")
+        raise ModelError(f"draft_vocab_size of {files.name} must lie in 1..{whole}, its vocabulary, got {stated!r}")
     return stated if stated < whole or "d2t" in files.published else None
 
 

@@ -75,7 +75,7 @@ def load(files: DraftFiles, target: LanguageModel) -> PromptVectors:
     for key, plain in _PLAIN.items():
         if config.get(key, plain) not in (plain, None):
             raise ModelError(
-                f"{name} has {key}={config[key]}: prompt tokens with more than vectors do not run",
+                f"{name} has {key}={config[key]}: only plain vectors as prompt tokens are supported",
                 f"train vectors with {key}={plain}",
             )
     steps, each = (int(config.get(key) or 1) for key in ("num_special_tokens", "virtual_tokens_per_special_token"))

@@ -57,7 +57,10 @@ class MAGVIT(nn.Module):
         from diffusers.models.autoencoders.vae import Decoder  # slow to import
 
         if not all(width and width % GROUPS == 0 for width in shape.widths) or not all(shape.blocks):
-            raise ModelError(f"a MAGVIT-v2 decoder of widths {list(shape.widths)} and blocks {list(shape.blocks)}")
+            raise ModelError(
+                f"MAGVIT-v2 widths must be multiples of {GROUPS}, and blocks at least 1; got widths "
+                f"{list(shape.widths)} and blocks {list(shape.blocks)}"
+            )
         self.shape = shape
         self.post_quant_conv = nn.Conv2d(shape.bits, shape.bits, 1)
         self.decoder: Any = Decoder(

@@ -39,7 +39,9 @@ def unfolding(model: Model, prompt: Any = None, **arguments: Any) -> tuple[list[
         raise SpecError(f"{model.name} draws no images", hint="name an image model, with its decoder")
     call = model.prepare(prompt, **with_defaults(imaging, arguments))
     if len(call.seeds) != 1:
-        raise SpecError(f"{len(call.seeds)} images are asked for, and one is shown", hint="give one caption or class")
+        raise SpecError(
+            f"only one image can be shown, and {len(call.seeds)} are requested", hint="give one caption or class"
+        )
     codes, images, result = Codes(imaging.layout), list[Image.Image](), None
     for event in model.run(call):
         codes(event)

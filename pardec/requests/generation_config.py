@@ -280,9 +280,9 @@ def with_published_sampler(model: LanguageModel, arguments: Mapping[str, Any]) -
             raise ModelError(f"{model.name} says {key} {str(value)[:80]} in its {_FILE}, and a number is needed")
     if values["stability_threshold"] != 1:
         raise ModelError(
-            f"{model.name} says stability_threshold {values['stability_threshold']} in its {_FILE}, and a canvas is"
-            " compared with the one before it alone (1)",
-            "name the sampler: preset:diffusion-gemma",
+            f"{model.name} says stability_threshold {values['stability_threshold']} in its {_FILE}, and only 1 is"
+            " supported: a canvas is compared with the previous one",
+            "name the sampler to decode with 1: preset:diffusion-gemma",
         )
     steps, high, low = (values[key] for key in ("max_denoising_steps", "t_max", "t_min"))
     spec = f"selfcondition+anneal:high={high},low={low},steps={steps}"

@@ -65,7 +65,7 @@ def with_figures(card: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_card(folder: Path, card: dict[str, Any]) -> None:
-    """Writes a card and its page anew."""
+    """Writes the card of a model and the page made from it."""
     write_pages(folder, card, _readme(card))
 
 

@@ -141,7 +141,7 @@ class _Reader:
     def _array(self, own: Mapping[str, Any], path: str) -> Value:
         least, most = self._bounds(own, "Items", path)
         if own.get("uniqueItems") and (most is None or most > 1):
-            raise refusal(f"{path}/uniqueItems", "items that differ from each other cannot be held")
+            raise refusal(f"{path}/uniqueItems", "unique items cannot be enforced")
         if most == 0:
             return Scalar(path, literal("[]"))
         return Array(path, self.value(own.get("items", True), f"{path}/items"), least, most)

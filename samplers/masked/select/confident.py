@@ -56,7 +56,7 @@ class Confident(Select):
 
     tau: Annotated[float | None, "score to exceed, a probability; none leaves the schedule alone"] = 0.95
     steps: Annotated[int | None, "for the whole canvas; none is one per token"] = None
-    eps: Annotated[float, "where the time ends"] = 1e-3
+    eps: Annotated[float, "time at the end of the schedule, which begins at 1"] = 1e-3
     order: Annotated[Literal["score", "left"], "what is committed where nothing is sure enough"] = "score"
     reference: Annotated[bool, "the published order among equal scores"] = False
 

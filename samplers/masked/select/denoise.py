@@ -38,7 +38,7 @@ class Denoise(Select):
     default_of = "filtered"
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)}
 
-    gamma: Annotated[float, "most entropy of what is kept, beside the largest, nats"] = 0.1
+    gamma: Annotated[float, "the most that the entropies of kept positions add up to, without the largest; nats"] = 0.1
     confidence: Annotated[float, "mean entropy below which a stable canvas ends, nats"] = 0.005
     steps: Annotated[int, "most steps of a block"] = 48
 

@@ -92,7 +92,7 @@ class DUS(Select):
         return due & ((proposal.score >= self.skip) | (state.round >= last))
 
     def _levels(self, eligible: Tensor, canvas: Canvas) -> tuple[Tensor, Tensor]:
-        """The round of each open position [B, W] int64, after the last at others, and the last round [B, 1]."""
+        """The round of each position [B, W] int64, W where not eligible, and the last round of each row [B, 1]."""
         widths = canvas.block_end - canvas.block_start if canvas.moving else canvas.block_lengths
         each = np.full((len(widths), max(int(widths.max()), 1)), -1)
         for width in np.unique(widths[widths > 0]).tolist():

@@ -31,7 +31,7 @@ class Factor(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"f": (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)}
 
     f: Annotated[float, "how far (r + 1)(1 - c) may go"] = 1.0
-    reference: Annotated[bool, "the published loop's last candidate"] = False
+    reference: Annotated[bool, "commit the last candidate too where it alone fails, as published"] = False
 
     def __post_init__(self) -> None:
         self.require("f", least=0)

@@ -48,8 +48,8 @@ class Klass(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)}
 
     tau: Annotated[float, "score above which a position is sure, a probability"] = 0.9
-    kl: Annotated[float, "divergence below which it has stopped moving, nats"] = 0.01
-    history: Annotated[int, "steps for which it has to"] = 2
+    kl: Annotated[float, "divergence below which a distribution is stable, nats"] = 0.01
+    history: Annotated[int, "steps for which it must have been stable"] = 2
     steps: Annotated[
         int | None, "the published schedule where nothing passes, steps for the whole canvas; none: one token"
     ] = None

@@ -49,7 +49,7 @@ class Origin(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}
 
     steps: Annotated[int | None, "for the whole canvas; none is one per token"] = None
-    eps: Annotated[float, "where the time ends"] = 1e-3
+    eps: Annotated[float, "time at the end of the schedule, which begins at 1"] = 1e-3
 
     def __post_init__(self) -> None:
         self.require("steps", least=1)

@@ -52,7 +52,7 @@ class Timesteps(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}
 
     steps: Annotated[int | None, "for the whole canvas; none is one per token"] = None
-    eps: Annotated[float, "where the time ends"] = 1e-3
+    eps: Annotated[float, "time at the end of the schedule, which begins at 1"] = 1e-3
     alg_temp: Annotated[float | None, "draw positions by softmax(score / alg_temp); none or 0 takes the best"] = None
     reference: Annotated[bool, "the published order among equal scores"] = False
 

@@ -150,7 +150,7 @@ class Aded(Drafter):
     nodes: Annotated[int, "drafted tokens, in all"] = 32
     rollouts: Annotated[int, "random walks a round"] = 32
     explore: Annotated[float, "weight of the bonus for rarely visited tokens"] = 0.5
-    top: Annotated[int, "likeliest tokens of the target that a node teaches; 0: none"] = 4
+    top: Annotated[int, "the target's likeliest tokens after each node that are added to the table; 0: none"] = 4
     decay: Annotated[float, "factor of a pair's weights when it occurs again"] = 1.0
     corpus: Annotated[str | None, "a file of texts that the table begins with, one per line; .jsonl: ids, too"] = None
     update: Annotated[bool, "learn while decoding; false: the table stays as it begins"] = True

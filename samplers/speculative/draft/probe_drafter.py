@@ -83,9 +83,9 @@ class QueryDrafter(ModuleDrafter):
 
 
 class QueryState(HeadsState):
-    """The heads of the coming round: the states of the probe nodes after the last accepted node, by step.
+    """The states of the probe nodes after the last accepted node, which draft the next round.
 
-    `states` are [B, L, E] here, of all queries of a node.
+    `states` are [B, L, E], by step, of all probe nodes of a node.
     """
 
     per_row = ("known",)

@@ -84,7 +84,7 @@ MASKED: dict[str, tuple[dict[str, Any], str]] = {
     "any object": ({"type": "object"}, "an object with free keys"),
 }
 BOTH: dict[str, tuple[Any, str]] = {
-    "unique": ({"type": "array", "items": INTEGER, "uniqueItems": True}, "#/uniqueItems: items that differ"),
+    "unique": ({"type": "array", "items": INTEGER, "uniqueItems": True}, "#/uniqueItems: unique items"),
     "not": (record({"a": {"not": INTEGER}}), "#/properties/a: it has no type, and not does not tell it"),
     "multiple": (record({"a": {"type": "integer", "multipleOf": 3}}), "#/properties/a/multipleOf: multipleOf is not"),
     "overlapping oneOf": (
