@@ -32,6 +32,15 @@ def test_the_sampler_of_the_page_has_the_docstring_of_a_method() -> None:
     check_docstring(ast.get_docstring(ast.parse(BLOCKS[0])) or "", paper="arXiv:2502.09992", exact="relaxed")
 
 
+def test_a_paper_without_a_title_is_named_with_its_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    from pages import papers
+
+    monkeypatch.setattr(papers, "_of_methods", lambda: ({"9999.00001": ["surest"]}, {}))
+    with pytest.raises(ValueError, match="surest: the docstring needs the paper's title before its address"):
+        papers.papers(ROOT)
+
+
 def test_the_traits_of_the_page_refuse_a_cache() -> None:
     from pardec.models.errors import SpecError
     from pardec.samplers.registry import resolve

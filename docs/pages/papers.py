@@ -23,8 +23,18 @@ def papers(root: Path) -> str:
     tests = seeds(root / "tests")
     rows = {one["id"]: one for one in known}
     for one in known:
-        if ("shown" in one) != (one["id"] in tests):
-            raise ValueError(f"{one['title']}: a paper has what is shown, and the test that shows it, or neither")
+        if "shown" in one and one["id"] not in tests:
+            raise ValueError(
+                f"papers.toml has `shown` for {one['id']}, and no test is marked @pytest.mark.seeds with it"
+            )
+        if "shown" not in one and one["id"] in tests:
+            raise ValueError(f"{tests[one['id']]} shows {one['id']}: write what it shows to `shown` in papers.toml")
+    for key in methods:
+        if key not in rows and key not in titles:
+            raise ValueError(
+                f"{', '.join(methods[key])}: the docstring needs the paper's title before its address, as in\n"
+                f"Title of the Paper, https://arxiv.org/abs/{key}"
+            )
     rows |= {key: {"id": key, "title": titles[key]} for key in methods if key not in rows}
     here = [_row(one, methods.get(key, []), tests) for key, one in rows.items() if "why" not in one]
     elsewhere = [

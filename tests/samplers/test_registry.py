@@ -69,6 +69,14 @@ def test_every_parameter_is_documented_and_has_a_default(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CARDS)
+def test_grids_name_parameters_of_the_method_and_have_enough_values(name: str) -> None:
+    make, own = CARDS[name].make, {parameter["name"] for parameter in CARDS[name].parameters}
+    assert set(make.quality_grid) <= own, "quality_grid names a parameter that the method does not have"
+    assert set(make.tuning_grid) <= own, "tuning_grid names a parameter that the method does not have"
+    assert all(len(values) >= 4 for values in make.quality_grid.values()), "a curve needs at least four values"
+
+
+@pytest.mark.parametrize("name", CARDS)
 def test_a_method_is_immutable(name: str) -> None:
     assert CARDS[name].make.__dataclass_params__.frozen
 
