@@ -17,7 +17,7 @@ from train_filter import BLOCK, Examples, Recorder, judged, train  # noqa: E402
 from pardec.samplers import registry  # noqa: E402
 from pardec.samplers.events import Finished  # noqa: E402
 from pardec.samplers.masked.loop import decode  # noqa: E402
-from tests.samplers.masked.test_selects import LAWS, MASK, SURE, TOKENS  # noqa: E402
+from tests.samplers.eight_tokens import LAWS, MASK, SURE, TOKENS  # noqa: E402
 from tests.samplers.toys import request, table  # noqa: E402
 
 

@@ -122,7 +122,10 @@ def edit(model: Any, canvas: list[int], prompt: int, size: int, mask: int, tau: 
     return tokens, when, nfe
 
 
-def saber(model: Any, canvas: list[int], prompt: int, size: int, mask: int, least: int, reference: bool) -> Any:
+def saber(
+    model: Any, canvas: list[int], prompt: int, size: int, mask: int, least: int, reference: bool, back: bool = True
+) -> Any:
+    """Without `back` nothing is taken back: `above_mean` alone."""
     tokens, when, nfe = list(canvas), {}, 0
     score: dict[int, float] = {}  # of every position that was ever committed, by the last time
     for lo in range(prompt, len(tokens), size):
@@ -140,7 +143,7 @@ def saber(model: Any, canvas: list[int], prompt: int, size: int, mask: int, leas
                 now |= {p: distribution[p][tokens[p]] for p in block if p in when}
             for p in chosen:
                 tokens[p], when[p], score[p] = int(distribution[p].argmax()), nfe, distribution[p].max()
-            if mask in tokens[block.start : block.stop]:
+            if back and mask in tokens[block.start : block.stop]:
                 count = min(max(least // 2, -(-len(chosen) // 8)), len(chosen) - 1)
                 ours = sorted((p for p in block if p in when), key=lambda p: (now[p] - before[p], p))
                 for p in ours[:count]:

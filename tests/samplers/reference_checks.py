@@ -1,7 +1,7 @@
 """Whether a plain version that a card names is there, is apart from the method, and is called by a test of the method.
 
 Read off the sources of the tests, none of which is run: a test calls what its own lines name, and what the helpers,
-fixtures and tables of its file name that it uses.
+fixtures and tables of its file name that it uses; of tests in the method's own file, the helpers of other files too.
 """
 
 from __future__ import annotations
@@ -114,6 +114,18 @@ def _borrowed(reference: str, known: Mapping[str, Page]) -> set[str]:
     return found
 
 
+def _called(names: set[str], known: Mapping[str, Page]) -> set[str]:
+    """What a test names, with what the helpers that it imports name; what plain versions use is theirs."""
+    left, found = list(names), set(names)
+    while left:
+        file, _, name = left.pop().removeprefix("tests.").rpartition(".")
+        part = known[file].parts.get(name) if file in known and not file.startswith("reference.") else None
+        more = known[file].use(part).names - found if part is not None else set()
+        found |= more
+        left += more
+    return found
+
+
 def fault(reference: str, method: str, module: str, known: Mapping[str, Page]) -> str | None:
     """What is wrong with `reference` as the plain version of a method, registered by `module`; None if nothing is."""
     file, _, name = reference.rpartition(".")
@@ -123,6 +135,8 @@ def fault(reference: str, method: str, module: str, known: Mapping[str, Page]) -
     if borrowed := _borrowed(reference, known):
         return f"{reference} is not apart from the package: it uses {', '.join(sorted(borrowed))}"
     callers = [test for page in known.values() for test in page.tests if f"tests.{reference}" in test.names]
+    own = [page for name, page in known.items() if name.rpartition(".")[2] == f"test_{method}"]
+    callers += [test for page in own for test in page.tests if f"tests.{reference}" in _called(test.names, known)]
     if not callers:
         return f"no test calls {reference}"
     if not any(test.is_of(method, module) for test in callers):

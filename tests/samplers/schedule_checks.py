@@ -1,4 +1,4 @@
-"""What the tests of the selects with a clock share: one row of eight laws, and a comparison with the naive decoder."""
+"""What the tests of the selects with a clock share: positions drawn first, and a comparison with the naive decoder."""
 
 from __future__ import annotations
 
@@ -13,26 +13,14 @@ from pardec.samplers.registry import build_method
 from pardec.samplers.rng import Keyed
 from pardec.samplers.spec import parse
 from tests.reference import naive_schedules as naive
+from tests.samplers.eight_tokens import LAWS
 from tests.samplers.toys import BLOCK, MASK, fill, prompts, request, run, table
-
-# The probability of the likeliest token at each position; three others share the rest evenly.
-SURE = (0.95, 0.60, 0.91, 0.30, 0.99, 0.85, 0.901, 0.45)  # surest first: positions 4 0 2 6 5 1 7 3
-EIGHT = torch.zeros(8, 7)  # ids 0..3 are tokens; pad, end and mask have no probability here
-EIGHT[:, 1:4] = (1 - torch.tensor(SURE))[:, None] / 3
-EIGHT[:, 0] = torch.tensor(SURE)
-
-
-def steps_of(spec: str, *, block_length: int = 8, row: Sequence[int] = (6,) * 8) -> list[int]:
-    """The forward that commits each of the eight positions."""
-    got = run(table(EIGHT), spec, request([list(row)], [0], block_length=block_length))
-    assert got.nfe == (max(got.trace.commit_step[0].tolist()) + 1,)
-    return got.trace.commit_step[0].tolist()
 
 
 def first_sets(spec: str, rows: int, count: int, at: Sequence[int] = range(8)) -> dict[tuple[int, ...], int]:
     """How often each set of positions comes first, over rows with seeds of their own."""
     length = len(at)
-    got = run(table(EIGHT[list(at)]), spec, request([[6] * length] * rows, [0] * rows, block_length=length))
+    got = run(table(LAWS[list(at)]), spec, request([[6] * length] * rows, [0] * rows, block_length=length))
     found: dict[tuple[int, ...], int] = {}
     for when in got.trace.commit_step:
         chosen = tuple(np.flatnonzero(when == 0).tolist())

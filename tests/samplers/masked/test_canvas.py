@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pardec.samplers.masked.canvas import Canvas, Update
+from pardec.samplers.masked.canvas import Canvas, Revision, Update
 from pardec.samplers.trace import PROMPT, UNCOMMITTED
 
 MASK, PAD = 9, 8
@@ -153,3 +153,16 @@ def test_commit_step_counts_more_forwards_than_sixteen_bits_hold() -> None:
 
 def test_a_canvas_is_as_long_as_the_longest_request() -> None:
     assert canvas([[1] * 40_000 + [M]], [40_000]).total.tolist() == [40_001]
+
+
+def test_revisions_join() -> None:
+    held = canvas([[1, M, M, M]], [1], block=3)
+    yes, no = torch.tensor([[True, True, False]]), torch.tensor([[False, True, True]])
+    full = lambda value: torch.full((1, 3), value)  # noqa: E731
+    held.commit(Update(torch.ones(1, 3, dtype=torch.bool), full(4), full(0.5)))
+    one = Revision(reopen=yes, rewrite=Update(yes, full(5), full(0.6)))
+    other = Revision(rewrite=Update(no, full(6), full(0.7)), hold=np.array([True]))
+    held.commit(Update(torch.zeros(1, 3, dtype=torch.bool), full(4), full(0.5)), revision=one.merge(other))
+    assert held.tokens[0, :4].tolist() == [1, M, M, 6]
+    assert held.commit_step[0, :4].tolist() == [-1, -2, -2, 1]
+    assert held.hold_block.tolist() == [True]

@@ -14,7 +14,8 @@ from pardec.samplers.registry import build_method, resolve
 from pardec.samplers.spec import parse
 from tests.grids import chequered
 from tests.reference import naive_schedules as naive
-from tests.samplers.schedule_checks import EIGHT, agree, steps_of
+from tests.samplers.eight_tokens import LAWS, steps_of
+from tests.samplers.schedule_checks import agree
 from tests.samplers.toys import FAMILIES, request, run, table, toy
 
 
@@ -53,7 +54,7 @@ def test_the_best_is_taken_however_unsure_and_is_not_carried() -> None:
     rows = (torch.full((8,), 6),)
     canvas = Canvas(rows, (0,), mask_id=6, pad_id=4, block_length=8)
     evidence = Evidence(
-        DenseDistribution(EIGHT.log()[None]), canvas.window, canvas.eligible, request([[6] * 8], [0], block_length=8)
+        DenseDistribution(LAWS.log()[None]), canvas.window, canvas.eligible, request([[6] * 8], [0], block_length=8)
     )
     carry = build_method(parse("carry:tau=1,steps=4").parts[0])
     state = carry.start(canvas)

@@ -10,8 +10,9 @@ from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.grids import chequered
 from tests.reference import naive_schedules as naive
+from tests.samplers.eight_tokens import steps_of
 from tests.samplers.heldout_answers import answered
-from tests.samplers.schedule_checks import agree, check_a_held_row, steps_of
+from tests.samplers.schedule_checks import agree, check_a_held_row
 from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, run, same, table, toy
 
 

@@ -13,8 +13,8 @@ from pardec.samplers.masked.contracts import Evidence
 from pardec.samplers.masked.logits.credit import Credit, Credits
 from pardec.samplers.ops.distribution import DenseDistribution
 from tests.reference import naive_selects as naive
+from tests.samplers.eight_tokens import LAWS, MASK, TOKENS
 from tests.samplers.heldout_answers import answered
-from tests.samplers.masked.test_selects import LAWS, MASK, TOKENS
 from tests.samplers.parity import FAMILIES, agree
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 

@@ -8,7 +8,7 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from tests.reference import naive_selects as naive
-from tests.samplers.masked.test_selects import LAWS, MASK, TOKENS
+from tests.samplers.eight_tokens import LAWS, MASK, steps_of
 from tests.samplers.parity import FAMILIES, agree
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
@@ -25,19 +25,15 @@ STEPS = {
 
 @pytest.mark.parametrize("spec", STEPS)
 def test_eight_tokens_by_hand(spec: str) -> None:
-    got = run(table(LAWS), spec, request([[MASK] * 8], [0], block_length=8))
-    assert got.trace.commit_step[0].tolist() == STEPS[spec]
-    assert got.tokens[0].tolist() == list(TOKENS)
+    assert steps_of(spec) == STEPS[spec]
 
 
 def test_given_tokens_divide_a_block_and_blocks_divide_the_canvas() -> None:
     row = [MASK, MASK, MASK, 0, 0, MASK, MASK, MASK]
-    got = run(table(LAWS), "hierarchy:high=none", request([row], [0], block_length=8))
     # .95 and .901 lead their runs; what is left are the run .60 .91 and the runs .85 and .45; then .60.
-    assert got.trace.commit_step[0].tolist() == [0, 2, 1, -1, -1, 1, 0, 1]
-    got = run(table(LAWS), "hierarchy:high=none", request([[MASK] * 8], [0], block_length=4))
+    assert steps_of("hierarchy:high=none", row=row) == [0, 2, 1, -1, -1, 1, 0, 1]
     # .95 leads the first block; then .91 its last three; then .60, and .30 is too low. .99 leads the second; then .901.
-    assert got.trace.commit_step[0].tolist() == [0, 2, 1, 3, 4, 6, 5, 6]
+    assert steps_of("hierarchy:high=none", block_length=4) == [0, 2, 1, 3, 4, 6, 5, 6]
 
 
 def test_of_equal_best_positions_the_lowest_is_taken_or_all_as_published() -> None:

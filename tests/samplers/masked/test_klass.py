@@ -16,9 +16,9 @@ from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.masked.select.klass import Klass
 from pardec.samplers.ops.distribution import DenseDistribution
 from tests.reference import naive_selects as naive
-from tests.samplers.masked.test_selects import LAWS, MASK, TOKENS
+from tests.samplers.eight_tokens import LAWS, MASK, steps_of
 from tests.samplers.parity import FAMILIES, agree
-from tests.samplers.toys import fill, prompts, request, run, same, table, toy
+from tests.samplers.toys import fill, prompts, request, same, toy
 
 # The laws stand still, so that from step `history` + 1 on every position with p > tau passes; before it, the best one.
 STEPS = {
@@ -33,14 +33,11 @@ STEPS = {
 
 @pytest.mark.parametrize("spec", STEPS)
 def test_eight_tokens_by_hand(spec: str) -> None:
-    got = run(table(LAWS), spec, request([[MASK] * 8], [0], block_length=8))
-    assert got.trace.commit_step[0].tolist() == STEPS[spec]
-    assert got.tokens[0].tolist() == list(TOKENS)
+    assert steps_of(spec) == STEPS[spec]
 
 
 def test_a_new_block_has_no_past() -> None:
-    got = run(table(LAWS), "klass:tau=0.5,history=1", request([[MASK] * 8], [0], block_length=4))
-    assert got.trace.commit_step[0].tolist() == [0, 1, 1, 2, 3, 4, 4, 5]
+    assert steps_of("klass:tau=0.5,history=1", block_length=4) == [0, 1, 1, 2, 3, 4, 4, 5]
 
 
 def quotas(steps: int) -> naive.Klass:

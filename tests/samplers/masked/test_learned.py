@@ -13,7 +13,7 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.ops.learned_filters import FILTERS, WEIGHTS, Filter, filter_info, filter_names, load_filter
-from tests.samplers.masked.test_selects import LAWS, MASK, TOKENS
+from tests.samplers.eight_tokens import LAWS, MASK, TOKENS
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 THRESHOLD = """

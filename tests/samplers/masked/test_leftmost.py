@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.samplers.schedule_checks import steps_of
+from tests.samplers.eight_tokens import steps_of
 from tests.samplers.toys import fill, prompts, request, run, same, toy
 
 

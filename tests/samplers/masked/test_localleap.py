@@ -9,10 +9,10 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.masked.widen.localleap import LocalLeap
 from tests.reference import naive_selects as naive
+from tests.samplers.eight_tokens import proposal, steps_of
 from tests.samplers.heldout_answers import answered
-from tests.samplers.masked.test_selects import LAWS, MASK, TOKENS, proposal
 from tests.samplers.parity import FAMILIES, agree
-from tests.samplers.toys import fill, prompts, request, run, same, table, toy
+from tests.samplers.toys import fill, prompts, same, toy
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45; a best position committed for want of a surer one is no anchor.
 STEPS = {
@@ -28,15 +28,12 @@ STEPS = {
 
 @pytest.mark.parametrize("spec", STEPS)
 def test_eight_tokens_by_hand(spec: str) -> None:
-    got = run(table(LAWS), spec, request([[MASK] * 8], [0], block_length=8))
-    assert got.trace.commit_step[0].tolist() == STEPS[spec]
-    assert got.tokens[0].tolist() == list(TOKENS)
+    assert steps_of(spec) == STEPS[spec]
 
 
 def test_nothing_reaches_over_the_edge_of_a_block_or_into_what_is_given() -> None:
     spec = "threshold:tau=0.98+localleap:relaxed=0.2"
-    got = run(table(LAWS), spec, request([[MASK] * 8], [0], block_length=4))
-    assert got.trace.commit_step[0].tolist() == [0, 2, 1, 3, 4, 4, 4, 4]  # no anchor in the first block
+    assert steps_of(spec, block_length=4) == [0, 2, 1, 3, 4, 4, 4, 4]  # no anchor in the first block
     found = proposal("confidence")  # the eighth position is given
     chosen = torch.zeros_like(found.eligible)
     chosen[0, 7] = True

@@ -9,7 +9,8 @@ from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.grids import chequered
 from tests.reference import naive_schedules as naive
-from tests.samplers.schedule_checks import EIGHT, agree, steps_of
+from tests.samplers.eight_tokens import LAWS, steps_of
+from tests.samplers.schedule_checks import agree
 from tests.samplers.toys import FAMILIES, request, run, table, toy
 
 
@@ -31,7 +32,7 @@ def test_one_step_takes_all() -> None:
 def test_each_position_is_drawn_with_the_probability_of_the_step() -> None:
     """Two steps, probabilities .5 (with eps = 0) and 1: three positions go at once with .5 ** 3 + .5 ** 3 = 1/4."""
     rows = 3000
-    got = run(table(EIGHT[:3]), "origin:steps=2,eps=0", request([[6] * 3] * rows, [0] * rows, block_length=3))
+    got = run(table(LAWS[:3]), "origin:steps=2,eps=0", request([[6] * 3] * rows, [0] * rows, block_length=3))
     assert set(got.nfe) == {1, 2}
     assert abs(got.nfe.count(1) - rows / 4) < 4 * (rows * 3 / 16) ** 0.5
     early = (got.trace.commit_step[np.array(got.nfe) == 2] == 0).sum(1)  # 1 or 2 of the three, equally often
@@ -41,7 +42,7 @@ def test_each_position_is_drawn_with_the_probability_of_the_step() -> None:
 
 def test_a_position_is_drawn_afresh_at_every_step() -> None:
     """Four steps and one position: it goes at any of them, and nothing before it is a forward."""
-    got = run(table(EIGHT[:2]), "origin:steps=4,eps=0", request([[6, 6]] * 2000, [0] * 2000, block_length=2))
+    got = run(table(LAWS[:2]), "origin:steps=4,eps=0", request([[6, 6]] * 2000, [0] * 2000, block_length=2))
     # Both at the same of four equally likely steps: 1/4.
     assert abs(got.nfe.count(1) - 500) < 4 * (2000 * 3 / 16) ** 0.5
 

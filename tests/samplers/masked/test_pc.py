@@ -18,8 +18,8 @@ from pardec.samplers.masked.build import fit
 from pardec.samplers.ops.frequencies import TABLES, table_names, token_frequencies
 from tests.reference import naive_selects as naive
 from tests.samplers import toys
+from tests.samplers.eight_tokens import LAWS, MASK, SURE, TOKENS
 from tests.samplers.heldout_answers import answered
-from tests.samplers.masked.test_selects import LAWS, MASK, SURE, TOKENS
 from tests.samplers.parity import FAMILIES, agree, agree_recorded, recorded
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 

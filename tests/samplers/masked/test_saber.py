@@ -1,4 +1,4 @@
-"""`saber` and the select it brings: the rule of the paper, by hand and against a plain version."""
+"""`saber`: what it takes back, by hand and by the rule of the paper."""
 
 from __future__ import annotations
 
@@ -8,24 +8,11 @@ from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
 from tests.samplers import toys
+from tests.samplers.eight_tokens import LAWS, MASK
 from tests.samplers.heldout_answers import answered
-from tests.samplers.masked.test_revise import LENGTHS, NEW, agree
-from tests.samplers.masked.test_selects import LAWS, MASK
 from tests.samplers.parity import recorded
+from tests.samplers.revise_checks import LENGTHS, NEW, agree
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
-
-
-def test_a_select_above_the_mean_by_hand() -> None:
-    """.95 .60 .91 .30 .99 .85 .901 .45: the best two; mean .97, none above: two more; then .938; then ...
-
-    Two a step in the order of the scores, since every mean is above what is left.
-    """
-    asked = request([[MASK] * 8], [0], block_length=8)
-    assert run(table(LAWS), "above_mean", asked).trace.commit_step[0].tolist() == [0, 2, 1, 3, 0, 2, 1, 3]
-    assert run(table(LAWS), "above_mean:least=3", asked).trace.commit_step[0].tolist() == [0, 1, 0, 2, 0, 1, 1, 2]
-    halves = run(table(LAWS), "above_mean", request([[MASK] * 8], [0], block_length=4))
-    # .95 .91 and then .60 .30: mean .69; of the second block .99 .85 .901 are above it; then .45 alone.
-    assert halves.trace.commit_step[0].tolist() == [0, 1, 0, 1, 2, 2, 2, 3]
 
 
 def test_what_is_taken_back_by_hand() -> None:
@@ -70,9 +57,8 @@ def test_it_is_resolved_with_its_select_and_refuses_what_cannot_be() -> None:
     assert str(resolve("saber:least=4").spec) == (
         "confidence:of=raw+above_mean:least=4+saber:least=4,reference=false@none"
     )
-    for spec in ("saber:least=0", "above_mean:least=0"):
-        with pytest.raises(SpecError, match="least must be at least 1, got 0"):
-            resolve(spec)
+    with pytest.raises(SpecError, match="least must be at least 1, got 0"):
+        resolve("saber:least=0")
 
 
 def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:

@@ -10,7 +10,7 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.models.plan import Plan
 from pardec.samplers.registry import resolve
-from tests.samplers.toys import BLOCK, MASK, fill, prompts, request, run, same, table, toy
+from tests.samplers.toys import BLOCK, MASK, fill, prompts, same, toy
 
 LENGTHS, NEW = (3, 6, 1), (10, 12, 7)
 
@@ -78,17 +78,7 @@ def test_no_weight_is_no_smoothing() -> None:
     assert all(same(one, row, other, row) for row in range(3))
 
 
-def test_a_falling_threshold() -> None:
-    """At forward t it is max(tau, 1 - fall * t): with 0.7 everywhere and fall=0.1, forwards 0 to 2 commit one each."""
-    distributions = torch.full((9, 8), 0.3 / 7)
-    distributions[:, 1] = 0.7
-    got = run(table(distributions), "threshold:tau=0.5,fall=0.1", request([[0, *[7] * 8]], [1], block_length=8))
-    assert got.trace.commit_step[0].tolist() == [-1, 0, 1, 2, 3, 3, 3, 3, 3]
-
-
-@pytest.mark.parametrize(
-    "spec", ["smoothing:weight=-1", "smoothing:growth=-0.1", "smoothing:most=-1", "threshold:fall=2"]
-)
+@pytest.mark.parametrize("spec", ["smoothing:weight=-1", "smoothing:growth=-0.1", "smoothing:most=-1"])
 def test_bad_numbers_are_refused(spec: str) -> None:
     with pytest.raises(SpecError):
         resolve(spec)

@@ -14,7 +14,8 @@ from pardec.samplers.ops.rank import top_as_published
 from pardec.samplers.registry import resolve
 from tests.grids import chequered
 from tests.reference import naive_schedules as naive
-from tests.samplers.schedule_checks import SURE, agree, check_a_held_row, first_sets, steps_of
+from tests.samplers.eight_tokens import SURE, steps_of
+from tests.samplers.schedule_checks import agree, check_a_held_row, first_sets
 from tests.samplers.toys import FAMILIES, MASK, accepted, fill, prompts, same, toy
 
 

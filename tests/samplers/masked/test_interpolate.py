@@ -1,38 +1,17 @@
-"""DMax: runs from the left, soft inputs and full edits, together against a plain version that feeds embeddings."""
+"""`interpolate` alone, and with `contiguous` and `edit` as DMax, against a plain version that feeds embeddings."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 
-from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
 from tests.samplers import toys
-from tests.samplers.masked.test_revise import agree
-from tests.samplers.masked.test_selects import LAWS, MASK
 from tests.samplers.parity import recorded
-from tests.samplers.toys import fill, prompts, request, run, same, table, toy
+from tests.samplers.revise_checks import LENGTHS, NEW, agree
+from tests.samplers.toys import fill, prompts, same, toy
 
 SPEC = "interpolate+contiguous:tau={}+edit:tau=0,post={},sure={}"
-LENGTHS, NEW = (3, 6, 1), (10, 12, 7)
-
-
-def test_a_run_from_the_left_by_hand() -> None:
-    """.95 .60 .91 .30 .99 .85 .901 .45"""
-    steps = {
-        0.5: [0, 0, 0, 1, 2, 2, 2, 3],  # .95 .60 .91 | .30 alone | .99 .85 .901 | .45 alone
-        0.4: [0, 0, 0, 1, 2, 2, 2, 2],
-        0.9: list(range(8)),
-        1: list(range(8)),
-        0: [0] * 8,
-    }
-    for tau, expected in steps.items():
-        got = run(table(LAWS), f"contiguous:tau={tau}", request([[MASK] * 8], [0], block_length=8))
-        assert got.trace.commit_step[0].tolist() == expected
-    row = [0, MASK, 1, MASK, MASK, 2, 0, MASK]  # what is given does not end a run: .60 | .30 | .99 | .45
-    got = run(table(LAWS), "contiguous:tau=0.5", request([row], [0], block_length=8))
-    assert got.trace.commit_step[0].tolist() == [-1, 0, -1, 1, 2, -1, -1, 3]
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -87,14 +66,10 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
             assert same(fill(model, spec, [prompt], new, seeds=[100 + row], **distribution), 0, whole, row)
 
 
-def test_what_is_sure_everywhere_ends_at_once_and_bad_values_are_refused() -> None:
-    distributions = torch.zeros(4, 7)
-    distributions[:, 0], distributions[:, 1] = 0.95, 0.05
-    asked = request([[MASK] * 4], [0], block_length=4)
-    assert run(table(distributions), "contiguous+edit:tau=0", asked).nfe == (2,)  # one more, which changes nothing
-    assert run(table(distributions), "contiguous+edit:tau=0,sure=0.9", asked).nfe == (1,)
-    assert run(table(distributions), "contiguous+edit:tau=0,sure=0.96", asked).nfe == (2,)
-    for spec, says in (("contiguous:tau=2", "tau must lie in"), ("threshold+edit:sure=2", "sure must lie in")):
-        with pytest.raises(SpecError, match=says):
-            resolve(spec)
-    assert resolve("preset:dmax").revising
+def test_the_preset_has_all_three() -> None:
+    sampler = resolve("preset:dmax")
+    assert [type(stage).__name__ for stage in (*sampler.inputs, sampler.select, *sampler.revise)] == [
+        "Interpolate",
+        "Contiguous",
+        "Edit",
+    ]

@@ -1,0 +1,60 @@
+"""Compares a spec with a rule of tests/reference/naive_masked.py, row by row, with its random numbers and guidance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from pardec.samplers.events import Finished
+from pardec.samplers.rng import Keyed
+from tests.reference import naive_masked as naive
+from tests.samplers.toys import BLOCK, MASK, request, run
+
+LENGTHS, NEW = (5, 1, 8), (9, 6, 3)  # ragged prompts, and blocks that do not divide what is generated
+
+
+def compare(
+    model: Any, spec: str, select: Any, given: list[list[int]], new: tuple[int, ...], **options: Any
+) -> Finished:
+    """Runs both on every row; the tokens, the forward of each commit and the number of forwards must agree."""
+    canvases = [row + [MASK] * count for row, count in zip(given, new, strict=True)]
+    return compare_canvases(model, spec, select, canvases, [len(row) for row in given], **options)
+
+
+def compare_canvases(
+    model: Any, spec: str, select: Any, canvases: list[list[int]], starts: list[int], **options: Any
+) -> Finished:
+    """`compare` for canvases that hold given tokens between their masks, too."""
+    absolute = options.setdefault("absolute", model.decoding_config.attention == "block-causal")
+    stop_ids = options.get("stop_ids", ())
+    seeds = tuple(range(100, 100 + len(canvases)))
+    got = run(model, spec, request(canvases, starts, **options))
+    first = spec.split("+")[0].split(":")[0].removesuffix("_threshold")
+    proposer = first if first in ("margin", "entropy", "random") else "confidence"
+    distribution = {key: options[key] for key in ("temperature", "top_k", "top_p", "cfg") if key in options}
+    for row, canvas in enumerate(canvases):
+
+        def uniform(step: int, position: int, purpose: str, width: int, seed: int = seeds[row]) -> Any:
+            place = torch.tensor([[position]])
+            return Keyed((seed,)).uniform(np.array([0]), np.array([step]), place, purpose, width)[0, 0].numpy()
+
+        tokens, when, nfe = naive.decode(
+            model,
+            canvas,
+            starts[row],
+            select,
+            uniform,
+            propose=proposer,
+            of="filtered" if "of=filtered" in spec else "raw",
+            block_length=options.get("block_length", BLOCK),
+            absolute=absolute,
+            eos=stop_ids if "+eos" in spec else None,
+            **distribution,
+        )
+        length = len(canvas)
+        assert got.trace.commit_step[row, :length].tolist() == when, (spec, row)
+        assert got.tokens[row, :length].tolist() == tokens, (spec, row)
+        assert got.nfe[row] == nfe
+    return got

@@ -1,0 +1,47 @@
+"""`above_mean`: every position surer than the mean of what the row has committed; `saber` brings it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pardec.models.errors import SpecError
+from pardec.samplers.registry import resolve
+from tests.reference import naive_revise as naive
+from tests.samplers.eight_tokens import steps_of
+from tests.samplers.revise_checks import LENGTHS, NEW, agree
+from tests.samplers.toys import MASK, fill, prompts, same, toy
+
+
+def test_eight_tokens_by_hand() -> None:
+    """.95 .60 .91 .30 .99 .85 .901 .45: the best two; mean .97, none above: two more; then .938; then ...
+
+    Two a step in the order of the scores, since every mean is above what is left.
+    """
+    assert steps_of("above_mean") == [0, 2, 1, 3, 0, 2, 1, 3]
+    assert steps_of("above_mean:least=3") == [0, 1, 0, 2, 0, 1, 1, 2]
+    # .95 .91 and then .60 .30: mean .69; of the second block .99 .85 .901 are above it; then .45 alone.
+    assert steps_of("above_mean", block_length=4) == [0, 1, 0, 1, 2, 2, 2, 3]
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize(("least", "size"), [(1, 4), (2, 8)])
+def test_it_is_the_naive_rule(family: str, least: int, size: int) -> None:
+    for seed in range(2):
+        model, given = toy(family, seed=seed, sharp=1.2), prompts(LENGTHS, seed=seed)
+        got = fill(model, f"above_mean:least={least}", given, NEW, block_length=size)
+        for row, (prompt, new) in enumerate(zip(given, NEW, strict=True)):
+            canvas = [*prompt, *[MASK] * new]
+            agree(got, row, *naive.saber(model, canvas, len(prompt), size, MASK, least, False, back=False))
+
+
+def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
+    model, given = toy("dream", sharp=1.2), prompts(LENGTHS)
+    whole = fill(model, "above_mean", given, NEW, block_length=8, temperature=0.8)
+    for row, (prompt, new) in enumerate(zip(given, NEW, strict=True)):
+        alone = fill(model, "above_mean", [prompt], new, block_length=8, temperature=0.8, seeds=[100 + row])
+        assert same(alone, 0, whole, row)
+
+
+def test_bad_parameters() -> None:
+    with pytest.raises(SpecError, match="least must be at least 1, got 0"):
+        resolve("above_mean:least=0")

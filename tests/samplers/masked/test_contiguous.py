@@ -1,0 +1,51 @@
+"""`contiguous`: the run of sure positions from the left, at least the first open one."""
+
+from __future__ import annotations
+
+import pytest
+
+from pardec.models.errors import SpecError
+from pardec.samplers.registry import resolve
+from tests.samplers.eight_tokens import MASK, steps_of
+from tests.samplers.toys import fill, prompts, same, toy
+
+# Probabilities .95 .60 .91 .30 .99 .85 .901 .45
+STEPS = {
+    "contiguous:tau=0.5": [0, 0, 0, 1, 2, 2, 2, 3],  # .95 .60 .91 | .30 alone | .99 .85 .901 | .45 alone
+    "contiguous:tau=0.4": [0, 0, 0, 1, 2, 2, 2, 2],
+    "contiguous:tau=0.9": list(range(8)),
+    "contiguous:tau=1": list(range(8)),
+    "contiguous:tau=0": [0] * 8,
+}
+
+
+@pytest.mark.parametrize("spec", STEPS)
+def test_eight_tokens_by_hand(spec: str) -> None:
+    assert steps_of(spec) == STEPS[spec]
+
+
+def test_given_tokens_do_not_end_a_run_and_a_block_does() -> None:
+    row = [0, MASK, 1, MASK, MASK, 2, 0, MASK]  # .60 | .30 | .99 | .45
+    assert steps_of("contiguous:tau=0.5", row=row) == [-1, 0, -1, 1, 2, -1, -1, 3]
+    assert steps_of("contiguous:tau=0.2", block_length=4) == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
+def test_at_one_it_is_one_token_from_the_left(family: str) -> None:
+    model, given = toy(family, sharp=1.2), prompts((4, 7, 2))
+    one, other = (fill(model, spec, given, (9, 5, 11)) for spec in ("contiguous:tau=1", "leftmost+sequential"))
+    assert all(same(one, row, other, row) for row in range(3))
+
+
+def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
+    model, given, new = toy("dream", sharp=1.2), prompts((4, 7, 2)), (9, 5, 11)
+    whole = fill(model, "contiguous:tau=0.3", given, new, temperature=0.8)
+    assert sum(whole.nfe) < sum(new)
+    for row in range(3):
+        alone = fill(model, "contiguous:tau=0.3", [given[row]], new[row], temperature=0.8, seeds=[100 + row])
+        assert same(alone, 0, whole, row)
+
+
+def test_bad_parameters() -> None:
+    with pytest.raises(SpecError, match=r"tau must lie in \[0, 1\], got 2"):
+        resolve("contiguous:tau=2")

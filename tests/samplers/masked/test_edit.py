@@ -1,0 +1,68 @@
+"""`edit`: overwrites committed tokens by surer ones, while a block is decoded and after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.samplers.registry import resolve
+from tests.reference import naive_revise as naive
+from tests.samplers.revise_checks import LENGTHS, NEW, compare
+from tests.samplers.toys import BLOCK, fill, prompts, request, run, same, table, toy
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("post", [0, 1, 16])
+@pytest.mark.covers(1)
+def test_it_is_the_naive_rule(family: str, post: int) -> None:
+    changed = 0
+    for seed in range(4):
+        spec = f"edit:tau=0.45,post={post}+threshold:tau=0.4"
+        _, differs = compare(spec, naive.edit, family, BLOCK, seed, tau=0.4, sure=0.45, post=post)
+        changed += differs
+    assert changed, "nothing was ever edited: the test shows nothing"
+
+
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual", "dual:refresh=2"])
+@pytest.mark.parametrize("family", ["llada", "dream", "sdar", "shifted-sdar"])
+@pytest.mark.parametrize(("spec", "base"), [("threshold:tau=0.4+edit:tau=1", "threshold:tau=0.4")])
+@pytest.mark.covers(2)
+def test_nothing_surer_is_the_select_alone(spec: str, base: str, family: str, cache: str) -> None:
+    model, given = toy(family, sharp=1.2), prompts(LENGTHS)
+    one, other = (fill(model, f"{text}@{cache}", given, NEW) for text in (spec, base))
+    assert all(same(one, row, other, row) for row in range(3))
+
+
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual", "dual:refresh=3"])
+@pytest.mark.parametrize(
+    ("family", "distribution"),
+    [("llada", {}), ("shifted-sdar", {}), ("dream", {"temperature": 0.7}), ("sdar", {"cfg": 1.5})],
+)
+@pytest.mark.covers(1)
+def test_a_row_alone_is_the_row_in_a_ragged_batch(family: str, distribution: dict[str, Any], cache: str) -> None:
+    model, given, spec = toy(family, sharp=1.2), prompts(LENGTHS), f"edit:tau=0.4+factor@{cache}"
+    whole = fill(model, spec, given, NEW, **distribution)
+    for row in range(3):
+        alone = fill(model, spec, [given[row]], NEW[row], seeds=[100 + row], **distribution)
+        assert same(alone, 0, whole, row)
+
+
+def test_what_is_sure_everywhere_ends_at_once() -> None:
+    distributions = torch.zeros(4, 7)
+    distributions[:, 0], distributions[:, 1] = 0.95, 0.05
+    asked = request([[6] * 4], [0], block_length=4)
+    assert run(table(distributions), "contiguous+edit:tau=0", asked).nfe == (2,)  # one more, which changes nothing
+    assert run(table(distributions), "contiguous+edit:tau=0,sure=0.9", asked).nfe == (1,)
+    assert run(table(distributions), "contiguous+edit:tau=0,sure=0.96", asked).nfe == (2,)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [("tau=2", "tau must"), ("post=-1", "post must be at least 0, got -1"), ("sure=2", "sure must lie in")],
+)
+def test_bad_parameters(parameters: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        resolve(f"edit:{parameters}+threshold")

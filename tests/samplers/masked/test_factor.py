@@ -1,0 +1,52 @@
+"""`factor`: the surest positions whose number is bounded by the score of the least sure among them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pardec.models.errors import SpecError
+from pardec.samplers.registry import resolve
+from tests.reference import naive_masked as naive
+from tests.samplers.eight_tokens import steps_of
+from tests.samplers.loop_parity import LENGTHS, NEW, compare
+from tests.samplers.toys import FAMILIES, prompts, toy
+
+STEPS = {
+    # Ranked .99 .95 .91 .901 .85 | .60 against 1 - 1/(r+1) = .5 .667 .75 .8 .833 | .857; then .60 | .45 against .667.
+    "factor": [0, 1, 0, 3, 0, 0, 0, 2],
+    "factor:reference=true": [0, 1, 0, 2, 0, 0, 0, 2],  # .45 and then exactly the last candidate, .30, fails: both go
+    "factor:f=0.25": [0, 4, 1, 6, 0, 3, 2, 5],  # .99 .95 | .91 against .917 | .9375; then always one
+    "factor:f=0": [1, 5, 2, 7, 0, 4, 3, 6],
+    "factor:f=1000": [0] * 8,
+}
+
+
+@pytest.mark.parametrize("spec", STEPS)
+def test_eight_tokens_by_hand(spec: str) -> None:
+    assert steps_of(spec) == STEPS[spec]
+
+
+def test_two_blocks_by_hand() -> None:
+    assert steps_of("factor", block_length=4) == [0, 1, 0, 2, 3, 3, 3, 4]
+
+
+RULES: dict[str, Any] = {
+    "factor:f=0.7": naive.factor(0.7),
+    "factor": naive.factor(1.0),
+    "factor:f=0.7,reference=true": naive.factor(0.7, reference=True),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("spec", RULES)
+@pytest.mark.covers(1)
+def test_it_is_the_naive_rule(spec: str, family: str) -> None:
+    compare(toy(family, seed=1, sharp=1.2), spec, RULES[spec], prompts(LENGTHS, seed=1), NEW)
+
+
+@pytest.mark.parametrize("f", ["-1", "nan"])
+def test_bad_parameters(f: str) -> None:
+    with pytest.raises(SpecError, match="factor: f must be at least 0, got"):
+        resolve(f"factor:f={f}")

@@ -1,0 +1,59 @@
+"""`remdm`: once most of a block is committed, its least sure tokens are decoded again, a number of times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pardec.models.errors import SpecError
+from pardec.samplers.registry import resolve
+from tests.reference import naive_revise as naive
+from tests.samplers.revise_checks import LENGTHS, NEW, compare
+from tests.samplers.toys import BLOCK, fill, prompts, same, toy
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_it_is_the_naive_rule(family: str) -> None:
+    spec, numbers = "remdm:at=0.75,rounds=3,tokens=2+threshold:tau=0.4", {"at": 0.75, "rounds": 3, "count": 2}
+    for seed in range(3):
+        got, _ = compare(spec, naive.remdm, family, BLOCK, seed, tau=0.4, **numbers)
+        plain = fill(toy(family, seed=seed, sharp=1.2), "threshold:tau=0.4", prompts(LENGTHS, seed=seed), NEW)
+        assert all(more > less for more, less in zip(got.nfe, plain.nfe, strict=True))
+
+
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual", "dual:refresh=2"])
+@pytest.mark.parametrize("family", ["llada", "dream", "sdar", "shifted-sdar"])
+@pytest.mark.parametrize(("spec", "base"), [("threshold:tau=0.4+remdm:rounds=0", "threshold:tau=0.4")])
+@pytest.mark.covers(2)
+def test_no_round_is_the_select_alone(spec: str, base: str, family: str, cache: str) -> None:
+    model, given = toy(family, sharp=1.2), prompts(LENGTHS)
+    one, other = (fill(model, f"{text}@{cache}", given, NEW) for text in (spec, base))
+    assert all(same(one, row, other, row) for row in range(3))
+
+
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual", "dual:refresh=3"])
+@pytest.mark.parametrize(
+    ("family", "distribution"),
+    [("llada", {}), ("shifted-sdar", {}), ("dream", {"temperature": 0.7}), ("sdar", {"cfg": 1.5})],
+)
+@pytest.mark.covers(1)
+def test_a_row_alone_is_the_row_in_a_ragged_batch(family: str, distribution: dict[str, Any], cache: str) -> None:
+    model, given, spec = toy(family, sharp=1.2), prompts(LENGTHS), f"remdm:at=0.5+threshold:tau=0.4@{cache}"
+    whole = fill(model, spec, given, NEW, **distribution)
+    for row in range(3):
+        alone = fill(model, spec, [given[row]], NEW[row], seeds=[100 + row], **distribution)
+        assert same(alone, 0, whole, row)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ("at=0", "at is a share of the block, above 0 and at most 1, got 0"),
+        ("rounds=-1", "rounds must be at least 0 and tokens at least 1, got -1 and 1"),
+        ("tokens=0", "rounds must be at least 0 and tokens at least 1, got 4 and 0"),
+    ],
+)
+def test_bad_parameters(parameters: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        resolve(f"remdm:{parameters}")
