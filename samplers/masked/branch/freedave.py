@@ -85,7 +85,7 @@ def other_tokens(tokens: Tensor, at: Tensor, rank: np.ndarray, proposal: Proposa
     stage="branch",
     paper="arXiv:2510.00294",
     exact="greedy",
-    checked="reference:samplers.masked.test_branches.naive_graph joint",
+    checked="reference:samplers.masked.test_freedave.naive_graph joint",
 )
 @dataclass(frozen=True)
 class FreeDave(Branch):

@@ -17,9 +17,10 @@ from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers import registry
+from pardec.samplers.masked import compatibility
 from pardec.samplers.masked.build import fit
 from tests.reference import naive_spa as naive
-from tests.samplers.toys import EOS, fill, prompts, request, run, same, toy
+from tests.samplers.toys import EOS, MASK, fill, prompts, request, run, same, toy
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LENGTHS, NEW = (3, 6, 1, 5), (17, 6, 23, 2)
@@ -178,3 +179,9 @@ def test_what_cannot_be_compared_is_refused() -> None:
         layer = type(toy().decoder.layers[0])(toy().decoder.config)
     with pytest.raises(ModelError, match="only while their layer runs"):
         principal(layer, 4, torch.float32)
+
+
+def test_images_refuse_it() -> None:
+    asked = request([[3, MASK]], [1], conditions=(object(),))
+    with pytest.raises(SpecError, match="spa keeps"):
+        compatibility.check(registry.resolve("threshold@spa"), request=asked)

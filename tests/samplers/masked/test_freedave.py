@@ -1,9 +1,8 @@
-"""The branch stage: freedave keeps every token, lopa is its naive version, and the rest is refused."""
+"""`freedave` keeps every token in fewer forwards; sets of drafts by hand and by a naive version; what is refused."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 import pardec
+from pardec import Model
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
@@ -22,9 +22,9 @@ from pardec.samplers.masked.branch.draft_sets import follows, graph_of, read_nod
 from pardec.samplers.masked.branch.freedave import FreeDave
 from pardec.samplers.masked.loop import decode
 from tests.grids import pairwise
+from tests.samplers.parity import recorded
 from tests.samplers.toys import EOS, MASK, events, fill, prompts, request, run, toy
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 LENGTHS, NEW = (3, 6, 1, 5), (17, 6, 23, 2)
 CACHES = {
     "llada": ("none", "dual", "prefix", "dual:refresh=1", "vicinity:before=2,after=1,warmup=0"),
@@ -32,11 +32,6 @@ CACHES = {
     "sdar": ("none", "block", "dual"),
     "shifted-sdar": ("none", "block"),
 }
-
-
-@lru_cache
-def golden(name: str) -> pardec.Model:
-    return pardec.load(GOLDEN / name / "checkpoint", device="cpu", dtype="float32")
 
 
 def decoded(family: str, spec: str, *, sharp: float = 1.2, seed: int = 0, **options: object) -> Finished:
@@ -64,7 +59,7 @@ WAYS: tuple[dict[str, float], ...] = ({}, {"temperature": 0.8, "top_p": 0.9}, {"
         1,
     ),
 )
-def test_freedave_keeps_every_token_of_every_row(family: str, cache: str, options: dict[str, float]) -> None:
+def test_every_token_of_every_row_is_kept(family: str, cache: str, options: dict[str, float]) -> None:
     fewer = 0
     for seed, select in enumerate(SELECTS):
         plain, free = (
@@ -94,7 +89,6 @@ def test_a_flat_model_costs_no_forward_more() -> None:
         "freedave:subset=true+threshold:tau=0.3",
         "freedave:graph=0-1-0.1-0b+sequential@dual",
         "freedave:width=2,drafts=5+threshold:tau=0.3",
-        "lopa+threshold:tau=0.3",
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -130,74 +124,6 @@ def test_a_part_of_a_step_is_a_draft_too_with_subset() -> None:
     assert registry.resolve("freedave+sequential", "masked").exact == "greedy"
 
 
-def naive(name: str, prompt: list[int], new: int, size: int, tau: float, branches: int) -> tuple[list[int], int]:
-    """https://arxiv.org/abs/2512.16229, one row, plain Python."""
-    model = golden(name)
-    decoding = model.language_model.decoding_config
-    mask = decoding.mask_id
-
-    def predict(tokens: list[int]) -> list[tuple[int, float]]:
-        logits = model.logits(torch.tensor([tokens]))[0].double()
-        logits[:, mask] = -torch.inf
-        best = logits.softmax(-1).max(-1)
-        pairs = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        return pairs[:1] + pairs[:-1] if decoding.shift else pairs
-
-    tokens, start = [*prompt, *[mask] * new], len(prompt)
-    before: tuple[int, list[tuple[int, float]]] | None = None
-    count = 0
-    while mask in tokens[start:]:
-        first = tokens.index(mask, start)
-        begin = start + (first - start) // size * size
-        block = range(begin, min(begin + size, len(tokens)))
-        states, extras = [list(tokens)], [1.0]
-        if before is not None and before[0] == begin:
-            ranked = sorted((p for p in block if tokens[p] == mask), key=lambda p: (-before[1][p][1], p))
-            for p in ranked[: branches - 1]:
-                states.append([*tokens[:p], before[1][p][0], *tokens[p + 1 :]])
-                extras.append(before[1][p][1])
-        states, extras = zip(*[(s, e) for s, e in zip(states, extras, strict=True) if mask in s[start:]], strict=True)
-        predictions = [predict(state) for state in states]
-        scores = []
-        for state, extra, pairs in zip(states, extras, predictions, strict=True):
-            now = state.index(mask, start)
-            here = start + (now - start) // size * size
-            lowest = sorted(pairs[p][1] for p in range(here, min(here + size, len(state))) if state[p] == mask)
-            half = lowest[: max(1, (len(lowest) + 1) // 2)]
-            scores.append((extra + sum(half) / len(half)) / 2)
-        best = int(np.argmax(np.array(scores, dtype=np.float32)))
-        tokens, pairs = list(states[best]), predictions[best]
-        first = tokens.index(mask, start)
-        begin = start + (first - start) // size * size
-        masks = [p for p in range(begin, min(begin + size, len(tokens))) if tokens[p] == mask]
-        chosen = [p for p in masks if pairs[p][1] >= tau] or [max(masks, key=lambda p: (pairs[p][1], -p))]
-        for p in chosen:
-            tokens[p] = pairs[p][0]
-        before, count = (begin, pairs), count + 1
-    return tokens, count
-
-
-@pytest.mark.parametrize("branches", [2, 4])
-@pytest.mark.parametrize("name", ["llada", "dream"])
-@pytest.mark.covers(1)
-def test_lopa_is_its_naive_version(name: str, branches: int) -> None:
-    model = golden(name)
-    drawn = np.random.RandomState(5)
-    given = [drawn.randint(3, model.language_model.vocab_size - 10, length).tolist() for length in (5, 9, 3)]
-    for tau in (0.05, 0.15, 1.0):
-        result = model.generate(
-            input_ids=given,
-            sampler=f"lopa:branches={branches}+threshold:tau={tau}",
-            max_new_tokens=21,
-            block_length=6,
-            stop_ids=[],
-        )
-        for row, prompt in enumerate(given):
-            tokens, count = naive(name, prompt, 21, 6, tau, branches)
-            assert result.sequences[row, : len(tokens)].tolist() == tokens
-            assert result.nfe[row] == count
-
-
 REFUSED = {
     "freedave+klass": "klass remembers every forward",
     "freedave+credit+threshold": "credit remembers every forward",
@@ -206,8 +132,6 @@ REFUSED = {
     "freedave+threshold@dkv": "those of dkv depend on every forward",
     "freedave+threshold@dual:refresh=4": "those of dual depend",
     "freedave+edit+threshold": "edit acts between them",
-    "lopa+threshold+prophet": "prophet acts between them",
-    "lopa+dsb+threshold": "each decide what a forward is asked",
 }
 
 
@@ -218,15 +142,9 @@ def test_what_cannot_go_with_hypotheses_is_refused_with_the_reason(spec: str) ->
 
 
 def test_logprobs_are_refused() -> None:
-    model = golden("llada")
+    model = Model(recorded("llada"))
     with pytest.raises(SpecError, match="logprobs are of one"):
         model.generate(input_ids=[[5, 6, 7]], sampler="freedave+sequential", max_new_tokens=8, logprobs=1)
-
-
-def test_lopa_goes_with_stages_that_remember() -> None:
-    for rest in ("credit+threshold:tau=0.3@dual", "klass@prefix", "smoothing+threshold:tau=0.3@dkv", "fixed:steps=9"):
-        got = fill(toy("dream", sharp=1.2), f"lopa:branches=3+{rest}", prompts((3, 6)), 13)
-        assert not (got.tokens == MASK).any()
 
 
 # --- sets of drafts ---
@@ -266,7 +184,7 @@ def test_a_tree_of_one_token_is_the_nested_drafts() -> None:
 
 def naive_graph(name: str, prompt: list[int], new: int, size: int, graph: str) -> tuple[list[int], int, int]:
     """freedave with a graph, one row at temperature 0, plain Python: its tokens, forwards, and rows of them."""
-    model = golden(name)
+    model = Model(recorded(name))
     mask, shift = model.language_model.decoding_config.mask_id, model.language_model.decoding_config.shift
 
     def predict(tokens: list[int]) -> list[tuple[float, list[int]]]:
@@ -325,7 +243,7 @@ NAIVE = {  # the states that each set of drafts has, as a graph
 @pytest.mark.parametrize("drafts", NAIVE)
 @pytest.mark.covers(1)
 def test_drafts_are_their_naive_version_step_by_step(name: str, drafts: str) -> None:
-    model = golden(name)
+    model = Model(recorded(name))
     drawn = np.random.RandomState(7)
     given = [drawn.randint(3, model.language_model.vocab_size - 10, length).tolist() for length in (5, 9, 3)]
     result = model.generate(
@@ -433,8 +351,7 @@ def test_the_script_prints_a_graph_that_freedave_reads(capsys: pytest.CaptureFix
         script.main(["tiny-llada", "--task=arithmetic", "--problems=1", "-s", "freedave+sequential"])
 
 
-@pytest.mark.parametrize("branch", ["freedave", "lopa"])
-def test_hypotheses_keep_to_what_the_tokens_of_a_schema_allow_beside_each_other(branch: str) -> None:
+def test_hypotheses_keep_to_what_the_tokens_of_a_schema_allow_beside_each_other() -> None:
     model = pardec.load("tiny-dream", device="cpu")
     schemas: tuple[dict[str, Any], ...] = (
         {"enum": ["red", "blue", 3]},
@@ -443,7 +360,7 @@ def test_hypotheses_keep_to_what_the_tokens_of_a_schema_allow_beside_each_other(
     )
     for schema, temperature in product(schemas, (0.0, 1.3)):
         asked: dict[str, Any] = {"response_format": schema, "max_new_tokens": 16, "temperature": temperature, "seed": 3}
-        got = model.generate(["Tom has 8 cups.", "a"], sampler=f"{branch}+sequential", **asked)
+        got = model.generate(["Tom has 8 cups.", "a"], sampler="freedave+sequential", **asked)
         assert got.parsed is not None
-        if branch == "freedave" and not temperature:
+        if not temperature:
             assert got.tokens == model.generate(["Tom has 8 cups.", "a"], sampler="sequential", **asked).tokens

@@ -1,0 +1,33 @@
+"""`adablock`: blocks that end at delimiters, by its naive version on recorded checkpoints."""
+
+from __future__ import annotations
+
+import pytest
+
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from tests.reference import naive_blocks as naive
+from tests.samplers.block_parity import agree
+from tests.samplers.parity import recorded
+from tests.samplers.toys import fill, prompts, toy
+
+
+@pytest.mark.parametrize("tau", [0.02, 0.9])
+@pytest.mark.parametrize("name", ["llada", "dream"])
+@pytest.mark.covers(1)
+def test_it_is_the_naive_rule_step_by_step(name: str, tau: float) -> None:
+    ids = range(0, recorded(name).vocab_size, 3)
+
+    def rule(*sizes: int) -> naive.AdaBlock:
+        made = naive.AdaBlock(*sizes, tau=tau)
+        made.delimiters = frozenset(ids)
+        return made
+
+    agree(name, f"adablock:tau={tau},delimiters={'-'.join(map(str, ids))}", rule)
+
+
+def test_it_needs_delimiters() -> None:
+    with pytest.raises(SpecError, match="no token that is a newline"):
+        fill(toy("llada"), "adablock+threshold", prompts((3,)), 8)
+    with pytest.raises(SpecError, match="token ids joined by -"):
+        registry.resolve("adablock:delimiters=a-b+threshold", "masked")

@@ -1,0 +1,38 @@
+"""`dsb`: blocks that slide with the first open position and grow, by its naive version on recorded checkpoints."""
+
+from __future__ import annotations
+
+import pytest
+
+from pardec.samplers import registry
+from pardec.samplers.masked.loop import MaskedLoop
+from tests.reference import naive_blocks as naive
+from tests.samplers.block_parity import Make, agree
+from tests.samplers.toys import BLOCK, MASK, request, toy
+
+
+def rule(most: int | None = None) -> Make:
+    def make(*sizes: int) -> naive.Dsb:
+        made = naive.Dsb(*sizes)
+        made.most = most
+        return made
+
+    return make
+
+
+RULES = {"dsb": rule(), "dsb:most=4": rule(most=4)}
+
+
+@pytest.mark.parametrize("spec", RULES)
+@pytest.mark.parametrize("name", ["llada", "dream"])
+@pytest.mark.covers(1)
+def test_it_is_the_naive_rule_step_by_step(name: str, spec: str) -> None:
+    agree(name, spec, RULES[spec])
+
+
+def test_its_window_reaches_to_the_end_of_the_row() -> None:
+    """A sampler without a block stage keeps the window of a block's width."""
+    canvas = request([[1, 2, *[MASK] * 12]], [2])
+    for spec, width in (("threshold", BLOCK), ("dsb+threshold", 12)):
+        loop = MaskedLoop(toy("llada"), registry.resolve(spec, "masked"), canvas)
+        assert loop.canvas.window.shape == (1, width)

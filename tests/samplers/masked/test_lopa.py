@@ -1,0 +1,121 @@
+"""`lopa`: of several drafts the one whose forward is the surest goes on; its naive version, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pardec
+from pardec import Model
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from tests.samplers.parity import recorded
+from tests.samplers.toys import MASK, fill, prompts, same, toy
+
+
+def naive(name: str, prompt: list[int], new: int, size: int, tau: float, branches: int) -> tuple[list[int], int]:
+    """https://arxiv.org/abs/2512.16229, one row, plain Python."""
+    model = Model(recorded(name))
+    decoding = model.language_model.decoding_config
+    mask = decoding.mask_id
+
+    def predict(tokens: list[int]) -> list[tuple[int, float]]:
+        logits = model.logits(torch.tensor([tokens]))[0].double()
+        logits[:, mask] = -torch.inf
+        best = logits.softmax(-1).max(-1)
+        pairs = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        return pairs[:1] + pairs[:-1] if decoding.shift else pairs
+
+    tokens, start = [*prompt, *[mask] * new], len(prompt)
+    before: tuple[int, list[tuple[int, float]]] | None = None
+    count = 0
+    while mask in tokens[start:]:
+        first = tokens.index(mask, start)
+        begin = start + (first - start) // size * size
+        block = range(begin, min(begin + size, len(tokens)))
+        states, extras = [list(tokens)], [1.0]
+        if before is not None and before[0] == begin:
+            ranked = sorted((p for p in block if tokens[p] == mask), key=lambda p: (-before[1][p][1], p))
+            for p in ranked[: branches - 1]:
+                states.append([*tokens[:p], before[1][p][0], *tokens[p + 1 :]])
+                extras.append(before[1][p][1])
+        states, extras = zip(*[(s, e) for s, e in zip(states, extras, strict=True) if mask in s[start:]], strict=True)
+        predictions = [predict(state) for state in states]
+        scores = []
+        for state, extra, pairs in zip(states, extras, predictions, strict=True):
+            now = state.index(mask, start)
+            here = start + (now - start) // size * size
+            lowest = sorted(pairs[p][1] for p in range(here, min(here + size, len(state))) if state[p] == mask)
+            half = lowest[: max(1, (len(lowest) + 1) // 2)]
+            scores.append((extra + sum(half) / len(half)) / 2)
+        best = int(np.argmax(np.array(scores, dtype=np.float32)))
+        tokens, pairs = list(states[best]), predictions[best]
+        first = tokens.index(mask, start)
+        begin = start + (first - start) // size * size
+        masks = [p for p in range(begin, min(begin + size, len(tokens))) if tokens[p] == mask]
+        chosen = [p for p in masks if pairs[p][1] >= tau] or [max(masks, key=lambda p: (pairs[p][1], -p))]
+        for p in chosen:
+            tokens[p] = pairs[p][0]
+        before, count = (begin, pairs), count + 1
+    return tokens, count
+
+
+@pytest.mark.parametrize("branches", [2, 4])
+@pytest.mark.parametrize("name", ["llada", "dream"])
+@pytest.mark.covers(1)
+def test_it_is_its_naive_version(name: str, branches: int) -> None:
+    model = Model(recorded(name))
+    drawn = np.random.RandomState(5)
+    given = [drawn.randint(3, model.language_model.vocab_size - 10, length).tolist() for length in (5, 9, 3)]
+    for tau in (0.05, 0.15, 1.0):
+        result = model.generate(
+            input_ids=given,
+            sampler=f"lopa:branches={branches}+threshold:tau={tau}",
+            max_new_tokens=21,
+            block_length=6,
+            stop_ids=[],
+        )
+        for row, prompt in enumerate(given):
+            tokens, count = naive(name, prompt, 21, 6, tau, branches)
+            assert result.sequences[row, : len(tokens)].tolist() == tokens
+            assert result.nfe[row] == count
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_row_alone_is_the_row_in_a_ragged_batch(temperature: float) -> None:
+    model, given, new = toy("llada", sharp=1.2), prompts((3, 6, 1, 5)), (17, 6, 23, 2)
+    whole = fill(model, "lopa+threshold:tau=0.3", given, new, temperature=temperature)
+    for row, prompt in enumerate(given):
+        seed = {"seeds": [100 + row], "temperature": temperature}
+        alone = fill(model, "lopa+threshold:tau=0.3", [prompt], new[row], **seed)
+        assert same(alone, 0, whole, row)
+        assert alone.forward_rows[0] == whole.forward_rows[row]
+
+
+@pytest.mark.parametrize(
+    "rest", ["credit+threshold:tau=0.3@dual", "klass@prefix", "smoothing+threshold:tau=0.3@dkv", "fixed:steps=9"]
+)
+def test_it_goes_with_stages_that_remember(rest: str) -> None:
+    got = fill(toy("dream", sharp=1.2), f"lopa:branches=3+{rest}", prompts((3, 6)), 13)
+    assert not (got.tokens == MASK).any()
+
+
+@pytest.mark.parametrize(
+    ("rest", "says"),
+    [("threshold+prophet", "prophet acts between them"), ("dsb+threshold", "each decide what a forward is asked")],
+)
+def test_what_acts_between_hypotheses_is_refused(rest: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        registry.resolve(f"lopa+{rest}", "masked")
+
+
+def test_hypotheses_keep_to_what_the_tokens_of_a_schema_allow_beside_each_other() -> None:
+    model = pardec.load("tiny-dream", device="cpu")
+    for temperature in (0.0, 1.3):
+        schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2}
+        asked: dict[str, Any] = {"response_format": schema, "max_new_tokens": 16, "temperature": temperature, "seed": 3}
+        got = model.generate(["Tom has 8 cups.", "a"], sampler="lopa+sequential", **asked)
+        assert got.parsed is not None

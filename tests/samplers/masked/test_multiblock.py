@@ -1,0 +1,44 @@
+"""`multiblock`: blocks that begin before the ones before them are done; with one at once it is the grid."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.reference import naive_blocks as naive
+from tests.samplers.block_parity import Make, agree
+from tests.samplers.toys import fill, prompts, same, toy
+
+RULES: dict[str, Make] = {
+    "multiblock": naive.MultiBlock,
+    "multiblock:add=0.5,blocks=2": lambda *sizes: naive.MultiBlock(*sizes, add=0.5, blocks=2),
+    "multiblock:add=0,blocks=3": lambda *sizes: naive.MultiBlock(*sizes, add=0.0, blocks=3),
+}
+
+
+@pytest.mark.parametrize("spec", RULES)
+@pytest.mark.parametrize("name", ["llada", "dream"])
+@pytest.mark.covers(1)
+def test_it_is_the_naive_rule_step_by_step(name: str, spec: str) -> None:
+    agree(name, spec, RULES[spec])
+
+
+@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
+@pytest.mark.parametrize("cache", ["none", "dual", "prefix", "block", "vicinity:before=2,after=1,warmup=0"])
+def test_one_block_at_once_is_the_grid(family: str, cache: str) -> None:
+    if cache == "block" and family != "sdar":
+        pytest.skip("for block-causal families")
+    rest = f"threshold:tau=0.3@{cache}"
+    both = [fill(toy(family, sharp=1.2), spec, prompts((5, 2)), 12) for spec in (rest, f"multiblock:blocks=1+{rest}")]
+    for row in range(2):
+        assert same(both[0], row, both[1], row)
+    assert both[0].trace.fed == both[1].trace.fed
+
+
+@pytest.mark.parametrize("cache", ["none", "dual:refresh=1", "block"])
+def test_blocks_in_flight_change_nothing_but_order_in_a_block_causal_family(cache: str) -> None:
+    """With an exact cache the tokens are those without one, whatever was in flight when K/V were written."""
+    model, given = toy("sdar", sharp=1.2), prompts((5, 2, 7))
+    spec = "multiblock:add=0.2+threshold:tau=0.3"
+    plain, cached = fill(model, f"{spec}@none", given, 14), fill(model, f"{spec}@{cache}", given, 14)
+    assert plain.tokens.tolist() == cached.tokens.tolist()
+    assert plain.trace.commit_step.tolist() == cached.trace.commit_step.tolist()
