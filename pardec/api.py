@@ -69,10 +69,10 @@ def load(
         mask_id: the mask token, where the checkpoint's own files do not name it.
         block: the block length of a block-causal model, where they do not name it.
         shift: offset of the output that predicts a token: 0 (LLaDA) or 1 (AR, Dream); overrides the family's.
-        attention: "bidirectional", "block-causal", "windowed-causal", "causal-prefix" or "causal", against what its
-            family does: a Nemotron with "causal" is autoregressive.
-        decoder: for image models, the image tokenizer or autoencoder, a file or a folder, where none lies beside the
-            weights.
+        attention: "bidirectional", "block-causal", "windowed-causal", "causal-prefix" or "causal"; overrides
+            the family's: a Nemotron with "causal" is autoregressive.
+        decoder: for image models, the image tokenizer or autoencoder, a file or a folder, if the folder of
+            the weights has none.
         text_encoder: the encoder of an image model's captions, a folder or a hub id.
         quantize: "int8", "int4" or "fp8" (on GPUs that support it) quantizes the linear layers, which changes the
             output; needs torchao (extra `quant`). `Model.network.describe()` names the layers that are not quantized.
@@ -84,7 +84,7 @@ def load(
         adapter: a LoRA adapter in PEFT's layout, a folder or a hub id, merged into the weights before anything else is
             done with them. The model is then called "name+adapter", and so it is in results.
         images: False loads a model that both draws and writes (Lumina-DiMOO, MMaDA) for its text: prompts are then
-            text to go on from, in place of captions. Nothing changes for other models.
+            text to continue, in place of captions. Nothing changes for other models.
 
     Raises:
         ModelError: unknown name, no family for its config, missing, surplus or misshapen tensors, a damaged file,
@@ -220,7 +220,9 @@ class Model(Engine):
         [False, True]
         """
         if isinstance(mib, bool) or not isinstance(mib, int | float) or not 0 <= mib < float("inf"):
-            raise SpecError(f"mib is a number of at least 0, got {mib!r}", hint="cache_prefixes(256)")
+            raise SpecError(
+                f"mib is a number of at least 0, got {mib!r}", hint="cache_prefixes(256) keeps up to 256 MiB"
+            )
         return self.language_model.cache_prefixes(int(mib * 2**20))
 
     def load_weights(self, weights: Mapping[str, Tensor] | str | Path) -> None:
@@ -245,7 +247,7 @@ class Model(Engine):
         >>> model.network.weights_version
         1
         """
-        with memory_errors(f"new weights of {self.name}", "hand in a state dict on the CPU"):
+        with memory_errors(f"new weights of {self.name}", "pass a state dict on the CPU"):
             load_weights(self.driver.network, weights)
 
     def logits(self, input_ids: Tensor) -> Tensor:
@@ -258,7 +260,7 @@ class Model(Engine):
         model = self.language_model
         if not isinstance(input_ids, Tensor) or input_ids.ndim != 2 or input_ids.numel() == 0:
             shape = list(input_ids.shape) if isinstance(input_ids, Tensor) else type(input_ids).__name__
-            raise SpecError(f"input_ids is a LongTensor [B, L], got {shape}", hint="one row of ids is ids[None]")
+            raise SpecError(f"input_ids is a LongTensor [B, L], got {shape}", hint="for one row of ids pass ids[None]")
         check_length(model, [len(row) for row in input_ids])
         low, high = int(input_ids.min()), int(input_ids.max())
         if low < 0 or high >= model.vocab_size:

@@ -1,4 +1,4 @@
-"""Compares a decoded answer with what its model predicts after each of its prefixes, from all keys and values."""
+"""Compares a decoded answer with what its model, with a complete cache, predicts after each prefix of it."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def deviation(model: LanguageModel, result: Result) -> Deviation:
     """
     if not result.trace.accepted or result.latents is not None or result.grid:
         raise SpecError(
-            "only texts of autoregressive models can be compared with what the model predicts after each prefix",
-            hint="masked models commit tokens in any order, so that there is no such prefix",
+            "only the result of an autoregressive model of text can be compared with its predictions after each prefix",
+            hint="pass a result of such a model; other models do not predict the next token",
         )
     agreement, nats = list[float](), list[float]()
     for row, start in enumerate(result.prompts):

@@ -184,8 +184,8 @@ class Engine:
     def exactness(self, sampler: Any) -> str:
         """The value of `Result.exact`: the sampler's promise, with the precision up to which it holds.
 
-        In 16 bits logits often tie or nearly do, and a forward of several positions rounds otherwise than one of a
-        single position.
+        In 16 bits logits often tie or nearly do, and a forward of several positions rounds differently from one of
+        a single position.
         """
         precise = self.network.dtype in (torch.float32, torch.float64) or str(sampler.spec).startswith("sequential")
         exact = str(sampler.exact)

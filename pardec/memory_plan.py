@@ -5,7 +5,7 @@ SpecMemo: Speculative Decoding is in Your Pocket, https://arxiv.org/abs/2506.019
     peak = weights + K/V + slots of a draft + drafter + max(work of the prompt's forward, work of a round's)
 
 Everything is arithmetic on shapes, and nothing is decoded. Rows are taken to be as long as `prompt` and `new` say, each
-with K/V of its own. Work is what a forward computes on the way: states of a layer, masks, logits of every node.
+with K/V of its own. Work is the temporary tensors of a forward: states of a layer, masks, logits of every node.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class MemoryPlan:
         least: the peak with drafts of one token, below which there is no speculation.
         speedup: tokens per round over its cost in the target's forwards, for chains of the spec's depth and the given
             acceptance: a lower bound for a tree, whose likeliest path is such a chain.
-        speedup_within: the same at `largest_k`, which a budget leaves.
+        speedup_within: the same at `largest_k`, the depth that fits the budget.
         pays_from: the least acceptance probability of a token at which drafting is faster than decoding one by one.
     """
 
@@ -124,7 +124,7 @@ def plan(
 
     Raises:
         ModelError: the model is not autoregressive, or one of images.
-        SpecError: a spec or a number that cannot be.
+        SpecError: an invalid spec or number.
 
     >>> sizes = plan("tiny-llama", "lookup@int8", batch=2, prompt=64, new=32, device="cpu")
     >>> sizes.peak > sizes.parts["weights"]

@@ -65,7 +65,7 @@ class ResultData:
             at the forward of `step_map`; NaN where none committed it. None without `logprobs`.
         top_logprobs: per row, the same as `TokenLogprobs`, with the likeliest tokens there; None with `logprobs` of 0.
         candidate_logprobs: per row, the log-probabilities of `logprob_ids`, [n, c] float32; None without them.
-        padding: positions fed besides `tokens_fed`, in forwards of rows of unequal length (verify loop).
+        padding: positions computed in addition to `tokens_fed`, in forwards of rows of unequal length (verify loop).
         exact: "greedy" if the output is that of the `sequential` baseline, "distribution" if it is sampled from the
             same distribution, else "relaxed". In 16 bits "greedy up to bfloat16 rounding" (or float16): near-ties may
             fall otherwise than in `sequential`.

@@ -85,7 +85,7 @@ def bench(
     if model.family not in TIMED:
         raise ModelError(
             f"{model.name} draws {model.driver.drawn}, whose forwards are not timed in parts",
-            'the seconds of an image\'s parts are in Result.timing, and "pardec image" prints them',
+            'Result.timing has the seconds of each part of an image, and "pardec image" prints them',
         )
     images = model.imaging is not None
     measured = rates(network.device, network.dtype, _weight_bytes(model))
@@ -175,7 +175,7 @@ def _measure(model: pardec.Model, call: Call, others: Rivals, pairs: int, measur
     last = splits[-1]
     ours = finished.latents if finished.latents is not None else finished.tokens
     if (last.tokens != ours).any():
-        raise Differs(f"{call.sampler.spec}: the run with a clock gave other tokens than the one without")
+        raise Differs(f"{call.sampler.spec}: the run that timed its parts gave other tokens than the run without")
     parts, clock = _parts(splits[1:], times["pardec"], device)
     step = statistics.median(times["pardec"]) / last.steps
     tokens = int((np.asarray(finished.trace.lengths) - np.asarray(call.prompts)).sum())
@@ -204,9 +204,9 @@ def _measure(model: pardec.Model, call: Call, others: Rivals, pairs: int, measur
 def _parts(splits: Sequence[Split], whole: Sequence[float], device: torch.device) -> tuple[dict[str, float], float]:
     """Median seconds per step of each part, and seconds per step for reading the clock.
 
-    That cost is the shortest run with a clock less the shortest without, of those that took `whole`, and counts for no
-    part; it is at most 10 microseconds a reading, since more than that is noise. On a GPU it is not known: there the
-    clock keeps the host from running ahead of the device, and its cost stays in the host's.
+    The clock's cost is the time of the shortest run with it minus the least of `whole`, the times without. It is added
+    to no part, and limited to 10 microseconds per reading, since more is noise. On a GPU it cannot be measured: there
+    the clock keeps the host from running ahead of the device, and its cost stays in the host's part.
     """
     steps, limit = splits[0].steps, _READING * splits[0].readings
     parts = {part: statistics.median(each.seconds[part] for each in splits) / steps for part in PARTS}

@@ -25,7 +25,10 @@ def sweep(model: pardec.Model, sizes: Sequence[tuple[int, int]] = SIZES) -> Iter
     Raises ModelError for models that are not masked, whose forwards need no logits of a whole canvas.
     """
     if model.family != "masked":
-        raise ModelError(f"{model.name} fills no canvas, so its forwards never need logits at all positions at once")
+        raise ModelError(
+            f"{model.name} is not a masked model, so its forwards never need logits at all positions at once",
+            "name a masked model, such as tiny-dream",
+        )
     network = model.language_model
     for rows, tokens in sizes:
         length = min(tokens, (network.max_positions or tokens + 1) - 1)

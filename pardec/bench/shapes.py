@@ -1,6 +1,6 @@
 """Models of published shapes with random weights, created on the device in the wanted dtype; no file is read.
 
-Their output is meaningless, but a forward costs what it costs with the published weights.
+Their output is meaningless, but a forward takes as long as with the published weights.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def build(
         check_graphs(target, name)
     if config["model_type"] == "mar":
         if cuda_graphs:
-            raise ModelError(f"cuda_graphs is not for models with continuous tokens such as {name}", "leave it out")
+            raise ModelError(f"cuda_graphs cannot be used with {name}, which has continuous tokens", "leave it out")
         return pardec.Model(_vectors(name, config, initializer, choice))
     spec = next((spec for spec in FAMILIES.values() if spec.matches(config)), None)
     if spec is None:

@@ -14,24 +14,31 @@ from ..io import output_paths
 from . import options as o
 from .common import Json, dump, say, show
 
-Drafter = Annotated[str, typer.Option(help="The drafter to go on with: an embedded name or an exported folder.")]
+Drafter = Annotated[str, typer.Option(help="The drafter to train further: an embedded name or an exported folder.")]
 Rows = Annotated[
     list[Path],
     typer.Option(
-        "--rows", help='What was served: rows of pardec generate -o, or {"prompt", "answer"} lines; may be repeated.'
+        "--rows",
+        help='Answered requests: rows that pardec generate -o wrote, or {"prompt", "answer"} lines; may be repeated.',
     ),
 ]
-Out = Annotated[Path, typer.Option("--out", "-o", help="The folder for the aligned drafter, a new one.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the drafter in --out, even the one aligned.")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="The new folder for the aligned drafter.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace a drafter in --out, even if it is --drafter itself.")
+]
 Steps = Annotated[int | None, typer.Option(help="Length in steps, by default 200.", min=1)]
 Minutes = Annotated[float | None, typer.Option(help="Length in minutes, in place of --steps.", min=0.01)]
-Loss = Annotated[str, typer.Option(help="fkl, ce, rkl, jsd:0.5, tvd, lk, lk_hybrid:3 or tvd++.")]
+Loss = Annotated[str, typer.Option(help="The loss: fkl, ce, rkl, jsd:0.5, tvd, lk, lk_hybrid:3 or tvd++.")]
 WrongOnly = Annotated[bool, typer.Option("--wrong-only", help="Learn only where the drafter was wrong.")]
-Rate = Annotated[float | None, typer.Option("--lr", help="Peak learning rate, by default by kind.", min=1e-9)]
-StepTokens = Annotated[int, typer.Option("--batch", help="Tokens a step.", min=1)]
-Longest = Annotated[int, typer.Option(help="Tokens of a row; prompts are cut at their beginning.", min=8)]
-Validation = Annotated[int, typer.Option("--validation", help="Rows held out, at most a quarter.", min=1)]
-Drafts = Annotated[int, typer.Option(help="Tokens of a measured draft.", min=1)]
+Rate = Annotated[
+    float | None, typer.Option("--lr", help="Peak learning rate; the default depends on the kind of drafter.", min=1e-9)
+]
+StepTokens = Annotated[int, typer.Option("--batch", help="Tokens per training step.", min=1)]
+Longest = Annotated[int, typer.Option(help="Most tokens per row; longer prompts lose their beginning.", min=8)]
+Validation = Annotated[
+    int, typer.Option("--validation", help="Rows held out for measuring, at most a quarter of all.", min=1)
+]
+Drafts = Annotated[int, typer.Option(help="Tokens per draft when the drafter is measured.", min=1)]
 
 
 @o.command
@@ -58,7 +65,7 @@ def align(
     revision: o.Revision = None,
     offline: o.Offline = False,
 ) -> None:
-    """Train a drafter further on requests that it served, and print the tokens per round gains before and after.
+    """Train a drafter further on requests that it served, and print its tokens per round before and after.
 
     pardec generate MODEL --prompts today.jsonl -s eagle:name=FOLDER,k=4 -o served.jsonl
 

@@ -22,7 +22,7 @@ from .tune import tune
 from .view import view
 
 app = typer.Typer(
-    help="Decode diffusion language models in parallel.",
+    help="Decode several tokens per forward, with masked, autoregressive and image models.",
     epilog='Start with: pardec generate tiny-dream -p "Tom has 8 cups. He loses 3. How many cups does Tom have now?"',
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -42,7 +42,7 @@ def pardec(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Decode diffusion language models in parallel."""
+    """Decode several tokens per forward, with masked, autoregressive and image models."""
 
 
 app.command("generate")(generate)

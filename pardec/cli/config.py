@@ -29,17 +29,22 @@ def read(path: Path) -> dict[str, Any]:
     """The options in a .yaml, .toml or .json file. Raises SpecError if it cannot be read."""
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
-        raise SpecError(f"{path} ends in {path.suffix or 'nothing'}", hint=f"a config ends in {', '.join(_READERS)}")
+        raise SpecError(
+            f"{path} ends in {path.suffix or 'nothing'}, not in {', '.join(_READERS)}",
+            hint="rename the config to the format that it is written in",
+        )
     try:
         options = reader(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SpecError(f"cannot read {path}: {error.strerror}", hint="name a file with options") from error
+        raise SpecError(f"cannot read {path}: {error.strerror}", hint="name a readable file with options") from error
     except (ValueError, RecursionError) as error:
-        raise SpecError(f"{path} cannot be read: {one_line(error)}", hint="one option a line") from error
+        raise SpecError(f"{path} cannot be read: {one_line(error)}", hint="write one option per line") from error
     except Exception as error:
         if type(error).__module__.partition(".")[0] != "yaml":
             raise
-        raise SpecError(f"{path} is not YAML: {one_line(error)}", hint="one option a line: limit: 50") from error
+        raise SpecError(
+            f"{path} is not YAML: {one_line(error)}", hint="write one option per line, such as limit: 50"
+        ) from error
     if not isinstance(options, dict):
         raise SpecError(f"{path} is a {type(options).__name__}, not options", hint="write lines such as limit: 50")
     return {str(key): value for key, value in options.items()}

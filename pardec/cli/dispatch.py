@@ -29,14 +29,16 @@ def check(name: str, output: Path | None, prompts: Path | None, *, has_prompt: b
     if output is None or output.suffix != ".jsonl":
         raise SpecError(f"the {name} executor writes rows to a .jsonl file", hint="add -o rows.jsonl")
     if stream:
-        raise SpecError(f"--stream shows this process, and {name} decodes in others", hint="leave --stream out")
+        raise SpecError(f"--stream cannot show the processes that {name} decodes in", hint="leave --stream out")
     if name == "torchrun" and not has_prompt and (prompts is None or str(prompts) == "-"):
         raise SpecError("only one process of torchrun can read standard input", hint="name a file with --prompts")
 
 
 def load_model(executor: Executor, name: str, load_arguments: dict[str, Any], *, quiet: bool) -> Model:
-    """The model that prepares prompts in this process: the whole model, or for Ray one without weights, whose dtype
-    `load_arguments`, the arguments of `load`, then has."""
+    """Loads the model that prepares prompts in this process, for Ray without its weights.
+
+    The dtype of a model without weights is added to `load_arguments`, the arguments of `load`.
+    """
     from ..api import load
 
     if not isinstance(executor, Ray):
@@ -134,4 +136,4 @@ def decode(run: Batches, executor: Executor, job: Generation) -> None:
             if run.keys[at] in rows_in_file:
                 run.add(at, rows_in_file[run.keys[at]])
     if lost := len(run.items) - len(run.rows):
-        raise PardecError(f"{lost} rows are no longer in {file.path}", hint="the same command decodes what is missing")
+        raise PardecError(f"{lost} rows are no longer in {file.path}", hint="run the same command again to decode them")

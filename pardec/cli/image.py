@@ -64,7 +64,8 @@ def image(
         _check_watch(quiet)
     elif output is None and each is None and save is None:
         raise SpecError(
-            "no output is named", hint="-o out.png for all images, --each DIR for single files, --watch for none"
+            "no output is named",
+            hint="pass -o out.png for one sheet of all images, --each DIR for one file per image, or --watch",
         )
     if output is not None and output.suffix.lower() != ".png":
         raise SpecError(f"images are PNG files, got -o {output}", hint="name a file that ends in .png")
@@ -85,7 +86,7 @@ def image(
             )
         if negative_prompt is not None and kind.draws == "class":
             raise SpecError(
-                f"{kind.name} draws classes, and a negative prompt is a caption", hint="leave --negative-prompt out"
+                f"{kind.name} draws classes and takes no negative prompt", hint="leave --negative-prompt out"
             )
 
     from ..images import pngs  # imported here since --help and a misspelt name do not need it
@@ -101,7 +102,7 @@ def image(
             hint="raise --batch-size, or leave --save out",
         )
     if seeds is not None and len(settings["seed"]) != total:
-        raise SpecError(f"{len(settings['seed'])} seeds for {total} images", hint="pass one for each image")
+        raise SpecError(f"{len(settings['seed'])} seeds for {total} images", hint="pass one seed per image")
     arguments = {**settings, "num_images": count, **({} if sampler is None else {"sampler": sampler})}
 
     preflight.check_parts(kind, arguments, {"temperature": 1.0})  # images are sampled by default
@@ -160,7 +161,10 @@ def _read_seeds(seed: int | None, seeds: str | None) -> int | list[int]:
     if seeds is None:
         return seed or 0
     if seed is not None:
-        raise SpecError("--seed and --seeds cannot be combined", hint="--seed 0 derives a seed for each image")
+        raise SpecError(
+            "--seed and --seeds cannot be combined",
+            hint="--seed 0 derives every image's seed, and --seeds 5,12 lists them",
+        )
     return inputs.integers(seeds, f"--seeds takes whole numbers, got {seeds!r}", "--seeds 5,12 for two images")
 
 

@@ -76,11 +76,15 @@ def show(
     ],
     target: Annotated[
         str | None,
-        typer.Option(help="Load NAME as a draft module of this model and compare an EAGLE's tokens with it."),
+        typer.Option(
+            help="Load NAME as a draft module of this model; for an EAGLE, also compare its tokens with the model's."
+        ),
     ] = None,
     rows: Annotated[
         list[Path] | None,
-        typer.Option("--rows", help="With --target: rows it served, in place of answers it writes now."),
+        typer.Option(
+            "--rows", help="With --target: rows that the target has answered; without them it answers prompts now."
+        ),
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -96,7 +100,7 @@ def show(
         check_drafter(name, target, rows or [], json_=json_)
         return
     if rows:
-        raise SpecError("--rows are of a target", hint=f"name it: pardec show {name} --target MODEL --rows FILE")
+        raise SpecError("--rows needs --target", hint=f"name it: pardec show {name} --target MODEL --rows FILE")
     is_preset = name.startswith("preset:")  # some presets have the name of a sampler
     kinds: tuple[Kind, ...] = ("presets",) if is_preset else ("samplers", "models", "drafters", "tasks", "presets")
     known: dict[str, list[dict[str, Any]]] = {}

@@ -38,12 +38,20 @@ ModelName = Annotated[
 Prompt = Annotated[list[str] | None, _option(IO, "A prompt; may be repeated.", "--prompt", "-p")]
 Prompts = Annotated[Path | None, _option(IO, "Prompts, .jsonl, .csv or text, one per line; - is stdin.", "--prompts")]
 Output = Annotated[
-    Path | None, _option(IO, "FILE.jsonl gets rows and resumes; other names save for pardec view.", "--output", "-o")
+    Path | None,
+    _option(
+        IO,
+        "FILE.jsonl gets one row per prompt and resumes; any other name saves the result for pardec view.",
+        "--output",
+        "-o",
+    ),
 ]
-Overwrite = Annotated[bool, _option(IO, "Replace FILE.jsonl, do not resume.", "--overwrite")]
+Overwrite = Annotated[bool, _option(IO, "Replace FILE.jsonl instead of resuming.", "--overwrite")]
 Chat = Annotated[
     bool | None,
-    _option(IO, "Apply the chat template, the default if there is one, or pass the text as it is.", "--chat/--raw"),
+    _option(
+        IO, "Apply the chat template (the default if the model has one), or pass the text unchanged.", "--chat/--raw"
+    ),
 ]
 Stream = Annotated[bool, _option(IO, "Show decoding live; in a pipe, print text as it becomes final.", "--stream")]
 Quiet = Annotated[bool, _option(IO, "Print only results and errors.", "--quiet")]
@@ -74,11 +82,14 @@ Revision = Annotated[str | None, _option(RUN, "Branch, tag or commit on the hub.
 MaskId = Annotated[int | None, _option(RUN, "The mask token id, if the checkpoint does not name it.")]
 Block = Annotated[int | None, _option(RUN, "The block length of a block-causal checkpoint, if it does not name it.")]
 Shift = Annotated[
-    int | None, _option(RUN, "How far before a token it is predicted, 0 or 1, against what the family does.")
+    int | None,
+    _option(
+        RUN, "The output that predicts a token: 0 its own (LLaDA), 1 the one before (Dream); overrides the family's."
+    ),
 ]
 Attention = Annotated[
     str | None,
-    _option(RUN, "bidirectional, block-causal, windowed-causal, causal-prefix or causal, against the family's."),
+    _option(RUN, "bidirectional, block-causal, windowed-causal, causal-prefix or causal; overrides the family's."),
 ]
 Offline = Annotated[bool, _option(RUN, "Use downloaded files only.", "--offline")]
 
@@ -92,25 +103,27 @@ TurnSeed = Annotated[int, _option(SHAPE, "Random seed; turn i uses a seed derive
 Captions = Annotated[list[str] | None, _option(IO, "A caption; may be repeated.", "--prompt", "-p")]
 CaptionFile = Annotated[Path | None, _option(IO, "Captions, one per line, .jsonl or text; - is stdin.", "--prompts")]
 Classes = Annotated[list[int] | None, _option(IO, "A class; may be repeated; -1 is none (MAR only).", "--class", "-c")]
-NumImages = Annotated[int | None, _option(IO, "Images of each, by default as many as fill --grid.", min=1)]
+NumImages = Annotated[int | None, _option(IO, "Images per caption or class, by default as many as fill --grid.", min=1)]
 OutputImage = Annotated[Path | None, _option(IO, "FILE.png for all images, side by side.", "--output", "-o")]
 Each = Annotated[Path | None, _option(IO, "A folder with one file for each image.", metavar="DIR")]
 SavePath = Annotated[Path | None, _option(IO, "Save the run for pardec view.", metavar="RESULT")]
 Scale = Annotated[int, _option(IO, "Enlarge: each pixel becomes N by N pixels.", metavar="N", min=1, max=64)]
 Watch = Annotated[bool, _option(IO, "Show the images after every step; needs no output.", "--watch")]
-Size = Annotated[str | None, _option(IO, "Draw at this size, of those that the model has.", metavar="HxW")]
+Size = Annotated[str | None, _option(IO, "Draw at this size, one that the model has.", metavar="HxW")]
 Grid = Annotated[str | None, _option(IO, "Layout of FILE.png, by default square.", metavar="ROWSxCOLUMNS")]
-ImageSeed = Annotated[int | None, _option(SHAPE, "Seed (0); image i uses one derived from it and i.")]
-ImageSeeds = Annotated[str | None, _option(SHAPE, "The seed of each image, as in files and --json: 5,12.")]
+ImageSeed = Annotated[
+    int | None, _option(SHAPE, "Random seed, by default 0; image i uses a seed derived from it and i.")
+]
+ImageSeeds = Annotated[str | None, _option(SHAPE, "One seed per image, as saved files and --json show them: 5,12.")]
 ImageBatch = Annotated[int, _option(RUN, "Images in a batch.", "--batch-size", min=1)]
-Decoder = Annotated[str | None, _option(RUN, "The image tokenizer or autoencoder, if not beside the weights.")]
+Decoder = Annotated[str | None, _option(RUN, "The image tokenizer or autoencoder, if it is not in the model's folder.")]
 TextEncoder = Annotated[str | None, _option(RUN, "The text encoder of captions, a folder or hub id.")]
 
 # --- of `compare` ---
 
 Tasks = Annotated[list[str] | None, _option(IO, "A task or a group of tasks; may be repeated.", "--task", "-t")]
 TaskPrompts = Annotated[Path | None, _option(IO, "Prompts, .jsonl or .csv, optionally with answers.", "--prompts")]
-Scorer = Annotated[str | None, _option(IO, "exact, number or file.py:function: scores the answers to --prompts.")]
+Scorer = Annotated[str | None, _option(IO, "How answers to --prompts are scored: exact, number or file.py:function.")]
 Run = Annotated[Path | None, _option(IO, "The folder for rows and report.", "--out", "-o", metavar="RUN")]
 Resume = Annotated[bool, _option(IO, "Resume the run in --out.", "--resume")]
 RetryFailed = Annotated[bool, _option(IO, "Try failed rows again.", "--retry-failed")]
@@ -119,24 +132,29 @@ Samplers = Annotated[
 ]
 Limit = Annotated[int, _option(IO, "Problems of each task.", min=1)]
 Seeds = Annotated[str, _option(SHAPE, "Seeds; each problem is decoded once with each: 0,1,2.")]
-Split = Annotated[str, _option(IO, "heldout or train: which problems of a task.")]
+Split = Annotated[str, _option(IO, "Which problems of a task: heldout or train.")]
 ProblemSeed = Annotated[int, _option(IO, "Seed that selects the problems.")]
 Sweep = Annotated[
     bool,
-    _option(IO, "Decode each sampler at every value of its quality parameter, for curves, with threshold and fixed."),
+    _option(
+        IO,
+        "Decode each sampler, and threshold and fixed, at several values of its quality parameter, to draw curves.",
+    ),
 ]
-Points = Annotated[int | None, _option(IO, "Of a sweep, settings of each method at most.", min=2)]
+Points = Annotated[int | None, _option(IO, "With --sweep: most values per sampler.", min=2)]
 Replays = Annotated[int, _option(IO, "Problems of each task whose decoding the report replays.", min=0)]
 CostRatio = Annotated[
     float | None,
     _option(
         IO,
-        "A drafter's forward in forwards of the model, for the simulated speed-up; by default by size.",
+        "Cost of a drafter's forward, in forwards of the model, for the simulated speed-up; by default by size.",
     ),
 ]
 NoReferences = Annotated[
     bool,
-    _option(IO, "Skip sequential and oracle, so no agreement and no minimum.", "--no-references"),
+    _option(
+        IO, "Skip sequential and oracle; the table then lacks agreement and the fewest forwards.", "--no-references"
+    ),
 ]
 ComparedBy = Annotated[str, _option(RUN, "local, torchrun or ray.", "--executor")]
 
@@ -155,21 +173,23 @@ Shapes = Annotated[
 Document = Annotated[Path | None, _option(IO, "The file for the JSON document.", "--output", "-o", metavar="FILE")]
 Batches = Annotated[str, _option(SHAPE, "Batch sizes, separated by commas.", "--batch")]
 NewTokens = Annotated[str, _option(SHAPE, "Tokens to generate, separated by commas.", "--new")]
-Contexts = Annotated[str, _option(SHAPE, "Prompt lengths, with commas; 0 is a short question.", "--context")]
+Contexts = Annotated[
+    str, _option(SHAPE, "Prompt lengths in tokens, separated by commas; 0 is a short question.", "--context")
+]
 TimedPrompts = Annotated[
     Path | None, _option(IO, "Decode these prompts, .jsonl or .txt, up to their end tokens.", "--prompts")
 ]
 Pairs = Annotated[int, _option(RUN, "How often each loop is timed, alternating with the others.", min=1)]
 Threads = Annotated[int, _option(RUN, "CPU threads.", min=1)]
-NoBeside = Annotated[bool, _option(RUN, "Time no other loops.", "--no-beside")]
-Memory = Annotated[bool, _option(RUN, "Measure memory growth, not time.", "--memory")]
+NoBeside = Annotated[bool, _option(RUN, "Do not time the loops of other libraries.", "--no-beside")]
+Memory = Annotated[bool, _option(RUN, "Measure how memory grows with the size of a request, not time.", "--memory")]
 
 # --- of `serve` ---
 
 Host = Annotated[str, _option(RUN, "The address to listen on; 0.0.0.0 is all of them.", "--host")]
 Port = Annotated[int, _option(RUN, "The port to listen on; 0 takes a free one.", "--port", min=0, max=65535)]
 ServedName = Annotated[
-    str | None, _option(IO, "What clients call the model, beside its own name.", "--name", metavar="NAME")
+    str | None, _option(IO, "A second name by which clients may request the model.", "--name", metavar="NAME")
 ]
 ApiKey = Annotated[
     str | None,
@@ -177,21 +197,27 @@ ApiKey = Annotated[
 ]
 AllowOrigin = Annotated[
     list[str] | None,
-    _option(RUN, "An origin whose pages may use the server (CORS), as https://my.app; * is any; repeatable."),
+    _option(RUN, "An origin whose pages may use the server (CORS), such as https://my.app; * is any; may be repeated."),
 ]
-ReadingTime = Annotated[float, _option(RUN, "Seconds that reading a request's text and schema may take.", min=0.1)]
-ReceivingTime = Annotated[float, _option(RUN, "Seconds in which a request has to arrive.", min=0.1)]
+ReadingTime = Annotated[float, _option(RUN, "Most seconds for parsing a request's text and schema.", min=0.1)]
+ReceivingTime = Annotated[float, _option(RUN, "Most seconds for receiving a request.", min=0.1)]
 ServedRows = Annotated[int, _option(RUN, "Rows decoded at once.", "--batch-size", min=1)]
-Queue = Annotated[int, _option(RUN, "Rows that wait for a slot; beyond, the answer is 503.", min=0)]
-MaxRows = Annotated[int, _option(RUN, "Rows of one request, prompts times n.", min=1)]
+Queue = Annotated[int, _option(RUN, "Most rows that wait for a slot; further requests get status 503.", min=0)]
+MaxRows = Annotated[int, _option(RUN, "Most rows of one request: prompts times n.", min=1)]
 MaxLength = Annotated[
-    int | None, _option(RUN, "Tokens of a row, prompt and answer, by default the model's limit.", min=1)
+    int | None, _option(RUN, "Most tokens of a row, prompt and answer together; by default the model's limit.", min=1)
 ]
-MaxBody = Annotated[int, _option(RUN, "KiB of a request's body.", min=1)]
-TimeLimit = Annotated[float, _option(RUN, "Seconds from a request to the end of its answer.", "--timeout", min=0)]
-Grace = Annotated[float, _option(RUN, "Seconds that requests have to finish at the end.", min=0)]
+MaxBody = Annotated[int, _option(RUN, "Largest body of a request, in KiB.", min=1)]
+TimeLimit = Annotated[float, _option(RUN, "Most seconds from a request to the end of its answer.", "--timeout", min=0)]
+Grace = Annotated[float, _option(RUN, "Seconds that running requests get to finish when the server stops.", min=0)]
 PrefixMiB = Annotated[
-    int, _option(RUN, "MiB of K/V of prompts kept for later ones that begin alike; 0 is off.", "--prefix-cache", min=0)
+    int,
+    _option(
+        RUN,
+        "MiB for keys and values of prompts, reused by later prompts with the same beginning; 0 is off.",
+        "--prefix-cache",
+        min=0,
+    ),
 ]
 
 # --- groups ---

@@ -12,12 +12,15 @@ from pardec.models.errors import SpecError
 from . import options as o
 from .common import Json, dump, show
 
-Rows = Annotated[int, typer.Option("--batch", help="Rows.", min=1)]
+Rows = Annotated[int, typer.Option("--batch", help="Rows of the batch.", min=1)]
 PromptTokens = Annotated[int, typer.Option("--prompt", help="Tokens of each prompt.", min=1)]
 NewTokens = Annotated[int, typer.Option("--new", help="Tokens of each answer.", min=1)]
-Memory = Annotated[str | None, typer.Option(help="A budget, such as 3GB or 512MiB: what fits it is searched.")]
+Memory = Annotated[
+    str | None, typer.Option(help="A budget, such as 3GB or 512MiB: also print the largest batch and draft that fit.")
+]
 Acceptance = Annotated[
-    float | None, typer.Option(help="How likely a drafted token is accepted: what a round is worth.", min=0, max=1)
+    float | None,
+    typer.Option(help="Probability that a drafted token is accepted, to print the speed-up.", min=0, max=1),
 ]
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -37,7 +40,7 @@ def plan(
     json_: Json = False,
     loading: o.TextLoading,
 ) -> None:
-    """Print what weights, keys and values, drafts and logits take, without decoding, and what fits a budget.
+    """Print the memory of weights, keys and values, drafts and logits, without decoding, and what fits a budget.
 
     pardec plan tiny-llama -s lookup@kivi:bits=4 --batch 8 --prompt 256 --new 128
 

@@ -42,7 +42,7 @@ def serve(
 
     pardec serve GSAI-ML/LLaDA-8B-Instruct -s threshold:tau=0.9@dual -n 256
 
-    Options of sampling are for requests that leave them out.
+    Sampling options apply to requests that do not set them.
     """
     arguments = dict(sampling)
     if stop:

@@ -16,14 +16,26 @@ from . import inputs
 from . import options as o
 from .common import print_table, say
 
-MachineFile = Annotated[Path | None, typer.Option("--machine", help="The TOML file of a machine.", metavar="FILE.toml")]
-Measure = Annotated[bool, typer.Option("--measure", help="Measure costs here, as of two machines like this one.")]
+MachineFile = Annotated[
+    Path | None, typer.Option("--machine", help="A TOML file with the costs of a machine.", metavar="FILE.toml")
+]
+Measure = Annotated[
+    bool,
+    typer.Option(
+        "--measure", help="Measure costs here, and simulate two machines like this one: for target and drafter."
+    ),
+]
 Schedules = Annotated[
     list[str] | None,
-    typer.Option("--schedule", help="pearl, easyspec, mirror, dovetail, plain or sequential; may be repeated."),
+    typer.Option(
+        "--schedule",
+        help="A schedule to time: pearl, easyspec, mirror, dovetail, plain or sequential; may be repeated.",
+    ),
 ]
-ExitLayer = Annotated[int | None, typer.Option(help="Of mirror: the target's early exit, counted from 0.", min=0)]
-Kappa = Annotated[int, typer.Option(help="Of mirror: tokens that the exit names after each node.", min=1)]
+ExitLayer = Annotated[
+    int | None, typer.Option(help="For mirror: layer of the target's early exit, counted from 0.", min=0)
+]
+Kappa = Annotated[int, typer.Option(help="For mirror: candidate tokens of the early exit after each node.", min=1)]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write everything as JSON.", metavar="FILE")]
 HtmlFile = Annotated[
     Path | None, typer.Option("--html", help="Write one HTML file with the timelines.", metavar="FILE")
@@ -57,8 +69,8 @@ def simulate(
     """
     if (machine is None) != measure:
         raise SpecError(
-            "one of --machine and --measure says what things cost",
-            hint="--machine FILE.toml, or --measure for this one",
+            "the costs come from either --machine or --measure",
+            hint="pass --machine FILE.toml, or --measure to time this machine",
         )
     for target in (json_, html):
         output_paths.check_file(target)

@@ -12,16 +12,20 @@ from . import options as o
 from .common import Json, dump, say, show
 from .config import Config, DryRun
 
-MaxDrop = Annotated[float, typer.Option(help="Points of accuracy that may be lost compared with sequential.", min=0)]
-Budget = Annotated[int, typer.Option(help="Decodings of the search, each of one problem by one sampler.", min=1)]
-Confirm = Annotated[int | None, typer.Option(help="New problems that confirm, by default as needed.", min=1)]
+MaxDrop = Annotated[float, typer.Option(help="Points of accuracy that may be lost against sequential.", min=0)]
+Budget = Annotated[int, typer.Option(help="Most decodings of the search, each of one problem by one sampler.", min=1)]
+Confirm = Annotated[
+    int | None, typer.Option(help="New problems that confirm the result, by default as many as needed.", min=1)
+]
 Cost = Annotated[str, typer.Option(help="The cost to minimize: nfe, tokens_fed or seconds.")]
 Samplers = Annotated[
     list[str] | None,
-    typer.Option("--sampler", "-s", help="Only these; without parameters, a part is tried with several values."),
+    typer.Option("--sampler", "-s", help="Search only these methods; one without parameters is tried with several."),
 ]
-Caches = Annotated[list[str] | None, typer.Option("--cache", help="Only these caches, none for no cache.")]
-Blocks = Annotated[list[int] | None, typer.Option("--block-length", help="A block length to try; repeat it.", min=1)]
+Caches = Annotated[list[str] | None, typer.Option("--cache", help="Search only these caches; none is no cache.")]
+Blocks = Annotated[
+    list[int] | None, typer.Option("--block-length", help="A block length to try; may be repeated.", min=1)
+]
 
 
 @o.command

@@ -15,7 +15,7 @@ from .common import say
 
 @o.command
 def view(
-    result: Annotated[Path, typer.Argument(help="A result of result.save or generate -o.")],
+    result: Annotated[Path, typer.Argument(help="A result saved by result.save or pardec generate -o.")],
     html: Annotated[Path | None, typer.Option(help="Write one HTML file with a slider.")] = None,
     gif: Annotated[Path | None, typer.Option(help="Write an animation of the decode order.")] = None,
     png: Annotated[Path | None, typer.Option(help="Write an image of the decode order.")] = None,

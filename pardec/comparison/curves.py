@@ -1,6 +1,6 @@
 """Curves of quality against cost: a method at several settings of one parameter, and a reference method's curve.
 
-A method is judged where its curve lies, since a stricter or looser setting of the reference may do the same. All
+Whole curves are compared, since a stricter or looser setting of the reference may be as good as the method. All
 differences are paired: both curves are measured on the same problems, and the bootstrap resamples problems.
 """
 
@@ -96,14 +96,14 @@ def accuracy_gain(setting: Setting, reference: Sequence[Setting], cost: str = "n
 def cost_ratio(curve: Sequence[Setting], reference: Sequence[Setting], accuracy: float, cost: str = "nfe") -> Interval:
     """The curve's cost divided by the reference's at an accuracy that both reach; below 1 the curve is cheaper.
 
-    Both take their cheapest way to `accuracy`: linear between settings, with the best accuracy of all cheaper ones.
+    Each cost is the least that reaches `accuracy`: linear between settings, with the best accuracy of all cheaper ones.
     """
     count = len(curve)
 
     def ratio(scores: np.ndarray, costs: np.ndarray) -> np.ndarray:
         own = _cost_at(accuracy, scores[:, :count], costs[:, :count])
         other = _cost_at(accuracy, scores[:, count:], costs[:, count:])
-        return np.where(np.isfinite(other), own / other, np.nan)  # no ratio where the reference does not get there
+        return np.where(np.isfinite(other), own / other, np.nan)  # no ratio where the reference does not reach it
 
     return _paired([*curve, *reference], cost, ratio)
 

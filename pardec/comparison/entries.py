@@ -52,7 +52,7 @@ def entries(samplers: Sequence[SamplerLike], arguments: Mapping[str, Any], famil
         if name not in ARGUMENTS:
             raise SpecError(
                 f"compare takes no argument {name!r}{did_you_mean(name, (*ARGUMENTS, 'samplers'))}",
-                hint=f"of those of generate it takes {', '.join(ARGUMENTS)}",
+                hint=f"of generate's arguments it takes {', '.join(ARGUMENTS)}",
             )
     if not samplers:
         raise SpecError("no sampler is named", hint="name at least one, such as sequential and threshold")

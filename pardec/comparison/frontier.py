@@ -17,13 +17,14 @@ def frontier(rows: Sequence[Mapping[str, Any]], cost: str, quality: str) -> list
     """The rows that no other row dominates (at least as good in both figures and better in one), cheapest first.
 
     A figure such as tokens per second may be the cost: larger is better then. Rows that are equal in both figures are
-    all included; rows that lack one of them are left out. Raises SpecError for a column that is not a figure.
+    all included; rows that lack one of them are left out. Raises SpecError for a column without numbers.
     """
     for name in (cost, quality):
         figures = [key for key, value in rows[0].items() if not isinstance(value, str | dict | list)] if rows else []
         if rows and name not in figures:
             raise SpecError(
-                f"{name!r} is not a figure{did_you_mean(name, figures)}", hint=f"figures: {', '.join(figures)}"
+                f"no column {name!r} has numbers{did_you_mean(name, figures)}",
+                hint=f"such columns: {', '.join(figures)}",
             )
     sign = {name: 1 if name in GAINS else -1 for name in (cost, quality)}
     points = [

@@ -152,9 +152,9 @@ def padding(rows: Rows) -> float | None:
 def simulated(rows: Rows, cost_ratio: float | None) -> dict[str, float | None]:
     """The speed-up over one forward per token if the cost of a forward did not depend on its number of tokens.
 
-        tokens gained a round / (drafter's forwards per round * c + 1)
+        tokens gained per round / (drafter's forwards per round * c + 1)
 
-    c is `cost_ratio`, or what the rows say of it; 0 where no drafting model ran, and with nothing known no speed-up.
+    c is `cost_ratio`, or the mean of the rows' own; 0 where no draft model ran. If none is known, the result is None.
     """
     gains, own = rounds(rows), drafting(rows)
     if not gains:
@@ -172,7 +172,7 @@ def weighted_forwards(rows: Rows) -> float | None:
     return _mean([row["nfe"] + row["draft_forwards"] * (row["cost_ratio"] or 0.0) for row in maps])
 
 
-# What rows of the verify loop say besides.
+# Additional figures of rows of the verify loop.
 DRAFTING: dict[str, Callable[[Rows], float | None]] = {
     "forwards_per_token": lambda rows: ratio("nfe", "generated")(drafting(rows)),
     "acceptance_length": lambda rows: _mean([gained for _, _, gained in rounds(rows)]),

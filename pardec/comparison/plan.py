@@ -50,7 +50,7 @@ class Grid:
         if self.points is not None:
             check_whole("points", self.points, 2, hint="for example points=5 with sweep=True")
             if not self.sweep:
-                raise SpecError("points are those of a sweep", hint="add sweep=True, or leave points out")
+                raise SpecError(f"points={self.points} needs a sweep", hint="add sweep=True, or leave points out")
         for seed in self.seeds:
             check_whole("seed", seed, None, hint="for example seeds=(0, 1)")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -112,7 +112,8 @@ def plan(
         )
     if cost_ratio is not None and (not (is_number(cost_ratio) and cost_ratio >= 0)):
         raise SpecError(
-            f"cost_ratio is at least 0, got {cost_ratio}", hint="0.2 means a drafter's forward costs a fifth"
+            f"cost_ratio is at least 0, got {cost_ratio}",
+            hint="cost_ratio=0.2 says that a drafter's forward costs a fifth of the model's",
         )
     info, defaults = _describe(model, loading)
     family = info.family

@@ -91,7 +91,7 @@ class Folder:
             return previous
         if entries:
             problem = "holds a run already" if previous is not None else "is not empty, and holds no run"
-            resuming = "resume=True goes on with it; or " if previous is not None else ""
+            resuming = "resume=True continues it; or " if previous is not None else ""
             raise SpecError(f"{self.home} {problem}", hint=f"{resuming}choose another folder")
         return None
 
@@ -117,10 +117,10 @@ class Folder:
             file = self.home / "config.json"
             raise SpecError(f"{file} is damaged: {error!r}", hint="choose another folder") from error
         if old != new:
-            difference = "; ".join(changes) or "something of an older version"
+            difference = "; ".join(changes) or "an older version wrote it"
             raise SpecError(
-                f"{self.home} holds a run of something else: {difference}",
-                hint="choose another folder, or ask for the same again",
+                f"{self.home} holds a run with other settings: {difference}",
+                hint="choose another folder, or repeat the settings of that run",
             )
 
 

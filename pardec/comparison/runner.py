@@ -114,10 +114,10 @@ def compare(
     ['threshold', 'threshold@dual']
     """
     if not isinstance(model, str | Path) and executor != "local":
-        raise SpecError(f"the {executor} executor loads the model itself", hint="give the model's name or folder")
+        raise SpecError(f"the {executor} executor cannot send a loaded model", hint="give the model's name or folder")
     check_folder(out, resume)
     if out is None and executor == "torchrun":
-        raise SpecError("the torchrun executor needs a run's folder", hint="name one with out")
+        raise SpecError("the torchrun executor needs a folder for the run", hint="name one with out=FOLDER")
     sources.refuse_unnamed(scorer, executor)
     comparison = plan(
         str(model) if isinstance(model, Path) else model,

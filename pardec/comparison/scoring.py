@@ -32,6 +32,6 @@ class ScorerCheck:
             return  # the row was not decoded
         name = self._unchecked.pop(row["task"])
         if error is not None:
-            raise ScoreError(error.removeprefix(_FAILED), hint="nothing else was decoded; mend the scorer first")
+            raise ScoreError(error.removeprefix(_FAILED), hint="nothing else was decoded; correct the scorer first")
         if row["score"] is None:
             self._warn(f"warning: the scorer {name!r} returned None for problem {row['problem']}, which is no score")

@@ -39,7 +39,7 @@ def curves(
 
     The first part of a spec with a quality parameter (`quality_grid`) that the spec leaves open is swept; without one,
     the `tau` of `threshold`, which a masked sampler selects by where it names no select. A preset stays one point: its
-    other arguments belong to its setting. Masked models are judged against `threshold`, and `fixed` is always there;
+    other arguments belong to its setting. Masked models are judged against `threshold`, and `fixed` is always included;
     an acceptance is judged against its drafter alone, a sampler of vectors against `mar` with the same steps, one of
     token maps against `sequential`. With `points` a curve has at most so many settings, the strictest and the loosest
     among them; so do those that others are judged against, or they would have the finer choice.
@@ -102,6 +102,6 @@ def _distinct(specs: Iterable[str], family: Family, sampling: bool) -> tuple[str
     """The specs that resolve, each resolved spec once."""
     by_spec: dict[str, str] = {}
     for text in specs:
-        with suppress(SpecError):  # a value that does not go with the others, as a relaxed bound above its threshold
+        with suppress(SpecError):  # a value that contradicts the others, such as a relaxed bound above its threshold
             by_spec.setdefault(str(registry.resolve(text, family, sampling=sampling).spec), text)
     return tuple(by_spec.values())

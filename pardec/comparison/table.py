@@ -99,7 +99,7 @@ class Table:
         return {**accuracy, **figures, "problems": len({metrics.problem_key(row) for row in task_rows})}
 
     def frontier(self, cost: str = "nfe", quality: str = "accuracy") -> list[dict[str, Any]]:
-        """The rows that no other row dominates, cheapest first. Raises SpecError for a column that is not a figure."""
+        """The rows that no other row dominates, cheapest first. Raises SpecError for a column without numbers."""
         return frontier(self.rows, cost, quality)
 
     # --- formats; each method returns the text, and writes it to `path` if given ---

@@ -27,7 +27,7 @@ class ImageDriver(Driver):
     """The driver of image models that are not language models."""
 
     defaults = CLASS_IMAGES
-    compares_tokens = False  # they are sampled, and whether vectors are equal says little
+    compares_tokens = False  # images are sampled, and vectors are hardly ever equal
     network: ImageModel
     of_tokens: str  # the tokens of an image, with a preposition
     takes: Takes  # which arguments have a meaning
@@ -49,7 +49,7 @@ class ImageDriver(Driver):
         if settings.max_new_tokens not in (MAX_NEW_TOKENS, count) or settings.block_align != "prompt":
             wrong = "block_align" if settings.block_align != "prompt" else "max_new_tokens"
             raise SpecError(
-                f"an image of {name} has {count} tokens, {wrong}={getattr(settings, wrong)} was asked for",
+                f"an image of {name} has {count} tokens, got {wrong}={getattr(settings, wrong)}",
                 hint=f"leave {wrong} out",
             )
         return imaging

@@ -35,7 +35,7 @@ class Torchrun:
         if missing:
             raise SpecError(
                 "the torchrun executor works under torchrun, which did not start this process",
-                hint=f"torchrun --nproc-per-node {workers or 2} {_command()}",
+                hint=f"run torchrun --nproc-per-node {workers or 2} {_command()}",
             )
         processes = int(os.environ["WORLD_SIZE"])
         if workers not in (None, processes):
@@ -61,7 +61,7 @@ class Torchrun:
         counts = set(self._gather(sum(map(len, batches))))
         if len(counts) > 1:
             raise SpecError(
-                f"the processes see different work, {' and '.join(map(str, sorted(counts)))} units",
+                f"the processes found different work to do, {' and '.join(map(str, sorted(counts)))} units",
                 hint="every machine must see the same files: prompts, and the finished rows",
             )
         if not batches:

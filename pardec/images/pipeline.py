@@ -232,8 +232,8 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         """The spec for `num_inference_steps`."""
         spec: str | None = self.model.driver.in_steps(steps)
         if spec is None or sampler is not None:
-            why = "the tokens of this model are ids" if sampler is None else "a sampler is given as well"
-            raise SpecError(f"num_inference_steps={steps} is for mar, and {why}", hint="set the steps in sampler=")
+            why = "works with mar only" if sampler is None else "cannot be combined with sampler="
+            raise SpecError(f"num_inference_steps={steps} {why}", hint="set the steps in sampler=")
         return spec
 
     def _seeded(self, prompt: Any, arguments: dict[str, Any], generator: Any) -> Call:
@@ -316,5 +316,8 @@ def _seeds(generator: Any, count: int) -> list[int]:
 
 def _unpadded(features: Any, mask: Tensor) -> list[Tensor]:
     if not isinstance(features, Tensor) or features.ndim != 3 or mask.shape != features.shape[:2]:
-        raise SpecError("prompt_attention_mask goes with prompt_embeds [B, n, D], as [B, n]", hint="or leave it out")
+        raise SpecError(
+            f"prompt_attention_mask {list(mask.shape)} does not fit prompt_embeds",
+            hint="pass [B, n] for prompt_embeds [B, n, D], or leave it out",
+        )
     return [row[is_token] for row, is_token in zip(features, mask.to(features.device) != 0, strict=True)]

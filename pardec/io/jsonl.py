@@ -113,7 +113,7 @@ class RowsFile:
         try:
             row = parse(line)
             if not isinstance(row, dict) or not isinstance(row.get("key"), str):
-                raise ValueError("it has no key")
+                raise ValueError('it has no "key"')
         except ValueError as error:
             raise self._not_a_row(number, str(error)) from error
         if self.run:
@@ -122,7 +122,7 @@ class RowsFile:
 
     def _check(self, run: Any, number: int) -> None:
         if not isinstance(run, dict):
-            raise self._not_a_row(number, "it does not name its run")
+            raise self._not_a_row(number, 'it has no "run"')
         if run != self.run:
             raise SpecError(
                 f"{self.path} has rows of other settings: {'; '.join(differences(run, self.run))}",

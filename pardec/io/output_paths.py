@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pardec.models.errors import SpecError
 
-# Names of files, of which a folder would be made.
+# Endings of other files: a result saved under such a name would be a folder.
 _OTHER_FORMATS = (
     *(".txt", ".md", ".csv", ".tsv", ".log", ".out", ".html", ".xml", ".yaml", ".yml", ".toml", ".pdf", ".png"),
     *(".parquet", ".xlsx", ".ndjson", ".jsonlines", ".pkl", ".pt", ".zip", ".gz"),
@@ -60,8 +60,8 @@ def check_result(target: Path | None) -> None:
         return
     if target.suffix.lower() in _OTHER_FORMATS:
         raise SpecError(
-            f"no {target.suffix} file is written, got {target}",
-            hint="a name in .jsonl gets rows, one in .json or without an ending the whole result; text goes to stdout",
+            f"no {target.suffix} files can be written, got {target}",
+            hint="name a .jsonl file for rows, or a .json file or a folder for the whole result; text goes to stdout",
         )
     if occupied(target):
         raise SpecError(f"{target} exists and is not a saved result", hint="choose a new folder, or a name in .json")

@@ -1,4 +1,4 @@
-"""Files of prompts: JSON lines, which may have other fields, tables with a header, or text with one prompt a line."""
+"""Files of prompts: JSON lines, which may have other fields, tables with a header, or text with one prompt per line."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def read_text(content: str, where: str, *, json_lines: bool, takes: Collection[s
     # Not splitlines: JSON texts may contain other line separators, such as U+2028.
     lines = [(number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
     if not lines:
-        raise SpecError(f"{where} has no prompt", hint="write one prompt a line")
+        raise SpecError(f"{where} has no prompt", hint="write one prompt per line")
     if not json_lines:
         return [Item(index, line.removesuffix("\r"), number) for index, (number, line) in enumerate(lines)]
     return [
@@ -102,7 +102,8 @@ def _read_table(content: str, where: str, delimiter: str, takes: Collection[str]
             break
         except csv.Error as error:
             raise SpecError(
-                f"{where}, line {number} is no line of a table: {error}", hint="quote cells with quotes"
+                f"{where}, line {number} is no line of a table: {error}",
+                hint='put cells with quotes or line breaks in "...", and write "" for each quote in them',
             ) from error
         if not any(cell.strip() for cell in cells):
             continue
@@ -118,7 +119,7 @@ def _read_table(content: str, where: str, delimiter: str, takes: Collection[str]
         fields = {name: _value(name, cell, line) for name, cell in zip(header, cells, strict=True) if cell.strip()}
         items.append(read_item(fields, len(items), number, line, takes))
     if not items:
-        raise SpecError(f"{where} has no prompt", hint="write a header, such as prompt,answer, and one prompt a line")
+        raise SpecError(f"{where} has no prompt", hint="write a header, such as prompt,answer, and one prompt per line")
     return items
 
 

@@ -146,7 +146,7 @@ def _by_index(form: Any, count: int, name: str) -> dict[int, Any]:
     if len(form) > count:
         raise SpecError(
             f"{name} has {len(form)} items, and {count} positions are generated",
-            hint="give at most one item a position; positions after the last item are free",
+            hint="give at most one item per position; positions after the last item are free",
         )
     return dict(enumerate(form))
 

@@ -38,7 +38,7 @@ class Option:
     help: str  # its line in --help
     flags: tuple[str, ...] = ()  # where they are other than --name
     images: bool | str = False  # whether `pardec image` has it, or its line in --help there
-    alone: bool = False  # commands that have it name it; others are in all that decode text, and convert nothing
+    alone: bool = False  # only commands that list it have it; other options are in every command that decodes text
     more: Mapping[str, Any] = field(default_factory=dict)  # arguments of `typer.Option`
 
 
@@ -58,7 +58,7 @@ class Argument:
     off_elsewhere: tuple[Any, ...] = ()  # values that change nothing in other libraries
     in_request: bool = False  # a loop's request has it, under the same name
     filters: tuple[Any, ...] = ()  # for filters (no effect at temperature 0): values that leave out no token
-    fills: bool = False  # decides about the same positions as `response_format`, so the two do not go together
+    fills: bool = False  # decides about the same positions as `response_format` and cannot be combined with it
     per_prompt: bool = False  # a prompt of `serve_batch` and a line of a prompts file may have its own
     compared: bool = False  # `compare` takes it
     option: Option | None = None

@@ -26,5 +26,5 @@ def read(sampler: SpeculativeSampler, model: LanguageModel) -> tuple[int, ...] |
         raise SpecError(f"corpus={file} cannot be read as text: {one_line(error)}", hint="name a UTF-8 file") from error
     ids = tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
     if not ids:
-        raise SpecError(f"corpus={file} is empty", hint="name a file of text like that to be written")
+        raise SpecError(f"corpus={file} is empty", hint="name a file with text like the answers")
     return ids

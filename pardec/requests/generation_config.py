@@ -1,8 +1,8 @@
 """Applies the rules of generation_config.json for the tokens of an AR model, as transformers' generate does.
 
-What an argument of the call says wins. Settings of sampling and of length are left to the call, whose defaults are
-pardec's own: temperature 0 and 64 tokens. What would change tokens and is not built is refused by name. Without that
-file transformers takes the same keys from config.json. Families of other decoding (masked, images) have no such rules.
+Arguments of the call have priority. Settings of sampling and of length are left to the call, whose defaults are
+pardec's own: temperature 0 and 64 tokens. Other keys that would change tokens raise an error with their name. Without
+that file transformers takes the same keys from config.json. Masked and image models have no such rules.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class Rules:
     suppress: tuple[int, ...] = ()  # never decoded
     begin_suppress: tuple[int, ...] = ()  # not decoded first
     first: int | None = None  # the token forced after a prompt of one token
-    last: tuple[int, ...] = ()  # the last token of a row that does not end before: of several the lowest, as there
+    last: tuple[int, ...] = ()  # forced at the end of a row without an end token; the lowest of several
     repetition_penalty: float | None = None
-    min_length: int = 0  # tokens, of the prompt too, before an end token
+    min_length: int = 0  # least tokens before an end token, the prompt's included
     min_new_tokens: int | None = None
-    ngram: int = 0  # no sequence of so many tokens twice
+    ngram: int = 0  # sequences of this length occur once
     bad_words: Any = None
     bias: Any = None
     stop: Any = None
@@ -132,7 +132,7 @@ class Rules:
                     both = own[kind] & outer[key[0]]
                     if not both.any():
                         raise SpecError(
-                            f"{_FILE} leaves no token at index {index} of row {number}",
+                            f"{_FILE} allows no token at index {index} of row {number}",
                             hint="allow other tokens, or take its keys (suppress_tokens, forced_eos_token_id) out",
                         )
                     if bool(both.all()):
@@ -193,8 +193,7 @@ def _read(model: LanguageModel) -> Rules | None:
         value = values.get(key)
         if value is not None and value not in plain:
             raise ModelError(
-                f"{model.name} says {key} {str(value)[:80]} in its {_FILE}, which would change the tokens and is not"
-                " built",
+                f"{model.name} sets {key} to {str(value)[:80]} in its {_FILE}: it changes tokens and is not supported",
                 f"take {key} out of {_FILE} in a copy of the checkpoint to decode without it",
             )
     chosen = {key: values[key] for key in FOLLOWED if key in values}
@@ -204,7 +203,7 @@ def _read(model: LanguageModel) -> Rules | None:
 
     def fail(key: str) -> ModelError:
         value = str(chosen[key])[:80]
-        return ModelError(f"{model.name} says {key} {value} in its {_FILE}, and {FOLLOWED[key]} is needed")
+        return ModelError(f"{model.name} sets {key} to {value} in its {_FILE}, and it has to be {FOLLOWED[key]}")
 
     def ids(key: str) -> tuple[int, ...]:
         value = chosen.get(key, [])
@@ -277,10 +276,10 @@ def with_published_sampler(model: LanguageModel, arguments: Mapping[str, Any]) -
         whole = key in ("max_denoising_steps", "stability_threshold")
         least = 1 if key == "max_denoising_steps" else 0
         if not is_number(value) or value < least or (whole and not is_whole(value)):
-            raise ModelError(f"{model.name} says {key} {str(value)[:80]} in its {_FILE}, and a number is needed")
+            raise ModelError(f"{model.name} sets {key} to {str(value)[:80]} in its {_FILE}, and it has to be a number")
     if values["stability_threshold"] != 1:
         raise ModelError(
-            f"{model.name} says stability_threshold {values['stability_threshold']} in its {_FILE}, and only 1 is"
+            f"{model.name} sets stability_threshold to {values['stability_threshold']} in its {_FILE}, and only 1 is"
             " supported: a canvas is compared with the previous one",
             "name the sampler to decode with 1: preset:diffusion-gemma",
         )

@@ -92,7 +92,7 @@ def check_placing(placing: Mapping[str, Any]) -> None:
 def check_folder(out: str | Path | None, resume: bool) -> None:
     """Refuses to resume a run without a folder, and a folder that cannot be written to."""
     if resume and out is None:
-        raise SpecError("resume needs a run's folder", hint="name one with out")
+        raise SpecError("resume needs the folder of a run", hint="name it with out=FOLDER")
     output_paths.check_folder(None if out is None else Path(out))
 
 

@@ -1,7 +1,7 @@
 """The arguments of `generate` and `stream`, each declared once.
 
-Checks, docstrings, the options of the commands, the server's fields, lm-eval's arguments and what is said of names of
-other libraries are made from these declarations.
+Checks, docstrings, the options of the commands, the server's fields, lm-eval's arguments and the hints for names of
+other libraries are generated from these declarations.
 """
 
 # ruff: noqa: RUF009  # a declaration makes a field
@@ -415,7 +415,7 @@ OTHER_NAMES: Mapping[str, str] = {  # argument of another library -> what to wri
     **{name: each.hint or each.example for each in ARGUMENTS.values() for name in (*each.aliases, *each.related)},
     **WORDS,
 }
-# What image models shape the distribution by; checkpoints have defaults for them.
+# Numbers that shape the distribution of image models; checkpoints have defaults for them.
 SHAPING = tuple(each.name for each in ARGUMENTS.values() if each.number and each.option and each.option.images)
 FILLING = tuple(each.name for each in ARGUMENTS.values() if each.fills)  # refused with response_format
 

@@ -69,7 +69,7 @@ def in_utf8(text: str) -> bytes:
 
 
 def as_request_error(error: BaseException) -> RequestError:
-    """Converts an error for the client: what it can change, and no internals of the server."""
+    """Converts an error for the client: with what the client can change, without internals of the server."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, OutOfMemory):

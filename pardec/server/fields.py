@@ -57,7 +57,7 @@ def refusal(error: SpecError, body: Body) -> RequestError:
 
 
 def invalid(error: ValidationError, document: Any) -> RequestError:
-    """The fault of the first wrong field of a body, in one line."""
+    """The error for the first wrong field of a body, in one line."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)[:_FAULTS]
     paths = [_path(each["loc"], document) for each in faults]
     path = max((each for each in paths if each[:1] == paths[0][:1]), key=len)

@@ -85,7 +85,7 @@ class Guard:
 
         async def bounded() -> Message:
             nonlocal size, whole
-            if whole:  # what comes next is that the client goes away
+            if whole:  # the next message is the client's disconnect
                 return await receive()
             try:
                 async with asyncio.timeout_at(until):

@@ -1,7 +1,7 @@
 """The process that forks a parser for each request; the kernel ends a parser at its limits.
 
 Run by `pardec.server.parser_processes` as `python -m pardec.server.parser_process`, with its end of a socket as
-standard input. The other end sends a descriptor a request, and closes when the server ends.
+standard input. The other end sends one descriptor per request, and closes when the server ends.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class ParserProcesses:
         try:
             await ticket
         except asyncio.CancelledError:
-            if not ticket.cancelled():  # it had been given a place
+            if not ticket.cancelled():  # it had its turn already
                 self._leave()
             raise
 

@@ -139,14 +139,18 @@ class RequestParser:
             "template": body.template,
         }
         if isinstance(body, CompletionBody) and body.best_of not in (None, body.n or 1):
-            raise RequestError(HTTPStatus.BAD_REQUEST, "best_of has to equal n: there is no ranking", param="best_of")
+            raise RequestError(
+                HTTPStatus.BAD_REQUEST, "best_of has to equal n: answers are not ranked", param="best_of"
+            )
         return {name: value for name, value in values.items() if value is not None}
 
     def _check_echo(self, body: CompletionBody) -> None:
         if body.stream:
             raise RequestError(HTTPStatus.BAD_REQUEST, "echo cannot be streamed", param="echo")
         if body.logprobs is not None and self.model.family != "ar":
-            message = f"echo with logprobs: {self.model.name} fills masks, and gives prompts no probability"
+            message = (
+                f"echo cannot be combined with logprobs: {self.model.name} is masked and gives prompts no probability"
+            )
             raise RequestError(HTTPStatus.BAD_REQUEST, message, param="echo")
 
     def _endings(self, body: TextBody) -> dict[str, Any]:
@@ -215,7 +219,7 @@ class RequestParser:
     def _check_lengths(self, body: TextBody, lengths: list[int]) -> None:
         limit = self.limits.length
         if limit is not None and max(lengths) > limit:
-            message = f"a row of {max(lengths)} tokens, prompt and answer, and this server takes {limit} at most"
+            message = f"a row has {max(lengths)} tokens, prompt and answer, and this server takes {limit} at most"
             param = "messages" if isinstance(body, ChatBody) else "prompt"
             raise RequestError(HTTPStatus.BAD_REQUEST, message, param=param, code=CONTEXT)
 
@@ -268,7 +272,9 @@ def _integer_keys(value: Any) -> Any:
         return value
     wrong = next((key for key in value if not key.isdecimal() or len(key) > 9), None)
     if wrong is not None:
-        raise RequestError(HTTPStatus.BAD_REQUEST, f"allowed has the index {wrong!r}, no whole number", param="allowed")
+        raise RequestError(
+            HTTPStatus.BAD_REQUEST, f"allowed has the index {wrong!r}, which is not a whole number", param="allowed"
+        )
     return {int(key): _integer_keys(item) for key, item in value.items()}
 
 

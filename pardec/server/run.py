@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .app import Server
 
-_AFTER = 5  # seconds for answers of what was given up
+_AFTER = 5  # seconds to answer the requests that were given up
 
 
 class Uvicorn(uvicorn.Server):

@@ -1,7 +1,7 @@
 """The bodies of requests: OpenAI's fields, and additional ones of pardec.
 
-Fields that would change the answer and cannot be followed are refused, not ignored; those that a server may ignore by
-OpenAI's definition (`user`, `metadata` and their kin) are.
+Unsupported fields that would change the answer are refused, not ignored. Fields that a server may ignore by OpenAI's
+definition, such as `user` and `metadata`, are ignored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Stop = Annotated[StrictStr, Field(max_length=1024)]
 
 # OpenAI's fields without an effect on the answer.
 IGNORED = frozenset({"user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier"})
-# Fields of a value that asks for nothing.
+# Values that request nothing, of fields that are refused otherwise.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),

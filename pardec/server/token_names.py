@@ -50,7 +50,7 @@ class TokenNames:
 class Offsets:
     """The offset of each token in a text, in characters; special tokens have no text.
 
-    A token that goes on with a character begins where that character does.
+    A token that continues a character begins where that character does.
     """
 
     def __init__(self, names: TokenNames) -> None:

@@ -62,7 +62,9 @@ class Worker:
             if len(jobs) > 1:
                 room -= self.limits.queue // 4  # kept free for requests of one row
             if self._rows + len(jobs) > room:
-                message = f"the queue is full: {self._rows} rows of at most {room} are under way; try again later"
+                message = (
+                    f"the queue is full: {self._rows} of at most {room} rows are waiting or running; try again later"
+                )
                 raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, message, code="queue_full", headers=_RETRY)
             self._rows += len(jobs)
             self._actions.put(lambda: self.scheduler.submit(jobs))

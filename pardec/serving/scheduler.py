@@ -3,7 +3,7 @@
 Rows are of one kind where the loop can decode them together: the same sampler, temperature, filters and so on. A row
 enters the running batch of its kind before the next forward, or begins one, as long as a slot is free. Where a batch
 takes no further rows, those of its kind wait until it is done; all others go on. A row's tokens are those of `generate`
-alone with its seed, whatever runs beside it.
+alone with its seed, whatever else is decoded.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Scheduler:
         self.waiting: deque[Job] = deque()
         self.forwards = 0
         self._batches: dict[Kind, RunningBatch] = {}
-        self._spent: dict[Kind, float] = {}  # seconds of each batch, plus the others' when it began
+        self._spent: dict[Kind, float] = {}  # seconds of each batch, which starts at the seconds of the others
         self._jobs: dict[QueuedRow, Job] = {}  # jobs of the rows in batches
 
     @property

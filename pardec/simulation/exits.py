@@ -56,7 +56,7 @@ class ExitRanks:
     def accepted_by_rank(self, layer: int, kappa: int, rows: Sequence[Sequence[Round]]) -> list[float | None]:
         """The mean number of accepted rollout tokens after each of the exit's first `kappa` tokens.
 
-        That rollout is the draft of the next round, which goes on from the same text. None where there was none.
+        That rollout is the draft of the next round, which continues the same text. None where there was none.
         """
         sums: list[list[int]] = [[] for _ in range(kappa)]
         for ranks, row in zip(self.ranks[layer], rows, strict=True):
@@ -73,7 +73,9 @@ def exit_ranks(model: LanguageModel, texts: Sequence[np.ndarray], rows: Sequence
     Raises ModelError for a model that is not a native one with causal attention.
     """
     if not isinstance(model.decoder, Decoder) or model.decoding_config.attention != "causal":
-        raise ModelError(f"{model.name} gives no states of its layers", "early exits are of native causal models")
+        raise ModelError(
+            f"{model.name} gives no states of its layers", "mirror needs a native model with causal attention"
+        )
     layers = tuple(range(model.layers - 1))
     ranks: list[list[tuple[int, ...]]] = [[] for _ in layers]
     for text, row in zip(texts, rows, strict=True):

@@ -66,9 +66,9 @@ class Report:
         result: the real run with the spec.
         machine: the machine on which it was timed.
         setting: the sizes of the models on it.
-        simulations: one a schedule, `sequential` and `plain` first.
+        simulations: one per schedule, `sequential` and `plain` first.
         rows: per row of `result`, its rounds.
-        exits: how the early exits of each layer fare; None unless `mirror` was one of the schedules.
+        exits: the ranks of the real tokens in each layer's early exit; None unless `mirror` was one of the schedules.
     """
 
     result: Result
@@ -98,11 +98,11 @@ def simulate(
 
     Args:
         model: an autoregressive text model.
-        sampler: a spec whose drafter is a model or a module, copies, or there is none.
+        sampler: a spec whose drafter is a model or a module or copies text, or that has no drafter.
         machine: a machine, or its file; None measures the costs on this one.
         schedules: names of `SCHEDULES`; by default the one that fits the spec.
         exit_layer: for `mirror`, the layer after which the target's early exit is, counted from 0; by default half.
-        kappa: for `mirror`, the tokens that it names after each node.
+        kappa: for `mirror`, the candidate tokens of the exit after each node.
         arguments: as `generate` takes them.
 
     Raises:
@@ -118,7 +118,8 @@ def simulate(
     """
     if model.family != "ar":
         raise SpecError(
-            f"{model.name} is no autoregressive model", hint="schedules are of rounds that draft and verify"
+            f"{model.name} is no autoregressive model, and only those draft and verify",
+            hint="name one, such as tiny-llama",
         )
     call = model.prepare(prompts, sampler=sampler, **arguments)
     spec = parse(call.sampler.spec)
@@ -175,15 +176,17 @@ def _check(sampler: SpeculativeSampler, spec: Spec, schedules: Sequence[str]) ->
     copies = Trait.COPIES in drafter.provides
     if drafter.needed_model is None and drafter.needed_module is None and not (copies or name == "sequential"):
         raise SpecError(
-            f"{name} drafts with the target itself, whose forwards a schedule cannot place apart",
+            f"{name} drafts with the target itself, so that a schedule cannot run the two on different devices",
             hint="draft with model:name=..., a draft module, or copies",
         )
     needs = {"pearl": ("pearl", "pearl:name=...,k=..."), "easyspec": ("model", "model:name=...,parallel=...")}
     for schedule, (wanted, example) in needs.items():
         if schedule in schedules and name != wanted:
-            raise SpecError(f"the schedule {schedule} is of the drafter {wanted!r}, got {name!r}", hint=f"-s {example}")
+            raise SpecError(
+                f"the schedule {schedule} needs the drafter {wanted!r}, got {name!r}", hint=f"name it: -s {example}"
+            )
     if name == "pearl" and (others := set(schedules) - {*BASELINES, "pearl"}):
-        raise SpecError(f"the schedule {min(others)} is not of the drafter 'pearl'", hint="--schedule pearl")
+        raise SpecError(f"the schedule {min(others)} cannot time the drafter 'pearl'", hint="choose --schedule pearl")
 
 
 def _setting(
@@ -219,7 +222,7 @@ def _plain(spec: Spec) -> Spec:
 
 def _exit_layer(target: LanguageModel, layer: int | None, kappa: int) -> int:
     if kappa < 1:
-        raise SpecError(f"kappa is a number of at least 1, got {kappa}", hint="kappa=4")
+        raise SpecError(f"kappa is a number of at least 1, got {kappa}", hint="for example kappa=4")
     layer = target.layers // 2 - 1 if layer is None else layer
     if not 0 <= layer < target.layers - 1:
         raise SpecError(

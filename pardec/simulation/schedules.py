@@ -1,13 +1,13 @@
 """Schedules: where each part of a round runs, and which outputs it waits for.
 
-    sequential   the target alone, one token a forward
+    sequential   the target alone, one token per forward
     plain        the drafter, then the target: rounds * (k d + t) on one device
     pearl        both at once: rounds * max(k d, t), https://arxiv.org/abs/2408.11850
     easyspec     as plain; groups of the drafter's layers run at once, https://arxiv.org/abs/2502.02493
-    mirror       the drafter goes on from the target's early exit: max(suffix, rollouts), https://arxiv.org/abs/2510.13161
+    mirror       the drafter continues from the target's early exit: max(suffix, rollouts), https://arxiv.org/abs/2510.13161
     dovetail     as plain; the drafter and the target on different devices, https://arxiv.org/abs/2412.18934
 
-A round ends with its verdict: what the target's forward says, where the next draft and the next forward begin.
+A round ends with its verdict, the output of the target's forward, from which the next draft and forward begin.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def timeline(
 ) -> Timeline:
     """The intervals of all rows, each beginning at the end of the one before it.
 
-    Raises SpecError for an unknown schedule, and for devices or links that it needs and the machine has not.
+    Raises SpecError for an unknown schedule, and for devices or links that it needs and the machine lacks.
     """
     if schedule not in SCHEDULES:
         raise SpecError(f"unknown schedule {schedule!r}", hint=f"it is one of {', '.join(SCHEDULES)}")
@@ -61,7 +61,7 @@ def dovetail(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exi
     machine = row.setting.machine
     if machine.target in machine.draft:
         raise SpecError(
-            f"{machine.name}: dovetail has the drafter and the target on two devices, got {machine.target!r} for both",
+            f"{machine.name}: dovetail needs drafter and target on different devices, got {machine.target!r} for both",
             hint="name another device as draft in [roles]",
         )
     return plain(row, last, rounds, exit_hits)
@@ -97,15 +97,15 @@ def easyspec(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exi
 def mirror(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exit | None) -> str | None:
     """While the upper layers verify, the drafter drafts after every token that the early exit predicts.
 
-    After each of a draft's nodes the exit names kappa tokens. The next draft is ready where the token that follows
-    the accepted path is one of them.
+    The exit gives kappa candidate tokens after each node of a draft. If the token after the accepted path is one of
+    them, the next draft is ready.
     """
     if exit_hits is None:
         raise SpecError("mirror needs to know what an early exit predicts", hint="give an exit layer and kappa")
     setting, machine = row.setting, row.setting.machine
     target, device = machine.target, machine.draft[0]
     below = exit_hits.layer + 1
-    ready: str | None = None  # the rollout that goes on from the verdict, on the target's device
+    ready: str | None = None  # the rollout that continues from the verdict, on the target's device
     for row.round, each in enumerate(rounds):
         draft = ready if ready is not None else _draft(row, each, _home(row, last, each))
         nodes, kappa = each.nodes, exit_hits.kappa

@@ -17,10 +17,10 @@ class Setting:
     machine: Machine
     target_layers: int
     draft_layers: int
-    draft_tokens: int = 0  # that the drafter drafts a round, where it does so in every round
+    draft_tokens: int = 0  # per round, if every round drafts as many
     parallel: int = 1  # layers of the drafter that run at once
-    state_bytes: int = 0  # of a token, that the drafter reads of the target
-    draft_state_bytes: int = 0  # of a token, between layers of the drafter
+    state_bytes: int = 0  # of the target's states that the drafter reads, per token
+    draft_state_bytes: int = 0  # of a state between layers of the drafter, per token
 
     def layers(self, role: Role, tokens: float, count: float, device: str) -> float:
         """Seconds of `count` layers of a model in a forward of `tokens`."""

@@ -1,7 +1,7 @@
 """Word problems of one to three operations, answered in steps: `12 + 7 = 19; 19 * 3 = 57; answer 57`.
 
-Every number, and every result on the way, lies in 0..99. A problem is composed of an opening, one sentence an
-operation, and a question; which sentences those are, and the numbers, decide the split (who and what do not).
+Every number, and every result on the way, lies in 0..99. A problem is composed of an opening, one sentence per
+operation, and a question. Sentences and numbers decide the split; names and things do not.
 """
 
 from __future__ import annotations

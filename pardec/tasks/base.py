@@ -20,8 +20,8 @@ _PATIENCE = 20_000  # draws in a row without a new problem before the split coun
 class Problem:
     """One prompt, text or chat messages, and the answers that score 1.0.
 
-    Of a generated problem `id` is a function of the prompt alone and `answer` is text. Of a file's, `answer` is what
-    the file says: text, a number, a list of accepted ones, whatever a scorer of one's own reads, or None for nothing.
+    For a generated problem `id` is a function of the prompt alone and `answer` is text. For one from a file, `answer`
+    is the file's value: text, a number, a list of accepted answers, any value for a user's scorer, or None.
     """
 
     id: str
@@ -55,7 +55,7 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, problem: Problem, text: str) -> float | None:
-        """How right text is as an answer to problem, in [0, 1]; exact is 1.0. None where nothing says what is right."""
+        """The score of `text` as an answer to `problem`, in [0, 1]; 1.0 is exact. None without a known answer."""
 
     def length(self, problem: Problem) -> int:
         """The default number of tokens for an answer to `problem`, end token included."""
@@ -97,7 +97,7 @@ class Generator(Task):
 
     @abstractmethod
     def score(self, problem: Problem, text: str) -> float:
-        """How right text is as an answer to problem, in [0, 1]; exact is 1.0."""
+        """The score of `text` as an answer to `problem`, in [0, 1]; 1.0 is exact."""
 
     def split_of(self, key: str) -> str:
         """The split of a template and operands, which is the same for all seeds; about a tenth is held out."""

@@ -17,11 +17,11 @@ from ..images.scoring import Score, score
 from ..images.shapes import SIDE
 from .base import Problem, Task, checked_count
 
-_TRUE = 1 << 41  # image seeds from here on are of the images that drawn ones are compared with
+_TRUE = 1 << 41  # image seeds from here on belong to the reference images
 
 
 class Captions(Task):
-    """Captions of one or two shapes; an image is right if all that is said can be read from it, and nothing else."""
+    """Captions of one or two shapes; an image is right if it shows what its caption says, and nothing else."""
 
     name = "captions"
     summary = "images of one or two coloured shapes, read back from their pixels"
@@ -35,13 +35,13 @@ class Captions(Task):
         return float(_scored(problem, answer).right)
 
     def lenient(self, problem: Problem, answer: Any) -> float:
-        """The mean of what can be right: the number of things, shapes, colours, sizes, position and background."""
+        """The mean over what a caption says: the number of things, shapes, colours, sizes, position and background."""
         score = _scored(problem, answer)
         parts = (score.count, score.shapes, score.colours, score.sizes, score.place, score.background)
         return sum(map(float, parts)) / len(parts)
 
     def seen(self, problem: Problem, answer: Any) -> dict[str, Any]:
-        """Features of the image, and of a true one of the same caption: what `distance` is made from."""
+        """The features of the image and of a reference image of the same caption, from which `distance` is computed."""
         caption = str(problem.prompt)
         true = draw([parse(caption)], [_TRUE + sum(map(ord, caption))])
         pair = features(np.concatenate([pixels(answer)[None], true]))
@@ -63,7 +63,7 @@ def _scored(problem: Problem, image: Any) -> Score:
     return _read(pixels(image).tobytes(), str(problem.prompt))
 
 
-@lru_cache(maxsize=4)  # strict and lenient are asked one after the other
+@lru_cache(maxsize=4)  # `score` and `lenient` are called one after the other
 def _read(data: bytes, caption: str) -> Score:
     image = np.frombuffer(data, np.uint8).reshape(1, SIDE, SIDE, 3)
     return score(image, [caption])[0]

@@ -3,10 +3,10 @@
     Anna starts with 42 cups. Ben adds 7. Leo sells 3. How many remain?
     Ben gets from Anna: 42 + 7 = 49. Leo works for Ben: 49 - 3 = 46. answer 46
 
-Names and operands stand in the prompt, so a line's frame can be written at any time; its numbers cannot, and a guess
-near by is often nearly right. A line is worded in one of three ways of the same length, whose words must agree: the
-likeliest word of each place, taken alone, gives none of the three (`works from`). Start, signs, operands and the
-prompt's verbs decide the split; who and what do not. Every number that is reached lies in 10..99.
+Names and operands are in the prompt, so the words of a line can be written at any time; its numbers cannot, and a
+wrong guess is often close. A line has one of three wordings of the same length, whose words must agree: the likeliest
+word at each position alone gives none of the three (`works from`). Start, signs, operands and the prompt's verbs decide
+the split; names and things do not. Every result lies in 10..99.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Chains(Generator):
             sums.append((x, sign, y, result))
             x = result
         prompt = " ".join([*sentences, QUESTION])
-        wording = random.Random("|".join(key))  # the problem's own, whatever was drawn before it
+        wording = random.Random("|".join(key))  # depends on this problem alone
         picks = wording.choices(tuple(WORDINGS), tuple(WORDINGS.values()), k=count)
         lines = [
             f"{pick.format(before=before, name=name)}: {x} {sign} {y} = {result}."

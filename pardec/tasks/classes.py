@@ -16,7 +16,7 @@ from ..images.shapes import SIDE
 from .base import Problem, Task, check_split, checked_count
 from .captions import pixels
 
-_TRUE = 1 << 42  # image seeds from here on are of the images that drawn ones are compared with
+_TRUE = 1 << 42  # image seeds from here on belong to the reference images
 
 
 class Classes(Task):
@@ -44,13 +44,13 @@ class Classes(Task):
         return float(_scored(problem, answer).right)
 
     def lenient(self, problem: Problem, answer: Any) -> float:
-        """The mean of what can be right: that there is one thing, its shape, its colour and its size."""
+        """The mean over what a class says: one thing, its shape, its colour and its size."""
         score = _scored(problem, answer)
         parts = (score.count, score.shape, score.colour, score.size)
         return sum(map(float, parts)) / len(parts)
 
     def seen(self, problem: Problem, answer: Any) -> dict[str, Any]:
-        """Features of the image, and of a true one of the same class: what `distance` is made from."""
+        """The features of the image and of a reference image of the same class, from which `distance` is computed."""
         number = zlib.crc32(problem.id.encode())
         true = draw([scene(_label(problem), random.Random(number))], [_TRUE + number])
         pair = features(np.concatenate([pixels(answer)[None], true]))
@@ -71,6 +71,6 @@ def _scored(problem: Problem, image: Any) -> Score:
     return _read(pixels(image).tobytes(), _label(problem))
 
 
-@lru_cache(maxsize=4)  # strict and lenient are asked one after the other
+@lru_cache(maxsize=4)  # `score` and `lenient` are called one after the other
 def _read(data: bytes, label: int) -> Score:
     return score(np.frombuffer(data, np.uint8).reshape(1, SIDE, SIDE, 3), [label])[0]

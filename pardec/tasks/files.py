@@ -22,9 +22,9 @@ class FileTask(Task):
     """The prompts of a file as a task.
 
     Args:
-        path: .jsonl with {"prompt": "..."} or {"messages": [...]} a line, and "id", "answer" or "answers" if you like,
-            or arguments of `generate` for this prompt ("max_new_tokens", "stop", "allowed", "response_format"); .csv
-            with a header that names these; or text, one prompt a line.
+        path: .jsonl with {"prompt": "..."} or {"messages": [...]} per line, optionally with "id", "answer" or
+            "answers", or arguments of `generate` for this prompt ("max_new_tokens", "stop", "allowed",
+            "response_format"); .csv with a header that names these; or text, one prompt per line.
         scorer: "exact" (white space aside), "number" (the last one in the text), "path/to/file.py:function", or a
             function of (problem, text).
         name: its name in tables; None is the file's name without its ending.
@@ -61,7 +61,7 @@ class FileTask(Task):
         """The scorer's value in [0, 1]; None without an answer, if the scorer needs one.
 
         Raises:
-            ScoreError: a function of one's own failed, or returned what is no score.
+            ScoreError: a user's function failed, or did not return a score.
         """
         return self._scorer.score(problem, text)
 
@@ -73,8 +73,8 @@ class FileTask(Task):
             if problem.id in by_id:
                 first = by_id[problem.id][1]
                 raise SpecError(
-                    f"{where}, line {line}: the id {problem.id!r} stands in line {first} already",
-                    hint="give each prompt an id of its own, or none (they are numbered from 0 then)",
+                    f"{where}, line {line}: the id {problem.id!r} is already that of line {first}",
+                    hint="give each prompt its own id, or leave all ids out to number them from 0",
                 )
             by_id[problem.id] = problem, line
         return [problem for problem, _ in by_id.values()]

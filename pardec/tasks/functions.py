@@ -33,7 +33,7 @@ def load(name: str) -> Callable[[Problem, str], float | None]:
     source, _, attribute = name.rpartition(":")
     path = Path(source).resolve()
     if not path.is_file():
-        raise SpecError(f"the scorer {name!r} names no file that is there", hint=_FORM)
+        raise SpecError(f"the scorer {name!r} names a file that does not exist", hint=_FORM)
     module = _module(path, name)
     function = getattr(module, attribute, None)
     if not callable(function):

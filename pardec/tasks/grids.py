@@ -1,4 +1,4 @@
-"""Latin squares with missing numbers: any order of filling is possible, and few follow without the others.
+"""Latin squares with missing numbers, which can be filled in any order and mostly depend on each other.
 
     Fill in the table: 1 0 3 0 / 0 4 0 2 / 0 1 0 3 / 4 0 2 0.
     1 2 3 4 / 3 4 1 2 / 2 1 4 3 / 4 3 2 1

@@ -1,7 +1,7 @@
 """Operations on a waiting line; the answer's tokens depend on each other, which parallel decoding puts at risk.
 
 In the spirit of the waiting-line tasks of ParallelBench, https://arxiv.org/abs/2510.04767; the texts are pardec's own.
-Where a prompt names no position, any will do: each item is then uncertain alone and settled by the others. A line is
+Where a prompt names no position, any will do: each item is then uncertain alone and determined by the others. A line is
 written `["Anna", "Tom", "Ben"]`, and a prompt asks for the line alone:
 
     Put "Leo" into the list as number 2: ["Anna", "Tom"]. Write only the list.    ["Anna", "Leo", "Tom"]
@@ -101,7 +101,7 @@ class WaitingLine(Generator):
         template = rng.choice(self.placed if position else self.free)
         query = Query(tuple(items), item if "{item}" in template else "", position)
         key = "|".join([query.item, str(position), *items])
-        answer = self.example(query, random.Random(key))  # the problem's own, whatever was drawn before it
+        answer = self.example(query, random.Random(key))  # depends on this problem alone
         prompt = template.format(items=formatted(items), item=item, position=position) + FORM
         return Draw(key, prompt, formatted(answer))
 

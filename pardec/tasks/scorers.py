@@ -1,6 +1,6 @@
 """Scorers for problems from a file: `exact`, `number`, or a user's function.
 
-A function of one's own is named `path/to/file.py:function` and called with `(problem, text)`: the `Problem`, with its
+A user's function is named `path/to/file.py:function` and called with `(problem, text)`: the `Problem`, with its
 `id`, `prompt` and `answer` as the file gives it (None if it gives none), and the generated text. It returns a number in
 0..1, True or False, or None where it cannot tell.
 """
@@ -35,7 +35,7 @@ def scorer(name: str | Score) -> Scorer:
     """The scorer of that name, or a user's function as a scorer.
 
     Raises:
-        SpecError: no scorer goes by it, or a function of one's own cannot be loaded or takes something else.
+        SpecError: an unknown name, or a user's function that cannot be loaded or takes other arguments.
 
     >>> scorer("number").score(Problem("1", "7 * 6?", "42"), "It is 42.0.")
     1.0
@@ -82,8 +82,8 @@ _SPELLINGS = (("−", "-"), ("{,}", ","), ("\\,", ""), ("\\!", ""))  # a typogra
 def number(text: str) -> Decimal | None:
     """The number that text ends on, or None if there is none.
 
-    What is marked as the answer goes before what is not: the last of `#### 42` and `\\boxed{42}`, else the last number.
-    A box counts only if exactly one number stands in it. Commas separate thousands only.
+    A marked answer has priority: the last of `#### 42` and `\\boxed{42}`, else the last number. A box counts only if it
+    holds exactly one number. Commas separate thousands only.
 
     >>> number("3 bags of 400 make 1,200 in all."), number("#### -4.50 (not 7)"), number("none")
     (Decimal('1200'), Decimal('-4.50'), None)
@@ -91,7 +91,7 @@ def number(text: str) -> Decimal | None:
     for spelling, plain in _SPELLINGS:
         text = text.replace(spelling, plain)
     text = _CURRENCY.sub("", text)
-    marked: dict[int, list[str]] = {}  # by where the mark stands: the numbers it marks
+    marked: dict[int, list[str]] = {}  # position of a mark -> the numbers that it marks
     for mark in _HASHES.finditer(text):
         match = _NUMBER.match(text, mark.end())
         if match:

@@ -3,10 +3,10 @@
     Write of Anna, a baker in Rome: + 4 cups - 7 coins.
     Anna works as a baker in Rome. She buys 4 cups. Then a friend takes 7 coins from her.
 
-A sentence tells one note, in any of several wordings of different length and word order, with or without a word before
-it; a wording, once begun, settles what follows. Two neighbours never begin with the same word, so that what one
-sentence may say depends on both beside it. The notes but for the name decide the split. Every story that the grammar
-gives is right; how likely a judge holds a right one is given beside the score.
+A sentence tells one note in one of several wordings of different length and word order, with or without an opening
+word; the first words of a wording determine the rest. Neighbouring sentences never begin with the same word, so that
+each depends on the two next to it. The notes except the name decide the split. Every story of the grammar is right; a
+judge's likelihood of a right story is reported next to the score.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Stories(Generator):
         events = tuple((rng.choice("+-"), str(rng.randint(2, 9)), rng.choice(THINGS)) for _ in range(count))
         notes = Notes(rng.choice(tuple(PEOPLE)), rng.choice(JOBS), rng.choice(CITIES), events)
         prompt = notes.prompt()
-        telling = random.Random(prompt)  # the problem's own, whatever was drawn before it
+        telling = random.Random(prompt)  # depends on this problem alone
         story = [""]
         for wordings in notes.sentences():
             story.append(telling.choice([one for one in wordings if not _begin_alike(one, story[-1])]))
@@ -140,7 +140,7 @@ class Stories(Generator):
         return float(story is not None and not any(map(_begin_alike, story, story[1:])))
 
     def lenient(self, problem: Problem, text: str) -> float:
-        """The same with neighbours that may begin alike."""
+        """The same, but neighbouring sentences may begin with the same word."""
         return float(self._story(problem, text) is not None)
 
     def seen(self, problem: Problem, text: str) -> dict[str, Any]:

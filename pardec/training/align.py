@@ -6,7 +6,7 @@ Online Speculative Decoding, https://arxiv.org/abs/2310.07177
 
 p is the target's distribution and q the drafter's for the same served text. The paper updates while it serves, from the
 positions that verification rejected; here rows are read after they were served, every depth of the drafter is compared
-at every position, and what serves is not slowed. D is any loss that there is, by default the paper's, KL(p || q).
+at every position, and serving is not slowed. D is any loss of `losses`, by default the paper's, KL(p || q).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .served import served
 from .setup import RATE, prepare
 from .texts import network_of
 
-_GENTLE = 0.1  # share of the learning rate of a whole training
+_GENTLE = 0.1  # share of the learning rate of a full training
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Alignment:
 
     rows: Sequence[Path]  # of served requests
     out: Path
-    overwrite: bool = False  # `out` may be a drafter that is there, that which is aligned included
+    overwrite: bool = False  # `out` may be an existing drafter, even the aligned one
     steps: int | None = None  # None: 200, or as many as fit in `minutes`
     minutes: float | None = None
     loss: str = "fkl"
-    wrong_only: bool = False  # count the positions alone at which the drafter's likeliest token is not the target's
-    rate: float | None = None  # peak learning rate; None: a tenth of a whole training's
-    batch: int = 3000  # tokens of a step
+    wrong_only: bool = False  # count only positions where the drafter's likeliest token is not the target's
+    rate: float | None = None  # peak learning rate; None: a tenth of a full training's
+    batch: int = 3000  # tokens per step
     longest: int = 600  # tokens of a text; prompts are cut at their beginning
     validation: int = 64  # rows that are held out, at most a quarter of them
-    drafts: int = 5  # tokens of a measured draft
+    drafts: int = 5  # tokens per draft when the drafter is measured
     seed: int = 0
 
 
@@ -80,7 +80,9 @@ def align(model: pardec.Model, drafter: str, how: Alignment, report: Callable[[s
     files = served(target, how.rows)
     rows = [(prompt, answer) for entries in files.values() for prompt, answer in entries if len(answer) > 1]
     if len({tuple(prompt) for prompt, _ in rows}) < 2:
-        raise SpecError("the rows have one prompt, which is held out", hint="give rows of two prompts or more")
+        raise SpecError(
+            "the rows have one prompt, and one is held out for measuring", hint="give rows of two prompts or more"
+        )
     how.out.absolute().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{how.out.name}-", dir=how.out.absolute().parent) as scratch:
         plan = Plan(

@@ -136,8 +136,8 @@ class Exported:
                 here = "all ids" if value is None else f"{name.replace('_', ' ')} {_text(value)}"
                 taken = f"{option} {_text(value)}, or " if value is not None and name != "tied" else ""
                 raise ModelError(
-                    f"{self.files.name} was exported with {here}, and {_text(chosen[name])} is requested",
-                    f"write {taken}leave {option} out: its shape is taken over",
+                    f"{self.files.name} was exported with {here}, got {_text(chosen[name])}",
+                    f"write {taken}leave {option} out to take its shape",
                 )
         return Options(**{**chosen, **self.shape})
 
@@ -164,11 +164,10 @@ class Exported:
         ]
         if problems:
             raise ModelError(
-                f"{self.files.name} is no {self.kind} that is trained for {network.target.model.name}: it has"
-                f" {listed(problems)}",
+                f"{self.files.name} is not a {self.kind} for {network.target.model.name}: it has {listed(problems)}",
                 "name the target that it was exported for",
             )
-        ids = [name for name in tensors if published[name].dtype is None]  # which draft ids are which of the target's
+        ids = [name for name in tensors if published[name].dtype is None]  # the maps between draft ids and target ids
         weights = self.files.read({name: name for name in tensors if name not in ids}, torch.float32, _HOST)
         network.load_weights(weights | {name: self.files.read_ids(name).float() for name in ids}, states)
 
@@ -191,7 +190,7 @@ def read_export(name_or_path: str | os.PathLike[str], target: LanguageModel, kin
         ids = torch.arange(len(offsets)) + offsets
         if bool(((ids < 0) | (ids >= target.vocab_size)).any()):
             raise ModelError(
-                f"d2t of {files.name} names ids that are none of {target.name}'s {target.vocab_size}",
+                f"d2t of {files.name} names ids outside {target.name}'s vocabulary of {target.vocab_size}",
                 "name the target that it was exported for",
             )
     return Exported(files, match, {**shape, "vocab": None if ids is None else len(ids)}, ids)

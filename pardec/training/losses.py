@@ -13,7 +13,7 @@ DistillSpec: Improving Speculative Decoding via Knowledge Distillation, https://
 TVD++: Direct Alignment of Draft Model for Speculative Decoding, https://arxiv.org/abs/2403.00858
 
 A drafter with fewer ids than the target has q = 0 off its list. The divergences (fkl, rkl, jsd) compare q with p on the
-list, normalised anew; the overlaps (tvd, lk, lk_hybrid, tvd++) take p as it is: what lies off the list is lost.
+list, renormalised; the overlaps (tvd, lk, lk_hybrid, tvd++) take p as it is: what lies off the list is lost.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Loss:
     def with_slope(self, draft: Tensor, target: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The weighted sum of the loss, and its gradient with respect to the draft logits [N, Vd], in their dtype.
 
-        Both logits are over the draft vocabulary and may be bfloat16, which training bears.
+        Both logits are over the draft vocabulary and may be bfloat16, which is precise enough.
         """
         log_q = draft.log_softmax(-1)
         slope = log_q.exp()

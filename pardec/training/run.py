@@ -28,7 +28,7 @@ from .states import States, Text
 AVERAGE = 0.998  # weight of the past in the moving average
 WARMUP = 30  # steps
 SAVE_EVERY = 60.0  # seconds
-_LONGEST_LAP = 60.0  # seconds of training that one step counts at most, were the machine suspended in it
+_LONGEST_LAP = 60.0  # most seconds counted for one step, in case the machine was suspended
 
 
 @dataclass
@@ -43,14 +43,14 @@ class Plan:
     loss: str = "fkl"
     steps: int | None = None
     minutes: float | None = None
-    batch: int = 3000  # tokens of a step
+    batch: int = 3000  # tokens per step
     rate: float = 1e-3  # peak learning rate
     optimizer: str = "adamw"
     weight_decay: float = 0.02  # on matrices, times the learning rate, per step
     seed: int = 0
     every: float = 3.0  # minutes between measurements and exports
     validation: int = 64  # texts that are held out
-    drafts: int = 5  # tokens of a measured draft
+    drafts: int = 5  # tokens per draft when the drafter is measured
     init: str | os.PathLike[str] | None = None  # state.pt of a run or its folder; an exported drafter
     target_name: str = ""  # as the user names it
     target_path: str = ""  # written to the files as `base_model_name_or_path`

@@ -1,6 +1,6 @@
 """The target's outputs for texts, computed once and stored: layer outputs, final-normed states, likeliest tokens.
 
-A folder has four files that only grow. `index.jsonl` has the length of the prompt and of the whole text, one text a
+A folder has four files that only grow. `index.jsonl` has the length of the prompt and of the whole text, one text per
 line; in the others texts follow one another without gaps: `ids.bin` int32 [N], `best.bin` int32 [N] (the likeliest
 token after each position), `states.bin` bfloat16 [N, n + 1, E] (n layers' outputs, the state after the final norm).
 """
@@ -46,7 +46,7 @@ def _by_first_text(files: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row
         prompt, answer = rows[0]
         key = hashlib.sha256(json.dumps([list(prompt), list(answer)]).encode()).hexdigest()[:16]
         if key in known:
-            raise ModelError(f"{names[key]} and {name} begin with the same text", "name a file of texts once")
+            raise ModelError(f"{names[key]} and {name} begin with the same text", "name each file of texts once")
         names[key], known[key] = name, rows
     return known
 
@@ -86,7 +86,7 @@ class States:
         about = folder / "about.json"
         if about.exists() and json.loads(about.read_text()) != self._about():
             raise ModelError(
-                f"{folder} holds states of {about.read_text().strip()}, and those of layers {list(layers)} are needed",
+                f"{folder} holds states of {about.read_text().strip()}, and the drafter needs layers {list(layers)}",
                 "name another folder, or remove this one",
             )
         about.write_text(json.dumps(self._about()) + "\n")
@@ -118,7 +118,7 @@ class States:
             path.touch()
             size = start * math.prod(shape) * dtype().itemsize
             if path.stat().st_size < size:
-                raise ModelError(f"{path} is shorter than {index} says", "remove the folder: it will be written anew")
+                raise ModelError(f"{path} is shorter than {index} says", "remove the folder; it will be written again")
             os.truncate(path, size)
             if start:
                 self._files[name] = np.memmap(path, dtype, "r", shape=(start, *shape))
@@ -155,8 +155,8 @@ class States:
     def update(self, files: Mapping[str, Sequence[Row]], longest: int) -> int:
         """Adds the rows that are new in these files since the last call; prompts lose their beginning to fit `longest`.
 
-        A file is known again by its first text, wherever it lies and whatever it is called; files only grow.
-        Where the same call was cut off it goes on; what another one left unfinished is dropped.
+        A file is recognized by its first text, whatever its path, and files only grow. An interrupted call continues
+        where it stopped; what a different call left unfinished is dropped.
 
         Raises:
             ModelError: two of the files begin with the same text.
@@ -238,7 +238,7 @@ class States:
 class OnlineStates(States):
     """A folder of texts only (`ids.bin`, `index.jsonl`), over which the target runs whenever they are read.
 
-    What a GPU does sooner than it reads states from a disk.
+    A GPU computes states faster than it reads them from a disk.
     """
 
     def _shapes(self) -> dict[str, tuple[type[np.generic], tuple[int, ...]]]:

@@ -1,7 +1,7 @@
 """Texts that a target writes: answers to prompts of a task or a file, or to users' turns that it writes itself.
 
 A row is one JSON line: {"prompt": ids, "answer": ids}. Rows come in chunks that depend on (seed, number) alone, so that
-a file that was cut off is gone on with where its last whole chunk ends.
+an interrupted file continues after its last whole chunk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.tasks import Generator, task
 
-# How a user's message begins that the target goes on with, and how often; empty: it begins it as well.
+# How user messages begin, with shares; the target writes the rest, or all of it where the beginning is empty.
 OPENINGS = (
     ("", 0.32),
     ("Translate to English: ", 0.04),
@@ -41,7 +41,7 @@ OPENINGS = (
     ("Evaluate the following ", 0.02),
     ("Explain ", 0.03),
 )
-# What is asked about a passage, which is one of the target's own answers.
+# Questions about a passage, which is one of the target's own answers.
 ABOUT = (
     "Summarize: {0}",
     "{0}\n\nWhat is the main point of this text?",
@@ -129,7 +129,7 @@ def network_of(model: pardec.Model) -> LanguageModel:
     """The model's network. Raises SpecError for a model of vectors and for a masked model."""
     if model.family != "ar":
         does = f"draws {model.driver.drawn}" if model.driver.drawn else "fills masks"
-        raise SpecError(f"{model.name} {does}, for which nothing drafts", hint="name an autoregressive target")
+        raise SpecError(f"{model.name} {does} and can have no drafter", hint="name an autoregressive target")
     return model.language_model
 
 

@@ -38,5 +38,5 @@ def test_a_lossy_one_is_measured_token_by_token() -> None:
 
 def test_masked_results_are_refused() -> None:
     masked = pardec.load("tiny-dream")
-    with pytest.raises(SpecError, match="only texts of autoregressive models"):
+    with pytest.raises(SpecError, match="only the result of an autoregressive model"):
         masked.deviation(masked.generate("1+1=", max_new_tokens=4))

@@ -318,7 +318,7 @@ def test_an_outline_prepares_what_the_model_prepares(folder: Path, model: pardec
     [
         ((), "the ray executor writes rows to a .jsonl file"),
         (("-o", "saved.json"), "the ray executor writes rows to a .jsonl file"),
-        (("-o", "rows.jsonl", "--stream"), "--stream shows this process"),
+        (("-o", "rows.jsonl", "--stream"), "--stream cannot show the processes"),
     ],
 )
 def test_generate_refuses_what_only_one_process_can_do(

@@ -64,7 +64,7 @@ def test_an_output_in_another_format_is_refused(cli: Cli, tmp_path: Path) -> Non
     for name in ("answers.txt", "answers.csv", "answers.md"):
         code, out, err = cli("generate", "tiny-dream", "-p", "a", "-o", tmp_path / name)
         assert (code, out) == (2, "")
-        assert f"no {Path(name).suffix} file is written" in err
+        assert f"no {Path(name).suffix} files can be written" in err
         assert "jsonl" in err
     assert not list(tmp_path.iterdir())
     for name in ("run", "run-0.9", "run.json"):

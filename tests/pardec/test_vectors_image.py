@@ -245,10 +245,10 @@ def test_inference_steps_are_mar_s(pipe: pardec.ImagePipeline) -> None:
         "mar:steps=7,guidance=linear,last=map,head=none,head_to=none,order=random,uncond_every=1,decoder_every=1,head_every=1,warmup=5,margin=15,layer=3",
         [7],
     )
-    with pytest.raises(SpecError, match="num_inference_steps=7 is for mar, and a sampler is given as well"):
+    with pytest.raises(SpecError, match="num_inference_steps=7 cannot be combined with sampler="):
         pipe(class_labels=1, num_inference_steps=7, sampler=STEPS)
     codes = pardec.ImagePipeline("tiny-llamagen")
-    with pytest.raises(SpecError, match="num_inference_steps=7 is for mar, and the tokens of this model are ids"):
+    with pytest.raises(SpecError, match="num_inference_steps=7 works with mar only"):
         codes("a small red circle on grey", num_inference_steps=7)
 
 

@@ -71,7 +71,8 @@ def _split_task(task: Task, tuning: int, confirming: int, seed: int) -> tuple[li
     problems = list(by_prompt.values())
     if len(problems) < 2:
         raise SpecError(
-            f"{task.name} has {len(problems)} problem", hint="tuning needs some to search and others to confirm"
+            f"{task.name} has {len(problems)} problem, and tuning needs at least 2",
+            hint="give it problems for the search, and others that confirm its result",
         )
     random.Random(f"tune/{task.name}/{seed}").shuffle(problems)
     cut = min(confirming, len(problems) // 2)

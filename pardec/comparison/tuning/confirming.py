@@ -17,7 +17,7 @@ MAX_CONFIRMED = 3  # most candidates tested
 CONFIDENCE = 0.95  # probability that a candidate that holds loses no more than the bound, over all tests
 MIN_PROBLEMS, MAX_PROBLEMS = 100, 500  # bounds of the default number of problems
 LEAST_PROBLEMS = 20  # fewer say too little to advise: without any loss, 18 points may still be lost
-LEAST_REQUESTED = 5  # the same where the number was asked for
+LEAST_REQUESTED = 5  # the same where `confirm` sets the number
 BASELINE_PROBLEMS = 32  # problems that the baseline is always decoded on, to measure its cost
 
 # Decodes candidates on every confirmation problem; returns trials that include the baseline's outcomes.

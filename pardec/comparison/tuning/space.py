@@ -16,8 +16,8 @@ from ...drivers import DRIVERS
 if TYPE_CHECKING:
     from pardec.samplers.cards import Card, Family
 
-# A proposer changes the meaning of scores and thus of every threshold; it is tried in presets only. Several texts of a
-# pass are no answer that could be compared with one.
+# A proposer changes the meaning of scores and thus of every threshold; it is tried in presets only. Samplers
+# that write several texts are left out: those cannot be compared with one answer.
 _EXCLUDED = {"propose", "texts"}
 _MIX_PROBABILITY = 1 / 3  # probability that a stage is part of a combination
 _MAX_REPEATS = 200  # after so many specs in a row without a new one the space counts as exhausted

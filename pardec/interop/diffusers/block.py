@@ -41,18 +41,19 @@ class ProvidedLogits:
 
     @property
     def embedding(self) -> Tensor:
-        raise SpecError("a scheduler has no embeddings", hint="use PardecPipeline")
+        raise SpecError("the sampler needs the model's embeddings, which a scheduler lacks", hint="use PardecPipeline")
 
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
         if plan.tokens.shape != self.logits.shape[:2]:
             raise SpecError(
-                f"the sampler queries {list(plan.tokens.shape)} positions of a block {list(self.logits.shape[:2])}",
+                f"the sampler computes positions {list(plan.tokens.shape)}, and a scheduler has only the logits of a "
+                f"block {list(self.logits.shape[:2])}",
                 hint="use PardecPipeline",
             )
         return Hidden(plan, self.logits, lambda states: states)
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        raise SpecError("a scheduler has no cache", hint="use PardecPipeline")
+        raise SpecError("the sampler needs a cache, which a scheduler lacks", hint="use PardecPipeline")
 
     def parameters(self) -> tuple[Tensor, ...]:
         return ()

@@ -104,8 +104,8 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
             return
         if args or kwargs:
             raise SpecError(
-                f"the files of a pardec model are saved as they are; {', '.join(kwargs) or 'more'} was given",
-                hint="pipe.save_pretrained(folder)",
+                f"save_pretrained copies the files of a pardec model and takes no {', '.join(kwargs) or 'options'}",
+                hint="pass the folder alone: pipe.save_pretrained(folder)",
             )
         save(self, Path(save_directory))
 
@@ -173,8 +173,8 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
         """Decodes as LLaDA2Pipeline's call does.
 
         For a network of the caller or a block-causal pardec model, a call without a sampler runs diffusers' own loop:
-        the same tokens, draws and callbacks. As many forwards, too: diffusers goes on after every row has ended, where
-        an end token was committed before the tokens that precede it or is part of the prompt; a warning then says so.
+        the same tokens, draws and callbacks. As many forwards, too: diffusers continues after every row has ended if an
+        end token was committed before the tokens that precede it, or is part of the prompt; a warning reports this.
         A pardec model never commits its mask token there, reads complete blocks from a cache, has its own block length,
         and also accepts lists of texts and of conversations.
 

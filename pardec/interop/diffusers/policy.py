@@ -53,13 +53,13 @@ def policy(
     if nested is not None:
         raise SpecError(f"this {name} runs the sampler {nested!r}", hint=f"pass the spec itself, sampler={nested!r}")
     if any(registry.find(part.name).stage == "select" for part in spec.parts):
-        raise SpecError(f"{rest!r} names a select, and {name} is one", hint="leave it out")
+        raise SpecError(f"{rest!r} names a select method, and {name} replaces it", hint="leave the select out of rest")
     steps = int(scheduler.num_inference_steps) if steps is None else steps
     if isinstance(scheduler, BlockRefinementScheduler):
         editing = scheduler.config.editing_threshold
         if editing is not None and editing > 0 and all(part.name != "edit" for part in spec.parts):
             raise SpecError(
-                f"this {name} edits (editing_threshold={editing}), which is a stage of its own",
+                f"this {name} edits tokens (editing_threshold={editing}), and rest has no method that does",
                 hint=f'name it in rest, policy(scheduler, "edit:tau={editing}+eos"), or set editing_threshold=None',
             )
         bound = float(scheduler.config.threshold if threshold is None else threshold)
@@ -68,7 +68,7 @@ def policy(
         logits: tuple[Any, ...] = ()
     else:
         if threshold is not None:
-            raise SpecError(f"threshold={threshold}, and {name} has none", hint="set its entropy_bound")
+            raise SpecError(f"{name} takes no threshold, got {threshold}", hint="set its entropy_bound")
         hot, cold = float(scheduler.config.t_max), float(scheduler.config.t_min)
         select = Bound(with_config(scheduler, t_max=1.0, t_min=1.0))
         logits = (Anneal(hot, cold, steps),)

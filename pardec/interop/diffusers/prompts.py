@@ -20,7 +20,10 @@ def encode(
 ) -> list[list[int]]:
     """Text or chat messages as ids; text becomes a user message if the tokenizer has a chat template."""
     if (prompt is None) == (messages is None):
-        raise SpecError("give one of prompt, messages and input_ids")
+        raise SpecError(
+            "a request needs exactly one of prompt, messages and input_ids",
+            hint='for example prompt="Name three fjords."',
+        )
     if tokenizer is None:
         raise SpecError("the model has no tokenizer", hint="pass input_ids, or tokenizer=")
     if messages is None:

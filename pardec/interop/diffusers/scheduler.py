@@ -66,7 +66,10 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
         if sampler is not None:
             for name, default in inspect.signature(BlockRefinementScheduler.__init__).parameters.items():
                 if name in _RULE_ARGUMENTS and (value := self.config[name]) != default.default:
-                    raise SpecError(f"{name}={value!r} beside a sampler", hint=f"write it into the spec {sampler!r}")
+                    raise SpecError(
+                        f"{name}={value!r} cannot be combined with a sampler",
+                        hint=f"write it into the spec {sampler!r}",
+                    )
         self._sampler = None if sampler is None else _resolve_spec(sampler)
         if sampler is not None:
             self.check_eos_finished = _finished_rows
@@ -205,7 +208,7 @@ def _resolve_spec(spec: str) -> MaskedSampler:
     sampler = registry.resolve(spec)
     hint = f"use PardecPipeline.from_pretrained(name)(..., sampler={spec!r})"
     if Trait.STORES_KV in sampler.traits:
-        raise SpecError(f"{spec!r} has the cache {sampler.spec.cache}, and a scheduler has none", hint=hint)
+        raise SpecError(f"{spec!r} needs the cache {sampler.spec.cache}, and a scheduler has none", hint=hint)
     if sampler.inputs or sampler.traits & {Trait.LEAVE_ONE_OUT, Trait.COMPARES_FINISHED_TEXT}:
-        raise SpecError(f"{spec!r} has a stage that runs the model in its own way, which a scheduler cannot", hint=hint)
+        raise SpecError(f"{spec!r} has a stage that runs the model itself, which a scheduler cannot", hint=hint)
     return sampler

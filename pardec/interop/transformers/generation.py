@@ -96,7 +96,10 @@ def generate(
             seed=seed,
         )
         if getattr(call.sampler, "texts", None) is not None:
-            raise SpecError(f"{call.sampler.spec} settles no token before its end", hint="choose a drafter here")
+            raise SpecError(
+                f"{call.sampler.spec} has no final tokens before its last forward, which generate needs",
+                hint='choose a drafter, such as sampler="lookup"',
+            )
         require_stateless(logits_processor, input_ids, view.language_model.vocab_size)
         processors = (PaddedProcessors(logits_processor, input_ids, is_token),) if logits_processor else ()
         call = replace(call, request=replace(call.request, processors=processors))

@@ -64,8 +64,8 @@ def refuse(model: Any, config: Any, processors: Any, model_kwargs: Mapping[str, 
         )
     if assistant is not None:
         raise SpecError(
-            "an assistant_model is given beside a sampler, and one of them drafts",
-            hint='leave it out and draft with sampler="model:name=..." or with candidates(...)',
+            "assistant_model cannot be combined with a sampler, which names its own drafter",
+            hint='leave assistant_model out and draft with sampler="model:name=..." or with candidates(...)',
         )
     mode = config.get_generation_mode()
     if mode not in _SUPPORTED_MODES:
@@ -76,7 +76,8 @@ def refuse(model: Any, config: Any, processors: Any, model_kwargs: Mapping[str, 
     outputs = [name for name in _UNSUPPORTED_OUTPUTS if config.return_dict_in_generate and getattr(config, name, None)]
     if outputs:
         raise SpecError(
-            f"{outputs[0]} is not supported, since most forwards verify drafts", hint=f"leave {outputs[0]} out"
+            f"{outputs[0]} is not supported: forwards here verify several tokens at once",
+            hint=f"leave {outputs[0]} out",
         )
     for processor in processors:
         if isinstance(processor, _PROCESSORS):

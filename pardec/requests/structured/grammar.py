@@ -1,7 +1,7 @@
 """A schema as a context-free grammar, its prefixes, and the number of tokens of the shortest end of each.
 
-A prefix of an answer is known by what may follow: the state of a terminal's automaton, and the symbols after it. The
-shortest end of such a configuration is the sum of the shortest ends of its parts, each written in tokens by itself.
+A prefix of an answer is represented by what may follow it: the state of a terminal's automaton, and the symbols after
+it. The shortest end of such a configuration is the sum of the shortest ends of its parts, each tokenized by itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Grammar:
             self.rules[self._rule(name)] = [self._symbols(value)]
         if self._most_ways() > _MOST_WAYS:
             hint = "make more properties required, or give fewer options"
-            raise refusal("#", f"an answer may go on in more than {_MOST_WAYS} ways at one point", hint)
+            raise refusal("#", f"an answer can continue in more than {_MOST_WAYS} ways at one point", hint)
         if self._depth() > _MOST_DEPTH:
             hint = "ask for fewer items, optional properties or levels in one answer"
             raise refusal("#", f"more than {_MOST_DEPTH} rules of its grammar lead to each other", hint)
@@ -179,7 +179,7 @@ class Grammar:
 class Prefixes(States):
     """The prefixes of the answers of a grammar, as states numbered from 0, the empty one; -1 is no prefix.
 
-    A state is the set of its configurations, so that prefixes which may go on alike are one state.
+    A state is the set of its configurations, so that prefixes with the same continuations are one state.
     """
 
     def __init__(self, grammar: Grammar, vocabulary: Vocabulary) -> None:

@@ -1,8 +1,8 @@
 """JSON of a schema from left to right: the tokens that may follow the generated ones within a row's budget.
 
-The masks over the vocabulary are llguidance's, which takes a fraction of a millisecond for each. What it does not know
-is how long the rest of an answer has to be: a token is left out where the shortest end after it would not fit in what
-remains of `max_new_tokens`. So every answer is complete, however it is sampled.
+llguidance computes the masks over the vocabulary, each in a fraction of a millisecond. It does not know how long the
+rest of an answer has to be, so a token is excluded if the shortest end after it does not fit in the rest of
+`max_new_tokens`. Every answer is therefore complete, however it is sampled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .schema import read
 from .values import Schema, refusal
 from .vocabulary import Vocabulary
 
-_STATES = 64  # whose costs of all tokens are kept
+_STATES = 64  # states for which the costs of all tokens are kept
 
 
 class CompiledSchema:
@@ -38,7 +38,7 @@ class CompiledSchema:
         if error:
             raise refusal("#", f"llguidance does not take its grammar: {error.splitlines()[0]}")
         self._costs: OrderedDict[int, np.ndarray] = OrderedDict()
-        self.reserve = self.prefixes.reserve()  # at most so many tokens are missing to an end
+        self.reserve = self.prefixes.reserve()  # most tokens from any prefix to its shortest end
 
     def matcher(self) -> Any:
         """A new parser of llguidance, at its start."""
@@ -106,7 +106,7 @@ class JsonGrammar:
         return allowed if allowed.any() else ~allowed
 
     def first(self, ids: Sequence[int], known: int = 0) -> int | None:
-        """The number of `ids` after which an answer is complete and no token can follow; None if it goes on.
+        """The number of `ids` after which an answer is complete and no token can follow; None if tokens can.
 
         Nothing can follow the budget's last token either.
         """

@@ -44,7 +44,7 @@ def pattern(text: str, refuse: Callable[[str], Exception]) -> Expression:
         refuse: makes the error for a reason.
     """
     if len(text) > _MOST_CHARACTERS:
-        raise refuse(f"a pattern of {len(text)} characters, and the most is {_MOST_CHARACTERS}")
+        raise refuse(f"the pattern has {len(text)} characters, and the most is {_MOST_CHARACTERS}")
     try:
         parsed = importlib.import_module("re._parser").parse(text)
     except Exception as error:
@@ -58,7 +58,7 @@ def pattern(text: str, refuse: Callable[[str], Exception]) -> Expression:
     try:
         inner = _Reader(text, refuse).all(items)
     except UnicodeEncodeError as error:
-        raise refuse(f"the pattern {text!a} names half a character") from error
+        raise refuse(f"the pattern {text!a} holds half a character") from error
     inner = _fewest(inner, first=not begins, last=not ends)
     parts = [_QUOTE, *([] if begins else [_ANY]), inner, *([] if ends else [_ANY]), _QUOTE]
     result = sequence(parts)

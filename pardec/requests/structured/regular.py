@@ -19,7 +19,7 @@ class Expression:
         nullable: whether the empty string is in it.
         shortest: of its shortest strings, the first in the order of bytes; None where it has none.
         longest: bytes of its longest string; None where there is none.
-        reserve: at most so many bytes are missing to an end, wherever in one of its strings.
+        reserve: the most bytes from any prefix of its strings to that prefix's shortest end.
     """
 
     nullable: bool

@@ -62,7 +62,7 @@ def _structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Se
     """The structure that `settings.response_format` requests; None for no constraint, or text.
 
     Raises:
-        SpecError: naming the path of what cannot be held, or the argument that does not go with it.
+        SpecError: naming the path of an unsupported part, or the argument that cannot be combined with it.
     """
     if settings.response_format is None or (form := form_of(settings.response_format)) is None:
         return None

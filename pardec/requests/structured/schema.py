@@ -1,7 +1,7 @@
 """Reads a JSON schema into the values that an answer may have; unsupported parts are refused with their path.
 
-An answer may be narrower than its schema: properties stand in the schema's order, no others are added to those that it
-declares, whitespace is left out, numbers have no exponent and at most 15 digits on each side of the point.
+An answer may be narrower than its schema: properties are in the schema's order, without any that it does not
+declare, whitespace is left out, numbers have no exponent and at most 15 digits on each side of the point.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _Reader:
             types = [kind for kind, words in OF_TYPE.items() if set(words) & set(own) and kind != "integer"]
             if len(types) != 1:
                 unknown = sorted(set(own))
-                raise refusal(path, f"it has no type, and {', '.join(unknown)} does not tell it")
+                raise refusal(path, f"it has no type, and {', '.join(unknown)} does not imply one")
         types = list(types) if isinstance(types, list | tuple) else [types]
         if not types or any(not isinstance(kind, str) or kind not in OF_TYPE for kind in types):
             raise refusal(f"{path}/type", f"{own.get('type')!r} is no type of JSON", f"one of {', '.join(OF_TYPE)}")
@@ -153,7 +153,7 @@ class _Reader:
             return Text(path, least, most)
         for other in ("format", "minLength", "maxLength"):
             if other in own and other != keyword:
-                raise refusal(f"{path}/{other}", f"{other} beside {keyword} is not supported")
+                raise refusal(f"{path}/{other}", f"{other} together with {keyword} is not supported")
         source = own[keyword]
         if keyword == "format":
             if not isinstance(source, str) or source not in FORMATS:
@@ -196,7 +196,7 @@ class _Reader:
         keyword = "enum" if "enum" in own else "const"
         for other in own:
             if other not in (keyword, "type"):
-                raise refusal(f"{path}/{other}", f"{other} beside {keyword} is not supported")
+                raise refusal(f"{path}/{other}", f"{other} together with {keyword} is not supported")
         values = self._list(own["enum"], f"{path}/enum") if keyword == "enum" else [own["const"]]
         self._count(len(values), path)
         types = own.get("type")
@@ -224,8 +224,8 @@ class _Reader:
             if not own or own & kinds:
                 raise refusal(
                     f"{path}/{at}",
-                    "oneOf holds only where its options are of different types",
-                    "write anyOf, which allows a value that is several of them",
+                    "oneOf is supported only where its options have different types",
+                    "write anyOf, which also allows values that match several options",
                 )
             kinds |= own
         return self.any_of(options, path)
@@ -279,7 +279,7 @@ class _Reader:
     def _alone(self, own: Mapping[str, Any], keyword: str, path: str) -> None:
         for other in own:
             if other != keyword:
-                raise refusal(f"{path}/{other}", f"{other} beside {keyword} is not supported")
+                raise refusal(f"{path}/{other}", f"{other} together with {keyword} is not supported")
 
     def _list(self, value: Any, path: str) -> Sequence[Any]:
         if not isinstance(value, list | tuple) or not value:

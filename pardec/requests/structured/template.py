@@ -1,9 +1,8 @@
 """JSON of a schema for decoding in any order: its fixed text as the tokens of a template, with gaps for values.
 
-    every gap gets the fewest positions that it needs; what `max_new_tokens` leaves is dealt out one position at a time
-
-to the gaps in turn, as long as each can use more: the characters of a string, of a number at most `_MOST_POSITIONS`.
-A gap of a free string allows any plain text at every position. The others hold several positions jointly.
+Every gap gets the fewest positions that it needs. The rest of `max_new_tokens` is given to the gaps one position at a
+time, in turn, while they can use more: a string up to its longest, a number up to `_MOST_POSITIONS`. A gap of a free
+string allows any plain text at every position. The other gaps constrain their positions together.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Template:
     Attributes:
         rest: [T] int64: fixed tokens, the mask id in gaps.
         sets: [S, V] bool, and `at` [T] int64, as in `Allowed`.
-        joints: the gaps that are held jointly, with starts in `rest`.
+        joints: the gaps whose positions are constrained together, with starts in `rest`.
     """
 
     rest: Tensor
@@ -83,7 +82,7 @@ def template(schema: Schema, vocabulary: Vocabulary, budget: int, *, mask_id: in
         pads: the end and pad tokens, which fill the positions of a gap that its value does not use.
 
     Raises:
-        SpecError: a part that cannot be held in any order, with its path; or the budget is too small.
+        SpecError: a part that cannot be filled in any order, with its path; or the budget is too small.
     """
     parts = _joined(_Parts(schema, vocabulary).of(schema.root), budget, budget * vocabulary.longest)
     fixed = [vocabulary.encode(part) if isinstance(part, str) else [] for part in parts]
@@ -156,7 +155,9 @@ class _Parts:
         if isinstance(value, Union):
             return choice([self._expression(option) for option in value.options])
         raise refusal(
-            path, "objects and arrays as one option of several differ in their fixed text", "choose one of them"
+            path,
+            "an object or array cannot be one of several options: their fixed text would differ",
+            "choose one option",
         )
 
     def _text(self, value: Text) -> Iterator[str | Gap]:

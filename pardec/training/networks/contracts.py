@@ -35,13 +35,13 @@ class Options:
     heads: int = 4  # medusa and hydra: number of heads; prompts: vectors per node
     block: int = 8  # dflash: tokens of a block, the anchor included
     unroll: int = 4  # steps of training-time test
-    ramp: tuple[float, float] = (0.3, 0.7)  # shares of the run from which, and at which all, of them are taken
+    ramp: tuple[float, float] = (0.3, 0.7)  # shares of the run at which steps begin to be added, and all are used
     decay: float = 0.8  # factor of the loss from step to step
     mask_id: int | None = None  # dflash: the mask token
     prompt_share: float = 0.1  # share of the prompts' positions that count
     tied: bool = True  # the target's head is the drafter's where the kind allows it
     start: str = "target"  # where weights come from: "target", "linear" or "random"
-    wrong_only: bool = False  # positions count at which the likeliest drafted token is not the target's
+    wrong_only: bool = False  # count only positions where the likeliest drafted token is not the target's
     dropout: float = 0.0  # on outputs of attention and MLP, and on the states that are read
     seed: int = 0
 
@@ -175,7 +175,7 @@ class Network(nn.Module):
     def read_shape(cls, files: DraftFiles, target: LanguageModel) -> dict[str, Any]:
         """The `Options` of the network that exported such files.
 
-        Raises ModelError for a variant that loads for drafting and is not what this network learns.
+        Raises ModelError for a variant that can draft but that this network cannot train.
         """
         raise NotImplementedError
 
@@ -214,8 +214,8 @@ class Network(nn.Module):
     ) -> tuple[Tensor, float]:
         """`weight` times the mean loss of N drafted distributions, and how often their likeliest token is the target's.
 
-        Logits are made and differentiated a few rows at a time, so that they are never in memory as a whole; what
-        `head` learns has its gradient when this returns.
+        Logits are made and differentiated a few rows at a time, so that they are never in memory as a whole; if
+        `head` learns, its gradient is computed when this returns.
 
         Args:
             states: [N, E] the inputs of the draft head.

@@ -3,7 +3,7 @@
 DFlash: Block Diffusion for Flash Speculative Decoding, https://arxiv.org/abs/2602.06036
 
     c_t = norm(fc([f^a ; f^b ; f^c]_t)): keys and values of the context in every layer, for positions before the anchor
-    queries: [anchor, mask x (B - 1)], which see the context and one another;  row k says the token k after the anchor
+    queries: [anchor, mask x (B - 1)], which see the context and one another;  row k predicts the token k after it
 
 The anchor is the token that the target has just chosen: the target's state at its position is not known. Embedding and
 head are the target's. Training: anchors are drawn from the answers; the loss of row k counts exp(-(k - 1) / gamma),
@@ -160,7 +160,9 @@ class DFlash(Network):
         gamma = size / 2
         scale = sum(2.718281828 ** (-k / gamma) for k in range(depths))
         for k in range(1, size):
-            at = anchors + k  # row k says the token at the anchor's position + k, of which the state before it knows
+            at = (
+                anchors + k
+            )  # row k predicts the token at the anchor's position + k, as the target's state before it does
             chosen = at < batch.lengths[:, None]
             source = (at - 1).clamp(max=batch.width - 1)
             rows = torch.arange(len(room), device=self.device)[:, None].expand_as(source)
@@ -216,7 +218,7 @@ class DFlash(Network):
             raise ModelError(
                 f"{files.name} is a {form.style} whose blocks or logits differ from the paper's: it cannot be trained"
                 " here",
-                "a DFlash can whose queries see each other both ways, without scales and caps",
+                "train a DFlash whose queries attend in both directions, and whose logits have no scale and no cap",
             )
         return {
             "layers": form.config.layers,

@@ -140,7 +140,7 @@ class Eagle(Network):
         head = self.draft_head().to(self.compute) if self.head is None else self._own_logits
         total, rates = torch.zeros((), device=self.device), []
         for step, g in enumerate(self._unrolled(batch, self._steps())):
-            width = batch.width - 2 - step  # g at t says what follows t + 1 + step
+            width = batch.width - 2 - step  # g at t predicts the token after t + 1 + step
             chosen = counted[:, 2 + step :]
             normed, best = batch.normed[:, 1 + step : 1 + step + width], batch.best[:, 1 + step : 1 + step + width]
             states = rms(g[:, :width][chosen], self.norm, self.target.eps)
@@ -200,7 +200,7 @@ class Eagle(Network):
             raise ModelError(
                 f"{files.name} is an EAGLE-{form.version} of {form.config.layers} layer(s) in {form.style} layout,"
                 " which cannot be trained here",
-                "an EAGLE-3 of one layer can, whose only norms are those of the paper",
+                "train an EAGLE-3 of one layer with the norms of the paper and no others",
             )
         return {
             "layers": 1,

@@ -1,8 +1,8 @@
 """The projection of the target's tapped states, learned on inputs of unit size.
 
-Layers' outputs have a few dimensions that are hundreds of times larger than the others, which a step of any optimizer
-would stir most. The weights that are learned multiply x / s, s the root mean square of each dimension; those exported
-multiply x.
+A few dimensions of a layer's output are hundreds of times larger than the others, and their weights would dominate
+every optimizer step. The weights that are learned multiply x / s, s the root mean square of each dimension; the
+exported ones multiply x.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..states import States
 
 _SAMPLE = 40_000  # positions that sizes and the first weights are estimated from
-_SINK = 4  # first positions of a text, whose states are out of the ordinary
+_SINK = 4  # first positions of a text, whose states are unusual
 _RIDGE = 1e-3
 
 

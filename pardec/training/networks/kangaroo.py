@@ -4,8 +4,8 @@ Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting, https://a
 
     a_t = h_t + Attn(norm(h))_t;  q = softmax(head(norm'(a_t))): the distribution of x_(t+1),  h the output of layer E
 
-A text that is drafted right is the target's own, so one pass over it is all that drafting does: there are no steps to
-unroll. Weights start as the attention of layer E + 1 and the final norm. Deviates from the authors' recipe: the loss
+A correct draft equals the target's own text, so one pass over that text does all that drafting does: there are no steps
+to unroll. Weights start as the attention of layer E + 1 and the final norm. Deviates from the authors' recipe: the loss
 compares with the target's distributions alone (fkl by default).
 """
 
@@ -78,7 +78,7 @@ class Kangaroo(Network):
         return rms(h + self.drop(linear(out, self.o)), self.norm, eps)
 
     def loss(self, batch: Batch, divergence: Loss, generator: torch.Generator) -> tuple[Tensor, list[float]]:
-        chosen = self.weights(batch, generator)[:, 1:]  # the state at t says x_(t+1)
+        chosen = self.weights(batch, generator)[:, 1:]  # the state at t predicts x_(t+1)
         states = self._states(self.drop(batch.taps[:, :-1, 0].to(self.compute)))[chosen]
         head = self.draft_head().to(self.compute)
         total, rate = self.compare(states, head, batch.normed[:, :-1][chosen], batch.best[:, :-1][chosen], divergence)

@@ -4,7 +4,7 @@ Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads
 
     g_j = h_t + silu(W_j h_t + b_j);  logits_j = U_j g_j: the distribution of x_(t+1+j), j = 1 .. J
 
-W and b start at 0 and U as the target's head, so that an untrained head says what the target says. h is the state
+W and b start at 0 and U as the target's head, so that an untrained head predicts what the target does. h is the state
 after the final norm. Deviates from the authors' recipe: soft targets are the target's own distributions (loss fkl).
 """
 
@@ -50,7 +50,7 @@ class Medusa(Network):
         counted = self.weights(batch, generator)
         total, rates = torch.zeros((), device=self.device), []
         for head in range(min(self.depths, batch.width - 2)):
-            chosen = counted[:, 2 + head :]  # head j at t says x_(t+2+j), counted from 0
+            chosen = counted[:, 2 + head :]  # head j at t, counted from 0, predicts x_(t+2+j)
             width = batch.width - 2 - head
             normed = batch.normed[:, 1 + head : 1 + head + width][chosen]
             best = batch.best[:, 1 + head : 1 + head + width][chosen]

@@ -2,10 +2,10 @@
 
 PPD: Hardware-Aware Parallel Prompt Decoding, https://arxiv.org/abs/2405.18628
 
-    v_1 .. v_s at p + 1 .. p + s see the text up to p and one another in order;  v_j says the token at p + j + 1
+    v_1 .. v_s at p + 1 .. p + s see the text up to p and one another in order;  v_j predicts the token at p + j + 1
 
 The target runs them with its own weights, which are frozen; only the vectors learn. Deviates from the authors' recipe:
-one vector a step, the tokens to stand after are drawn from the answers, where they cut texts at random.
+one vector per step, and vectors are placed after tokens of the answers; the authors cut texts at random.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Prompts(Network):
         each, attention = config.get("virtual_tokens_per_special_token", 1), config.get("vt_attention_type", "decoder")
         if each != 1 or str(attention).lower().rpartition(".")[2] != "decoder":
             raise ModelError(
-                f"{files.name} has {each} vectors a step and attention {attention!r}, which cannot be trained here",
-                "one vector a step that sees those before it can: attention decoder",
+                f"{files.name} has {each} vectors per step and attention {attention!r}, which cannot be trained here",
+                "train one with one vector per step and attention 'decoder'",
             )
         return {"heads": int(config["num_special_tokens"])}

@@ -305,9 +305,9 @@ def test_the_default_sampler_is_the_published_rule(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"stability_threshold": 2}, "stability_threshold 2 in its generation_config.json"),
-        ({"t_max": "hot"}, "t_max hot in its generation_config.json, and a number is needed"),
-        ({"max_denoising_steps": 0}, "max_denoising_steps 0"),
+        ({"stability_threshold": 2}, "stability_threshold to 2 in its generation_config.json"),
+        ({"t_max": "hot"}, "sets t_max to hot in its generation_config.json, and it has to be a number"),
+        ({"max_denoising_steps": 0}, "max_denoising_steps to 0"),
     ],
 )
 def test_a_published_rule_that_is_not_built_is_refused(keys: dict[str, Any], said: str, tmp_path: Path) -> None:

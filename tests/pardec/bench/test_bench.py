@@ -170,7 +170,7 @@ def test_no_tensor_grows_with_all_logits(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_models_without_a_canvas_have_no_sweep(llama: pardec.Model) -> None:
-    with pytest.raises(ModelError, match="fills no canvas"):
+    with pytest.raises(ModelError, match="is not a masked model"):
         next(sweep(llama))
 
 

@@ -64,7 +64,7 @@ def test_other_kinds_say_what_they_load_as(cli: Cli) -> None:
         (("smollm2-eagle", "--target", "tiny-llama"), 1, "reads states of width 576; those of tiny-llama have 192"),
         (("threshold", "--target", "tiny-llama"), 2, "there is no draft module 'threshold'"),
         (("tiny-llama-eagle", "--target", "tiny-dream"), 2, "tiny-dream fills masks"),
-        (("tiny-llama-eagle", "--rows", "x"), 2, "--rows are of a target"),
+        (("tiny-llama-eagle", "--rows", "x"), 2, "--rows needs --target"),
         (("tiny-llama-eagle", "--target", "tiny-llama", "--rows", "none.jsonl"), 2, "cannot read rows from none.jsonl"),
     ],
 )

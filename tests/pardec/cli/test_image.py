@@ -165,7 +165,7 @@ REFUSED: list[tuple[str, list[str], int, str, str]] = [
     ),
     ("a grid too large", ["--class", "1", "--grid", "999x999", "-o", "OUT"], 2, "more than 4096 fields", "several"),
     ("seeds in words", ["--class", "1", "--seeds", "a,b", "-o", "OUT"], 2, "takes whole numbers", "--seeds 5,12"),
-    ("too many seeds", ["--class", "1", "--seeds", "1,2", "-o", "OUT"], 2, "2 seeds for 1 image", "one for"),
+    ("too many seeds", ["--class", "1", "--seeds", "1,2", "-o", "OUT"], 2, "2 seeds for 1 image", "one seed per image"),
     ("two kinds of seeds", ["--class", "1", "--seeds", "1", "--seed", "2", "-o", "OUT"], 2, "--seed and", "--seed 0"),
     ("another format", ["--class", "1", "-o", "out.jpg"], 2, "images are PNG files", ".png"),
     (

@@ -17,7 +17,7 @@ from pardec.cli import run
         ("generate tiny-dream -p x --top-p 3", "--top-p must be above 0", "--top-p 0.9 keeps"),
         ("generate tiny-llama -p x --cfg 2", "cfg is for masked models", "leave --cfg out"),
         ("compare tiny-dream --task lists --points 5", "a sweep", "add --sweep, or leave --points out"),
-        ("compare tiny-dream --task lists --resume", "a run's folder", "name one with --out"),
+        ("compare tiny-dream --task lists --resume", "the folder of a run", "name it with --out FOLDER"),
         ("generate tiny-dream -p x --num-return-sequences 2", "--temperature 0", "--temperature 0.7"),
     ],
 )

@@ -85,7 +85,7 @@ def test_an_interrupt_says_how_to_go_on(
         (("-s", "thresold"), "did you mean 'threshold'"),
         ((), "no sampler is named"),
         (("-s", "threshold", "--seeds", "a"), "--seeds takes whole numbers"),
-        (("-s", "threshold", "--resume"), "needs a run's folder"),
+        (("-s", "threshold", "--resume"), "needs the folder of a run"),
     ],
 )
 def test_misuse_exits_2_with_a_hint(cli: Cli, folder: Path, arguments: tuple[str, ...], words: str) -> None:

@@ -141,7 +141,7 @@ def test_a_dry_run_says_it_all_to_a_reader_and_writes_nothing(cli: Cli, tmp_path
     assert f"out: {tmp_path / 'run'}" in out
     assert not (tmp_path / "run").exists()
     code, _, err = cli(*arguments, "--dry-run", "--resume")
-    assert (code, "needs a run's folder" in err) == (2, True)
+    assert (code, "needs the folder of a run" in err) == (2, True)
 
 
 def test_a_dry_run_of_a_resumed_run_says_what_is_missing(cli: Cli, folder: Path, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_dry_run_of_a_resumed_run_says_what_is_missing(cli: Cli, folder: Path,
     assert (rows["finished"], rows["to_do"]) == (1, 1)
     with pytest.raises(pardec.SpecError, match="holds a run already"):
         preview(folder, "lists", "threshold", **arguments)
-    with pytest.raises(pardec.SpecError, match="holds a run of something else"):
+    with pytest.raises(pardec.SpecError, match="holds a run with other settings"):
         preview(folder, "lists", "fixed", resume=True, **arguments)
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
 

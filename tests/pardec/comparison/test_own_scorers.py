@@ -45,7 +45,7 @@ def test_a_run_goes_on_with_the_same_function_only(small: Small, tmp_path: Path)
     (calls,) = table.run.config["tasks"]
     assert calls["scorer"].endswith("test_own_scorers.rate")
     assert small(scorer=rate, resume=True, **out).rows[0]["accuracy"] == 1.0
-    with pytest.raises(SpecError, match="holds a run of something else"):
+    with pytest.raises(SpecError, match="holds a run with other settings"):
         small(scorer=lambda problem, text: 0.0, resume=True, **out)
     assert shell(table.run.config) == []
     assert any("scorer=scorer,  # " in line for line in python(table.run.config))

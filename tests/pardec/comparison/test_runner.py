@@ -390,8 +390,8 @@ def test_the_environment_names_no_path_of_the_machine(small: Small, tmp_path: Pa
         ({"temprature": 1.0}, "did you mean 'temperature'"),
         ({"temperature": -1.0}, "temperature must be at least 0"),
         ({"prompts": [{"text": "x"}]}, "prompt 0 is"),
-        ({"resume": True}, "resume needs a run's folder"),
-        ({"executor": "torchrun"}, "torchrun executor needs a run's folder"),
+        ({"resume": True}, "resume needs the folder of a run"),
+        ({"executor": "torchrun"}, "torchrun executor needs a folder"),
         ({"executor": "spark"}, "unknown executor 'spark'"),
         ({"split": "test", "task": "lists"}, "unknown split 'test'"),
     ],
@@ -405,5 +405,5 @@ def test_misuse_is_refused_before_weights_are_read(
 
 
 def test_another_process_cannot_be_given_a_loaded_model(small: Small, model: pardec.Model, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="loads the model itself"):
+    with pytest.raises(SpecError, match="cannot send a loaded model"):
         small(model=model, executor="ray", out=tmp_path / "run")

@@ -85,7 +85,7 @@ def test_a_config_of_diffusers_scheduler_will_do() -> None:
 
 @pytest.mark.parametrize("arguments", [{"threshold": 0.7}, {"editing_threshold": 0.5}, {"minimal_topk": 2}])
 def test_what_a_spec_says_itself_is_refused_beside_it(arguments: dict[str, Any]) -> None:
-    with pytest.raises(SpecError, match="beside a sampler") as error:
+    with pytest.raises(SpecError, match="cannot be combined with a sampler") as error:
         scheduler("threshold", **arguments)
     assert "spec 'threshold'" in error.value.hint
 

@@ -346,7 +346,7 @@ def test_what_a_network_of_the_callers_cannot_have_is_refused() -> None:
 
     made = PardecPipeline(model=Network())
     for sampler, says in (
-        ("threshold@dual", "has the cache"),
+        ("threshold@dual", "needs the cache"),
         (registry.resolve("threshold"), "resolved sampler"),
         ("treshold", "unknown sampler"),
     ):

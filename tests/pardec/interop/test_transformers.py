@@ -369,7 +369,7 @@ def test_a_model_is_tried_once_and_anew_when_it_has_changed() -> None:
     [
         ({"num_beams": 2}, "the call asks for beam search"),
         ({"prompt_lookup_num_tokens": 3}, "the call asks for assisted generation"),
-        ({"assistant_model": "network"}, "an assistant_model is given beside a sampler"),
+        ({"assistant_model": "network"}, "assistant_model cannot be combined with a sampler"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is not supported"),
         ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidanceLogitsProcessor cannot be run on the nodes"),
         ({"encoder_repetition_penalty": 1.5}, "EncoderRepetitionPenaltyLogitsProcessor cannot be run"),

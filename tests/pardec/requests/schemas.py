@@ -65,7 +65,7 @@ HELD: dict[str, dict[str, Any]] = {
 MASKED: dict[str, tuple[dict[str, Any], str]] = {
     "linked list": (
         record({"value": INTEGER, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}),
-        "#/properties/next/anyOf/0/$ref: objects and arrays as one option",
+        "#/properties/next/anyOf/0/$ref: an object or array cannot be one",
     ),
     "tree": (
         record({"name": STRING, "children": {"type": "array", "items": {"$ref": "#"}}}),
@@ -77,19 +77,19 @@ MASKED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "union of objects": (
         {"anyOf": [record({"kind": {"const": "a"}, "x": INTEGER}), record({"kind": {"const": "b"}, "y": STRING})]},
-        "#/anyOf/0: objects and arrays as one option",
+        "#/anyOf/0: an object or array cannot be one",
     ),
     "free keys": ({"type": "object", "additionalProperties": INTEGER}, "an object with free keys"),
-    "anything": (record({"any": {}}), "objects and arrays as one option"),
+    "anything": (record({"any": {}}), "an object or array cannot be one"),
     "any object": ({"type": "object"}, "an object with free keys"),
 }
 BOTH: dict[str, tuple[Any, str]] = {
     "unique": ({"type": "array", "items": INTEGER, "uniqueItems": True}, "#/uniqueItems: unique items"),
-    "not": (record({"a": {"not": INTEGER}}), "#/properties/a: it has no type, and not does not tell it"),
+    "not": (record({"a": {"not": INTEGER}}), "#/properties/a: it has no type, and not does not imply one"),
     "multiple": (record({"a": {"type": "integer", "multipleOf": 3}}), "#/properties/a/multipleOf: multipleOf is not"),
     "overlapping oneOf": (
         record({"a": {"oneOf": [INTEGER, {"type": "number", "minimum": 0}]}}),
-        "#/properties/a/oneOf/1: oneOf holds only where",
+        "#/properties/a/oneOf/1: oneOf is supported only where",
     ),
     "if": ({**PERSON, "if": PERSON, "then": PERSON}, "#/if: if is not supported"),
     "names by pattern": ({"type": "object", "patternProperties": {"^a": INTEGER}}, "#/patternProperties"),

@@ -96,7 +96,7 @@ def test_what_a_caller_allows_and_processors_are_added(weights: Path, tmp_path: 
     model = pardec.load(folder, device="cpu")
     choices: list[Any] = [[5, 7], [6, 7]]
     assert model.generate(input_ids=[[9, 8]], max_new_tokens=2, allowed=choices).tokens == [[5, 6]]
-    with pytest.raises(pardec.SpecError, match="leaves no token at index 0 of row 0"):
+    with pytest.raises(pardec.SpecError, match="allows no token at index 0 of row 0"):
         model.generate(input_ids=[[9, 8]], max_new_tokens=2, allowed=[[7]])
 
     class NotFive(LogitsProcessor):
@@ -129,7 +129,7 @@ def test_what_is_not_built_is_refused_by_name(key: str, weights: Path, tmp_path:
 @pytest.mark.parametrize(("key", "what"), FOLLOWED.items())
 def test_a_value_of_another_kind_is_refused_by_name(key: str, what: str, weights: Path, tmp_path: Path) -> None:
     model = pardec.load(settled(weights, tmp_path / "model", **{key: {"a": [1]}}), device="cpu")
-    with pytest.raises(pardec.PardecError, match=f"{key} .*{what} is needed"):
+    with pytest.raises(pardec.PardecError, match=f"sets {key} to .*, and it has to be {what}"):
         model.generate(input_ids=PROMPTS[:1], max_new_tokens=NEW)
 
 

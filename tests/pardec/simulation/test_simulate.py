@@ -121,9 +121,9 @@ def test_what_does_not_go_together_is_refused_before_anything_is_decoded(monkeyp
     monkeypatch.setattr(pardec.Model, "generate", lambda *_, **__: pytest.fail("decoded"))
     for spec, schedule, message in (
         (DRAFT, "jazz", "unknown schedule 'jazz'"),
-        (DRAFT, "pearl", "the schedule pearl is of the drafter 'pearl', got 'model'"),
-        ("lookup", "easyspec", "the schedule easyspec is of the drafter 'model'"),
-        ("pearl:name=tiny-llama-draft", "mirror", "the schedule mirror is not of the drafter 'pearl'"),
+        (DRAFT, "pearl", "the schedule pearl needs the drafter 'pearl', got 'model'"),
+        ("lookup", "easyspec", "the schedule easyspec needs the drafter 'model'"),
+        ("pearl:name=tiny-llama-draft", "mirror", "the schedule mirror cannot time the drafter 'pearl'"),
         ("earlyexit", "plain", "earlyexit drafts with the target itself"),
     ):
         with pytest.raises(SpecError, match=message):
@@ -171,7 +171,7 @@ def test_a_pages_texts_are_escaped() -> None:
 
 def test_costs_are_stated_or_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 2
-    assert "one of --machine and --measure" in capsys.readouterr().err
+    assert "either --machine or --measure" in capsys.readouterr().err
     assert run("--machine", str(EXAMPLE), "--measure") == 2
     assert run("--measure", spec="pearl:name=tiny-llama-draft,k=3") == 0
     assert "| pearl | " in capsys.readouterr().out

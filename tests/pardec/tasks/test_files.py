@@ -96,7 +96,7 @@ def test_any_prompts_written_as_json_lines_are_read_back(prompts: list[str]) -> 
         ({"prompt": "b", "answer": []}, "line 3: the answer [] is neither text nor a number"),
         ({"prompt": "b", "answer": "none"}, "line 3: the answer 'none' holds no number, which number needs"),
         ({"prompt": "b", "answers": ["1", "x"]}, "holds no number"),
-        ({"prompt": "b", "id": 0}, "line 3: the id '0' stands in line 1 already"),
+        ({"prompt": "b", "id": 0}, "line 3: the id '0' is already that of line 1"),
     ],
 )
 def test_a_bad_line_is_named_by_number(write: Write, line: Any, said: str) -> None:
@@ -176,7 +176,7 @@ def test_an_exception_in_a_function_names_problem_and_line(write: Write, tmp_pat
     [
         ("exct", r"unknown scorer 'exct' \(did you mean 'exact'\?\)"),
         ("", "unknown scorer ''"),
-        ("nowhere.py:grade", "names no file that is there"),
+        ("nowhere.py:grade", "names a file that does not exist"),
         ("{}/s.py:grad", r"has no function 'grad' \(did you mean 'grade'\?\)"),
         ("{}/s.py:", "has no function ''"),
         ("{}/s.py:LIMIT", "has no function 'LIMIT'"),

@@ -89,9 +89,9 @@ def test_an_embedded_drafter_is_a_start(model: pardec.Model, states: States, tmp
 @pytest.mark.parametrize(
     ("init", "chosen", "message", "hint"),
     [
-        ("tiny-llama-medusa", {"heads": 3}, "exported with heads 4, and 3 is requested", "write --heads 4, or leave"),
+        ("tiny-llama-medusa", {"heads": 3}, "exported with heads 4, got 3", "write --heads 4, or leave"),
         ("tiny-llama-eagle", {"vocab": 64}, "exported with all ids", "leave --vocab out"),
-        ("tiny-llama-eagle", {"taps": (0, 1, 3)}, "taps 0-1-2, and 0-1-3", "write --taps 0-1-2"),
+        ("tiny-llama-eagle", {"taps": (0, 1, 3)}, "taps 0-1-2, got 0-1-3", "write --taps 0-1-2"),
         ("tiny-llama-eagle", {"tied": False}, "tied True", "leave --own-head out"),
         ("tiny-llama-dflash", {"block": 8}, "block 6", "--block 6"),
         ("smollm2-eagle", {}, "the target has layers 0..3", "trained for this target"),
