@@ -64,7 +64,7 @@ errors do not add up as they may in an answer that goes its own way.
 
 
 def texts(model: pardec.Model, rows: int, length: int) -> Tensor:
-    """[rows, length] ids: the documentation for a model of English, problems for one of these."""
+    """[rows, length] ids: the documentation for a model of English, problems for an embedded model."""
     if model.name.startswith("tiny"):
         ids = torch.tensor(examples(model, rows * length))
     else:

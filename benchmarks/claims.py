@@ -3,7 +3,7 @@
     python benchmarks/claims.py --run runs/claims [--only credit localleap ...] [--out benchmarks/claims.md]
 
 Each setting is one `pardec.compare(..., sweep=True)`, kept with its report in a folder of `--run`; the same command
-goes on with what is not finished. What is measured replaces its section of `sections.json` in `--run`, from which the
+continues with what is not finished. What is measured replaces its section of `sections.json` in `--run`, from which the
 whole page is written; `docs/benchmarks/claims.md` quotes it and judges. `--write` only writes the page.
 """
 

@@ -6,8 +6,7 @@ A step is a forward of the last positions of a full KV cache, with logits at all
 Eager and compiled runs alternate in inference mode; each row has the median of the ratios, and the seconds to compile
 this one shape. Windows of a masked model keep their shape, while a growing text has another shape at every step.
 
-So whole decodes run compiled steps as they would run CUDA graphs, with fixed shapes over the whole capacity of the
-cache.
+Whole decodes therefore run compiled steps like CUDA graphs, with fixed shapes over the whole capacity of the cache.
 """
 
 from __future__ import annotations

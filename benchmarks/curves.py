@@ -1,4 +1,4 @@
-"""Curves of samplers as committed figures: one comparison a task, and its Markdown tables."""
+"""Curves of samplers as committed figures: one comparison per task, and its Markdown tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = {
 
 
 def measure(model: str, task: str, samplers: Sequence[str], home: Path, **arguments: Any) -> list[Section]:
-    """The curves of each task of a group, on the CPU in float32; the comparison in `home` is gone on with.
+    """The curves of each task of a group, on the CPU in float32; continues the comparison in `home`.
 
     `arguments` are those of `pardec.compare`; a section has those of generation and the seed of the problems.
     """

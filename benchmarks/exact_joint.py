@@ -3,7 +3,7 @@
     python benchmarks/exact_joint.py [--draws 200000] [--out benchmarks/exact_joint.md] [--keep] [--all] [--last]
 
 Writes a table with a row for each combination: the G statistic in standard deviations above its mean, and the total
-variation beside the sampling noise, of the worse of two prompts. Exact combinations stay below 4; a broken rule gives
+variation next to the sampling noise, of the worse of two prompts. Exact combinations stay below 4; a broken rule gives
 tens to hundreds. The seeds are fixed. With `--keep`, rows of the file with as many draws are not measured again.
 """
 
@@ -44,7 +44,7 @@ Written by `python benchmarks/exact_joint.py --draws {draws}` on {day} (torch {t
 
 
 def cell(readings: list[Reading]) -> str:
-    """The reading of the worse prompt."""
+    """The figures of the worse prompt."""
     worst = max(readings, key=lambda reading: reading.z)
     return f"z {worst.z:+.2f}, TV {worst.distance:.4f} = {worst.distance / worst.noise:.2f} noise"
 

@@ -5,8 +5,8 @@
 
 Prompts are problems of tiny-llama's tasks, or first turns of a file in the chat template, as in Spec-Bench's questions.
 Batches of more than one row hold prompts of unequal length. With `--pairs apart` each shape goes without a length
-controller and each controller with a chain; else every shape goes with every controller. What is done is kept in
-FOLDER, and the same command goes on from there.
+controller and each controller with a chain; else every shape goes with every controller. Results are kept in
+FOLDER, and the same command continues from there.
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=200, help="prompts")
     parser.add_argument("--max-new-tokens", type=int, default=48)
     parser.add_argument("--prompts", type=Path, help="Spec-Bench's questions, in place of tiny-llama's tasks")
-    parser.add_argument("--cut", type=int, help="keep about so many tokens at the end of long prompts")
+    parser.add_argument("--cut", type=int, help="about how many tokens to keep at the end of long prompts")
     parser.add_argument("--batches", nargs="*", type=int, default=[6, 1])
     parser.add_argument("--pairs", choices=["all", "apart"], default="all")
-    parser.add_argument("--run", type=Path, default=Path("runs/greedy_equality"), help="folder that keeps what is done")
+    parser.add_argument("--run", type=Path, default=Path("runs/greedy_equality"), help="folder of results so far")
     parser.add_argument("--out", type=Path, default=HERE / "greedy_equality", help="path without suffix")
     options = parser.parse_args()
     torch.set_num_threads(1)

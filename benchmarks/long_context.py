@@ -11,7 +11,7 @@ The texts are files that come with Python: the language reference in `pydoc_data
 
 Each prompt is decoded by every spec, right after `sequential`. Seconds are process time of one thread from the first
 token on, so that reading the prompt is left out; what the model's prefix cache has need not be read again. Specs after
-`@` read their prompts themselves. For each prompt and spec a line says
+`@` read their prompts themselves. For each prompt and spec a line has
 
     tokens per forward, seconds, the pair's ratio (above 1: faster than sequential), the share of tokens equal to those
     of sequential, whether the planted number is in the answer, and the bytes of all K/V that the spec keeps.

@@ -1,10 +1,10 @@
-"""Compares the tokens of the lossless speed-ups of masked models with those of one token a forward.
+"""Compares the tokens of the lossless speed-ups of masked models with those of one token per forward.
 
     python benchmarks/lossless.py [--models tiny-llada ...] [--task chains-64] [-n 300] [--run runs/lossless]
 
 `freedave` drafts steps and keeps those that the sampler would take; `linearspec` fills in a block of masks and verifies
 it causally, with one set of weights. Each decodes the problems of a task with every cache that promises the same
-tokens; what is decoded is kept in the folder of `--run`, and the same command goes on from there. The page is
+tokens; results are kept in the folder of `--run`, and the same command continues from there. The page is
 `benchmarks/lossless.md`; the exit status is 1 if any token differs.
 """
 
@@ -86,9 +86,9 @@ def main() -> None:
     parser.add_argument("--task", default="chains-64")
     parser.add_argument("-n", type=int, default=300, help="problems")
     parser.add_argument("--max-new-tokens", type=int, default=48)
-    parser.add_argument("--block-length", type=int, default=16, help="of masked decoding")
+    parser.add_argument("--block-length", type=int, default=16, help="block length of masked decoding")
     parser.add_argument("--batch-size", type=int, default=50)
-    parser.add_argument("--run", type=Path, default=Path("runs/lossless"), help="folder that keeps what is decoded")
+    parser.add_argument("--run", type=Path, default=Path("runs/lossless"), help="folder of results so far")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.run.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
     python benchmarks/prefix_reuse.py [--model tiny-llama ...] [--tokens 1000] [--new 32] [--repeats 5] [--out NAME]
 
-Each repeat starts with an empty cache and asks two questions after the same examples, then goes on from the second
+Each repeat starts with an empty cache and asks two questions after the same examples, then continues from the second
 answer, as a chat does; the same three requests follow without the cache. The examples are cut to `--tokens`, or to what
 the model has positions for. Tokens of both are compared. Seconds are process time of one thread, which other load on
 the machine changes little; figures are medians, and the ratio is that of each repeat's first and second request.
@@ -80,7 +80,7 @@ def requests(model: pardec.Model, shared: list[int], new: int) -> list[Timed]:
 
 
 def repeat(model: pardec.Model, shared: list[int], new: int) -> tuple[list[Timed], list[Timed], float]:
-    """The requests with an empty cache and without one, and the cache's KiB a token."""
+    """The requests with an empty cache and without one, and the cache's KiB per token."""
     cache = model.cache_prefixes(MIB)
     assert cache is not None, "it has room"
     own = requests(model, shared, new)

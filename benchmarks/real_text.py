@@ -9,11 +9,11 @@ turn of each is asked, as a user's turn in the chat template. Their categories m
 prompts each are decoded greedily by every exact drafter, in batches of 8, and compared with transformers' greedy
 tokens ("equal"). The first `--timed` of each kind are also decoded one by one by all arms in turn (every prompt begins
 with the next arm), each in all of `--runs`: float32 with kernels in C, float32 with PyTorch's, and bfloat16. An arm is
-compared with transformers over the prompts that it has done, whose number stands beside it. "Over sequential" is of all
-tokens and all seconds; "Spec-Bench's speedup", as its script has it, of the mean of the prompts' tokens per second: a
-prompt of few tokens counts as much as one whose long text is most of its seconds. Seconds are of this process
-on one thread, the prompt's forward among them, which other load on the machine changes little; a last column has those
-of the clock. What is done is kept in FOLDER, and the same command goes on from there; `--only` does a part of it.
+compared with transformers over the prompts that it has done, whose number is given. "Over sequential" compares all
+tokens and all seconds; "Spec-Bench's speedup" compares, as its script does, the mean of the prompts' tokens per second,
+in which a prompt of few tokens counts as much as one of many. Seconds are process time on one thread, the prompt's
+forward included, which other load on the machine changes little; a last column has wall time. Results are kept in
+FOLDER, and the same command continues from there; `--only` does a part of it.
 """
 
 from __future__ import annotations
@@ -402,15 +402,15 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10, help="prompts of each kind that are compared")
     parser.add_argument("--timed", type=int, default=2, help="prompts of each kind that are timed")
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--checked-tokens", type=int, help="of each answer that is compared; all if not given")
+    parser.add_argument("--checked-tokens", type=int, help="tokens of each answer to compare (default: all)")
     parser.add_argument("--specs", nargs="*", default=specs())
-    parser.add_argument("--timed-beside", type=int, help="prompts of each kind that transformers' arms decode, too")
+    parser.add_argument("--timed-beside", type=int, help="prompts of each kind that transformers decodes too")
     parser.add_argument("--beside", nargs="*", default=[LOOKUP, ASSISTED], choices=[LOOKUP, ASSISTED])
     parser.add_argument("--runs", nargs="*", default=[*RUNS], choices=[*RUNS])
-    parser.add_argument("--assistant", help="a smaller model of the same tokens; without one, its own first layers")
-    parser.add_argument("--run", type=Path, default=Path("runs/real_text"), help="folder that keeps what is done")
+    parser.add_argument("--assistant", help="a smaller model with the same tokens (default: the model's first layers)")
+    parser.add_argument("--run", type=Path, default=Path("runs/real_text"), help="folder of results so far")
     parser.add_argument("--only", choices=["check", "timed", "forwards", "report"])
-    parser.add_argument("--out", type=Path, default=HERE / "real_text", help="without its ending")
+    parser.add_argument("--out", type=Path, default=HERE / "real_text", help="path without suffix")
     options = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()

@@ -4,7 +4,7 @@
     python benchmarks/samplers.py --set hooks --run runs/hooks --out benchmarks/hooks.md
 
 Each model and task is one `pardec.compare(..., sweep=True)`, kept with its report in a folder of `--run`; the same
-command goes on with what is not finished. Every sampler stops at the end token and decodes in blocks of 32. What is
+command continues with what is not finished. Every sampler stops at the end token and decodes in blocks of 32. What is
 measured replaces its section of `sections.json` in `--run`, from which the whole page `--out` is written. Of the page
 `samplers.md` the first section is also `samplers.json`, from which `scripts/generate.py` makes the README's figure.
 The set `hooks` has the methods of the stages block, branch, query and attention, and others of their year.
@@ -127,7 +127,7 @@ def main() -> None:
     for model in options.models if not options.write else ():
         for task in options.tasks or tasks:
             setting = tasks[task]
-            has_filter = Path(model).name in filter_names()  # without one `learned` has nothing to decide by
+            has_filter = Path(model).name in filter_names()  # `learned` needs a filter
             samplers = [sampler for sampler in setting.samplers if sampler != "learned" or has_filter]
             measured = curves.measure(
                 model,

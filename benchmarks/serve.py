@@ -1,4 +1,4 @@
-"""A server under load: latency and throughput of many clients against one by one, and what faulty clients leave.
+"""Measures a server under load: latency and throughput of many clients against one, and the effect of faulty clients.
 
 python benchmarks/serve.py --out benchmarks/serve
 """

@@ -1,4 +1,4 @@
-"""Times rows of one prompt with its K/V in memory once, and in each row.
+"""Times rows of one prompt whose K/V are stored once, against rows that each store them.
 
     python benchmarks/shared_prefix.py [--model tiny-llama ...] [--tokens 400 ...] [--rows 8 2] [--sampler sequential]
                                        [--new 24] [--repeats 3] [--out NAME]
@@ -109,7 +109,13 @@ def line(model: pardec.Model, sampler: str, rows: int, tokens: int, new: int, re
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", nargs="*", default=["tiny-llama"])
-    parser.add_argument("--tokens", nargs="*", type=int, default=[400], help="of the prompt; longer ones are left out")
+    parser.add_argument(
+        "--tokens",
+        nargs="*",
+        type=int,
+        default=[400],
+        help="lengths of the prompts; those beyond the model are left out",
+    )
     parser.add_argument("--rows", nargs="*", type=int, default=[8, 2])
     parser.add_argument("--sampler", nargs="*", default=["sequential"])
     parser.add_argument("--new", type=int, default=24, help="tokens of each row")

@@ -3,9 +3,9 @@
     python benchmarks/step_costs.py [--shape random-2m] [--pairs 3] [--steps 33]
 
 A row of 512 known tokens and 512 masks is decoded in blocks of 32 and left after `--steps` forwards, or once it is
-full. Each method is timed in turn with `threshold` and the same cache. By confidence, random weights commit one token a
-step, so that these are a block and the first step of the next; what commits more enters blocks, which a cache feeds
-whole, more often. Caches stand beside no cache. The page is `benchmarks/step_costs.md`.
+full. Each method is timed in turn with `threshold` and the same cache. With random weights, confidence commits one
+token per step, so that the steps are a block and the first step of the next. Methods that commit more begin blocks more
+often, which a cache computes whole. Caches are compared with no cache. The page is `benchmarks/step_costs.md`.
 """
 
 from __future__ import annotations

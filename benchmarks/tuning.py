@@ -4,7 +4,7 @@
         [--out benchmarks/tuning.json]
 
 The sweep decodes every candidate and the baseline on the same held-out problems (kept in `--run`; the same command
-goes on with it); the best is the cheapest candidate that loses no more than `--max-drop` points. Then `tune`'s own
+continues it); the best is the cheapest candidate that loses no more than `--max-drop` points. Then `tune`'s own
 search and confirmation run many times on what was measured, each time with the problems in another order and a share of
 the sweep's decodes as budget. Costs are forwards, those of the baseline and of the confirmation included.
 """

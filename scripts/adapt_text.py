@@ -6,7 +6,7 @@
 
 Tokens keep the model's shift, attention is bidirectional inside blocks and causal between them, and each row is trained
 under a random mask and its complement (scripts/text_training/block_diffusion.py). The run is resumable: the same
-command goes on from `--state`. With `--mix`, rows are problems of pardec's tasks, drawn on the fly.
+command continues from `--state`. With `--mix`, rows are problems of pardec's tasks, drawn on the fly.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("source", type=Path, help="folder of a causal checkpoint, or the name of an embedded one")
     parser.add_argument("--rows", type=Path, action="append", default=[], help="JSON lines with prompt and text")
     parser.add_argument("--mix", default="", help="share of each task, e.g. arithmetic=0.6,lists=0.4")
-    parser.add_argument("--block", type=int, default=32, help="tokens of a block")
-    parser.add_argument("--mask-token", help="unused token that stands for a mask (default the tokenizer's)")
+    parser.add_argument("--block", type=int, default=32, help="tokens per block")
+    parser.add_argument("--mask-token", help="unused token to use as the mask (default: the tokenizer's own)")
     parser.add_argument("--lora", type=int, default=0, help="rank of the adapter; 0 trains all weights")
-    parser.add_argument("--longest", type=int, default=512, help="tokens of a row at most")
+    parser.add_argument("--longest", type=int, default=512, help="most tokens per row")
     parser.add_argument("--batch", type=int, default=16, help="rows per step")
     parser.add_argument("--steps", type=int, help="length in steps, in place of --minutes")
     parser.add_argument("--minutes", type=float, help="wall-clock length of the whole run, resumed parts included")

@@ -2,7 +2,7 @@
 
     python scripts/average_models.py runs/one runs/two --out models/embedded/tiny-dream
 
-The runs must have gone on from the same weights, or one from the other. The card tells every run's recipe; its
+The runs must have started from the same weights, or one from the other. The card lists every run's recipe; its
 accuracies are taken from the first run until `benchmarks/tasks.py --cards` has measured the mean itself.
 """
 
@@ -37,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("runs", nargs="+", type=Path, help="exported folders")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--before", type=Path, help="card.json of the runs that came before")
+    parser.add_argument("--before", type=Path, help="card.json of earlier runs, whose recipe and curve are added")
     options = parser.parse_args()
     weights = mean(options.runs)
     cards = [json.loads((folder / "card.json").read_text()) for folder in options.runs]

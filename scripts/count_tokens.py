@@ -2,7 +2,7 @@
 
     python scripts/count_tokens.py
 
-Of each task that has texts, 500 training problems with their answers, each ended by an end token.
+Counts 500 training problems of each text task with their answers, each followed by an end token.
 """
 
 from __future__ import annotations

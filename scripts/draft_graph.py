@@ -3,8 +3,8 @@
     python scripts/draft_graph.py tiny-llada --task arithmetic --problems 32 --drafts 6
     python scripts/draft_graph.py tiny-dream --task lists -s threshold:tau=0.9 --drafts 10 --own > graph.txt
 
-The graph goes to standard output, and how often the sampler came to the most frequent states to standard error. They
-are counted on the first problems of the task, so that a comparison should take others (`pardec compare --seed`).
+The graph goes to standard output, and the counts of the most frequent states to standard error. States are counted on
+the first problems of the task, so a comparison should use other problems (`pardec compare --seed`).
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def counted(model: pardec.Model, prompts: list[str], spec: str, *, tokens: int, 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("model")
-    parser.add_argument("--task", required=True, help="whose prompts are answered")
+    parser.add_argument("--task", required=True, help="task whose prompts are decoded")
     parser.add_argument("--problems", type=int, default=32)
-    parser.add_argument("-s", "--sampler", default="sequential", help="the one that freedave is to go with")
+    parser.add_argument("-s", "--sampler", default="sequential", help="sampler that freedave is combined with")
     parser.add_argument("--drafts", type=int, default=6, help="nodes of the graph")
-    parser.add_argument("--own", action="store_true", help="count a node's own states alone, not those before it")
-    parser.add_argument("--tokens", type=int, default=64, help="of an answer")
+    parser.add_argument("--own", action="store_true", help="count only a node's own states, not those before it")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens per answer")
     parser.add_argument("--batch", type=int, default=8)
     options = parser.parse_args(arguments)
     try:

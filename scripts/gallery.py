@@ -2,7 +2,7 @@
 
     python scripts/gallery.py [MODEL ...]
 
-Everything is drawn from the seeds that stand on the pages. Without a model, all pages are drawn.
+Everything is drawn from the seeds shown on the pages. Without a model, all pages are drawn.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def index() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("models", nargs="*", help="draw these pages alone")
+    parser.add_argument("models", nargs="*", help="draw only these pages")
     wanted = parser.parse_args().models
     for page in PAGES:
         if not wanted or page.model in wanted:

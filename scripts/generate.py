@@ -5,7 +5,7 @@
 - `README.md`: the checkpoints that load, from `docs/checkpoints.md`, the methods by stage, and rows from the committed
   benchmarks;
 - `docs/guides/add-a-sampler.md`: the stages, with the signatures of their contracts;
-- `docs/concepts/compatibility.md`: what goes with what, from the traits that methods declare;
+- `docs/concepts/compatibility.md`: which stages can be combined, from the traits that methods declare;
 - `docs/papers.md`: the papers, from `docs/papers.toml`, the methods' files and the tests that are marked with one;
 - `benchmarks/gpu.md`, from the results of `scripts/gpu_queue` in `benchmarks/gpu/`;
 - `docs/images/frontier.svg`, from `benchmarks/samplers.json`;

@@ -6,7 +6,7 @@ outside the closed vocabulary fall apart into the longest known pieces, so any p
     python scripts/make_tokenizer.py [FOLDER]
     python scripts/make_tokenizer.py --bytes models/embedded/tiny-llama-bytes
 
-With --bytes it is that of the drafter of another vocabulary: each byte is a token.
+With --bytes, builds the tokenizer of the drafter with another vocabulary: each byte is a token.
 """
 
 from __future__ import annotations

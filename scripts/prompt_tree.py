@@ -31,11 +31,11 @@ def read_rates(text: str) -> list[list[float]]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("name", help="the module of prompt tokens")
+    parser.add_argument("name", help="the draft module of prompt tokens")
     parser.add_argument("--rates", required=True)
     sizes = parser.add_mutually_exclusive_group(required=True)
-    sizes.add_argument("--inputs", type=int, help="tokens and prompt tokens that a round feeds at most")
-    sizes.add_argument("--seconds", help="inputs:seconds of measured forwards")
+    sizes.add_argument("--inputs", type=int, help="most tokens and prompt tokens per round")
+    sizes.add_argument("--seconds", help="times of measured forwards, as inputs:seconds")
     options = parser.parse_args(arguments)
     try:
         rates = read_rates(options.rates)

@@ -2,8 +2,8 @@
 
     scripts/test --quick NAME [arguments of pytest]
 
-A method's files are those of its name: samplers/**/NAME.py and tests/**/test_NAME.py, or test_NAME_more.py. Of one
-without tests of its name, the cases that name it are run in the three files of its loop that mention it most often.
+A method's files are those of its name: samplers/**/NAME.py and tests/**/test_NAME.py, or test_NAME_more.py. For a
+method without such files, the cases with its name are run in the three files of its loop that mention it most often.
 A family's are models/families/NAME.py and the same tests, with the cases that name it in those over all families.
 """
 

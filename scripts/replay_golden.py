@@ -81,7 +81,7 @@ def replay(case: Case, model: pardec.Model, tensors: dict[str, Tensor], call: Ca
     ours_out = result.sequences[0].tolist()
     made = result.nfe[0]
     mask_id = model.language_model.decoding_config.mask_id
-    if "leftmost" in spec and mask_id in output:  # one token a step, and fewer steps than tokens
+    if "leftmost" in spec and mask_id in output:  # one token per step, and fewer steps than tokens
         when, made = result.trace.commit_step[0], min(made, len(busy))
         ours_out = [mask_id if when[at] >= made else token for at, token in enumerate(ours_out)]
     if made != len(busy):
@@ -95,7 +95,7 @@ def replay(case: Case, model: pardec.Model, tensors: dict[str, Tensor], call: Ca
         return f"sequence {ours_out}, expected {output}"
     for key, read in (("forward_input_lens", len), ("forward_positions", list)):
         for number, index in enumerate(busy):
-            full = number == 0 < index  # ours stands for their idle one, which was full, and for the next
+            full = number == 0 < index  # our forward corresponds to their idle one, which was full, and to the next
             expected = case[key][index] if case.get(key) and not full else None
             if expected is not None and (found := read(steps[number].fed)) != expected:
                 return f"forward {number}: {key} {found}, expected {expected}"

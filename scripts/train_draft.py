@@ -4,7 +4,8 @@
     python scripts/train_draft.py SmolLM2-135M-Instruct.Q4_1.gguf --kind eagle --vocab 8192 --minutes 60
 
 Without texts the target writes them first, in the user's place as well (Magpie), which takes longer than the training.
-Texts, the target's states of them and the run lie below --state; a command that finds some of them goes on from there.
+Texts, the target's states of them and the run are stored below --state, and a command continues from what it finds
+there.
 """
 
 from __future__ import annotations
@@ -41,29 +42,33 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--kind", required=True, choices=tuple(KINDS))
     texts = parser.add_argument_group("texts")
     texts.add_argument("--rows", type=Path, nargs="+", default=[], help="texts that the target wrote")
-    texts.add_argument("--task", default="", help="tasks whose training problems are the prompts, as arithmetic,lists")
-    texts.add_argument("--prompts", type=Path, help='prompts, one {"prompt": text} a line')
-    texts.add_argument("--texts", type=int, default=4000, help="texts to write, where no --rows are named")
+    texts.add_argument(
+        "--task", default="", help="tasks whose training problems are the prompts, such as arithmetic,lists"
+    )
+    texts.add_argument("--prompts", type=Path, help='prompts, one {"prompt": text} per line')
+    texts.add_argument("--texts", type=int, default=4000, help="texts to write, without --rows")
     texts.add_argument("--long", type=float, default=0.0, help="share of prompts that ask about several passages")
-    texts.add_argument("--at-once", type=int, default=96, help="texts that are written at once: 1000 or more on a GPU")
-    texts.add_argument("--longest", type=int, default=600, help="tokens of a text; prompts are cut at their beginning")
+    texts.add_argument("--at-once", type=int, default=96, help="texts to write at once: 1000 or more on a GPU")
+    texts.add_argument(
+        "--longest", type=int, default=600, help="most tokens per text; longer prompts lose their beginning"
+    )
     shape = parser.add_argument_group("network")
-    shape.add_argument("--vocab", type=int, help="draft the commonest ids of the texts only")
-    shape.add_argument("--layers", type=int, help="of dflash; blocks of a medusa head (default 1)")
+    shape.add_argument("--vocab", type=int, help="draft only this many of the commonest ids")
+    shape.add_argument("--layers", type=int, help="dflash: layers; medusa: blocks per head (default 1)")
     shape.add_argument("--mlp-width", type=int)
     shape.add_argument("--kv-heads", type=int)
-    shape.add_argument("--taps", help="layers of the target whose outputs are read, as 1-14-26")
-    shape.add_argument("--heads", type=int, help="of medusa and hydra; vectors of prompts (default 4)")
-    shape.add_argument("--block", type=int, help="of dflash: tokens of a block, the known one included (default 8)")
-    shape.add_argument("--unroll", type=int, default=4, help="of eagle: steps of training-time test")
-    shape.add_argument("--mask-id", type=int, help="of dflash: the target's id of a mask")
-    shape.add_argument("--own-head", action="store_true", help="of eagle: a head of its own, in place of the target's")
+    shape.add_argument("--taps", help="layers of the target whose outputs are read, such as 1-14-26")
+    shape.add_argument("--heads", type=int, help="medusa and hydra: heads; prompts: vectors (default 4)")
+    shape.add_argument("--block", type=int, help="dflash: tokens per block, the known one included (default 8)")
+    shape.add_argument("--unroll", type=int, default=4, help="eagle: steps of training-time test")
+    shape.add_argument("--mask-id", type=int, help="dflash: the target's id of a mask token")
+    shape.add_argument("--own-head", action="store_true", help="eagle: train a head instead of using the target's")
     shape.add_argument(
-        "--start", choices=("target", "linear", "random"), default="target", help="where weights come from"
+        "--start", choices=("target", "linear", "random"), default="target", help="how weights are initialized"
     )
     run = parser.add_argument_group("run")
     run.add_argument("--loss", default="fkl", help=f"one of {', '.join(LOSSES)}; jsd:0.5 and lk_hybrid:3 take a number")
-    run.add_argument("--decay", type=float, default=0.8, help="of the loss from depth to depth")
+    run.add_argument("--decay", type=float, default=0.8, help="factor of the loss from each depth to the next")
     run.add_argument("--minutes", type=float, help="wall-clock length of the training, resumed parts included")
     run.add_argument("--steps", type=int, help="length in steps, in place of --minutes")
     run.add_argument("--batch", type=int, default=3000, help="tokens per step")
@@ -71,23 +76,29 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
     run.add_argument("--weight-decay", type=float, default=0.02)
     run.add_argument("--dropout", type=float, default=0.0)
-    run.add_argument("--ramp", default="0.3-0.7", help="of eagle: shares of the run between which steps are added")
-    run.add_argument("--prompt-share", type=float, default=0.1, help="share of the prompts' positions that count")
+    run.add_argument(
+        "--ramp", default="0.3-0.7", help="eagle: shares of the run between which unrolled steps are added"
+    )
+    run.add_argument(
+        "--prompt-share", type=float, default=0.1, help="share of the prompts' positions that count in the loss"
+    )
     run.add_argument(
         "--init", help="what to start from: the state folder of a run, or an exported drafter (folder or embedded name)"
     )
     run.add_argument("--every", type=float, default=3.0, help="minutes between measurements and exports")
     run.add_argument("--validation", type=int, default=64, help="texts that are held out")
-    run.add_argument("--drafts", type=int, default=5, help="tokens of a measured draft")
+    run.add_argument("--drafts", type=int, default=5, help="tokens per draft when the drafter is measured")
     run.add_argument("--seed", type=int, default=0)
-    run.add_argument("--device", default="auto", help="of the target and the training")
-    run.add_argument("--dtype", default="auto", help="of the target")
+    run.add_argument("--device", default="auto", help="device of the target and the training")
+    run.add_argument("--dtype", default="auto", help="dtype of the target")
     run.add_argument("--online", action="store_true", help="store no states: run the target over each batch, for GPUs")
     run.add_argument("--state", type=Path, help="folder of texts, states and runs (default runs/<target>)")
     run.add_argument("--out", type=Path, help="export folder (default models/embedded/drafters/<target>-<kind>)")
-    run.add_argument("--name", help="of the run, whose state lies in that folder (default that of the export folder)")
-    run.add_argument("--target-name", help="of the target in the card")
-    run.add_argument("--target-path", help="of the target in the config")
+    run.add_argument(
+        "--name", help="name of the run and of its folder below --state (default: that of the export folder)"
+    )
+    run.add_argument("--target-name", help="name of the target in the card")
+    run.add_argument("--target-path", help="path of the target in the config")
     return parser
 
 

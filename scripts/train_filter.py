@@ -2,13 +2,13 @@
 
     python scripts/train_filter.py [--model tiny-dream] --out models/embedded/filters/tiny-dream
 
-The model decodes problems of the train splits one token a forward, and once more in parallel, with `threshold`. Every
-step of either gives an example a row: the confidences of the active block, and at its open positions whether the argmax
-is the token that stands there when decoding one at a time ends. The filter learns these by cross-entropy, half of each
-batch from either kind, on one thread and from a seed. Its `tau` is the lowest of a few with which other problems of the
-train splits come out right as often as with `threshold:tau=0.9`, give or take a point. Last it decodes held-out
-problems beside `sequential` and `threshold:tau=0.9`; what that gave is in `card.json`, next to `filter.safetensors`,
-which names the model and the `tau` too: no other model is decoded with it unless asked for.
+The model decodes problems of the train splits one token per forward, and once more in parallel, with `threshold`. Every
+step of both decodes gives one example per row: the confidences of the active block and, at its open positions, whether
+the argmax is the final token of decoding one at a time. The filter learns these by cross-entropy, half of each batch
+from each decode, on one thread and from a seed. Its `tau` is the lowest of a few with which as many other problems of
+the train splits are right as with `threshold:tau=0.9`, give or take a point. Last, held-out problems are decoded with
+it, with `sequential` and with `threshold:tau=0.9`; `card.json` has their accuracies. `filter.safetensors` names the
+model and the `tau`: by default it is used for no other model.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ def measured(model: pardec.Model, task: str, spec: str, problems: list[Any]) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", default="tiny-dream")
-    parser.add_argument("--problems", type=int, default=80, help="train problems a task")
-    parser.add_argument("--heldout", type=int, default=100, help="held-out problems a task")
+    parser.add_argument("--problems", type=int, default=80, help="training problems per task")
+    parser.add_argument("--heldout", type=int, default=100, help="held-out problems per task")
     parser.add_argument("--hidden", type=int, default=32)
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--batch-size", type=int, default=256)

@@ -10,8 +10,8 @@
     python scripts/train_image.py --model tiny-var --minutes 50 --batch 32 --lr 3e-3 --chunks 20 --compile
     python scripts/train_image.py --model tiny-var-draft --minutes 75 --batch 32 --lr 3e-3 --chunks 20 --compile
 
-The state lies in runs/<model>/ and a run that finds one goes on from it; --fresh starts over. The weights exported
-are a moving average over steps, rounded to 16 bit, and they are what the card's figures were measured with.
+The state is stored in runs/<model>/, and a run continues from a stored one; --fresh starts over. The exported weights
+are a moving average over steps, rounded to 16 bit; the card's figures are measured with them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--model", required=True, choices=tuple(SUMMARY))
     parser.add_argument("--minutes", type=float, help="wall-clock length of the whole run, resumed parts included")
     parser.add_argument("--steps", type=int, help="length in steps, in place of --minutes")
-    parser.add_argument("--batch", type=int, default=16, help="images a step")
+    parser.add_argument("--batch", type=int, default=16, help="images per step")
     parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=float, default=10.0, help="minutes between evaluations and exports")
@@ -77,15 +77,15 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--state", type=Path, help="folder of state and log (default runs/<model>)")
     parser.add_argument("--compile", action="store_true", help="compile the step: a third faster on a CPU")
     parser.add_argument("--measure", action="store_true", help="train nothing: draw, score, rewrite the card")
-    parser.add_argument("--fresh", action="store_true", help="start over though there is a state")
-    parser.add_argument("--chunks", type=int, default=40, help="of 2048 images, that a model of images learns from")
-    parser.add_argument("--corpus", type=Path, help="folder of these, where other runs made them already")
-    parser.add_argument("--autoencoder", type=Path, help="folder of tiny-kl, where it is not yet embedded")
+    parser.add_argument("--fresh", action="store_true", help="ignore a stored state")
+    parser.add_argument("--chunks", type=int, default=40, help="chunks of 2048 images to train on")
+    parser.add_argument("--corpus", type=Path, help="folder with the chunks of another run")
+    parser.add_argument("--autoencoder", type=Path, help="folder of tiny-kl, if it is not embedded yet")
     parser.add_argument("--tokenizer", type=Path, help="folder of tiny-var-vq with its encoder (default: of its run)")
-    parser.add_argument("--init", type=Path, help="exported model of images to start from")
-    parser.add_argument("--teacher", type=Path, help="exported model of images whose laws are learned too")
-    parser.add_argument("--refiner", type=Path, help="exported draft of scales whose own codes are learned on too")
-    parser.add_argument("--shape", default="", help="changed sizes, e.g. codebook_size=512,ch_mult=1-2-2")
+    parser.add_argument("--init", type=Path, help="exported image model to start from")
+    parser.add_argument("--teacher", type=Path, help="exported image model whose distributions are learned too")
+    parser.add_argument("--refiner", type=Path, help="exported draft of scales, to train also on codes that it draws")
+    parser.add_argument("--shape", default="", help="sizes to change, e.g. codebook_size=512,ch_mult=1-2-2")
     given = parser.parse_args(argv)
     if not given.measure and (given.minutes is None) == (given.steps is None):
         parser.error("give one of --minutes and --steps")

@@ -3,16 +3,16 @@
     python scripts/train_judge.py tiny-llama --drafter 2 --tasks arithmetic,lists,records
 
 The labels are AutoJudge's (https://arxiv.org/abs/2504.20039), without annotators. The target answers a problem of the
-train split. At the first token that the drafter would have written otherwise, the drafter's token is put in its stead
-and the target finishes the answer: if that is still right the token is unimportant, and the new answer takes the old
-one's part, else the token is important and the answer stays. So on after it, until the two agree to the end. An answer
-that gets longer is not right: it takes the forwards that were saved. Problems that the target gets wrong say nothing of
-its tokens and are left out.
+train split. At the first token where the drafter disagrees, the drafter's token replaces it and the target finishes
+the answer. If the new answer is still right, the token is unimportant and the new answer replaces the old one; else the
+token is important and the old answer stays. This continues after that token until the two agree to the end. An answer
+that gets longer counts as wrong, since it takes the forwards that were saved. Problems that the target gets wrong are
+left out.
 
 The head reads the target's normed state at each of these tokens: standardised, then logistic regression, its penalty
 chosen by the AUC on problems that were held back. The threshold keeps `--recall` of their important tokens. Last,
-held-out problems are decoded with a grid of thresholds; what they gave is in card.json. Mined problems lie in the file
---labels, one per line; a command that finds some goes on after them.
+held-out problems are decoded with a grid of thresholds, and card.json has the results. Mined problems are stored in the
+file --labels, one per line, and a command continues after the ones that it finds there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from pardec.models.plan import Plan  # noqa: E402
 from pardec.samplers.ops.judge_heads import JudgeHead  # noqa: E402
 
 NEW = 64  # tokens of an answer
-SLACK = 2  # by which a right answer may be longer than the target's own: what is gained is lost after it otherwise
+SLACK = 2  # a right answer may be longer than the target's own by so many tokens: more would cost what is saved
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the squared weights
 THRESHOLDS = (0.0, 0.05, 0.1, 0.2, 0.4)
 Score = Callable[[Sequence[int]], float]  # of the tokens of an answer
@@ -227,12 +227,14 @@ def measured(model: pardec.Model, task: str, spec: str, problems: list[Any], bat
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("target", help="embedded name, folder or hub id")
-    parser.add_argument("--drafter", default="2", help="a checkpoint, or how many of the target's first layers draft")
+    parser.add_argument("--drafter", default="2", help="a checkpoint, or a number of the target's first layers")
     parser.add_argument("--tasks", default="arithmetic,lists,records")
-    parser.add_argument("--problems", type=int, default=300, help="train problems a task")
-    parser.add_argument("--heldout", type=int, default=100, help="held-out problems a task")
+    parser.add_argument("--problems", type=int, default=300, help="training problems per task")
+    parser.add_argument("--heldout", type=int, default=100, help="held-out problems per task")
     parser.add_argument("--validation", type=float, default=0.25, help="share of the mined problems held back")
-    parser.add_argument("--recall", type=float, default=0.9, help="of important tokens, on what was held back")
+    parser.add_argument(
+        "--recall", type=float, default=0.9, help="share of important tokens to keep, on held-back problems"
+    )
     parser.add_argument("--k", type=int, default=10, help="tokens drafted when held-out problems are decoded")
     parser.add_argument("--batch", type=int, default=32, help="problems mined together")
     parser.add_argument("--seed", type=int, default=0)
@@ -240,7 +242,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="export folder (default models/embedded/judges/<target>)")
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore", pardec.EmptyAnswer)  # the drafter may have said all that there is to say
+    warnings.simplefilter("ignore", pardec.EmptyAnswer)  # the drafter may have written the whole answer
     model = pardec.load(given.target, device="cpu", dtype="float32")
     tasks = given.tasks.split(",")
     labels = given.labels or ROOT / "runs" / f"{model.name}-judge.jsonl"

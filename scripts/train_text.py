@@ -10,8 +10,8 @@
     python scripts/train_text.py --model tiny-llama-draft --exits 1-2-3 --shape num_hidden_layers=3 --minutes 20 \\
         --out nested
 
-The state lies in runs/<model>/ and a run that finds one goes on from it; --fresh starts over. The weights exported
-are a moving average over steps, rounded to 16 bit, and they are what the card's accuracies were measured with.
+The state is stored in runs/<model>/, and a run continues from a stored one; --fresh starts over. The exported weights
+are a moving average over steps, rounded to 16 bit; the card's accuracies are measured with them.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--batch", type=int, default=4096, help="tokens per step")
     parser.add_argument("--lr", type=float, default=4e-3, help="peak learning rate")
     parser.add_argument("--optimizer", choices=("muon", "adamw"), default="muon")
-    parser.add_argument("--focus", type=float, default=0.5, help="how much more what can be known yet counts")
-    parser.add_argument("--stale", type=float, default=0.5, help="share of the steps that see a cached prompt")
+    parser.add_argument("--focus", type=float, default=0.5, help="how much more tokens count that can be known already")
+    parser.add_argument("--stale", type=float, default=0.5, help="share of the steps that read the prompt from a cache")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=float, default=10.0, help="minutes between evaluations and exports")
-    parser.add_argument("--problems", type=int, default=100, help="held-out problems a task in an evaluation")
+    parser.add_argument("--problems", type=int, default=100, help="held-out problems per task in an evaluation")
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compile", action="store_true", help="compile the layers: a tenth faster, slow to start")
@@ -58,9 +58,11 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--tokenizer", type=Path, default=ROOT / "models" / "embedded" / "tokenizer")
     parser.add_argument("--out", type=Path, help="export folder (default models/embedded/<model>)")
     parser.add_argument("--state", type=Path, help="folder of state and log (default runs/<model>)")
-    parser.add_argument("--fresh", action="store_true", help="start over though there is a state")
-    parser.add_argument("--shape", default="", help="changed sizes, e.g. hidden_size=64,num_hidden_layers=2")
-    parser.add_argument("--exits", default="", help="layers after which the head learns too, as 1-2-4: for `sorted`")
+    parser.add_argument("--fresh", action="store_true", help="ignore a stored state")
+    parser.add_argument("--shape", default="", help="sizes to change, e.g. hidden_size=64,num_hidden_layers=2")
+    parser.add_argument(
+        "--exits", default="", help="layers after which the head learns too, such as 1-2-4, for `sorted`"
+    )
     given = parser.parse_args(argv)
     if (given.minutes is None) == (given.steps is None):
         parser.error("give one of --minutes and --steps")

@@ -42,4 +42,4 @@ def until_done(run: Run) -> None:
     run.train()
     print(f"{run.name}: step {run.step}, {time.monotonic() - started:.0f} s here", file=sys.stderr)
     if run.stopping:
-        sys.exit(130)  # interrupted, the state is saved: the same command goes on
+        sys.exit(130)  # interrupted, the state is saved: the same command continues

@@ -1,7 +1,7 @@
 """Maps recorded cases to a spec and arguments of `generate`: one module per recorded code base.
 
-A module names them by method in `CALLS`; what is no text model's, it replays itself, by method in `REPLAYS`, or by
-set/method where sets share a method.
+`CALLS` of a module maps methods to them. Cases that no text model decodes are replayed by the module itself: `REPLAYS`
+has their functions by method, or by set/method where sets share a method.
 """
 
 from __future__ import annotations

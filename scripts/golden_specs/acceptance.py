@@ -59,7 +59,7 @@ class Consumed(Indexed):
 
     def accept(self, node: int, tested: Tensor, token: Tensor) -> Tensor:
         self.used += self.skips[node] + 1
-        known = self.used <= len(self.order)  # more tests than were recorded are a difference, told in the end
+        known = self.used <= len(self.order)  # more tests than were recorded are a difference, reported at the end
         return torch.tensor([self.order[self.used - 1] if known else torch.nan], dtype=torch.float64)
 
 

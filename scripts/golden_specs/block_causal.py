@@ -1,7 +1,7 @@
 """Block-causal models and their authors' loops: LLaDA2, SDAR-MoE, Stable-DiffCoder, Fast-dLLM v2.
 
 Compared are what each forward committed, the tokens up to the first end token, how many forwards commit, and logits.
-pardec goes on from there as it always does: it makes no forward that commits nothing, keeps the K/V of finished blocks
+From there pardec decodes as usual: it makes no forward that commits nothing, keeps the K/V of finished blocks
 where a reference computes them again, and ends a row at its first end token where a reference decodes what is after.
 """
 
@@ -79,7 +79,7 @@ def compare(
 ) -> str | None:
     """The first difference between the case and pardec's decode of `count` tokens; None if there is none.
 
-    `longer`: pardec may go on where the reference ends.
+    `longer`: pardec may continue where the reference ends.
     """
     spec, arguments = call
     wanted = case.get("step_logits_tensors", [])
@@ -88,7 +88,7 @@ def compare(
     with recording(model, 4 * len(wanted)) as rows, draws:
         every, sequence, reason = _decoded(model, case["prompt_ids"], spec, count, {"stop_ids": [], **arguments})
     end = len(case["prompt_ids"]) + count
-    if arguments.get("stop_ids") and reason == "stop":  # what is after an end token is nobody's
+    if arguments.get("stop_ids") and reason == "stop":  # tokens after an end token do not count
         first = len(case["prompt_ids"])
         end = first + len(_to_end(sequence[first:], arguments["stop_ids"])) + 1
         every = [[pair for pair in step if pair[0] < end] for step in every]

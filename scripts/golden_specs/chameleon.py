@@ -1,7 +1,8 @@
 """SJD's ports over Chameleon: grammars by position, guidance, and rounds over a small Lumina-mGPT.
 
-The port draws the ends of rows like other tokens, and commits them one per forward where a draft is refused; pardec has
-them for nothing. Rounds are therefore compared one by one: the laws after the recorded window, and what is accepted.
+The port draws the ends of rows like other tokens, and commits them one per forward where a draft is refused; pardec
+needs no forward for them. So rounds are compared one by one: the distributions after the recorded window, and the
+accepted tokens.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _names(layout: ImageLayout, names: dict[tuple[int, ...], str], vocabulary: i
 def lumina_window(case: Case, *_: object) -> str | None:
     """Nothing is constrained outside of an image; the two grid tokens are fixed, which the port leaves open.
 
-    After the end of an image the port goes on with rows: there its rule token by token, `grammar`, is right.
+    After the end of an image the port continues with rows: there its token-by-token rule, `grammar`, is right.
     """
     p = case["params"]
     words = ChameleonWords(None, _lumina(p), case["id"], rows=True)

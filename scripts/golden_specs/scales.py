@@ -134,7 +134,7 @@ def _entry(refiner: pardec.Model, case: Case, tensors: dict[str, Tensor]) -> str
 
 @torch.inference_mode()
 def _seeded(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
-    """Their generator draws a table of exponentials a scale, and takes the argmax of p/e; the rest is `generate`."""
+    """The authors draw a table of exponentials per scale, and take the argmax of p/e; the rest is `generate`."""
     p, model = case["params"], load(folder / "checkpoint" / f"{case['params']['model']}.pth")
     generator = torch.Generator().manual_seed(p["g_seed"])
 

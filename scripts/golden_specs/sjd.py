@@ -65,7 +65,7 @@ class _Tape:
 class _Taped(Drafter):
     """One of pardec's windows, whose own randomly drawn tokens are replaced by the recorded ones.
 
-    Checked are how many tokens of a round are drawn from a law, which law that is, and under `jacobi` the tokens too.
+    Checks how many tokens of a round are drawn from which distribution, and for `jacobi` the tokens too.
     """
 
     tape: _Tape

@@ -1,6 +1,6 @@
 """WeDLM's engine and its Hugging Face copy, and logits of rows in the order in which they are fed.
 
-The engine's masks run past the end of a request: pardec is asked for a window more, and compared as far as it went.
+The engine's masks run past the end of a request: pardec decodes one window more, and is compared up to its end.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each row of a matrix is divided by its root mean square and by a step, and rounded; two rounded numbers are a byte, and
 the bytes are coded by Huffman's method (zlib without its search for repetitions). Norms stay in float16. A larger step
-is fewer bits and a coarser difference; with normally distributed differences 0.55 takes about 2.9 bits a weight and
+is fewer bits and a coarser difference; with normally distributed differences 0.55 takes about 2.9 bits per weight and
 loses 2.5% of their energy, 1.1 takes 1.9 bits and loses 10%. After 61.9 million tokens of training, `FINE` added 0.011
 nats to the validation loss; steps of 1.1 and 2.2 on top of it made 25 MB of 47 and added 0.38 (24 held-out texts).
 """

@@ -3,7 +3,7 @@
 Each operation of each layer writes a checksum of its result. All earlier checksums of two runs being equal, the
 operation whose checksum differs first got the same inputs, except for keys and values in the cache, which earlier
 operations wrote. In the second run every operation is run twice with the same inputs, so that one that varies by itself
-is told from one that reads what another one left.
+is distinguished from one that reads what another one left behind.
 """
 
 from __future__ import annotations

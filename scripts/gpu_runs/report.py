@@ -14,7 +14,7 @@ from typing import Any
 class Report:
     """Rows of figures, and one line of text that sums them up.
 
-    The entry asks `left()` for the rest of its time limit, and stops early enough to be whole.
+    The entry asks `left()` for the rest of its time limit, and stops early enough to finish.
     """
 
     def __init__(self, file: Path, seconds: float, *, dry: bool = False, inputs: Path | None = None) -> None:
@@ -44,8 +44,8 @@ class Report:
     def measure(self, names: dict[str, Any], figures: Callable[[], dict[str, Any]], *, least: float = 5.0) -> None:
         """Adds the row of `names` and the result of `figures`.
 
-        A row that fails says why, and the entry goes on. Where less than `least` seconds are left, nothing is measured,
-        and the row says so.
+        A row that fails says why, and the entry continues. Where less than `least` seconds are left, nothing is
+        measured, and the row says so.
         """
         if self.left() < least:
             self.row(**names, not_measured="no time was left")

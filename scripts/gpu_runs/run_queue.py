@@ -237,12 +237,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=WHOLE, help="time limit of the whole queue (540)")
     parser.add_argument("--list", action="store_true", help="print the entries and their time limits")
     parser.add_argument(
-        "--slim", action="store_true", help="keep what the queue needs in the working tree: a sparse one"
+        "--slim", action="store_true", help="keep only what the queue needs in the working tree (sparse checkout)"
     )
     parser.add_argument(
-        "--pack", type=Path, metavar="FILE", help="pack SmolLM2's GGUF and the training's state to carry"
+        "--pack", type=Path, metavar="FILE", help="pack SmolLM2's GGUF file and the training state into parcels"
     )
-    parser.add_argument("--parcel-mb", type=int, default=50, help="size of a parcel of --pack at most")
+    parser.add_argument("--parcel-mb", type=int, default=50, help="largest size of a parcel of --pack, in MB")
     parser.add_argument(
         "--export",
         type=Path,

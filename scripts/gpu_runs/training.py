@@ -7,7 +7,7 @@ forward of three times the tokens (in `scripts/text_training/block_diffusion.py`
 
 A stretch ends by writing the state: the difference of all weights to SmolLM2's in a few bits (`difference.py`), and how
 far the training has come. The optimizer's moments are not kept; AdamW starts anew after each checkpoint, also in a run
-that goes on, which also goes on from the weights as they were written: resuming is bit-equal.
+that continues, which continues from the weights as they were written: resuming is bit-equal.
 """
 
 from __future__ import annotations

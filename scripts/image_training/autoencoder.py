@@ -18,11 +18,11 @@ from pardec.models.images.vq import to_pixels
 
 SHAPE: dict[str, Any] = {"embed_dim": 16, "ch": 32, "ch_mult": (1, 1, 2, 2), "num_res_blocks": 1, "attention": (3,)}
 SQUARED = 4.0  # weight of the squared error beside the absolute one: edges and colours count more than texture
-# Weight of the divergence of latents' laws from standard normal ones, in nats a number of the picture. Much more than
-# latent diffusion's 1e-6: what a small model will get a little wrong then lies within what was decoded in training.
+# Weight of the divergence of latents' distributions from standard normal ones, in nats per number of the picture. Much
+# more than latent diffusion's 1e-6: latents with small errors then lie within those that were decoded in training.
 NARROW = 0.01
-QUIET = -8.0  # log variance that latents start with: the decoder hears them from the first step on
-FREE, RISING = 300, 700  # steps without that weight, and steps in which it rises: else latents first learn to be silent
+QUIET = -8.0  # initial log variance of latents, so small that the decoder uses them from the first step on
+FREE, RISING = 300, 700  # steps without that weight, and steps in which it rises: else latents first collapse
 MEASURED = 512  # images that the scale of the latents is measured on
 
 

@@ -27,10 +27,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 TOKENIZER = "tiny-vq"
 FEATURES, READING = 128, 2  # width and layers of the text encoder
 DROPPED = 0.1  # share of the captions that are dropped
-NAMING = 0.2  # weight of the losses that name what the next cell shows, and the cell below it
+NAMING = 0.2  # weight of the losses that predict what the next cell shows, and the cell below it
 NAMED = (GROUND + 1, words.KINDS[0])  # colours, and kinds of things; the ground is one of either
-UNNAMED = -100  # what lies below the last row
-TELLING = 0.1  # weight of the loss that tells what is said from the mean of its states, which is all that cells see
+UNNAMED = -100  # the target below the last row
+TELLING = 0.1  # weight of the loss that predicts a caption's content from the mean of its states, all that cells see
 
 
 class DrawerRun(Descent):

@@ -36,7 +36,7 @@ DROPPED = 0.1  # share of the classes that are dropped
 # 0.7; a model this small draws better where it has also seen nearly complete images.
 SPREAD = 0.5
 LOUD = 6.0  # see guess_the_point
-LEVELS = 4  # of noise, that each token is seen with
+LEVELS = 4  # levels of noise with which each token is trained per step
 # A squared error counts 1 / alpha_bar, and this at most: drawing a token multiplies an error in nearly pure noise by
 # 1 / sqrt(alpha_bar), so that every level then counts like an error of the token itself.
 HEAVIEST = 1000.0
@@ -189,7 +189,7 @@ def masked_of(step: int, tokens: int) -> int:
 def initialise(model: nn.Module) -> None:
     """Initializes the weights; the modulation of the head's blocks, and its output, start at zero.
 
-    Classes and places are ten times what the authors start with: heard beside tokens from the first step on.
+    Classes and places are ten times what the authors start with, so that they count from the first step on.
     """
     for name, value in model.named_parameters():
         if "adaLN_modulation" in name or "final_layer.linear" in name or name.endswith("bias"):
@@ -205,8 +205,8 @@ def initialise(model: nn.Module) -> None:
 def guess_the_point(head: nn.Module) -> None:
     """Makes the head initially predict that a point is all noise, which is nearly right at most levels.
 
-    Sampling multiplies errors in nearly pure noise by hundreds, and a norm stands between point and answer: the point
-    goes in twice, once negated, beside constants of LOUD times its size, over which the norm is nearly constant.
+    Sampling multiplies errors in nearly pure noise by hundreds, and a norm lies between point and answer: the point is
+    the input twice, once negated, next to constants of LOUD times its size, with which the norm is nearly constant.
     """
     size, width = head.size, head.input_proj.weight.shape[0]
     one = torch.eye(size)

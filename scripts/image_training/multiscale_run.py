@@ -27,7 +27,7 @@ GATHER = 16  # batches that the first codebook is made of
 ROUNDS = 12  # of k-means, each time
 CODES, COMMIT = 1.0, 0.25  # weights of the distances of sums to features, and of features to sums
 SQUARED = 4.0  # weight of the squared error beside the absolute one: edges and colours count more than texture
-CUT = 0.3  # share of the images that are decoded from some of their scales: coarse ones then say what matters most
+CUT = 0.3  # share of the images decoded from some scales only, so that coarse scales learn what matters most
 KEPT, DEAD, EVERY = 0.98, 0.05, 25  # decay of counts, share of an even share below which a code restarts, steps between
 REVIVE_UNTIL = 0.6  # share of the run after which no code is restarted
 WHOLE = "whole"  # folder in that of the state: what is exported, with the encoder, for training a model on its codes
@@ -89,7 +89,7 @@ class MultiScaleRun(Training):
         cut = torch.where(torch.rand(len(pixels), generator=rng) < CUT, cut, scales - 1)
         chosen = torch.stack(sums)[cut, torch.arange(len(pixels))]
         with torch.autocast(self.device.type, torch.bfloat16):
-            # The encoder learns straight through.
+            # The encoder gets the straight-through gradient.
             images = self.model.decoder(self.model.post_quant_conv(chosen + seen - goal)).float()
         error = images - pixels
         reconstruction = error.abs().mean() + SQUARED * error.square().mean()

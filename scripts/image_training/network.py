@@ -102,7 +102,7 @@ class Drawer(nn.Module):
             if value.ndim == 2:
                 deep = name.endswith(("wo.weight", "w2.weight"))
                 nn.init.normal_(value, std=0.02 / (math.sqrt(2 * config["n_layer"]) if deep else 1))
-        # The projections of captions are small otherwise, and what is said would hardly be heard at first.
+        # The projections of captions are small otherwise, and captions would hardly have an effect at first.
         for part in (*self.cls_embedding.cap_proj.values(), self.tok_embeddings):
             nn.init.normal_(part.weight, std=part.weight.shape[1] ** -0.5)
         self.register_buffer("rope", self._rope(width // heads), persistent=False)

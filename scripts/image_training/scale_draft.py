@@ -25,7 +25,7 @@ from pardec.samplers.rng import Keyed
 from pardec.samplers.scales.contracts import ScaleRequest
 from pardec.samplers.scales.loop import decode
 
-EARLY = 0.1  # what the codes of the scales before LATE count in the loss
+EARLY = 0.1  # the weight in the loss of codes of the scales before LATE
 TOGETHER = 128  # images drawn at a time
 IMAGES = 1024  # of a chunk
 
@@ -33,7 +33,7 @@ IMAGES = 1024  # of a chunk
 class TeacherCorpus(Chunks):
     """Images of a large model, with its logits; in every other chunk a refiner drew the late scales, if there is one.
 
-    There the draft learns what the large model would say to the codes that it draws itself.
+    There the draft learns what the large model would predict after codes that the refiner drew.
     """
 
     def __init__(

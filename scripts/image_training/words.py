@@ -65,7 +65,7 @@ def said(captions: list[str]) -> Tensor:
         scene = parse(caption)
         for number, thing in enumerate(scene.things):
             what = 1 + len(SHAPES) * SIZES.index(thing.size) + SHAPES.index(thing.shape)
-            # Which of two things a colour is of follows from the place, which the first one has.
+            # Two things get different numbers, since the place is that of the first.
             rows[row, list(COLOURS).index(thing.colour)] = what + number * len(SIZES) * len(SHAPES)
         rows[row, -2], rows[row, -1] = places.index(scene.position), list(BACKGROUNDS).index(scene.background)
     return rows

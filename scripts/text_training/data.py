@@ -96,7 +96,7 @@ def masked_targets(
     the answer is shown and, of what follows in its block, the tokens the model itself is surest of. What is left has to
     be worked out, and cannot be copied from where it stands again. The other rows are masked at a random rate, or show
     a prefix and only a few later tokens. `focus` > 0 weighs a token with k masked answer tokens before it by
-    (1 + k) ** -focus: what can be known yet counts more.
+    (1 + k) ** -focus: tokens that can be known already count more.
     """
     rows, length = batch.ids.shape
     at = torch.arange(length)
