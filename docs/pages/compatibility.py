@@ -1,4 +1,4 @@
-"""What goes with what: a table for each wing, from the traits that methods declare."""
+"""The compatibility tables of masked and autoregressive methods, from the traits that methods declare."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pardec.samplers.traits import Party, Trait
 
 
 def table(family: str) -> str:
-    """Of each trait that matters to another stage: who has it, who needs it and who does not go with it."""
+    """One row per trait that matters to another stage: who has it, who needs it, and who is incompatible with it."""
     parties = [each for card in cards() if card.family == family for each in _parties(card)]
-    lines = ["| what | has it | needs it | does not go with it |", "|---|---|---|---|"]
+    lines = ["| what | has it | needs it | incompatible with it |", "|---|---|---|---|"]
     for trait in Trait:
         needs = _names(name for name, party in parties if trait in party.requires)
         refuses = _names(name for name, party in parties if trait in party.conflicts)
@@ -54,7 +54,7 @@ def _same(one: Party, other: Party) -> bool:
 
 
 def _settings(card: Card) -> Iterator[tuple[str, Any]]:
-    """The method with its defaults, then with one parameter, then with two that are others."""
+    """The method with its defaults, then with one other parameter, then with two."""
     hints = typing.get_type_hints(card.make)
     options = [(f.name, value) for f in fields(card.make) for value in _choices(hints[f.name]) if value != f.default]
     for chosen in ((), *((one,) for one in options), *combinations(options, 2)):
@@ -74,7 +74,7 @@ def _choices(kind: Any) -> list[Any]:
 
 
 def _names(names: Iterator[str]) -> str:
-    """The methods; a setting stands only where the method with fewer of its parameters does not."""
+    """The methods; a setting is listed only if the method with fewer of its parameters is not."""
     found = {
         name: {method, *filter(None, rest.split(","))} for name in names for method, _, rest in [name.partition(":")]
     }
