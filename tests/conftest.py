@@ -1,6 +1,6 @@
-"""One thread for every test: the models are tiny, and runs beside each other must not fight for the cores.
+"""One thread for every test: the models are tiny, and parallel test processes must not compete for the cores.
 
-What they prepare is saved in a folder of the session, and not in the user's.
+Caches are written to a folder of the session instead of the user's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST_SLOW = 7200  # seconds, for one test that is marked slow and has no limi
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Without pytest-timeout, as on the machine of scripts/gpu_queue, its option in pyproject.toml has no effect."""
+    """Declares the option `timeout`, so that pyproject.toml is valid without pytest-timeout (scripts/gpu_queue)."""
     parser.addoption("--method", help="of files that are not a method's or family's own, the cases that name it alone")
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "seconds that a test may take")
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Cases that `covers` leaves out are slow ones, and slow ones may take longer."""
+    """Marks the cases that `covers` leaves out as slow, and gives slow tests a longer time limit."""
     if method := config.getoption("--method"):
         items[:] = [item for item in items if _of_method(item, method)]
     grids = defaultdict[str, list[pytest.Item]](list)
@@ -69,14 +69,14 @@ def _of_method(item: pytest.Item, name: str) -> bool:
 
 
 def _value(value: Any, numbers: defaultdict[int, int]) -> Any:
-    """What stands for a parameter's value, the same in every process."""
+    """A text for a parameter's value, the same in every process."""
     text = repr(value)
     return numbers[id(value)] if " at 0x" in text or isinstance(value, torch.Tensor) else text
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """For the session and the processes that it starts."""
+    """A cache folder for the session and the processes that it starts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PARDEC_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -84,26 +84,26 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _short_collections() -> None:
-    """The collector of cycles leaves alone what was there before a file: all other tests, and the libraries."""
+    """Freezes existing objects before each test file, so that garbage collection skips them and stays fast."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def with_autocast() -> None:
-    """This one test computes as a run does."""
+    """Leaves autocast on for one test, as in a real training run."""
 
 
 @pytest.fixture
 def without_autocast(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Trainers compute in float32: most CPUs multiply bfloat16 many times slower."""
+    """Lets trainers compute in float32: most CPUs multiply bfloat16 many times slower."""
     if "with_autocast" not in request.fixturenames:
         monkeypatch.setattr(torch, "autocast", lambda *_: nullcontext())
 
 
 @pytest.fixture
 def in_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kernels in C on any processor that can run them, not only where they are chosen."""
+    """Uses kernels in C on any processor that can run them, not only where pardec chooses them."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or library.library(panels._FILE) is None:
         pytest.skip("no AVX-512, or no C compiler")
     monkeypatch.delenv("PARDEC_KERNELS", raising=False)
@@ -115,7 +115,7 @@ def in_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def in_two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], object]], object]]:
-    """Runs what is handed in with two threads, also where they cost more than they save."""
+    """Runs a function with two threads, also where these cost more than they save."""
 
     def run(work: Callable[[], object]) -> object:
         with monkeypatch.context() as patch:

@@ -1,8 +1,8 @@
-"""Pieces of code, each run as in a fresh interpreter, for the price of one start a test process.
+"""Runs pieces of code, each as in a fresh interpreter, with one interpreter start per test process.
 
-This script imports what is slow and not ours (torch, transformers, diffusers) and then forks for each piece: in the
-child pardec is not imported yet, no name is bound, and what it does to its process ends with it. Pieces of one call
-share the working folder.
+This script imports slow libraries (torch, transformers, diffusers) and then forks for each piece: in the child pardec
+is not imported yet, no name is bound, and changes to the process end with it. Pieces of one call share the working
+folder.
 
 Each line on stdin is {"folder": ..., "pieces": [...]}. A piece is {"language": "python" or "bash", "code": ...}; each
 line of bash is a `pardec` command, in a child of its own. The answer is a line of results, {"code": exit status,
@@ -44,7 +44,7 @@ SLOW = (
 
 @cache
 def _starter() -> subprocess.Popen[str]:
-    """The process that forks; it ends with its stdin, which is to say with this process."""
+    """The process that forks; it ends when its stdin closes, so with this process."""
     return subprocess.Popen(
         [sys.executable, __file__],
         stdin=subprocess.PIPE,
@@ -55,7 +55,7 @@ def _starter() -> subprocess.Popen[str]:
 
 
 def results(pieces: list[dict[str, str]], folder: Path) -> list[dict[str, Any]]:
-    """What becomes of pieces in `folder`."""
+    """The results of pieces that run in `folder`."""
     starter = _starter()
     assert starter.stdin is not None
     assert starter.stdout is not None

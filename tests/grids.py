@@ -1,4 +1,4 @@
-"""Grids of cases of which some run always and all of them under `-m slow`."""
+"""Grids of cases of which some always run, and all run under `-m slow`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 
 
 def thinned(cases: Iterable[tuple[Any, ...]], always: Callable[..., bool]) -> list[Any]:
-    """The cases in their order; those of which `always` says no are slow ones."""
+    """The cases in their order; those for which `always` is false are marked slow."""
     return [pytest.param(*case, marks=() if always(*case) else pytest.mark.slow) for case in cases]
 
 
 def one_in(count: int, *case: Any) -> bool:
-    """Whether the case is of the one in `count` that runs always: the same cases on every machine."""
+    """Whether the case is among the one in `count` that always run; the same cases on every machine."""
     return crc32(repr(case).encode()) % count == 0
 
 
 def chequered(*axes: Iterable[Any], count: int = 2) -> list[Any]:
-    """All combinations, of which one in `count` runs always: each value with one in `count` of another axis."""
+    """All combinations, of which one in `count` always runs: each value with one in `count` of another axis."""
     squares = product(*(enumerate(axis) for axis in axes))
     return [
         pytest.param(
@@ -33,10 +33,10 @@ def chequered(*axes: Iterable[Any], count: int = 2) -> list[Any]:
 
 
 def covering(cases: Sequence[tuple[Any, ...]], together: int) -> set[int]:
-    """The numbers of few cases with all that occurs in any: every value (`together` 1), every pair of values (2).
+    """The indices of a few cases that cover every value (`together` 1) or every pair of values (2) of all cases.
 
-    Values are compared within their axis. The order is by chance, the same on every machine: a value is not always
-    beside the first ones of other axes.
+    Values are compared within their axis. The order is random, the same on every machine, so that a value is not always
+    combined with the first values of other axes.
     """
     sets = [set(combinations(enumerate(case), together)) for case in cases]
     order = sorted(range(len(cases)), key=lambda at: crc32(repr(cases[at]).encode()))
@@ -50,7 +50,7 @@ def covering(cases: Sequence[tuple[Any, ...]], together: int) -> set[int]:
 
 
 def pairwise(cases: Iterable[tuple[Any, ...]], axes: Callable[..., tuple[Any, ...]], together: int = 2) -> list[Any]:
-    """The cases in their order; few in which all pairs of values of a case's `axes` occur run always."""
+    """The cases in their order; the few that always run cover all pairs of values of the cases' `axes`."""
     cases = list(cases)
     taken = covering([axes(*case) for case in cases], together)
     return [pytest.param(*case, marks=() if at in taken else pytest.mark.slow) for at, case in enumerate(cases)]

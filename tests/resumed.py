@@ -1,4 +1,4 @@
-"""A training run that is stopped and goes on."""
+"""Checks a training run that is stopped and resumed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def check_a_resumed_run(made: Callable[[int, str], Any]) -> None:
-    """Two steps, a stop and two more end where four steps do; `made` gets the steps and the name of a state folder."""
+    """Two steps, a stop and two more equal four steps; `made` gets the steps and the name of a state folder."""
     whole, part = made(4, "whole"), made(4, "part")
     for _ in range(4):
         whole.advance()

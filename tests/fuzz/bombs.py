@@ -1,4 +1,4 @@
-"""Small inputs that ask for a great deal: each has to be refused before anything is made of what it asks for."""
+"""Small inputs that request huge sizes: each has to be refused before anything of that size is allocated."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ INNER = {  # of the parts of Janus
 
 
 def relatives(folder: Path) -> dict[str, Path]:
-    """Checkpoints of more families, as far as they come before the tensors are read."""
+    """Checkpoints of more families, checked up to the reading of tensors."""
     kinds = {"sdar": {"mask_token_id": 4, "block_size": 4}, "qwen2": {}, "qwen3": {}}
     made = {kind: llama_folder(folder / kind, model_type=kind, **more) for kind, more in kinds.items()}
     made["janus"] = folder / "janus"
@@ -51,7 +51,7 @@ def relatives(folder: Path) -> dict[str, Path]:
 
 
 class Bombs:
-    """The bombs, in a folder."""
+    """The inputs of this module, written to a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.made = folder, checkpoints(folder) | relatives(folder)
@@ -59,7 +59,7 @@ class Bombs:
         self.picture = pardec.load(self.made["llamagen"], device="cpu")
 
     def cases(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        """Each by name."""
+        """The cases by name."""
         for kind, keys in SIZES.items():
             for key in keys:
                 yield f"{kind} {key}", partial(self.config, kind, {key: HUGE})
@@ -110,7 +110,7 @@ class Bombs:
             file.write_text(whole, encoding="utf-8")
 
     def picture_of(self, side: int, text: bytes = b"{}") -> Path:
-        """A PNG file of a few bytes that says it has side x side pixels, and some text."""
+        """A PNG file of a few bytes whose header claims side x side pixels, with some text."""
 
         def chunk(kind: bytes, data: bytes) -> bytes:
             return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -1,4 +1,4 @@
-"""Command lines are fuzzed, through the function of the command."""
+"""Fuzzes command lines, by calling the command's function."""
 
 from __future__ import annotations
 

@@ -21,18 +21,18 @@ ODD: list[Any] = [
 
 
 def text_of(value: Any) -> str:
-    """JSON, with what stands for nests and digits written out."""
+    """JSON text, with placeholders for deep nesting and long numbers written out."""
     text = json.dumps(value)
     return text.replace(f'"{DEEP}"', "[" * 1200 + "]" * 1200).replace(f'"{WIDE}"', "9" * 6000)
 
 
 def odd(rng: Random) -> Any:
-    """One value that hardly any field expects."""
+    """One value that hardly any field accepts."""
     return copy.deepcopy(rng.choice(ODD))
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Paths to everything inside `value`; of long lists, the ends."""
+    """The paths to everything inside `value`; for long lists, to their ends."""
     found: list[tuple[Any, ...]] = []
     if isinstance(value, dict):
         entries: list[tuple[Any, Any]] = list(value.items())
@@ -46,7 +46,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def shaken(rng: Random, value: Any, *, more: Sequence[str] = ()) -> tuple[Any, str]:
-    """A copy with one to three entries replaced, left out, doubled or added; and what was done."""
+    """A copy with one to three entries replaced, left out, doubled or added; and a description of the changes."""
     made, told = copy.deepcopy(value), []
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         if more and rng.random() < 0.3:
@@ -75,7 +75,7 @@ def shaken(rng: Random, value: Any, *, more: Sequence[str] = ()) -> tuple[Any, s
 
 
 def bytes_of(rng: Random, data: bytes, within: int | None = None) -> tuple[bytes, str]:
-    """The bytes cut short, overwritten, repeated, emptied or in another encoding; `within` the first so many."""
+    """The bytes cut short, overwritten, repeated, emptied or in another encoding; only the first `within` change."""
     end = min(within or len(data), len(data))
     at = rng.randrange(max(end, 1))
     kind = rng.choice(("cut", "flip", "flip", "insert", "empty", "bom", "utf16", "zeros", "noise", "twice"))

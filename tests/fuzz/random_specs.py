@@ -1,7 +1,7 @@
 """Random specs with random arguments, each decoded alone, in a ragged batch, served and streamed.
 
 A case is refused before its first forward, or all of its rows are decoded, keep their constraints, and are the same in
-each of the four ways. `case(seed, number)` makes one again.
+each of the four ways. `case(seed, number)` reproduces one.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def sampler(rng: Random, model: pardec.Model) -> str:
 
 
 def _spec(rng: Random, family: str) -> str:
-    """A spec of one to five methods, which may not go together."""
+    """A spec of one to five methods, which may be incompatible."""
     known = [card for card in cards() if card.family == family]
     drawn: list[Card] = []
     for stage in STAGES_OF[family]:  # type: ignore[index]
@@ -193,7 +193,7 @@ def _part(rng: Random, card: Card) -> str:
 
 @dataclass
 class Row:
-    """What one row came to."""
+    """The outcome of one row."""
 
     tokens: list[int]
     text: str | None
@@ -204,7 +204,7 @@ class Row:
 
 @dataclass
 class Report:
-    """What a case came to: why it was refused, or its faults."""
+    """The outcome of a case: why it was refused, or its faults."""
 
     refused: str | None = None
     faults: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What is fuzzed: each class damages one input and uses it as a user would; a case ends well or in PardecError."""
+"""The fuzzed inputs: each class damages one and uses it as a user would; a case succeeds or raises PardecError."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def checkpoints(folder: Path) -> dict[str, Path]:
 
 
 class Checkpoints:
-    """Folders of models, with damage in one of their files."""
+    """Folders of models with one damaged file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -237,7 +237,7 @@ class Results:
 
 
 class Prompts:
-    """Files of prompts and of what is allowed, read and decoded."""
+    """Files of prompts and of allowed tokens, read and decoded."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -262,7 +262,7 @@ class Prompts:
 
 
 class Specs:
-    """Spec strings from the grammar, with every parameter that there is and values it does not expect."""
+    """Spec strings from the grammar, with every existing parameter and unexpected values."""
 
     VALUES = ("0", "1", "2", "-1", "0.5", "1e999", "nan", "inf", "-inf", "1000000000", "1000000000000", "x", "", "none",
               "true", '""', '"\\""', "1e-320", "9" * 5000, "é", "../x", "\ud800", "\x1b[31m", "a=b")  # fmt: skip
@@ -327,7 +327,7 @@ class Arguments:
 
 
 class Imaging:
-    """PNG files that say how they were made, damaged."""
+    """Damaged PNG files with pardec's metadata."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

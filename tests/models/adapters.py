@@ -1,4 +1,4 @@
-"""LoRA adapters as files, and what they do to a state dict, written out."""
+"""LoRA adapters as files, and a plain version of merging them into a state dict."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONFIG: dict[str, Any] = {
 
 
 def pairs(tensors: Mapping[str, Tensor], modules: Iterable[str], rank: int = 3, seed: int = 9) -> dict[str, Tensor]:
-    """Random halves for the linear layers of these names, under PEFT's."""
+    """Random A and B matrices for the linear layers of these names, under PEFT's names."""
     generator = torch.Generator().manual_seed(seed)
     halves = {}
     for module in modules:
@@ -43,7 +43,7 @@ def pairs(tensors: Mapping[str, Tensor], modules: Iterable[str], rank: int = 3, 
 def naive(
     tensors: Mapping[str, Tensor], halves: Mapping[str, Tensor], modules: Iterable[str], scale: float = 2.0
 ) -> dict[str, Tensor]:
-    """The state dict with every pair merged, an outer product at a time."""
+    """The state dict with every pair of matrices merged, one outer product at a time."""
     merged = dict(tensors)
     for module in modules:
         a, b = (halves[f"base_model.model.{module}.lora_{half}.weight"] for half in "AB")
@@ -55,7 +55,7 @@ def naive(
 
 
 def write_adapter(folder: Path, tensors: Mapping[str, Tensor], **changes: Any) -> Path:
-    """A folder as PEFT saves it, whose config targets the modules that it has pairs of, or what `changes` say."""
+    """Writes a folder as PEFT saves it; its config targets the modules with matrices, unless `changes` override it."""
     folder.mkdir(parents=True, exist_ok=True)
     stems = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in tensors if ".lora_" in name}
     targets = {"target_modules": sorted(stems)} if stems else {}

@@ -51,7 +51,7 @@ def tensors(family: str) -> dict[str, Tensor]:
 
 
 def folder(root: Path, family: str, *, decoder: bool = True, sharded: bool = False) -> Path:
-    """Writes a checkpoint, with its image tokenizer beside it."""
+    """Writes a checkpoint and its image tokenizer."""
     root.mkdir(parents=True)
     (root / "config.json").write_text(json.dumps(CONFIGS[family]))
     for file in TOKENIZER.iterdir():
@@ -90,7 +90,7 @@ def vq() -> Any:
 
 
 def magvit_tensors(widths: tuple[int, ...] = (32, 64), blocks: tuple[int, ...] = (2, 1)) -> dict[str, Tensor]:
-    """The published tensors of a whole MAGVIT-v2 tokenizer: what decodes, and some of what does not."""
+    """The published tensors of a whole MAGVIT-v2 tokenizer: the decoder's, and some others."""
     with torch.random.fork_rng():
         torch.manual_seed(4)
         shape = MAGVITShape(4, widths, blocks)

@@ -21,7 +21,7 @@ SHAPE = VQGANShape(codes=CODES, size=4, z_channels=4, ch=32, ch_mult=(1, 1, 1, 1
 
 
 def vocabulary() -> dict[str, int]:
-    """Codes are not in the order of their ids, as in published checkpoints."""
+    """The vocabulary, whose codes are not in the order of their ids, as in published checkpoints."""
     order = (3, 0, 5, 1, 4, 2)
     names = {f"IMGIMG{'ABCDEFGHIJ'[code]}Z": 4 + place for place, code in enumerate(order)}
     special = ["<pad>", BOS, "</s>", "<image>"]
@@ -37,7 +37,7 @@ CODE_IDS = [VOCABULARY[f"IMGIMG{'ABCDEFGHIJ'[code]}Z"] for code in range(CODES)]
 
 
 def library_model(seed: int = 0, *, behind: bool = False, sharp: float = 0.5) -> Any:
-    """transformers' own, in float32 with weights large enough that codes differ."""
+    """transformers' own model, in float32 with weights large enough that codes differ."""
     config = ChameleonConfig(
         vocab_size=len(VOCABULARY),
         hidden_size=32,
@@ -75,7 +75,7 @@ def library_model(seed: int = 0, *, behind: bool = False, sharp: float = 0.5) ->
 
 
 def logits(model: Any, ids: torch.Tensor, **more: Any) -> torch.Tensor:
-    """What the head says; the library's own forward rules every code out."""
+    """The head's logits; the library's own forward excludes every code."""
     found: torch.Tensor = model.lm_head(model.model(input_ids=ids, use_cache=False, **more).last_hidden_state)
     return found
 
@@ -112,7 +112,7 @@ def write_vqgan(file: Path, **changes: torch.Tensor) -> None:
 
 
 def change_tensors(folder: Path, rename: Any) -> None:
-    """Rewrites model.safetensors under the names that `rename` gives, without those that it gives None for."""
+    """Rewrites model.safetensors with names changed by `rename`; tensors whose new name is None are left out."""
     file = folder / "model.safetensors"
     tensors = {rename(name): tensor for name, tensor in load_file(file).items()}
     save_file({name: tensor for name, tensor in tensors.items() if name is not None}, file, metadata={"format": "pt"})

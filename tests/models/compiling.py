@@ -1,4 +1,4 @@
-"""What the tests of compiled kernels have in common."""
+"""Helpers of the tests of compiled kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pardec.models.kernels.cpu import library as compiled
 
 
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where libraries are kept of a cache that is one test's, as is the compiler's time."""
+    """Gives one test its own cache folder of compiled libraries, and its own time limit of the compiler."""
     monkeypatch.setattr(compiler, "_left", compiler._SECONDS)
     monkeypatch.setenv("PARDEC_CACHE", str(tmp_path / "own"))
     cache_dir._warn_once.cache_clear()
@@ -21,12 +21,12 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def seven_in_c(tmp_path: Path) -> Path:
-    """The source of a function that says 7."""
+    """The source of a function that returns 7."""
     source = tmp_path / "seven.c"
     source.write_text("int seven(void) { return 7; }\n")
     return source
 
 
 def fresh(source: Path) -> Any:
-    """The library of a source, as a process finds it that has none yet."""
+    """The library of a source, loaded as by a process that has not loaded it yet."""
     return compiled.library.__wrapped__(source)

@@ -47,7 +47,7 @@ TEXT = {
 
 
 def write_ranks(folder: Path) -> None:
-    """The authors' tokenizer files: all bytes, a few words, and the vision tokens."""
+    """Writes the authors' tokenizer files: all bytes, a few words, and the vision tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens = [*(bytes([byte]) for byte in range(256)), *WORDS]
     (folder / RANKS).write_bytes(b"\n".join(b64encode(token) + b" %d" % rank for rank, token in enumerate(tokens)))
@@ -55,7 +55,7 @@ def write_ranks(folder: Path) -> None:
 
 
 def library_model(seed: int = 0, *, sharp: float = 3.0, **text: Any) -> Any:
-    """transformers' own, in float32 with weights large enough that codes differ."""
+    """transformers' own model, in float32 with weights large enough that codes differ."""
     tokenizer_map = {f"<|extra_{n}|>": 256 + len(WORDS) + 3 + n for n in range(205)}
     first = 256 + len(WORDS) + 208
     vocabulary = {"depth": 7, **tokenizer_map, **{token: first + n for n, token in enumerate(VISION_TOKENS)}}
@@ -74,7 +74,7 @@ def library_model(seed: int = 0, *, sharp: float = 3.0, **text: Any) -> Any:
 
 
 def write_library(folder: Path, seed: int = 0, *, sharp: float = 3.0, area: int = 16 * 24, **text: Any) -> Any:
-    """A folder as transformers saves it, with a processor; returns the model."""
+    """Writes a folder as transformers saves it, with a processor; returns the model."""
     model = library_model(seed, sharp=sharp, **text)
     model.save_pretrained(folder)
     write_ranks(folder / "ranks")
@@ -96,21 +96,21 @@ def write_library(folder: Path, seed: int = 0, *, sharp: float = 3.0, area: int 
 
 
 def processor(folder: Path) -> Any:
-    """transformers' own, of a folder of `write_library`."""
+    """transformers' own processor, from a folder of `write_library`."""
     from transformers import AutoTokenizer, Emu3ImageProcessor
 
     return Emu3Processor(Emu3ImageProcessor.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
 
 
 def change_tensors(folder: Path, rename: Any) -> None:
-    """Rewrites model.safetensors under the names that `rename` gives, without those that it gives None for."""
+    """Rewrites model.safetensors with names changed by `rename`; tensors whose new name is None are left out."""
     file = folder / "model.safetensors"
     tensors = {rename(name): tensor for name, tensor in load_file(file).items()}
     save_file({name: tensor for name, tensor in tensors.items() if name is not None}, file, metadata={"format": "pt"})
 
 
 def write_authors(folder: Path, vision: Path, seed: int = 0) -> Any:
-    """The authors' two folders, with the weights of `library_model`, which is returned."""
+    """Writes the authors' two folders with the weights of `library_model`; returns that model."""
     model = library_model(seed)
     write_ranks(folder)
     ids = {"img": 469, "boi": 470, "eoi": 471}

@@ -61,7 +61,7 @@ VAE = {
 
 
 def library_model(seed: int = 0, *, near: float = 0.0) -> Any:
-    """transformers' own decoder, whose biases and norms are random as well; `near` mixes other weights in."""
+    """transformers' own decoder with random biases and norms too; `near` mixes other weights in."""
     model = Qwen2ForCausalLM(Qwen2Config(**TEXT, tie_word_embeddings=False)).eval()
     generator, other = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(99)
     with torch.no_grad():
@@ -87,7 +87,7 @@ def tensors(seed: int = 0, *, near: float = 0.0) -> dict[str, torch.Tensor]:
 
 
 def write_tokenizer(folder: Path, **more: Any) -> None:
-    """All bytes, and the special tokens."""
+    """Writes a tokenizer of all bytes and the special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -112,7 +112,7 @@ def autoencoder(seed: int = 0) -> Any:
 
 
 def write_vae(folder: Path, *, plain: bool = True) -> Any:
-    """The autoencoder as NextStep-1's authors publish it, or as diffusers does."""
+    """Writes the autoencoder as NextStep-1's authors publish it, or as diffusers does."""
     model = autoencoder()
     if not plain:
         model.save_pretrained(folder)
@@ -153,7 +153,7 @@ def write(
 
 
 def change(folder: Path, edit: Any) -> None:
-    """Hands all tensors to `edit`, which changes the dictionary in place, and writes them as one shard."""
+    """Passes all tensors to `edit`, which changes the dictionary in place, and writes them as one shard."""
     named: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("model-*.safetensors")):
         named |= load_file(file)

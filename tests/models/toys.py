@@ -1,4 +1,4 @@
-"""Tiny models and checkpoints for the tests of this floor."""
+"""Tiny models and checkpoints for the tests of `models`."""
 
 from __future__ import annotations
 
@@ -70,21 +70,21 @@ def ids(*shape: int, seed: int = 0) -> Tensor:
 
 
 def ask(tokens: Tensor, positions: Tensor, visible: Visible, lengths: Tensor, **more: Any) -> Plan:
-    """A plan without host knowledge that wants every query; slots are the positions unless given."""
+    """A plan without values known on the host, with outputs of every query; slots default to the positions."""
     want = torch.arange(tokens.shape[1]).expand_as(tokens)
     slots = more.pop("slots", positions)
     return Plan(tokens, positions, slots, visible, lengths, want, **more)
 
 
 def poisoned(cache: KVCache) -> KVCache:
-    """The cache with NaN in every slot."""
+    """The cache, with NaN written to every slot."""
     for tensor in (*cache.k, *cache.v):
         tensor.fill_(float("nan"))
     return cache
 
 
 def write_checkpoint(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
-    """A folder with config.json and model.safetensors."""
+    """Writes a folder with config.json and model.safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")

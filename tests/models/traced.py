@@ -1,4 +1,4 @@
-"""A capturer for machines without a GPU, as strict as a CUDA graph: what is run again is tensor operations alone."""
+"""A capturer for machines without a GPU, as strict as a CUDA graph: it replays tensor operations and nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class NoHost(TorchFunctionMode):
-    """Refuses what would bring values to the host."""
+    """Refuses operations that copy values to the host."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in _TO_HOST:
@@ -31,7 +31,7 @@ class NoHost(TorchFunctionMode):
 
 
 class NoValues(TorchDispatchMode):
-    """Refuses operations that wait for values: those that hand them out, and those whose shapes depend on them."""
+    """Refuses operations that wait for values: those that return them, and those whose shapes depend on them."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _BY_VALUE & set(func.tags) and not _by_numbers(func, args):
@@ -49,8 +49,8 @@ def _by_numbers(func: Any, args: Any) -> bool:
 class Traced:
     """Traces a step into operations on the memory that it was captured on, and runs those.
 
-    Refused as by a GPU: values that go to the host, and shapes that depend on values. Refused beyond that: memory that
-    is neither an input nor in `known`, since nobody would keep it where it is.
+    Like a CUDA graph, it refuses values that go to the host, and shapes that depend on values. It also refuses memory
+    that is neither an input nor in `known`, since nothing keeps such memory in place.
     """
 
     def __init__(self, known: Callable[[], list[Tensor]]) -> None:

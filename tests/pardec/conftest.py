@@ -1,4 +1,4 @@
-"""A small random model in Dream's format with the embedded tokenizer: enough for everything but right answers."""
+"""A small random model in Dream's format with the embedded tokenizer, for all tests that need no right answers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def cli(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]
 
 @pytest.fixture(scope="module")
 def instruct(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The random model, with a template that says more than the text."""
+    """The random model with a chat template that adds text to the prompt."""
     copy = shutil.copytree(folder, tmp_path_factory.mktemp("models") / "instruct")
     settings = json.loads((copy / "tokenizer_config.json").read_text())
     template = "{% for message in messages %}Ann asks: {{ message['content'] }}{% endfor %}"

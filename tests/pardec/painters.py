@@ -21,9 +21,9 @@ DEFAULTS = {"temperature": 0.9, "top_k": 12, "cfg": 2.0}
 
 
 def painter(folder: Path, kind: str, *, tokenizer: int | None = CODES, side: int = SIDE, levels: int = 2) -> Path:
-    """Writes a checkpoint that draws a "class" or a "text", with a tokenizer of so many codes beside it, or none.
+    """Writes a checkpoint that draws a "class" or a "text", with a tokenizer of that many codes, or without one.
 
-    Images have `side` cells a side; a cell has twice the pixels a side for each of the tokenizer's levels but one.
+    Images have `side` cells per side; the pixels per side of a cell double with each level of the tokenizer but one.
     """
     folder.mkdir(parents=True)
     places = 1 if kind == "class" else 40

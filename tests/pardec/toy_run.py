@@ -1,6 +1,6 @@
-"""A run of squares, for tests to start in processes of their own: python toy_run.py EXECUTOR FOLDER JSON.
+"""A run that computes squares, which tests start in separate processes: python toy_run.py EXECUTOR FOLDER JSON.
 
-It skips what FOLDER/rows.jsonl holds, and prints the number of rows then in the file. JSON may name units: `kills`
+It skips the rows in FOLDER/rows.jsonl, and prints the final number of rows. JSON may name units: `kills`
 ends its process the first time, `deadly` every time, `bad` raises; `loads` says whether a worker can start.
 """
 

@@ -43,9 +43,9 @@ def vector_painter(
     seed: int = 5,
     **defaults: Any,
 ) -> Path:
-    """Writes a checkpoint with an autoencoder of so many channels beside it, or none.
+    """Writes a checkpoint with an autoencoder of that many channels, or without one.
 
-    Images have `side` cells a side; a cell has twice the pixels a side for each level of the autoencoder but one.
+    Images have `side` cells per side; the pixels per side of a cell double with each level of the autoencoder but one.
     """
     folder.mkdir(parents=True)
     config = {**SHAPE, "model_type": "mar", "tokens": side**2, "class_num": classes, "token_size": size}

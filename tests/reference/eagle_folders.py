@@ -42,7 +42,7 @@ def write(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Writes "eagle", "old", "fspad", "gated", "eagle3" or "speculators"; `change` comes last.
 
-    Returns the tensors and the flat config. `draft` ids are every third, and then the first others.
+    Returns the tensors and the flat config. The `draft` ids are every third id, then the first of the rest.
     """
     generator = torch.Generator().manual_seed(len(str(sorted(more))) + layers + width)
 

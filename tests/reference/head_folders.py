@@ -21,7 +21,7 @@ def values(*shape: int, seed: int, scale: float = 0.4) -> Tensor:
 def medusa(
     width: int = 16, vocab: int = 40, heads: int = 3, blocks: int = 1, *, bias: bool = True, seed: int = 0
 ) -> Tensors:
-    """v0.1: `{head}.{block}.linear`, and the last linear after the blocks."""
+    """v0.1 tensors: `{head}.{block}.linear`, and the last linear after the blocks."""
     tensors: Tensors = {}
     for head in range(heads):
         for block in range(blocks):
@@ -66,7 +66,7 @@ def hydra(
     prefix: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> Tensors:
-    """`prefix` has the sizes of the layer in front: heads, kv_heads, head_dim, inner."""
+    """Hydra's tensors; `prefix` has the sizes of the layer before the heads: heads, kv_heads, head_dim, inner."""
     tensors: Tensors = {}
     number = iter(range(seed + 1000, seed + 2000))
 
@@ -104,7 +104,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def write(folder: Path, tensors: Tensors, config: Mapping[str, Any], file: str) -> Path:
-    """`file` names the weights; one that ends in .pt or .bin is a pickle."""
+    """Writes the folder; `file` names the weights, and one that ends in .pt or .bin is a pickle."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dict(config)))
     if file.endswith(".safetensors"):

@@ -55,7 +55,7 @@ def recursive(nodes: Sequence[Node], p: np.ndarray, uniform: Callable[[int], flo
 def typical(
     nodes: Sequence[Node], p: np.ndarray, epsilon: float, delta: float, inside: float = 0.0
 ) -> tuple[list[int], float]:
-    """Medusa: the longest path of typical nodes, ties by the sum of log p; and 1 - p summed over it."""
+    """Medusa's rule: the longest path of typical nodes, ties decided by the sum of log p; and 1 - p summed over it."""
 
     def fits(node: int) -> bool:
         distribution = p[nodes[node].parent].astype(np.float64)
@@ -85,7 +85,7 @@ def single(p: np.ndarray, q: np.ndarray) -> float:
 
 
 def optimum(p: np.ndarray, q: np.ndarray, k: int) -> float:
-    """The most that k independent drafts can be accepted: a minimum over all sets of tokens."""
+    """The largest possible probability that one of k independent drafts is accepted: a minimum over sets of tokens."""
     sets = product((0, 1), repeat=len(p))
     return 1 + min(float(p[np.array(s, bool)].sum() - q[np.array(s, bool)].sum() ** k) for s in sets)
 

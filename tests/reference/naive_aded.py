@@ -1,4 +1,4 @@
-"""ADED written from its paper with counters: the table of a whole history, and roll-outs as lists of paths."""
+"""ADED written from its paper with counters: the table of a whole history, and rollouts as lists of paths."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tree(
     explore: float,
     most: int,
 ) -> list[tuple[int, ...]]:
-    """The paths of the best nodes, best first; `draws` has the uniforms of one roll-out each."""
+    """The paths of the best nodes, best first; each entry of `draws` has the uniforms of one rollout."""
     visits: Counter[tuple[int, ...]] = Counter()
     reach: dict[tuple[int, ...], float] = {}
     for steps in draws:

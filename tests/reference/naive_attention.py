@@ -1,7 +1,7 @@
 """Forwards with eager attention, written from a decoder's weights: one row, one head at a time, in float64.
 
-Keys and values of every layer stay where they were computed until they are computed again, so that a cache is nothing
-but the positions that are fed.
+Keys and values of every layer are kept until they are computed again, so that a cache is defined by the positions that
+are computed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Eager:
     """The text of one row and its keys and values."""
 
     def __init__(self, model: Any, length: int, visible: Callable[[int, int], bool] = lambda p, s: True) -> None:
-        """`visible(p, s)`: whether position p sees position s."""
+        """`visible(p, s)` says whether position p sees position s."""
         self.model, self.config = model, model.decoder.config
         self.length, self.visible = length, visible
         shape = (self.config.layers, length, self.config.kv_heads, self.config.head_dim)
@@ -27,7 +27,7 @@ class Eager:
         self.k, self.v = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
 
     def forward(self, tokens: Sequence[int], positions: Sequence[int]) -> tuple[dict[int, Tensor], list[Tensor]]:
-        """Feeds the tokens at `positions`: the logits [V] of each, and the mean weights [Q, L] of every layer."""
+        """Computes `positions`; returns the logits [V] of each, and the mean weights [Q, L] of every layer."""
         decoder, config = self.model.decoder, self.config
         self.stored.update(positions)
         h = decoder.embed.weight.double()[[tokens[p] for p in positions]]

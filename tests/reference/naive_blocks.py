@@ -28,7 +28,7 @@ class Rule:
         return competing
 
     def forced(self, competing: list[int]) -> list[int]:
-        """Where one position has to be committed."""
+        """The candidates for a forward in which one position has to be committed."""
         return competing
 
 

@@ -1,4 +1,4 @@
-"""What caches query, written down from the papers: one row, sets of positions, one forward at a time.
+"""The positions that caches compute, written from the papers: one row, sets of positions, one forward at a time.
 
 Vicinity: dInfer (https://arxiv.org/abs/2510.08666). Delayed caches: dKV-Cache (https://arxiv.org/abs/2505.15781).
 Block: SDAR (https://arxiv.org/abs/2510.06303).
@@ -17,7 +17,7 @@ from pardec.models.plan import Plan
 
 @dataclass
 class Row:
-    """One row as a forward finds it."""
+    """The state of one row before a forward."""
 
     prompt: int
     total: int
@@ -97,7 +97,7 @@ def decode(
 ) -> tuple[list[int], dict[int, int], list[tuple[int, ...]]]:
     """`count` tokens per forward, the surest first, or in `order`. Tokens, commit forwards and the positions queried.
 
-    Every forward queries the positions of the rule and those that predict the wanted ones; the first all it may see.
+    Every forward computes the rule's positions and those that predict the wanted ones; the first one all visible ones.
     """
     decoding_config = model.decoding_config
     causal = decoding_config.attention == "block-causal"
@@ -125,7 +125,7 @@ def decode(
 
 
 def _forward(model: Any, tokens: list[int], queried: list[int], rows: list[int], end: int, cache: Any) -> torch.Tensor:
-    """[rows, V] logits; positions that are not queried are seen with the K/V of their last query."""
+    """Logits [rows, V]; positions that are not computed are seen with the K/V of their last computation."""
     at = torch.tensor([queried])
     plan = Plan(
         tokens=torch.tensor([[tokens[p] for p in queried]]),

@@ -94,7 +94,7 @@ def dawn(
 
 
 class Dapd:
-    """Counts the masks that a block began with."""
+    """DAPD's rule, which counts the masks that a block began with."""
 
     def __init__(self, *, first: float, last: float, switch: float, tau: float, layers: int) -> None:
         self.first, self.last, self.switch, self.tau, self.layers = first, last, switch, tau, layers
@@ -114,7 +114,7 @@ class Dapd:
 
 
 def density(known: list[bool], sigma: float, i: int) -> float:
-    """Around position i of a row; far to both sides of it, where the Gaussian is 0."""
+    """The share of known positions around position i of a row, weighted by a Gaussian up to where it is 0."""
     far = math.ceil(40 * sigma)
     total = near = 0.0
     for j in range(i - far, i + far + 1):
@@ -126,7 +126,7 @@ def density(known: list[bool], sigma: float, i: int) -> float:
 
 @dataclass
 class DualAdaptive:
-    """d2Cache around a rule that says which of the masks queried in the block are committed."""
+    """d2Cache with a rule that selects which of the computed masks of the block are committed."""
 
     k: int
     rollout: float
@@ -136,7 +136,7 @@ class DualAdaptive:
     def decode(
         self, model: Any, canvas: list[int], start: int, block_length: int
     ) -> tuple[list[int], list[int], list[list[int]]]:
-        """Tokens, the forward that committed each position, and what each forward queried; the surest goes first."""
+        """Tokens, the forward that committed each position, and the positions of each forward; the surest is first."""
         tokens, mask, shift = list(canvas), model.decoding_config.mask_id, model.decoding_config.shift
         size = len(tokens)
         open_ = {p for p in range(start, size) if tokens[p] == mask}

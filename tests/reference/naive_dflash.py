@@ -1,4 +1,4 @@
-"""DFlash, DFlash 2 and DSpark written plainly, from tensors by their published names: no cache, no batch, by query."""
+"""Plain DFlash, DFlash 2 and DSpark on tensors under published names: no cache, no batch, one query at a time."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class NaiveDFlash:
         self.layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
 
     def context(self, states: Tensor) -> Tensor:
-        """[P, E] of the target's fused states [P, S]."""
+        """The context [P, E] from the target's fused states [P, S]."""
         return rms(
             states @ self.tensors["fc.weight"].T, self.tensors["hidden_norm.weight"], self.config["rms_norm_eps"]
         )
 
     def block(self, states: Tensor, last: int, mask: int, width: int) -> Tensor:
-        """[width, E] normed states of the block [last, mask, ..] after the context of `states` [P, S]."""
+        """Normed states [width, E] of the block [last, mask, ..] after the context of `states` [P, S]."""
         config, eps, past = self.config, self.config["rms_norm_eps"], len(states)
         context = self.context(states)
         h = self.embedding[torch.tensor([last] + [mask] * (width - 1))] * config.get("input_embedding_scale", 1.0)
@@ -96,7 +96,7 @@ class NaiveDFlash:
         return out
 
     def heads(self, x: Tensor, weight: Mapping[str, Tensor], part: str, positions: Sequence[int] | None) -> Tensor:
-        """[N, H, D] projections, queries and keys normed and rotated."""
+        """Projections [N, H, D]; queries and keys are normed and rotated."""
         config = self.config
         out = x @ weight[f"self_attn.{part}_proj.weight"].T
         out = out.view(len(x), -1, config["head_dim"])
@@ -112,7 +112,7 @@ class NaiveDFlash:
         )
 
     def logits(self, states: Tensor) -> Tensor:
-        """[.., Vd] over the ids that it drafts."""
+        """Logits [.., Vd] over the ids that it drafts."""
         out = states @ self.head.T * self.config.get("output_multiplier", 1.0)
         cap = self.config.get("final_logit_softcapping")
         return (out / cap).tanh() * cap if cap else out

@@ -1,4 +1,4 @@
-"""EAGLE written down from its formulas: one pass over a whole row of pairs, no cache, no batch, any dtype."""
+"""EAGLE written from its formulas: one pass over a whole row of pairs, no cache, no batch, any dtype."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def outputs(
     visible: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """What the layers give [Q, E] for pairs of embeddings and states [Q, E]; `visible` [Q, Q] bool."""
+    """The layers' outputs [Q, E] for pairs of embeddings and states [Q, E]; `visible` [Q, Q] bool."""
     epsilon, stem = config.get("rms_norm_eps", 1e-6), first(t)
     if f"{stem}hidden_norm.weight" in t:
         normed = norm(features, t[f"{stem}hidden_norm.weight"], epsilon)
@@ -100,7 +100,7 @@ def outputs(
 
 
 def first(t: Tensors) -> str:
-    """What the names of the first layer begin with."""
+    """The prefix of the first layer's tensor names."""
     return next(stem for stem in ("midlayer.", "transformer.", "layers.0.") if f"{stem}self_attn.q_proj.weight" in t)
 
 
@@ -112,9 +112,9 @@ def draft(
     config: Mapping[str, Any],
     flags: Mapping[str, Any],
 ) -> tuple[Tensor, Tensor]:
-    """What is fed back, and what the head multiplies, after each pair of `tokens` [Q]: both [Q, E].
+    """The states that are fed back, and the head's inputs, after each pair of `tokens` [Q]: both [Q, E].
 
-    The first pairs have `features` [P, E]; each of the others has what was fed back after the one before.
+    The first pairs have `features` [P, E]; each later one has the state fed back after the pair before it.
     """
     known, size = list(features), features.shape[-1]
     for count in range(len(known), len(tokens) + 1):

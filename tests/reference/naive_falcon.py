@@ -1,4 +1,4 @@
-"""Blocks of pairs after an EAGLE-1 as their formulas say: every block by one pass over the whole row before it."""
+"""Falcon's blocks of pairs after an EAGLE-1, from the formulas: one pass over the whole row for every block."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def outputs(
     config: Mapping[str, Any],
     block: int,
 ) -> Tensor:
-    """[E] the output whose logits are after `path`, drafted after `text`; `features` [n - 1, E] are the target's."""
+    """The output [E] that predicts the token after `text` and the draft `path`; `features` [n - 1, E]: the target's."""
     offsets = torch.cat((torch.zeros_like(features[:1]), tensors["block_offsets.weight"]))[:block]
     tokens, states, group = list(text[1:]), features[:-1], list(range(-len(text) + 1, 0))
     positions = list(range(len(text) - 1))

@@ -28,7 +28,7 @@ def count(t: Tensors, pattern: str) -> list[int]:
 
 
 def medusa(t: Tensors, h: Tensor) -> list[Tensor]:
-    """[V] of every head of v0.1 tensors, from a state h [E]."""
+    """The logits [V] of every head of v0.1 tensors, from a state h [E]."""
     result = []
     for head in count(t, r"(\d+)\."):
         x, blocks = h, count(t, rf"{head}\.(\d+)\.linear")
@@ -39,7 +39,7 @@ def medusa(t: Tensors, h: Tensor) -> list[Tensor]:
 
 
 def hydra(t: Tensors, h: Tensor, embedded: Sequence[Tensor]) -> Tensor:
-    """[V] of the head after the tokens of a path, whose embeddings [E] are `embedded`; h [E] is refined already."""
+    """The logits [V] of the head after a path with the embeddings `embedded` [E]; h [E] has passed the prefix layer."""
     head = len(embedded) - 1
     blocks = count(t, rf"hydra_mlp\.{head}\.(\d+)\.linear")
     x = h
@@ -55,7 +55,7 @@ def hydra(t: Tensors, h: Tensor, embedded: Sequence[Tensor]) -> Tensor:
 
 
 def prefix(t: Tensors, states: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """[T, E] of the layer before Hydra++'s heads, for the target's states [T, E] from the first token on."""
+    """The outputs [T, E] of the layer before Hydra++'s heads, for the target's states [T, E] from the first token."""
     stem, epsilon = f"{PREFIX}layers.0.", config["rms_norm_eps"]
     at = torch.arange(len(states))
     visible = at <= at[:, None]

@@ -1,4 +1,4 @@
-"""Jacobi windows and lookahead for one row, without a cache: one whole forward a round, lists in place of tensors.
+"""Jacobi windows and lookahead for one row, without a cache: one whole forward per round, lists in place of tensors.
 
 Fresh guesses repeat the token before them (Jacobi), or are one given token (lookahead), so that nothing is drawn.
 """
@@ -11,7 +11,7 @@ Picks = Callable[[Sequence[int]], Sequence[int]]  # a text -> the pick after eac
 
 
 def sliding(picks: Picks, prompt: Sequence[int], new: int, window: int) -> tuple[list[int], int]:
-    """Text and forwards of a window that moves along with the text."""
+    """Text and forwards of a window that moves with the text."""
     text, guesses = [*prompt, picks(prompt)[-1]], list[int]()
     rounds, end = 1, len(prompt) + new
     while len(text) < end:
@@ -34,7 +34,7 @@ def block(
     exit_iterations: int = 10**9,
     exit_tokens: int = 0,
 ) -> tuple[list[int], int]:
-    """Text and forwards where a window is finished first; what is left early is taken by the next one's forward."""
+    """Text and forwards with windows that are finished one by one; the next window shares the last forward of each."""
     text, guesses = [*prompt, picks(prompt)[-1]], list[int]()
     rounds, end, left, sure, turns = 1, len(prompt) + new, 0, 0, 0
     while len(text) < end:
@@ -60,7 +60,7 @@ def block(
 def lookahead(
     picks: Picks, prompt: Sequence[int], new: int, window: int, ngram: int, most: int, filler: int
 ) -> tuple[list[int], int]:
-    """Text and forwards; every branch is a text of its own."""
+    """Text and forwards of lookahead; every branch is a separate text."""
     text = [*prompt, picks(prompt)[-1]]
     lines = [[filler] * window]
     pool: dict[int, list[tuple[int, ...]]] = {}

@@ -38,7 +38,7 @@ def adapter(
 
 
 def states(tensors: dict[str, Tensor], config: dict[str, Any], h: Tensor) -> Tensor:
-    """[P, E] what the head reads, of the outputs h [P, E] of the target's first layers, at positions 0 .. P - 1."""
+    """The head's inputs [P, E] from the outputs h [P, E] of the target's first layers, at positions 0 .. P - 1."""
     tensors = {name: value.to(h.dtype) for name, value in tensors.items()}
     heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
     size = config.get("head_dim") or config["hidden_size"] // heads

@@ -31,7 +31,7 @@ def moments(t: Tensors, pixels: Tensor, levels: int) -> tuple[Tensor, Tensor]:
 
 
 def pixels(t: Tensors, latents: Tensor, levels: int) -> Tensor:
-    """What latents [B, d, h, w], not scaled, are decoded to."""
+    """The pixels decoded from latents [B, d, h, w], not scaled."""
     x = mid(t, "decoder", conv(t, "decoder.conv_in", conv(t, "post_quant_conv", latents, 0)))
     for i in reversed(range(levels)):
         j = 0

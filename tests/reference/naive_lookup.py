@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def on(text: Sequence[int], place: int, count: int) -> list[int]:
-    """`count` tokens from `place` on, what is copied counting as text."""
+    """`count` tokens copied from `place` on; copied tokens can be copied again."""
     whole = list(text)
     for index in range(count):
         whole.append(whole[place + index])
@@ -14,7 +14,7 @@ def on(text: Sequence[int], place: int, count: int) -> list[int]:
 
 
 def lookup(text: Sequence[int], k: int, most: int, prefer: str) -> list[int]:
-    """Prompt lookup: the longest ending of up to `most` tokens that stood before, and what followed."""
+    """Prompt lookup: the tokens after an earlier occurrence of the longest suffix of up to `most` tokens."""
     text = list(text)
     for size in range(min(most if prefer != "longest" else len(text), len(text) - 1), 0, -1):
         places = [s + size for s in range(len(text) - size) if text[s : s + size] == text[-size:]]
@@ -24,7 +24,7 @@ def lookup(text: Sequence[int], k: int, most: int, prefer: str) -> list[int]:
 
 
 class Copying:
-    """CopySpec on one row: asked after each round."""
+    """CopySpec on one row, called after each round."""
 
     def __init__(self, k: int, suffix: int) -> None:
         self.k, self.suffix = k, suffix
@@ -48,9 +48,9 @@ class Copying:
 
 
 def aggressive(source: Sequence[int], output: Sequence[int], most: int, agree: int = 0) -> list[int]:
-    """What is left of the source after the output, all of which is gone through anew.
+    """The rest of the source after the output, found from the start at each call.
 
-    With `agree` > 0 tokens that deviate replace those of the source one by one, until as many in a row agree.
+    With `agree` > 0 deviating tokens replace those of the source one by one, until that many in a row agree.
     """
     source, at, since, follows = list(source), 0, 0, True
     for end in range(1, len(output) + 1):
@@ -84,12 +84,12 @@ class Recycled:
         self.followers: dict[int, list[int]] = {}
 
     def update(self, tokens: Sequence[int], distributions: Sequence[Sequence[float]], k: int) -> None:
-        """Each node in turn: the last of equal tokens stays."""
+        """Records each node in turn; of equal tokens the last one is kept."""
         for token, distribution in zip(tokens, distributions, strict=True):
             self.followers[token] = sorted(range(len(distribution)), key=lambda other: -distribution[other])[:k]
 
     def tree(self, root: int, paths: Sequence[tuple[int, ...]], room: int) -> set[tuple[int, ...]]:
-        """The token paths that hang below `root`."""
+        """The token paths below `root`."""
         found = set()
         for path in paths:
             here, tokens = root, []

@@ -1,4 +1,4 @@
-"""Masked decoding written down from the papers' formulas: one row, one position at a time, no cache, float64.
+"""Masked decoding written from the papers' formulas: one row, one position at a time, no cache, float64.
 
 Sampling loop, fixed schedule, random order: LLaDA (https://arxiv.org/abs/2502.09992). Threshold and factor: Fast-dLLM
 (https://arxiv.org/abs/2505.22618). Margin: https://arxiv.org/abs/2502.06768. Entropy: Dream
@@ -21,7 +21,7 @@ Uniform = Callable[[int, int, str, int], Any]  # step, position, purpose, width 
 
 @dataclass
 class BlockView:
-    """What a select sees: position -> score and entropy of the open ones, and the point in the schedule."""
+    """The input of a select: scores and entropies of the open positions, and the point in the schedule."""
 
     score: dict[int, float]
     entropy: dict[int, float]
@@ -108,7 +108,7 @@ def score_of(propose: str, distribution: np.ndarray, token: int, number: float) 
 
 
 def logits_of(model: Any, tokens: list[int], given: list[bool], cfg: float | None) -> np.ndarray:
-    """[L, V] float64 aligned logits: row p predicts position p, the mask id is impossible."""
+    """Aligned logits [L, V] float64: row p predicts position p, and the mask id is excluded."""
 
     def forward(row: list[int]) -> np.ndarray:
         raw = model.forward(Plan.full(torch.tensor([row]), model.visible())).logits()[0].double().numpy()

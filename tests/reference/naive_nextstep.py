@@ -1,6 +1,6 @@
-"""NextStep-1's sampling, plainly: no cache, one image, transformers' decoder, and the head written out.
+"""A plain version of NextStep-1's sampling: no cache, one image, transformers' decoder, and the head written out.
 
-Formulas as in the code that its authors publish beside the weights.
+The formulas are those of the code that its authors publish with the weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
 
 
 def velocity(weights: Weights, x: Tensor, t: float, c: Tensor) -> Tensor:
-    """[N, d] of points x [N, d] at time t, under conditions c [N, E]."""
+    """The velocities [N, d] of points x [N, d] at time t, under conditions c [N, E]."""
 
     def own(name: str, value: Tensor) -> Tensor:
         return linear(weights, _HEAD + name, value)
@@ -44,7 +44,7 @@ def velocity(weights: Weights, x: Tensor, t: float, c: Tensor) -> Tensor:
 
 
 def times(steps: int, shift: float) -> list[float]:
-    """Where each step begins, and 1."""
+    """The time at which each step begins, and 1 at the end."""
     even = torch.linspace(0, 1, steps + 1)[:-1]
     return [*(even / (shift - (shift - 1) * even)).tolist(), 1.0]
 
@@ -59,7 +59,7 @@ def sample(
     shift: float = 1.0,
     stochastic: bool = True,
 ) -> Tensor:
-    """[N, d]: tokens by `noise` [N, T + 1, d]; without `stochastic`, by Euler's method for the flow itself."""
+    """Tokens [N, d] from `noise` [N, T + 1, d]; without `stochastic`, by Euler's method for the flow itself."""
     steps = noise.shape[1] - 1
     grid, x = times(steps, shift), noise[:, 0]
     for number, (start, stop) in enumerate(pairwise(grid), 1):
@@ -78,7 +78,7 @@ def sample(
 
 
 def states(model: Any, weights: Weights, prompt: list[int], tokens: Tensor, *, use_norm: bool = False) -> Tensor:
-    """[n + 1, E]: the projected outputs after a prompt and after each of n `tokens` [n, d]."""
+    """The projected outputs [n + 1, E] after a prompt and after each of n `tokens` [n, d]."""
     if use_norm:
         tokens = F.layer_norm(tokens, tokens.shape[-1:], eps=1e-6)
     words = model.get_input_embeddings()(torch.tensor(prompt))
@@ -99,7 +99,7 @@ def generate(
     use_norm: bool = False,
     **more: Any,
 ) -> Tensor:
-    """[S, d]: an image, token by token, by `noise` [S, T + 1, d]; `away` is the prompt of guidance."""
+    """An image [S, d], token by token, from `noise` [S, T + 1, d]; `away` is the negative prompt of guidance."""
     tokens = torch.zeros(0, noise.shape[-1])
     for own in noise:
         cond = states(model, weights, prompt, tokens, use_norm=use_norm)[-1:]
@@ -109,7 +109,7 @@ def generate(
 
 
 def unpatched(tokens: Tensor, grid: tuple[int, int], patch: int) -> Tensor:
-    """[1, c, h, w]: latents of tokens [S, c p p]."""
+    """The latents [1, c, h, w] of tokens [S, c p p]."""
     (rows, columns), channels = grid, tokens.shape[1] // patch**2
     x = tokens.reshape(1, rows, columns, channels, patch, patch)
     return torch.einsum("nhwcpq->nchpwq", x).reshape(1, channels, rows * patch, columns * patch)

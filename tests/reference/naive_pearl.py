@@ -8,7 +8,7 @@ Next = Callable[[Sequence[int]], int]
 
 
 def pearl(target: Next, drafter: Next, text: Sequence[int], k: int, rounds: int) -> list[list[int]]:
-    """The tokens that each of so many rounds adds to `text`, greedily."""
+    """The tokens that each round adds to `text`, greedily."""
     text, pending, added = list(text), [], []
     for _ in range(rounds):
         draft: list[int] = []

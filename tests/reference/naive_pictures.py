@@ -1,7 +1,7 @@
-"""The published loops of Lumina-DiMOO and MMaDA, written down from their sources, for one picture.
+"""The published loops of Lumina-DiMOO and MMaDA, written from their sources, for one picture.
 
 Lumina-DiMOO, https://arxiv.org/abs/2510.06308 (with its max-logit cache); MMaDA, https://arxiv.org/abs/2505.15809.
-Each half of guidance is a sequence of ids of its own, fed whole and without a cache, unless the loop has one.
+Each half of guidance is a separate sequence of ids, computed whole and without a cache, unless the loop has one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Half:
     logits: Tensor = field(default_factory=lambda: torch.empty(0))  # [T, codes] as they were last computed
 
     def read(self, image: list[int], which: np.ndarray | None = None) -> Tensor:
-        """[T, codes] the logits of the codes; with `which` [T] only those positions are computed."""
+        """The logits [T, codes] of the codes; with `which` [T] only those positions are computed."""
         if which is not None and not which.any():
             return self.logits
         ids = torch.tensor([[*self.prompt, *image]])
@@ -57,7 +57,7 @@ class Half:
 
 
 def aligned(which: np.ndarray, count: int) -> np.ndarray:
-    """[count]: both halves compute the positions that the first one chooses, counted from the end."""
+    """The positions [count] that the first half chooses and both halves compute, counted from the end."""
     return np.pad(which, (max(count - len(which), 0), 0))[-count:]
 
 

@@ -1,8 +1,8 @@
-"""Prophet (https://arxiv.org/abs/2508.19982) written down from its description: one row, no cache, every step made.
+"""Prophet (https://arxiv.org/abs/2508.19982) written from its description: one row, no cache, a forward at every step.
 
-A plan of S steps is shared out evenly over the blocks. At each of its steps, whether or not the schedule owes a token
-at it, there is a forward; if the gap of the region suffices for the share of the plan that is reached with this step,
-everything open is filled, else the tokens owed are committed, the surest first.
+A plan of S steps is divided evenly among the blocks. Each step has a forward, even if the schedule commits nothing in
+it. If the gap of the region is wide enough for the share of the plan reached with this step, everything open is filled;
+else the scheduled number of tokens is committed, the surest first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pardec.models.plan import Plan
 
 @dataclass
 class Told:
-    """What came of it: each position's token, the step that committed it, and how many steps of the plan were made."""
+    """The outcome: each position's token, the step that committed it, and the number of steps made."""
 
     tokens: list[int]
     when: dict[int, int] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Told:
 
     @property
     def forwards(self) -> dict[int, int]:
-        """`when` counted in steps that committed something."""
+        """`when`, counted in steps that committed something."""
         busy = sorted(set(self.when.values()))
         return {position: busy.index(step) for position, step in self.when.items()}
 

@@ -1,4 +1,4 @@
-"""Prompt tokens and pseudo states as the papers write them: one whole forward of one text, no cache, no tree."""
+"""Prompt tokens and pseudo states written from the papers: one whole forward of one text, no cache, no tree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pardec.models.plan import Plan, Visible
 
 
 def prompt_logits(model: LanguageModel, text: Sequence[int], vectors: Tensor, each: int, attention: str) -> Tensor:
-    """[s, V]: the mean logits of each step's vectors after `text`; `vectors` [s * each, E], step by step."""
+    """The mean logits [s, V] of each step's vectors after `text`; `vectors` [s * each, E], step by step."""
     size, count = len(text), len(vectors)
     visible = torch.zeros(size + count, size + count, dtype=torch.bool)
     for query in range(size + count):
@@ -36,7 +36,7 @@ def prompt_logits(model: LanguageModel, text: Sequence[int], vectors: Tensor, ea
 
 
 def pseudo_logits(model: LanguageModel, text: Sequence[int], layers: Sequence[int], makers: Sequence[Tensor]) -> Tensor:
-    """[k, V]: logits of the pseudo states after `text`, the j-th by a matrix [E, E] from the output of layers[j]."""
+    """Logits [k, V] of the pseudo states after `text`, the j-th by a matrix [E, E] from the output of layers[j]."""
     size = len(text)
     tokens = torch.tensor([list(text)])
     states, start = None, 0

@@ -1,4 +1,4 @@
-"""Decoding without some of the masks, from the papers: they are deleted, and the rest goes through one full forward.
+"""Decoding without some of the masks, from the papers: they are deleted, and one full forward computes the rest.
 
 One row, no cache, plain Python. `rule` names the masks after a block that stay, when the block begins.
 """
@@ -46,7 +46,7 @@ def dpad(k: float, scale: float, window: int, seed: int) -> Rule:
 
 
 def predict(model: LanguageModel, tokens: list[int], positions: list[int]) -> dict[int, tuple[int, float]]:
-    """What each of `positions` is predicted to be and how surely, by a forward that has no other positions."""
+    """The token and probability predicted for each of `positions`, by a forward of these positions alone."""
     order = torch.tensor([positions])
     slots = torch.arange(len(positions))[None]
     own = torch.tensor([[tokens[p] for p in positions]])

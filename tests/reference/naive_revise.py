@@ -1,4 +1,4 @@
-"""Revising methods written down from their papers' rules: one row, plain loops, no cache, every step from scratch.
+"""Revising methods written from their papers: one row, plain loops, no cache, every step from scratch.
 
 WINO (https://arxiv.org/abs/2507.18578), ReMDM's late remasking (https://arxiv.org/abs/2503.00307), token editing
 (https://arxiv.org/abs/2602.08676), all with a confidence threshold; Saber (https://arxiv.org/abs/2510.18165),
@@ -18,13 +18,13 @@ from tests.reference.naive_masked import softmax
 
 
 def distributions(model: Any, tokens: list[int], mask: int) -> np.ndarray:
-    """[L, V] probabilities of every position, the mask id left out."""
+    """Probabilities [L, V] of every position, without the mask id."""
     plan = Plan.full(torch.tensor([tokens]), model.visible())
     return _shifted(model.forward(plan).logits()[0], model.decoding_config.shift, mask)
 
 
 def leave_one_out(model: Any, tokens: list[int], block: range, mask: int) -> dict[int, np.ndarray]:
-    """The law of each block position, seen from a masked twin that sees everything but the position itself."""
+    """The distribution at each block position, from a masked copy that sees everything but the position itself."""
     shift, length = model.decoding_config.shift, len(tokens)
     twins = list(block)
     places = list(range(length)) + [max(p - shift, 0) for p in twins]
@@ -154,7 +154,7 @@ def saber(
 
 
 def predicted(model: Any, tokens: list[int], soft: dict[int, torch.Tensor], mask: int) -> np.ndarray:
-    """[L, V] probabilities; the input rows [E] in `soft` replace their positions' embeddings."""
+    """Probabilities [L, V]; the input rows [E] in `soft` replace their positions' embeddings."""
     first = model.decoder.embedding[0]  # what is fed where `soft` has the input, and taken away again
     ids = torch.tensor([[0 if p in soft else token for p, token in enumerate(tokens)]])
     rows = torch.stack([soft[p].float() - first if p in soft else 0 * first for p in range(len(tokens))])
@@ -163,7 +163,7 @@ def predicted(model: Any, tokens: list[int], soft: dict[int, torch.Tensor], mask
 
 
 def mixture(token: torch.Tensor, mask: torch.Tensor, share: float) -> torch.Tensor:
-    """DMax's input: both embeddings by the token's probability, as long as both are by it."""
+    """DMax's input: a mixture of both embeddings by the token's probability, with the norm mixed likewise."""
     both = share * token + (1 - share) * mask
     return both / both.norm() * (share * token.norm() + (1 - share) * mask.norm())
 

@@ -1,4 +1,4 @@
-"""Schedules with a clock, written down from their sources: one row, a forward at every step, committing or not.
+"""Schedules with a clock, written from their sources: one row, a forward at every step, committing or not.
 
 Timesteps and origin: Dream (https://arxiv.org/abs/2508.15487). Confident decoding: Dimple
 (https://arxiv.org/abs/2505.16990). Carry: Fast-dLLM's Dream without a cache (https://arxiv.org/abs/2505.22618).
@@ -19,7 +19,7 @@ Uniform = Callable[[int, int, str], float]  # clock, position, purpose
 
 @dataclass
 class Moment:
-    """What a rule sees at one step of a block."""
+    """The input of a rule at one step of a block."""
 
     score: dict[int, float]  # of the open positions
     step: int  # within the block
@@ -106,7 +106,7 @@ def decode(
     block_length: int,
     absolute: bool = False,
 ) -> tuple[list[int], list[int], int]:
-    """Tokens, the forward that committed each position (those that committed nothing not counted), and their number."""
+    """Tokens, the forward that committed each position, and the number of forwards; idle ones are not counted."""
     tokens, open_ = list(canvas), [p for p in range(start, len(canvas)) if canvas[p] == model.decoding_config.mask_id]
     given = [p not in open_ for p in range(len(tokens))]
     when = [-1] * len(tokens)

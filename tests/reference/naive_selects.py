@@ -1,4 +1,4 @@
-"""Adaptive rules written down from their papers: one row, one position at a time, plain Python, float64.
+"""Adaptive rules written from their papers: one row, one position at a time, plain Python, float64.
 
 CreditDecoding https://arxiv.org/abs/2510.06133, LocalLeap https://arxiv.org/abs/2510.07081, entropy bound
 https://arxiv.org/abs/2505.24857, KLASS https://arxiv.org/abs/2511.05664, hierarchical decoding
@@ -76,7 +76,7 @@ def cumulative(tau: float) -> Callable[[Distributions], list[int]]:
 
 
 class EntropyFloor:
-    """Low entropies, or as many of the lowest as a schedule asks for; `steps` are the block's."""
+    """Low entropies, or as many of the lowest as a schedule requires; `steps` are the block's."""
 
     def __init__(self, tau: float, steps: int, *, cosine: bool) -> None:
         self.tau, self.steps, self.cosine = tau, steps, cosine
@@ -142,7 +142,7 @@ def hierarchy(high: float | None, low: float) -> Callable[[Distributions], list[
 
 
 class Klass:
-    """Keeps each position's last law and its divergences; `quotas` is what the block's schedule owes step by step."""
+    """Keeps each position's last distribution and its divergences; `quotas`: tokens that each step must commit."""
 
     def __init__(self, tau: float, kl: float, history: int, quotas: Callable[[int], list[int]] | None = None) -> None:
         self.tau, self.kl, self.history, self.quotas = tau, kl, history, quotas
@@ -172,7 +172,7 @@ class Klass:
 
 
 def dilated(width: int, base: int) -> list[set[int]]:
-    """Offsets in a block, round by round; a small last round joins the one before."""
+    """Offsets in a block, round by round; a small last round is merged with the one before."""
     levels: list[set[int]] = []
     stride = width // base
     while stride >= 1:
@@ -225,7 +225,7 @@ def spacing(
 
 
 class PC:
-    """The published score; as many as the block's schedule owes at this step, of `quotas(count)`."""
+    """The published score; commits as many tokens as the block's schedule, `quotas(count)`, requires at this step."""
 
     begin = 0  # the first position of the block, set by the decoder
 
@@ -249,7 +249,7 @@ class PC:
 
 
 class Credit:
-    """The published order of operations, with the whole matrix; afterwards the rule it is put before."""
+    """The published order of operations, with the whole matrix, followed by another rule."""
 
     def __init__(
         self,
@@ -296,7 +296,7 @@ def decode(
 ) -> tuple[list[int], list[int], int]:
     """Tokens, the forward that committed each position (-1 given) and the number of forwards.
 
-    Candidates are argmaxes: with a temperature or a filter the rule only sees the distribution so shaped.
+    Candidates are argmaxes: a temperature or a filter only changes the distribution that the rule sees.
     """
     tokens, mask = list(canvas), model.decoding_config.mask_id
     open_ = {p for p in range(start, len(tokens)) if tokens[p] == mask}

@@ -1,6 +1,6 @@
-"""https://arxiv.org/abs/2602.02544 from the paper: one row, float64, one loop over layers, keys and values in a table.
+"""SPA (https://arxiv.org/abs/2602.02544) from the paper: one row, float64, a loop over layers, K/V in a table.
 
-A step is full, of the answer, or of the tokens of the answer that have changed most, layer by layer.
+A step computes everything, the answer, or the tokens of the answer that have changed most, layer by layer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pardec.models.model import LanguageModel
 
 
 def shares(layers: int, ratio: float, peak: float, first: float, last: float) -> list[float]:
-    """Of each layer, by two halves of a Gaussian: `first` of the ratio at 0, all at the peak, `last` of it at 1."""
+    """The shares of layers, by two halves of a Gaussian: `first` of the ratio at 0, all at the peak, `last` at 1."""
     made = []
     for layer in range(layers):
         x = layer / layers
@@ -28,7 +28,7 @@ def shares(layers: int, ratio: float, peak: float, first: float, last: float) ->
 
 
 class Row:
-    """One text and what the layers keep of it."""
+    """One text and the values that the layers keep."""
 
     def __init__(self, model: LanguageModel, length: int, part: list[float], rank: int) -> None:
         self.decoder, self.part = model.decoder, part
@@ -82,7 +82,7 @@ class Row:
         return self.norm(h, self.decoder.norm.weight) @ self.decoder.head.weight.double().T
 
     def change(self, layer: torch.nn.Module, index: int, h: Tensor, n: Tensor, at: Tensor) -> Tensor:
-        """What a layer adds to states h [M, E] at positions `at`, whose keys and values it renews."""
+        """The output that a layer adds to states h [M, E] at positions `at`, whose keys and values it recomputes."""
         bias = 0 if layer.qkv_bias is None else layer.qkv_bias.double()
         qkv = (n @ layer.qkv_weight.double().T + bias).view(len(at), -1, self.dim)
         q, k, v = qkv.split([self.heads, self.kv, self.kv], 1)
@@ -109,7 +109,7 @@ def decode(
     part: list[float],
     rank: int,
 ) -> tuple[list[int], list[int], list[list[list[int]]]]:
-    """Tokens, the step that committed each (-1 for given ones), and what each layer computed at each step."""
+    """Tokens, the step that committed each (-1 for given ones), and the positions of each layer at each step."""
     mask, shift, total = model.decoding_config.mask_id, model.decoding_config.shift, len(tokens)
     tokens, when, computed = list(tokens), [-2 if token == mask else -1 for token in tokens], []
     row = Row(model, total, part, rank)

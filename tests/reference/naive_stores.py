@@ -1,6 +1,6 @@
-"""What caches of fewer bytes read, worked out from the formulas for one row, head by head and group by group.
+"""The values that caches of fewer bytes decode, from the formulas, for one row, head by head and group by group.
 
-Every function takes the exact numbers of one chunk, [G, K, D] float64, and gives what is read in their place.
+Every function takes the exact numbers of one chunk, [G, K, D] float64, and returns the decoded ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def half(x: float, up: bool) -> float:
 
 
 def group(x: Numbers, bits: int, clip: float = 1.0) -> Numbers:
-    """A group of numbers through its codes."""
+    """A group of numbers, encoded and decoded."""
     low, high = x.min(), x.max()
     low, high = (low + high) / 2 - (high - low) / 2 * clip, (low + high) / 2 + (high - low) / 2 * clip
     low = half(low, up=False)
@@ -103,7 +103,7 @@ def gear(bits: int, sparsity: float, rank: int, *, token: bool) -> Read:
 
 
 def hadamard(size: int) -> Numbers:
-    """Sylvester's matrix, normalised: entry (i, j) is -1 to the number of ones that i and j have in common."""
+    """Sylvester's matrix, normalised: entry (i, j) is -1 to the power of the number of 1 bits that i and j share."""
     signs = [[(-1) ** (i & j).bit_count() for j in range(size)] for i in range(size)]
     return np.array(signs) / size**0.5
 
@@ -131,7 +131,7 @@ def channel_order(chunks: Numbers, heads: int) -> Numbers:
 
 
 def rotary(keys: Numbers, first: int, frequencies: Numbers, *, back: bool = False) -> Numbers:
-    """keys [n, K, D] of the positions from `first` on through the rotary embedding, or out of it."""
+    """Rotates keys [n, K, D] of the positions from `first` on by the rotary embedding, or back."""
     angle = (first + np.arange(len(keys)))[:, None, None] * frequencies * (-1 if back else 1)
     a, b = np.split(keys, 2, -1)
     return np.concatenate((a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)), -1)
@@ -145,8 +145,8 @@ def decode(
 ) -> tuple[list[int], list[float]]:
     """Greedy tokens and the highest logits, the whole past encoded from scratch before every token.
 
-    `encode` is given the exact K and V of the settled slots of a layer without the sinks, and how many of those were
-    settled with the prompt.
+    `encode` gets the exact K and V of a layer's encoded slots without the sinks, and how many were encoded with the
+    prompt.
     """
     text, highest, at = list(prompt), [], 0
     cache = model.new_cache(1, len(prompt) + new)

@@ -1,4 +1,4 @@
-"""A decoder that sees the first and the last tokens of a text, one query and one key at a time, without a cache."""
+"""A decoder with a window: it sees the first and last tokens of a text; one query and key at a time, no cache."""
 
 from __future__ import annotations
 

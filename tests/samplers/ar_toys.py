@@ -1,4 +1,4 @@
-"""Tiny random autoregressive models, the true law of what they say by enumeration, and tests of draws against it."""
+"""Tiny random autoregressive models, their enumerated distributions over texts, and tests of draws against these."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def speculation(
     shape: Shape | None = None,
     length: Length | None = None,
 ) -> SpeculativeSampler:
-    """A sampler of objects that no registry knows; an acceptance may be named."""
+    """A sampler made of unregistered objects; an acceptance may be given by name."""
     rule = registry.build_method(parse(accept).parts[0], "ar") if isinstance(accept, str) else accept
     return SpeculativeSampler(parse("sequential"), "distribution", drafter, rule, shape, length)
 
@@ -102,7 +102,7 @@ def run(
     seeds: Sequence[int] | None = None,
     **options: Any,
 ) -> Finished:
-    """Decodes `new` tokens after each prompt; more of `Request` goes by name: stop_ids, top_k, processors, source."""
+    """Decodes `new` tokens after each prompt; keywords set other fields of `Request`, such as stop_ids and top_k."""
     made = registry.resolve(spec, "ar", sampling=temperature > 0)
     options.setdefault("draft_model", draft_models.for_text(made, model))
     *_, last = decode(model, made, request(given, new, seeds=seeds, temperature=temperature, **options), steps=False)
@@ -111,7 +111,7 @@ def run(
 
 
 def rows(done: Finished) -> list[list[int]]:
-    """Every row without its padding."""
+    """The rows without padding."""
     return [done.tokens[i, :length].tolist() for i, length in enumerate(done.trace.lengths)]
 
 
@@ -119,7 +119,7 @@ def rows(done: Finished) -> list[list[int]]:
 
 
 def plain_greedy(model: LanguageModel, prompt: Sequence[int], new: int) -> list[int]:
-    """Greedy decoding without cache, loop or sampler: one whole forward a token."""
+    """Greedy decoding without cache, loop or sampler: one whole forward per token."""
     text = list(prompt)
     for _ in range(new):
         text.append(int(logits(model, [text])[0, -1].argmax()))
@@ -159,16 +159,17 @@ def is_greedy(model: LanguageModel, text: Sequence[int], start: int) -> bool:
 
 
 def counted(done: Finished, prompt: int, n: int, vocab: int, which: slice = slice(None)) -> np.ndarray:
-    """How often each continuation of `n` tokens came out after prompts of this length, [V] * n."""
+    """How often each continuation of `n` tokens was drawn after prompts of this length, [V] * n."""
     ends = done.tokens[which, prompt : prompt + n]
     index = (ends * vocab ** np.arange(n)[::-1]).sum(1)
     return np.bincount(index, minlength=vocab**n).reshape((vocab,) * n)
 
 
 def g_test(counts: np.ndarray, distribution: np.ndarray) -> float:
-    """The G statistic of `counts` against `law` in standard deviations above its mean (Wilson and Hilferty).
+    """The G statistic of `counts` against the distribution `law`, in standard deviations above its mean.
 
-    Cells expected less than five times are put together; a draw of probability 0 is infinitely far off.
+    The transformation is Wilson and Hilferty's. Cells expected fewer than five times are merged; a draw of probability
+    0 is infinitely far off.
     """
     seen, expected = counts.ravel().astype(float), distribution.ravel() * counts.sum()
     if (seen[expected == 0] > 0).any():
@@ -187,15 +188,15 @@ def g_test(counts: np.ndarray, distribution: np.ndarray) -> float:
 
 
 def variation(counts: np.ndarray, distribution: np.ndarray) -> float:
-    """Total variation between the frequencies and the law."""
+    """The total variation between the frequencies and the distribution."""
     return float(np.abs(counts / counts.sum() - distribution).sum() / 2)
 
 
 def floor(distribution: np.ndarray, draws: int) -> float:
-    """What `variation` is on average for exact draws, by the normal approximation."""
+    """The mean of `variation` for exact draws, by the normal approximation."""
     return float(np.sqrt(distribution * (1 - distribution) / (2 * np.pi * draws)).sum())
 
 
 def spread(distribution: np.ndarray, draws: int) -> float:
-    """The standard deviation of `variation` for exact draws, were cells independent."""
+    """The standard deviation of `variation` for exact draws, as if cells were independent."""
     return float(np.sqrt((1 - 2 / np.pi) * (distribution * (1 - distribution) / draws).sum()) / 2)

@@ -1,4 +1,4 @@
-"""A model that copies what once stood after the newest token, wherever in a long text that was."""
+"""A model that copies the token that followed an earlier occurrence of the newest token, anywhere in a long text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHARP = 60.0
 
 @cache
 def induction(vocab: int = 500) -> LanguageModel:
-    """Two layers with one head each: the first writes the token before into a state, the second looks for it.
+    """Two layers with one head each: the first writes the previous token into a state, the second looks it up.
 
     A state is [code | code of the token before | code of the prediction | 1]; codes are unit vectors.
     """

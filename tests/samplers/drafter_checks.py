@@ -1,4 +1,4 @@
-"""What drafters that need no model are held to besides test_verify_contract.py and the joint laws."""
+"""Checks of drafters without a model, in addition to test_verify_contract.py and the joint distributions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WORDS = {
 
 
 def cyclic(vocab: int = 7) -> LanguageModel:
-    """Says token x + 1 after token x, and 0 after the last."""
+    """A model that predicts token x + 1 after token x, and 0 after the last."""
     model = toy_ar(0, vocab)
     stack: Any = model.decoder
     with torch.no_grad():
@@ -47,7 +47,7 @@ def cyclic(vocab: int = 7) -> LanguageModel:
 
 
 def greedy_holds(spec: str, given: Sequence[Sequence[int]] = RAGGED, new: int = 40) -> float:
-    """Every row of a ragged batch is greedy decoding's, in the rounds and nodes it takes alone; tokens per forward."""
+    """Checks that rows of a ragged batch equal greedy decoding in the rounds of a row alone; tokens per forward."""
     model = toy_ar(3, vocab=11, sharp=2.0)
     counts = [new - 3 * row for row in range(len(given))]
     done = run(model, spec, given, counts)
@@ -61,14 +61,14 @@ def greedy_holds(spec: str, given: Sequence[Sequence[int]] = RAGGED, new: int = 
 
 
 def gained(spec: str, task: str, operation: str | None = None, count: int = 60) -> float:
-    """Acceptance length on tiny-llama's held-out problems: tokens gained a verify forward, the prompt's left out."""
+    """Acceptance length on tiny-llama's held-out problems: tokens per verify forward, without the prompt's."""
     plain, made = (_decoded(sampler, task, operation, count) for sampler in ("sequential", spec))
     assert made.tokens == plain.tokens
     return (sum(map(len, made.tokens)) - len(made.tokens)) / (sum(made.nfe) - len(made.tokens))
 
 
 def forwards_a_token(spec: str) -> float:
-    """Of tiny-llama on held-out lists that are to be copied."""
+    """Forwards per token of tiny-llama on held-out lists that are to be copied."""
     made = _decoded(spec, "lists", "copy", 60)
     return sum(made.nfe) / sum(made.generated)
 

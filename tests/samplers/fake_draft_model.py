@@ -34,7 +34,7 @@ NEW = [14, 17, 9, 20]
 
 @contextmanager
 def named(**models: LanguageModel) -> Iterator[None]:
-    """`model:name=...` drafts with these."""
+    """Makes `model:name=...` draft with these models."""
     with patch.object(draft_models, "language_model", lambda name, device, dtype: models[name]):
         yield
 
@@ -46,7 +46,7 @@ def target() -> LanguageModel:
 
 @cache
 def near() -> LanguageModel:
-    """A drafter that is right about half of the time: the target without its last layer's MLP."""
+    """A drafter that is right about half of the time: the target without the MLP of its last layer."""
     model = toy_ar(0, 5, 3.0, layers=4)
     stack: Any = model.decoder
     stack.layers[3].down_weight.zero_()
@@ -55,12 +55,12 @@ def near() -> LanguageModel:
 
 @cache
 def greedy(new: tuple[int, ...] = tuple(NEW)) -> list[list[int]]:
-    """What the rows of `RAGGED` are by plain greedy decoding."""
+    """The rows of `RAGGED` by plain greedy decoding."""
     return [plain_greedy(target(), prompt, count) for prompt, count in zip(RAGGED, new, strict=True)]
 
 
 def keeps_greedy(spec: str) -> None:
-    """All rows in one batch, and each alone, are what plain greedy decoding gives."""
+    """Checks that all rows in one batch, and each alone, equal plain greedy decoding."""
     with named(near=near()):
         done = run(target(), spec, RAGGED, NEW)
         assert rows(done) == greedy(), spec
@@ -72,7 +72,7 @@ def keeps_greedy(spec: str) -> None:
 
 
 def committed_slots_suffice(spec: str) -> None:
-    """Slots from the last committed token on have no part in what is decoded, which is the greedy text."""
+    """Checks that slots from the last committed token on have no effect on the text, which is the greedy one."""
     clean, verify = run(target(), spec, RAGGED, NEW), VerifyForward.verify
 
     def poisoned(self: VerifyForward, draft: Draft) -> Any:
@@ -103,15 +103,15 @@ def distribution(model: LanguageModel, text: Sequence[int], **part: Any) -> Tens
 
 
 def apart(found: Tensor, expected: Tensor) -> float:
-    """The greatest difference as a share of the greatest entry: how a processor rounds grows with what it adds up."""
+    """The largest difference divided by the largest entry, since rounding errors grow with the sums."""
     return float((found - expected).abs().max() / expected.abs().max())
 
 
 @contextmanager
 def heard(truth: Callable[[list[int]], Tensor] | None = None) -> Iterator[list[float]]:
-    """Compares the drafter's law after every node with `truth` of its whole text, and the target's with `law`.
+    """Compares the drafter's distribution after every node with `truth` of its whole text, and the target's with `law`.
 
-    Gives the greatest difference of each law, as a share of its greatest logit.
+    Returns the largest difference of each, divided by its largest logit.
     """
     errors: list[float] = []
     forward, verify = DraftModelState.forward, VerifyForward.verify
@@ -141,7 +141,7 @@ def heard(truth: Callable[[list[int]], Tensor] | None = None) -> Iterator[list[f
 
 
 class Told(DraftModel):
-    """A voice whose law after a path is drawn once for that path, [V] logits."""
+    """A fake draft model whose logits [V] after a path are drawn once for that path."""
 
     def __init__(self, text: Sequences, vocab: int = 6, sharp: float = 2.0, least: float = -np.inf) -> None:
         self.text, self.vocab, self.sharp, self.least = text, vocab, sharp, least
@@ -166,7 +166,7 @@ class Told(DraftModel):
 
 
 def context(text: Sequences, *, temperature: float = 0.0, accept: str = "speculative", length: Any = None) -> Any:
-    """As much of a scene as shapes and controllers look at."""
+    """The parts of a draft context that shapes and controllers read."""
     rule = registry.build_method(parse(accept).parts[0], "ar")
     return SimpleNamespace(
         text=text,
@@ -189,7 +189,7 @@ def uniforms(text: Sequences, seed: int = 0) -> RoundUniforms:
 
 
 def grown(shape: Any, draft_model: Told, budget: Sequence[int], seed: int = 0, **more: Any) -> Draft:
-    """A draft of `voice`, checked for what every draft holds."""
+    """A draft of the model `voice`, with the invariants of drafts checked."""
     draft: Draft = shape.grow(
         draft_model, context(draft_model.text, **more), np.array(budget), uniforms(draft_model.text, seed), None
     )
@@ -213,7 +213,7 @@ def nodes(draft: Draft, row: int) -> list[tuple[int, ...]]:
 
 
 class Pausing(Length):
-    """Lets each row draft in some rounds only, and none in every fourth."""
+    """A length controller that lets each row draft in some rounds only, and no row in every fourth."""
 
     def __init__(self) -> None:
         self.rounds = 0
@@ -231,7 +231,7 @@ class Pausing(Length):
 
 
 def outcome(drafted: Sequence[int], accepted: Sequence[int], forwards: int = 0) -> RoundResult:
-    """A round of chains."""
+    """The outcome of a round of chains."""
     counts = np.array(drafted)
     tokens = torch.zeros(len(counts), int(counts.max(initial=0)) + 1, dtype=torch.int64)
     draft = Draft(tokens, counts + 1, np.zeros_like(counts), forwards=forwards)
@@ -242,10 +242,10 @@ def outcome(drafted: Sequence[int], accepted: Sequence[int], forwards: int = 0) 
 
 
 def speed(controller: Any, uniform: np.ndarray, c: float, most: int, sure: np.ndarray | None = None) -> float:
-    """Tokens per time of one row over rounds in which token i is accepted with probability chance[round, i].
+    """Tokens per unit of time of one row over rounds in which token i is accepted with probability chance[round, i].
 
-    `sure` [rounds, most] is what the drafter says of it. A forward of the target takes 1, one of the drafter c. Every
-    controller meets the same luck.
+    `sure` [rounds, most] has the drafter's own probabilities. A forward of the target takes 1, one of the drafter c.
+    Every controller gets the same random numbers.
     """
     stage = context(written([[1]]))
     state = controller.start(stage) if hasattr(controller, "start") else None
@@ -270,11 +270,11 @@ def speed(controller: Any, uniform: np.ndarray, c: float, most: int, sure: np.nd
 
 
 def best_fixed(uniform: np.ndarray, c: float, most: int) -> float:
-    """The speed of the best k in hindsight, with the luck of `speed`."""
+    """The speed of the best k in hindsight, with the random numbers of `speed`."""
     rounds, taken = len(uniform), (np.random.RandomState(5).rand(*uniform.shape) < uniform).cumprod(1)
     return max((rounds + float(taken[:, :k].sum())) / (rounds * (1 + c * k)) for k in range(most + 1))
 
 
 def switching(alphas: Sequence[float], each: int, most: int) -> np.ndarray:
-    """[rounds, most] acceptance that changes every `each` rounds."""
+    """Acceptance probabilities [rounds, most] that change every `each` rounds."""
     return np.repeat(np.array(alphas), each)[:, None].repeat(most, 1)

@@ -1,4 +1,4 @@
-"""Drafts, laws and random numbers made by hand, to hold acceptances without a model or a loop."""
+"""Drafts, distributions and random numbers made by hand, to test acceptances without a model or a loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pardec.samplers.speculative.contracts import Acceptance, Draft, TargetDistr
 
 
 class Given:
-    """Chosen uniforms [B, T], one per node; the next token is the likeliest, and `left` what it was from."""
+    """Chosen uniforms [B, T], one per node; the next token is the likeliest of its distribution, which `left` keeps."""
 
     def __init__(self, uniforms: Tensor) -> None:
         self.uniforms, self.left = uniforms, Tensor()
@@ -29,12 +29,12 @@ class Given:
         return weights.argmax(-1)
 
     def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
-        """The same number whatever is asked: the draw is then the likeliest token."""
+        """The same number for every request, so that the draw is the likeliest token."""
         return torch.full((*positions.shape, width), 0.5, dtype=torch.float64)
 
 
 class InOrder:
-    """Chances of one row that hands recorded uniforms out as tests are held, and nothing else."""
+    """Random numbers of one row: recorded uniforms, one per test in the order of the tests, and nothing else."""
 
     def __init__(self, uniforms: Sequence[float]) -> None:
         self.uniforms, self.used, self.left = list(uniforms), 0, Tensor()
@@ -48,7 +48,7 @@ class InOrder:
 
 
 def distributions(p: Tensor, *, greedy: bool = False) -> TargetDistributions:
-    """Laws whose softmax is `p` [B, T, V]."""
+    """Distributions whose softmax is `p` [B, T, V]."""
     return TargetDistributions(p.log(), p.log(), greedy)
 
 
@@ -65,10 +65,10 @@ def tree(tokens: Tensor, parents: Sequence[int] | None, q: Tensor | None = None,
 
 
 def emitted(rule: Acceptance, p: Tensor, q: Tensor, k: int, *, replacement: bool) -> tuple[Tensor, float]:
-    """The law of the first token after a node with `k` siblings drawn from `q` [V], and how often one is accepted.
+    """The distribution of the first token after a node with `k` siblings drawn from `q` [V], and the acceptance rate.
 
-    Every tuple of siblings is a row, weighted by its probability; all tests are failed, so that the rule says how
-    likely it was to accept each and what is left in the end. Nothing is drawn.
+    Every tuple of siblings is a row, weighted by its probability. All tests fail, so that the rule gives the
+    probability of accepting each sibling, and the residual distribution at the end. Nothing is drawn.
     """
     vocab = len(p)
     draws = torch.tensor(list(product(range(vocab), repeat=k)))
@@ -101,7 +101,7 @@ def _mixed(draws: Tensor, weight: Tensor, made: Verdict, left: Tensor) -> tuple[
 
 
 def pairs(count: int, sizes: Sequence[int] = (3, 4, 5, 6), seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    """Random laws p and q in float64, peaked and flat."""
+    """Random distributions p and q in float64, peaked and flat."""
     drawn = np.random.RandomState(seed)
     found = []
     for i in range(count):

@@ -1,4 +1,4 @@
-"""Held-out problems that the embedded models answer: what a sampler gets right, and in how many forwards."""
+"""Held-out problems that the embedded models answer: how many a sampler gets right, and in how many forwards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def loaded(name: str) -> pardec.Model:
 
 
 def answered(name: str, task: str, sampler: str, count: int, **arguments: Any) -> tuple[float, pardec.Result]:
-    """How many of `count` problems are right, and the result."""
+    """The number of right answers to `count` problems, and the result."""
     model, chosen = loaded(name), pardec.task(task)
     problems = chosen.problems(split="heldout", n=count, seed=7)
     result = model.generate([problem.prompt for problem in problems], sampler=sampler, max_new_tokens=32, **arguments)

@@ -1,4 +1,4 @@
-"""Which drafters go with which exact acceptances, and how far thousands of draws of each are from the true joint."""
+"""The pairs of drafters and exact acceptances, and how far thousands of draws of each are from the true joint."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ VARIANTS = {"match": ("match", "match:noise=seeded"), "rrs": ("rrs", "rrs:replac
 
 @dataclass(frozen=True)
 class World:
-    """A model small enough to enumerate, prompts of unequal lengths that share every batch, and how long rows get."""
+    """A model small enough to enumerate, prompts of unequal lengths that share every batch, and the length of rows."""
 
     model: LanguageModel = field(repr=False)
     prompts: tuple[tuple[int, ...], ...]
@@ -68,7 +68,7 @@ class World:
 
     @cached_property
     def distributions(self) -> list[np.ndarray]:
-        """The truth after each prompt."""
+        """The true distribution after each prompt."""
         options = {"temperature": self.temperature, "top_k": self.top_k}
         return [joint(self.model, prompt, self.n, **options) for prompt in self.prompts]  # type: ignore[arg-type]
 
@@ -82,7 +82,7 @@ WORLDS = {
 
 @dataclass(frozen=True)
 class Reading:
-    """One prompt's draws against the truth."""
+    """The draws of one prompt compared with the true distribution."""
 
     draws: int
     z: float  # G statistic, in standard deviations above its mean
@@ -93,14 +93,14 @@ class Reading:
 
 @contextmanager
 def drafting(vocab: int) -> Iterator[None]:
-    """Lets `model` draft with another toy, and draft modules be random ones, whatever their names say."""
+    """Makes `model` draft with another toy, and replaces draft modules of any name by random ones."""
     toy = toy_ar(21, vocab, 0.8)
     with patch.object(draft_models, "language_model", lambda name, device, dtype: toy), random_modules():
         yield
 
 
 def small(name: str) -> str:
-    """The spec part of a method, in a size that fits."""
+    """The spec part of a method, with sizes that fit the toys."""
     return SMALL.get(name, name)
 
 
@@ -109,15 +109,15 @@ def named(stage: str) -> list[str]:
 
 
 def acceptances() -> list[str]:
-    """Every acceptance that promises the target's law, in each of its forms."""
+    """Every acceptance that promises the target's distribution, in each of its forms."""
     cards = (card for card in registry.cards() if card.stage == "accept" and card.exact == "distribution")
     return [form for card in cards for form in VARIANTS.get(card.name, (card.name,))]
 
 
 def specs() -> list[str]:
-    """Every drafter with every exact acceptance that it can go with; a drafting model in every shape and length too.
+    """Every drafter with every compatible exact acceptance; draft models also in every shape and length.
 
-    Among drafts that are chains of copied tokens `rrs` is `speculative` under another name: it is left out there.
+    For chains of copied tokens `rrs` equals `speculative` and is left out.
     """
     shapes = [f"{small('model')}+{shape}" for shape in named("shape") if shape != "chain"]
     shapes += [f"{small(name)}+{small(shape)}" for name in ("auto", "dflash") for shape in ("beam", "dyspec")]
@@ -129,7 +129,7 @@ def specs() -> list[str]:
 
 
 def leading() -> list[str]:
-    """Of these, every drafter, shape and length once, and every acceptance on siblings: what the long run draws."""
+    """The specs of the long run: every drafter, shape and length once, and every acceptance on siblings."""
     siblings = f"{small('model')}+{small('template')}+"
     chosen: dict[str, str] = {}
     for spec in specs():
@@ -140,13 +140,13 @@ def leading() -> list[str]:
 
 
 def shaped(drafter: str) -> bool:
-    """Whether the drafter grows its drafts by a shape, which draws siblings."""
+    """Whether a shape grows the drafter's drafts, so that siblings are drawn."""
     part = registry.parse(drafter).parts[0]
     return Trait.TAKES_SHAPE in registry.build_method(part, "ar").provides
 
 
 def exact(spec: str) -> bool:
-    """Whether the spec resolves, and promises the law."""
+    """Whether the spec resolves, and promises the distribution."""
     try:
         return registry.resolve(spec, "ar", sampling=True).exact != "relaxed"
     except SpecError:
@@ -154,7 +154,7 @@ def exact(spec: str) -> bool:
 
 
 def measure(spec: str | SpeculativeSampler, world: World, draws: int, *, seed: int = 0) -> list[Reading]:
-    """`draws` rows, the prompts taking turns, in batches; one reading a prompt."""
+    """Draws `draws` rows in batches of alternating prompts; returns one `Reading` per prompt."""
     share = len(world.prompts)
     seen = [np.zeros((world.model.vocab_size,) * world.n, dtype=np.int64) for _ in world.prompts]
     with drafting(world.model.vocab_size):

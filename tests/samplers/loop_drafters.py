@@ -31,7 +31,7 @@ LENGTHS = (3, 9, 1, 6)
 class Forest(Drafter):
     """Random trees, different in every row and round, that hold each right continuation with probability `right`.
 
-    What it drafts depends on the row's own text only, as a drafter's guesses must.
+    Its drafts depend on the row's own text alone, as every drafter's must.
     """
 
     right: float = 0.6
@@ -70,7 +70,7 @@ class Forest(Drafter):
 
 @dataclass(frozen=True)
 class Chain(Drafter):
-    """`k` tokens that `guess` names, given the text so far; the row's room is kept unless `over`."""
+    """Drafts `k` tokens of `guess`, given the text so far; respects the row's remaining length unless `over`."""
 
     guess: Callable[[list[int]], int]
     k: int = 4
@@ -110,7 +110,7 @@ def check_plain(model: LanguageModel, done: Finished, given: Sequence[Sequence[i
 
 
 def processed_greedy(model: LanguageModel, prompt: Sequence[int], new: int, processors: Sequence[Any]) -> list[int]:
-    """Greedy decoding with transformers' processors, one whole forward a token."""
+    """Greedy decoding with transformers' processors, one whole forward per token."""
     text = list(prompt)
     for _ in range(new):
         scores = LogitsProcessorList(processors)(torch.tensor([text]), logits(model, [text])[:, -1])

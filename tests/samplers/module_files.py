@@ -33,7 +33,7 @@ def medusa(folder: Path, model: LanguageModel) -> Path:
 
 
 def hydra(folder: Path, model: LanguageModel) -> Path:
-    """Hydra++: after a layer of the model's sizes."""
+    """A Hydra++, whose heads follow a layer of the model's sizes."""
     stack: Any = model.decoder
     sizes = stack.config
     layer = {"heads": sizes.heads, "kv_heads": sizes.kv_heads, "head_dim": sizes.head_dim, "inner": sizes.mlp_width}
@@ -43,7 +43,7 @@ def hydra(folder: Path, model: LanguageModel) -> Path:
 
 
 def eagle(folder: Path, model: LanguageModel) -> Path:
-    """EAGLE-3 of two layers and three quarters of the vocabulary, which reads the first three layers."""
+    """An EAGLE-3 of two layers and three quarters of the vocabulary, which reads the first three layers."""
     taps = list(range(min(3, model.layers)))
     sizes = {"width": model.width, "target": model.width, "vocab": model.vocab_size, "layers": 2, "states": len(taps)}
     ids = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": taps}}
@@ -53,7 +53,7 @@ def eagle(folder: Path, model: LanguageModel) -> Path:
 
 
 def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
-    """The same values on every machine."""
+    """Random values, the same on every machine."""
     return torch.from_numpy(np.random.RandomState(seed).standard_normal(shape) * scale).float()
 
 
@@ -150,7 +150,7 @@ def random_module(kind: str, target: LanguageModel, **options: Any) -> DraftModu
 
 @contextmanager
 def random_modules() -> Iterator[None]:
-    """Every `name=` of a draft module, and `head=` of a judge, stands for a random one."""
+    """Replaces every draft module of `name=`, and every judge's `head=`, by a random one."""
     load = draft_models.draft_module
 
     def module(wanted: ModuleName, target: LanguageModel) -> DraftModule:
@@ -164,13 +164,13 @@ def random_modules() -> Iterator[None]:
 
 
 def random_judge(width: int = 16, seed: int = 0) -> JudgeHead:
-    """A head for `judge`, of toys of this width; about half of all tokens matter to it."""
+    """A head for `judge` on toys of this width; it finds about half of all tokens important."""
     return JudgeHead(torch.zeros(width), torch.ones(width), random(width, seed=seed), torch.zeros(()))
 
 
 @contextmanager
 def learned() -> Iterator[list[tuple[list[int], Tensor]]]:
-    """What is learned of each row in each round: the text before the coming node 0, and logits [m, V]."""
+    """What a drafter observes of each row in each round: the text before the next node 0, and logits [m, V]."""
     seen: list[tuple[list[int], Tensor]] = []
     observe = QueryState.observe
 

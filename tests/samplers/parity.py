@@ -28,9 +28,9 @@ def agree(
     seeds: Sequence[int] = (),
     **options: Any,
 ) -> list[Finished]:
-    """Both decode the same canvases and must agree in tokens, commit steps and forwards.
+    """Checks that both decode the same canvases to equal tokens, commit steps and forwards.
 
-    Each spec and family has one of three random models, unless told which.
+    Each spec and family has one of three random models, unless one is given.
     """
     (name, *_) = spec.split('"')  # a file has another path in each run
     return [
@@ -46,7 +46,7 @@ def recorded(name: str) -> LanguageModel:
 
 
 def agree_recorded(name: str, spec: str, make: Callable[[], Any], **options: Any) -> Finished:
-    """Both decode the same ragged canvases with the checkpoint of a recorded set."""
+    """Checks that both decode the same ragged canvases alike with the checkpoint of a recorded set."""
     return compare(
         recorded(name), spec, make, prompts((5, 2, 9), vocab=100), (20, 16, 9), **{"block_length": 8, **options}
     )

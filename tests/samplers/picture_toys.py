@@ -1,4 +1,4 @@
-"""Tiny random models of pictures, what they draw, and the true law of their pictures by enumeration."""
+"""Tiny random models of pictures, their draws, and their enumerated distribution over pictures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLACES, FEATURES = 3, 6
 def toy_pictures(
     seed: int = 0, side: int = 2, vocab: int = 4, sharp: float = 1.0, *, layers: int = 2, knock: int | None = None
 ) -> LanguageModel:
-    """LlamaGen with random weights; `knock` names another model near it, as a drafter is near its target."""
+    """LlamaGen with random weights; `knock` gives a similar model, as a drafter is similar to its target."""
     decoder = Decoder(
         DecoderConfig(
             vocab=vocab,
@@ -76,13 +76,13 @@ def toy_pictures(
 
 
 def features(lengths: Sequence[int], seed: int = 0) -> list[Tensor]:
-    """What a text encoder would make of captions of these lengths."""
+    """Random features of captions of these lengths, in the form of a text encoder's."""
     drawn = np.random.RandomState(seed)
     return [torch.from_numpy(drawn.standard_normal((size, FEATURES)) * 2).float() for size in lengths]
 
 
 def asked(model: LanguageModel, captions: Sequence[Tensor], seeds: Iterable[int], **options: Any) -> Request:
-    """One picture a caption."""
+    """A request for one picture per caption."""
     assert model.imaging is not None
     conditions = tuple(Condition(features=caption) for caption in captions)
     prefix = model.imaging.prefix(conditions)
@@ -108,7 +108,7 @@ def draw(
     temperature: float = 0.0,
     **options: Any,
 ) -> Finished:
-    """Draws pictures; row i has the seed 100 + i unless told otherwise. More of `Request` goes by name: cfg, top_k."""
+    """Draws pictures; row i has the seed 100 + i by default. Keywords set other fields of `Request`: cfg, top_k."""
     made = registry.resolve(spec, "ar", sampling=temperature > 0)
     options.setdefault("draft_model", draft_models.for_text(made, model))
     given = asked(model, captions, seeds or range(100, 100 + len(captions)), temperature=temperature, **options)
@@ -118,7 +118,7 @@ def draw(
 
 
 def codes(done: Finished, captions: Sequence[Tensor]) -> np.ndarray:
-    """[B, cells]."""
+    """The codes [B, cells] of the pictures."""
     cells = int(done.trace.lengths[0]) - len(captions[0])
     return np.stack([row[len(caption) :][:cells] for row, caption in zip(done.tokens, captions, strict=True)])
 

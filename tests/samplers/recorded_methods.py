@@ -1,4 +1,4 @@
-"""Which methods the recorded cases of their authors exercise: what a replay of each kind of case makes an object of."""
+"""Finds the methods that the authors' recorded cases exercise: those of which a replay creates an object."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ FUNCTIONS: dict[str, Named] = {"cspd": ("cspd", "continuous")}  # kinds of cases
 
 
 class Reached(Exception):
-    """A replay has come to `generate`."""
+    """Raised when a replay calls `generate`."""
 
 
 @contextmanager
 def made() -> Iterator[set[Named]]:
-    """Every registered method of which an object is made meanwhile; nothing is generated."""
+    """Collects the registered methods of which an object is created inside; nothing is generated."""
     found: set[Named] = set()
 
     def generate(self: Any, *_: Any, sampler: Any = None, temperature: float = 0.0, **__: Any) -> None:

@@ -1,7 +1,7 @@
-"""Whether a plain version that a card names is there, is apart from the method, and is called by a test of the method.
+"""Checks that the plain version named by a card exists, is independent of the method, and is called by its tests.
 
-Read off the sources of the tests, none of which is run: a test calls what its own lines name, and what the helpers,
-fixtures and tables of its file name that it uses; of tests in the method's own file, the helpers of other files too.
+It reads the sources of the tests and runs none: a test calls what its own lines name, and what the helpers, fixtures
+and tables that it uses name in its file; for tests in the method's own file, helpers of other files count too.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def pages() -> dict[str, Page]:
 
 @dataclass(frozen=True)
 class Use:
-    """What a piece of code uses, itself or by other parts of its file: names in full, and its strings."""
+    """The full names and the strings that a piece of code uses, directly or through other parts of its file."""
 
     names: set[str]
     strings: set[str]
 
     def is_of(self, method: str, module: str) -> bool:
-        """Whether a string is a spec, or an end of one, that names the method, or a name is of the method's module."""
+        """Whether a string is a spec, or the end of one, with the method, or a name belongs to the method's module."""
         spec = re.compile(rf"(^|[+@]){method}($|[:+@])")
         return any(map(spec.search, self.strings)) or any(name.startswith(f"{module}.") for name in self.names)
 
@@ -40,7 +40,7 @@ class Page:
 
     Attributes:
         parts: its functions, classes and tables, by name.
-        imports: what each imported name stands for, in full.
+        imports: the full name of each imported name.
     """
 
     def __init__(self, module: str, text: str) -> None:
@@ -62,7 +62,7 @@ class Page:
 
     @cached_property
     def tests(self) -> list[Use]:
-        """Of each test function; pytest finds none in files of other names."""
+        """The `Use` of each test function; pytest finds none in files of other names."""
         if not self.module.rpartition(".")[2].startswith("test_"):
             return []
         return [self.use(node) for name, node in self.parts.items() if name.startswith("test_")]
@@ -84,7 +84,7 @@ class Page:
 
 
 def _names(node: ast.AST) -> Iterator[str]:
-    """The names in a piece of code, `module.name` whole; parameters too, for fixtures; annotations left out."""
+    """The names in a piece of code, `module.name` as one, with parameters (fixtures), without annotations."""
     if isinstance(node, ast.Name):
         yield node.id
     elif isinstance(node, ast.arg):
@@ -99,7 +99,7 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 
 def _borrowed(reference: str, known: Mapping[str, Page]) -> set[str]:
-    """What a plain version uses of the samplers, itself or by helpers of any file; random numbers are its to use."""
+    """What a plain version uses of the samplers, directly or through helpers; random numbers are allowed."""
     left, seen, found = [f"tests.{reference}"], set[str](), set[str]()
     while left:
         full = left.pop()

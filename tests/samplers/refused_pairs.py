@@ -1,7 +1,7 @@
-"""What does not go with what, by asking: pairs of methods, and each method with families and features of requests.
+"""Incompatible pairs, found by trying: pairs of methods, and each method with families and features of requests.
 
-`records()` tries them all without a forward and gives a line for each one that is refused. A method stands in it with
-every setting that changes what it goes with.
+`records()` tries them all without a forward and returns a line for each refusal. A method is tried in every setting
+that changes its compatibility.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAMED = "name=toy,k=3"
 MODULES = ("eagle", "medusa", "hydra", "dflash", "falcon", "kangaroo", "longspec", "prompts", "transfer")
 CHECKPOINTS = ("model", "pearl", "sorted", "triforce")
 MODEL = f"model:{NAMED}"
-# Every setting of a method that changes what it goes with; a method that is not named stands with its defaults.
+# Every setting of a method that changes its compatibility; methods that are not listed have their defaults.
 SETTINGS: dict[str, tuple[str, ...]] = {
     "learned": ("learned:filter=tiny-dream,force=true",),
     "levenshtein": ("levenshtein:delete=3,split=4",),
@@ -84,7 +84,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "bild": ("bild", "bild:rollback=0"),
     "gsd": ("gsd", "gsd:group=0"),
 }
-# What a method cannot do without, where the other of the pair does not bring it.
+# What a method needs, unless the other one of the pair provides it.
 BESIDE = {"dkv_greedy": "fixed:order=random", "denoise": "renoise", "selfcondition": "renoise"}
 BESIDE |= {"threshold:tau=-0.5": "entropy", "localleap:relaxed=-0.5": "entropy", "prophet:progress=steps": "fixed"}
 PROMPT = [3, 1, 4, 1]
@@ -100,7 +100,7 @@ _SOURCE = str(Path(registry.__file__).parent)
 
 
 def joined(*parts: tuple[str, str, str]) -> str:
-    """The spec of some methods; a cache stands alone beside the default sampler of its family."""
+    """The spec of some methods; a cache alone is combined with the default sampler of its family."""
     specs = [spec for _, stage, spec in parts if stage != "cache"]
     return "+".join(specs) + "".join(f"@{spec}" for _, stage, spec in parts if stage == "cache")
 
@@ -132,14 +132,14 @@ def _windowed(model: LanguageModel) -> LanguageModel:
 
 
 def canvas_request(model: LanguageModel, **features: Any) -> Request:
-    """One row of two blocks to come."""
+    """A request for one row of two open blocks."""
     mask = model.decoding_config.mask_id
     absolute = model.decoding_config.attention == "block-causal"
     return toys.request([[*PROMPT, *[mask] * 8]], [len(PROMPT)], absolute=absolute, **features)  # type: ignore[list-item]
 
 
 def features(width: int, vocab: int) -> dict[str, dict[str, Any]]:
-    """What a request for one row of `width` positions may have."""
+    """The features that a request for one row of `width` positions may have."""
     sets, span = torch.ones(1, vocab, dtype=torch.bool), torch.zeros(width, dtype=torch.int64)
     automaton = TokenAutomaton(1, np.ones(vocab, np.int64), np.array([[1, 0]]), np.ones(1, dtype=bool))
     return {
@@ -183,7 +183,7 @@ Asked = tuple[str, str, str]  # one, the other, and what else is asked; "" where
 
 
 def masked_records() -> Iterator[tuple[Asked, str]]:
-    """Of masked methods: what is asked, and the first line of the refusal, "" where there is none."""
+    """For masked methods: each combination, and the first line of its refusal, "" if it is accepted."""
     models, every = masked_families(), settings("masked")
     options = features(len(PROMPT) + 8, toys.VOCAB)
     for one in every:
@@ -208,7 +208,7 @@ def pairs(every: list[tuple[str, str, str]]) -> Iterator[tuple[tuple[str, str, s
 
 
 def _completed(*parts: tuple[str, str, str]) -> list[tuple[str, str, str]]:
-    """The parts, and those that one of them cannot do without unless another stands in its stage."""
+    """The parts, with those that one of them needs, unless another part has that stage."""
     found = list(parts)
     for name, _, spec in parts:
         if beside := BESIDE.get(spec, BESIDE.get(name)):
@@ -242,7 +242,7 @@ def ar_families() -> dict[str, LanguageModel]:
 
 
 def ar_records() -> Iterator[tuple[Asked, str]]:
-    """Of methods of the verify loop: what is asked, and the first line of the refusal, "" where there is none."""
+    """For methods of the verify loop: each combination, and the first line of its refusal, "" if it is accepted."""
     models, every = ar_families(), settings("ar")
     plain, options = models["plain"], features(len(PROMPT) + 8, 5)
     for one in every:
@@ -260,7 +260,7 @@ def ar_records() -> Iterator[tuple[Asked, str]]:
 
 
 def _beside_drafters(*parts: tuple[str, str, str]) -> list[tuple[str, str]]:
-    """The spec with the default drafter, and with a drafting model; the parts alone where one drafts."""
+    """The spec with the default drafter, and with a draft model; only the parts if one of them drafts."""
     stages = {stage for _, stage, _ in parts}
     specs = [("", joined(*parts))] if stages != {"cache"} else []
     if stages & {"draft", "texts"}:
@@ -272,9 +272,9 @@ def _beside_drafters(*parts: tuple[str, str, str]) -> list[tuple[str, str]]:
 
 
 def records() -> str:
-    """Every refusal: its first line, in which `*` is the other's name, and indented who is refused beside whom.
+    """Every refusal: its first line, with `*` for the other's name, and indented the refused combinations.
 
-    What has no line is accepted.
+    Combinations without a line are accepted.
     """
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for (one, other, more), why in (*masked_records(), *ar_records()):

@@ -37,7 +37,7 @@ class Quantizer:
 
 @dataclass
 class Imaging(OneSize):
-    """Pixels from the running sum of the codes that are known, `downsample` by `downsample` for each vector."""
+    """Pixels from the running sum of the known codes, `downsample` by `downsample` for each vector."""
 
     quantizer: Quantizer
     classes: int
@@ -62,7 +62,7 @@ class Imaging(OneSize):
 
 @dataclass
 class Cache:
-    """States of earlier scales by layer, appended to; the rows are all of the request."""
+    """States of earlier scales by layer, to which later scales are appended, for all rows of the request."""
 
     states: list[list[Tensor]]
 
@@ -130,7 +130,7 @@ class Transformer:
 def model(
     *sides: int, vocab: int = 8, channels: int = 3, name: str = "toy", seed: int = 1, classes: int = 4, layers: int = 3
 ) -> ScaleModel:
-    """A model of random weights; those of one vocabulary and number of channels share a tokenizer."""
+    """A model of random weights; models with the same vocabulary and number of channels share a tokenizer."""
     scales = Scales(sides or (1, 2, 3, 4))
     imaging: Any = Imaging(Quantizer(scales, vocab, channels), classes)
     transformer: Any = Transformer(scales, vocab, channels, classes, layers, seed)

@@ -1,4 +1,4 @@
-"""What the tests of the selects with a clock share: positions drawn first, and a comparison with the naive decoder."""
+"""Helpers of the tests of selects with a clock: positions drawn first, and a comparison with plain decoding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.samplers.toys import BLOCK, MASK, fill, prompts, request, run, table
 
 
 def first_sets(spec: str, rows: int, count: int, at: Sequence[int] = range(8)) -> dict[tuple[int, ...], int]:
-    """How often each set of positions comes first, over rows with seeds of their own."""
+    """How often each set of positions is committed first, over rows with separate seeds."""
     length = len(at)
     got = run(table(LAWS[list(at)]), spec, request([[6] * length] * rows, [0] * rows, block_length=length))
     found: dict[tuple[int, ...], int] = {}
@@ -30,7 +30,7 @@ def first_sets(spec: str, rows: int, count: int, at: Sequence[int] = range(8)) -
 
 
 def agree(model: LanguageModel, spec: str, rule: naive.Rule, steps: int | None, *, propose: str = "confidence") -> None:
-    """A ragged batch, every row as the naive decoder has it."""
+    """Checks that every row of a ragged batch equals the plain decoder's."""
     lengths, new = (3, 6, 1, 5), (7, 6, 9, 2)
     given = prompts(lengths)
     absolute = model.decoding_config.attention == "block-causal"
@@ -49,7 +49,7 @@ def agree(model: LanguageModel, spec: str, rule: naive.Rule, steps: int | None, 
 
 
 def check_a_held_row(spec: str) -> None:
-    """A row that a revising stage holds with nothing open owes nothing and keeps its clock; its neighbour goes on."""
+    """Checks that a row held by a revising stage, with nothing open, stops its clock while its neighbour continues."""
     canvas = Canvas((torch.full((8,), 6),) * 2, (0, 0), mask_id=6, pad_id=4, block_length=8)
     select = build_method(parse(spec).parts[0])
     state = select.start(canvas)

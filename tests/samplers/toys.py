@@ -1,4 +1,4 @@
-"""Tiny random models and requests, made the same on every machine; what the tests of this folder decode."""
+"""Tiny random models and requests for the tests of this folder, the same on every machine."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def prompts(lengths: Sequence[int], *, seed: int = 0, vocab: int = VOCAB) -> lis
 def request(
     rows: Sequence[Sequence[int]], starts: Sequence[int], *, seeds: Sequence[int] | None = None, **options: Any
 ) -> Request:
-    """A request for whole canvases; row i has the seed 100 + i unless told otherwise."""
+    """A request for whole canvases; row i has the seed 100 + i by default."""
     source: Source = options.pop("source", None) or Keyed(tuple(seeds or range(100, 100 + len(rows))))
     options.setdefault("block_length", BLOCK)
     return Request(tuple(torch.tensor(row, dtype=torch.int64) for row in rows), tuple(starts), source=source, **options)
@@ -131,7 +131,7 @@ def events(model: LanguageModel, spec: str, asked: Request) -> list[Event]:
 def fill(
     model: LanguageModel, spec: str, given: Sequence[Sequence[int]], new: int | Sequence[int], **options: Any
 ) -> Finished:
-    """Decodes `new` tokens after each prompt; a block-causal family lays its grid from position 0."""
+    """Decodes `new` tokens after each prompt; in a block-causal family blocks are counted from position 0."""
     counts = [new] * len(given) if isinstance(new, int) else new
     mask = model.decoding_config.mask_id
     assert mask is not None
@@ -153,7 +153,7 @@ def same(one: Finished, row: int, other: Finished, at: int) -> bool:
 
 
 class Table:
-    """A stack that predicts position p by row p of a table of laws [L, V], whatever the tokens."""
+    """A stack that predicts position p by row p of a table of distributions [L, V], whatever the tokens."""
 
     def __init__(self, distributions: Tensor) -> None:
         self.logits = distributions.log()
@@ -167,7 +167,7 @@ class Table:
 
 
 def table(distributions: Tensor) -> LanguageModel:
-    """A model of hand-made laws [L, V]; pad, end and mask are the last three ids."""
+    """A model of given distributions [L, V]; pad, end and mask are the last three ids."""
     size = distributions.shape[1]
     decoding_config = DecodingConfig(size - 1, (size - 2,), size - 3, None, 0, "bidirectional", None)
     where = {"path": None, "device": torch.device("cpu"), "dtype": torch.float32}

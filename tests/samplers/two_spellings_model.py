@@ -1,7 +1,7 @@
-"""A target that counts, in one of two spellings of each digit: what a judge of its states is tried on.
+"""A target that counts, with two spellings of each digit, for tests of a judge of its states.
 
-Ids 0..D-1 spell the digits, and D..2D-1 spell them again. After either spelling of x the target says x + 1, in the
-first spelling, and the second is the next likeliest: a second spelling does no harm, a wrong digit spoils the rest.
+Ids 0..D-1 spell the digits, and D..2D-1 spell them again. After either spelling of x the target predicts x + 1 in the
+first spelling, and next likeliest in the second: a second spelling does no harm, a wrong digit spoils the rest.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def right(before: int, token: int) -> bool:
 
 
 def guess(before: int, u: float) -> int:
-    """What the drafter says after `before`: 2 in 5 the second spelling, 1 in 4 a wrong digit, for a uniform u."""
+    """The drafter's token after `before`: 2 in 5 the second spelling, 1 in 4 a wrong digit, for a uniform u."""
     following = (before + 1) % DIGITS
     if u < 0.4:
         return DIGITS + following

@@ -1,4 +1,4 @@
-"""Small models of vectors: distributions known in closed form, others that are not, and MAR with random weights."""
+"""Small models of vectors: distributions with and without a closed form, and MAR with random weights."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def toy(name: str, head: Any, backbone: Any) -> ContinuousModel:
 def pair(
     tokens: int, size: int, steps: int, *, curved: bool = False, far: float = 1.0, wider: float = 0.12
 ) -> tuple[Any, Any]:
-    """Target and draft; other means and other deviations. `far` says how far apart, 0 not at all."""
+    """Target and draft with different means and deviations; `far` is the distance, 0 for equal ones."""
     bend = {"bend": 0.3, "lean": 0.2} if curved else {}
     more: dict[str, Any] = {"curved": True, "placed": 0.4} if curved else {}
     target = ToyHead(size, steps, **bend)
@@ -126,9 +126,9 @@ def pair(
 
 
 def mar(seed: int = 0, *, near: float | None = None, steps: int = 6, other: int = 1, depth: int = 2) -> ContinuousModel:
-    """MAR over 16 tokens of 4 numbers with random weights; `near` is how much of another one is mixed in.
+    """MAR over 16 tokens of 4 numbers with random weights; `near` is the share of another model that is mixed in.
 
-    `depth` is that of the encoder and of the decoder.
+    `depth` is the depth of the encoder and of the decoder.
     """
     generator = torch.Generator().manual_seed(seed)
     second = torch.Generator().manual_seed(1000 + other)
@@ -156,7 +156,7 @@ def generate(
     labels: tuple[int, ...] | None = None,
     **more: Any,
 ) -> Finished:
-    """The result of a spec; its draft model, whatever it is called, is `draft`."""
+    """The result of a spec, whose draft model of any name is `draft`."""
     seeds = seeds or row_seeds(seed, count)
     request = ImageRequest(labels or (1,) * len(seeds), Keyed(seeds), draft_model=draft, **more)
     *_, end = decode(model, resolve(spec, "continuous"), request, steps=False)
@@ -165,7 +165,7 @@ def generate(
 
 
 def latents_of(end: Finished) -> np.ndarray:
-    """[B, S, d]."""
+    """The vectors [B, S, d] of a result."""
     assert end.latents is not None
     return np.asarray(end.latents)
 
@@ -198,7 +198,7 @@ def kolmogorov(
 
 
 def energy(sample: np.ndarray, other: np.ndarray, block: int = 1000) -> tuple[float, float]:
-    """The energy distance of two samples [n, D], and it in units of its standard error: that of blocks' means.
+    """The energy distance of two samples [n, D], also in units of its standard error, that of the blocks' means.
 
     The estimate of a block is unbiased, so it is 0 on average where the distributions are the same.
     """

@@ -40,9 +40,9 @@ def write(
     dtype: torch.dtype = torch.float64,
     **more: Any,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the config of the folder; `markov` makes it a DSpark, `confidence` is "state" or "token".
+    """Writes the folder; returns its tensors and config. `markov` makes a DSpark; `confidence` is "state" or "token".
 
-    `selected` makes it a DFlash 2 whose selector scores that many ids of a position.
+    `selected` makes a DFlash 2 whose selector scores that many ids per position.
     """
     drawn = torch.Generator().manual_seed(seed)
 

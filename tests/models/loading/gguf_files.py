@@ -72,9 +72,9 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def write_gguf(file: Path, kind: str = "F32", family: str = "llama", **more: Any) -> Path:
-    """A GGUF with matrices of this type, and beside it, in a folder of its stem, the weights that it stands for.
+    """Writes a GGUF with matrices of this type and, in a folder named like it, the same weights as safetensors.
 
-    `metadata` sets or (None) leaves out fields, `tensors` tensors; `changes` are of the config.
+    `metadata` sets fields, or leaves them out for None; `tensors` does so with tensors; `changes` change the config.
     """
     config, tensors = random_model(family, tied=more.get("tied", True), **more.get("changes", {}))
     writer = gguf.GGUFWriter(file, family)

@@ -1,4 +1,4 @@
-"""Run by torchrun in two processes: models of the folder named last, shared and whole, give the same; prints JSON."""
+"""Run by torchrun in two processes: compares a shared model with the whole one, for each folder; prints JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAMPLERS = {
 
 
 def told(name: str) -> dict[str, object]:
-    """What this process sees of one model."""
+    """The outputs of one model in this process."""
     whole, shared = load(FOLDER / name, device="cpu"), load(FOLDER / name, device="cpu", tp=True)
     caches = whole.new_cache(2, 12), shared.new_cache(2, 12)
     errors = []

@@ -18,7 +18,7 @@ TIMED = ("seconds", "batch", "peak_memory")
 
 @pytest.fixture(scope="session")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten prompts of unlike length, nine with answers."""
+    """Ten prompts of different lengths, nine with answers."""
     file = tmp_path_factory.mktemp("prompts") / "cups.jsonl"
     lines = [{"prompt": f"{'Tom has cups. ' * (i % 3)}Ann has {i} cups.", "answer": str(i)} for i in range(9)]
     file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"prompt": "Sara."}]))
@@ -38,7 +38,7 @@ def small(folder: Path, prompts: Path) -> Callable[..., pardec.Table]:
 
 
 class Scores(list[float]):
-    """Scores, of which a product of other rows beside may round the last digit otherwise."""
+    """Scores that are compared up to the last digit, which rounds differently with other rows in the batch."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, list) and list(self) == pytest.approx(list(other), abs=1e-4)
@@ -47,7 +47,7 @@ class Scores(list[float]):
 
 
 def untimed(out: Path) -> dict[str, Row]:
-    """The rows of a run by key, without what differs from time to time."""
+    """The rows of a run by key, without the fields that differ between runs."""
     rows = RowsFile(out / "rows.jsonl").rows
     found = {key: {name: value for name, value in row.items() if name not in TIMED} for key, row in rows.items()}
     for row in found.values():
@@ -56,5 +56,5 @@ def untimed(out: Path) -> dict[str, Row]:
 
 
 def keys(out: Path) -> list[str]:
-    """The keys in a run's file, in order, doubles and all."""
+    """The keys in a run's file, in order, duplicates included."""
     return [json.loads(line)["key"] for line in (out / "rows.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""A tiny Llama, and what transformers' generate gives of it beside what pardec gives in its place."""
+"""A tiny Llama, and the outputs of transformers' generate and of pardec in its place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IDS = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6], [9, 4, 9, 4, 9, 4, 9, 4], [11, 3, 
 
 
 def new(kind: str = "Llama", **more: Any) -> Any:
-    """Random weights, sharp enough to make a model repeat itself."""
+    """A model of random weights, large enough that it repeats itself."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(
@@ -36,7 +36,7 @@ def llama() -> Any:
 
 
 def both(model: Any = None, ids: Tensor = IDS, **arguments: Any) -> tuple[Tensor, Tensor]:
-    """What transformers gives, and what pardec gives in its place. An argument that is a function makes the value."""
+    """The outputs of transformers, and of pardec in its place. Arguments that are functions are called for values."""
 
     def call(**how: Any) -> Tensor:
         fresh = {name: value() if callable(value) else value for name, value in arguments.items()}

@@ -1,4 +1,4 @@
-"""The data of the tasks of this folder, read from the lines beside it."""
+"""The data of this folder's tasks, read from the JSON lines in it."""
 
 from __future__ import annotations
 

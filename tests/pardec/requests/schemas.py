@@ -1,6 +1,6 @@
 """Schemas such as applications send, and which kinds of models refuse them.
 
-`MASKED` and `BOTH` name a part of the error: of what cannot be held in any order, and of what cannot be held at all.
+`MASKED` and `BOTH` have a part of the error: for schemas that masked models refuse, and that all models refuse.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A server in a thread of the test."""
+"""A server that runs in a thread of the test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pardec.server.run import listen
 
 
 class Running:
-    """A server under way, and clients of it."""
+    """A running server and its clients."""
 
     def __init__(self, server: Server, port: int, uvicorn_server: uvicorn.Server) -> None:
         self.server, self.uvicorn = server, uvicorn_server
@@ -37,7 +37,7 @@ class Running:
         return httpx.get(self.url + path, timeout=60, **options)
 
     def wait_until_idle(self, seconds: float = 20) -> None:
-        """Raises where a slot stays taken."""
+        """Raises if a slot is not freed."""
         scheduler, end = self.server.worker.scheduler, time.monotonic() + seconds
         while self.server.worker.rows or not scheduler.idle or scheduler._batches:
             if time.monotonic() > end:
