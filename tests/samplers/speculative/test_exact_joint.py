@@ -37,7 +37,7 @@ SHORT, LONG, CUT = WORLDS.values()
 SPECS = sorted(specs(), key=lambda spec: spec.endswith("+speculative"))
 LENGTHS = {card.name for card in registry.cards() if card.stage == "length"}
 DRAFTERS = {spec.rsplit("+", 1)[0]: spec for spec in SPECS}
-MATCHED = [small(name) for name in ("lookup", "model", "recycling")] + [f"{small('model')}+{small('template')}"]
+MATCHED = [small(name) for name in ("lookup", "model")] + [f"{small('model')}+{small('template')}"]
 
 
 def draws(spec: str) -> int:
@@ -48,7 +48,7 @@ def draws(spec: str) -> int:
 
 
 def always(spec: str) -> bool:
-    """Every drafter once, and every acceptance with copies, drafted chains, and trees of either.
+    """Every drafter once, and every acceptance with copies, drafted chains, and drafted trees.
 
     The long run draws each pair.
     """
@@ -193,7 +193,7 @@ def test_a_row_draws_the_same_alone_and_in_any_batch(spec: str) -> None:
     given = [[1, 3], [0, 2, 4, 0, 1], [2], [4, 4, 4]]
     with drafting(5):
         together = run(SHORT.model, spec, given, [7, 4, 9, 5], temperature=1.0, seeds=[1, 2, 3, 4])
-        for row, (prompt, count) in enumerate(zip(given, [7, 4, 9, 5], strict=True)):
+        for row, prompt, count in ((1, given[1], 4), (2, given[2], 9)):  # the shortest answer and the longest
             alone = run(SHORT.model, spec, [prompt], count, temperature=1.0, seeds=[row + 1])
             length = len(prompt) + count
             assert alone.tokens[0, :length].tolist() == together.tokens[row, :length].tolist()
