@@ -158,7 +158,7 @@ def test_a_negative_prompt_takes_the_place_of_no_caption(both: Both) -> None:
     assert away.tokens != same.tokens
 
 
-@pytest.mark.parametrize("kind", ["chameleon", "lumina"])
+@pytest.mark.parametrize("kind", [pytest.param("chameleon", marks=pytest.mark.slow), "lumina"])
 def test_the_joint_law_of_sjd_is_that_of_transformers_logits(tmp_path: Path, kind: str) -> None:
     """2x2 cells of three codes: all 81 images, their probabilities by transformers' logits of both prompts."""
     small, cfg, top_k, count, batch = Both(tmp_path / kind, kind, sharp=0.2), 2.0, 2, 600, 600

@@ -166,11 +166,11 @@ def published_rule(steps: int, bound: float, confidence: float) -> str:
     ("steps", "bound", "confidence"), [(6, 0.1, 0.005), (12, 3.0, 2.5), (9, 1.0, 100.0), (1, 0.1, 0.005)]
 )
 def test_generate_is_that_of_transformers(steps: int, bound: float, confidence: float, tmp_path: Path) -> None:
-    reference, prompts = published(tmp_path, spread=0.05), [tokens(9).tolist(), tokens(4).tolist(), tokens(13).tolist()]
+    reference, prompts = published(tmp_path, spread=0.05), [tokens(4).tolist(), tokens(13).tolist()]
     model = pardec.load(tmp_path, device="cpu")
     spec = published_rule(steps, bound, confidence)
     arguments = {"max_new_tokens": 2 * CANVAS, "block_length": CANVAS, "temperature": 1.0, "stop_ids": []}
-    together = model.generate(input_ids=prompts, sampler=spec, seed=[5, 6, 7], **arguments)
+    together = model.generate(input_ids=prompts, sampler=spec, seed=[5, 6], **arguments)
     for row, prompt in enumerate(prompts):
         expected = published_generate(reference, prompt, 5 + row, steps, bound, confidence)
         alone = model.generate(input_ids=[prompt], sampler=spec, seed=[5 + row], **arguments)
@@ -199,7 +199,7 @@ def test_prompts_that_begin_alike_share_keys_and_values(tmp_path: Path) -> None:
     published(tmp_path, spread=0.05)
     model, base = pardec.load(tmp_path, device="cpu"), tokens(40).tolist()
     prompts = [base, [*base[:36], 1, 2, 3], base[:17], [5] * 20]
-    options: dict[str, Any] = {"max_new_tokens": 24, "stop_ids": [], "temperature": 0.8, "block_length": CANVAS}
+    options: dict[str, Any] = {"max_new_tokens": 16, "stop_ids": [], "temperature": 0.8, "block_length": CANVAS}
     options["sampler"] = published_rule(6, 1.0, 0.005)
     plain = model.generate(input_ids=prompts, **options)
     cache = model.cache_prefixes(4)

@@ -295,10 +295,10 @@ def test_every_limit_around_the_length_of_a_draft_is_kept(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", of_stage(sampling=False))
 def test_an_end_token_ends_its_row_wherever_it_stands(spec: str) -> None:
-    """Every other token of the alphabet in turn as the end, so that it comes as a drafted token, a bonus, and never."""
+    """Two tokens as ends, others in each spec: one comes as a drafted token, as a bonus, or never."""
     model, given = target(), prompts((5, 3, 8), vocab=VOCAB, seed=2)
     free = run(model, spec, given, 10)
-    for stop in range(mark(spec) % 2, VOCAB, 2):
+    for stop in range(mark(spec) % 4, VOCAB, 4):
         done = run(model, spec, given, 10, stop_ids=(stop,))
         check(done, given, [10] * 3, (stop,))
         if registry.resolve(spec, "ar").exact == "greedy":
@@ -341,7 +341,7 @@ def test_events_tell_each_token_once_and_in_order(spec: str) -> None:
 @pytest.mark.parametrize("spec", [each for each in of_stage(sampling=True) if not coupled_sample(each.values[0])])
 def test_rows_that_share_their_prompt_are_those_that_hold_it_each(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_prompt, "LEAST_SLOTS", 0)
-    prompt, new, options = prompts([13], seed=5, vocab=VOCAB)[0], [9, 14, 7, 1, 12], {"temperature": 1.0}
+    prompt, new, options = prompts([13], seed=5, vocab=VOCAB)[0], [5, 9, 7, 1, 8], {"temperature": 1.0}
     shared = run(target(), spec, [prompt] * 5, new, **options)
     plain = run(target(), spec, [prompt] * 5, new, share_prompt=False, **options)
     assert rows(shared) == rows(plain)
@@ -364,7 +364,7 @@ def test_rows_that_share_the_beginning_of_their_prompts_are_those_that_hold_it_e
 ) -> None:
     monkeypatch.setattr(shared_prompt, "LEAST_SLOTS", 0)
     beginning, *ends = prompts([11, 3, 1, 6, 2, 3], seed=5, vocab=VOCAB)
-    texts, new = [[*beginning, *end] for end in ends], [9, 14, 7, 1, 12]
+    texts, new = [[*beginning, *end] for end in ends], [5, 9, 7, 1, 8]
     shared = run(target(), spec, texts, new, temperature=1.0)
     plain = run(target(), spec, texts, new, temperature=1.0, share_prompt=False)
     assert rows(shared) == rows(plain)
