@@ -52,7 +52,7 @@ FAMILY_LABELS: Mapping[str, str] = {
 
 CHECKS: Mapping[str, str] = {
     "golden": "reproduces outputs recorded from the authors' own code (tests/golden)",
-    "reference": "agrees with a plain version written from the paper, apart from the package",
+    "reference": "agrees with an independent plain implementation of the paper in the tests",
     "joint": "samples follow the enumerated joint distribution of a small model",
     "hand": "cases worked out by hand, identities and limits",
 }
@@ -199,7 +199,9 @@ def _add(
             word, _, function = word.partition(":")
             references.append(function)
         if word.partition("/")[0] not in CHECKS:
-            raise SpecError(f"{name}: checked={word!r} is no kind of check", hint=f"kinds are {', '.join(CHECKS)}")
+            raise SpecError(
+                f"{name}: checked={word!r} is an unknown kind of check", hint=f"kinds are {', '.join(CHECKS)}"
+            )
         words.append(word)
     checks = tuple(dict.fromkeys(words))  # "reference" once, however many there are
     _methods[key] = Card(name, stage, key[1], exact, paper=paper, checked=checks, references=tuple(references), **rest)
@@ -286,8 +288,8 @@ def find(name: str, family: str | None = None) -> Card:
         if card.family == (family or card.family):
             return card
     raise SpecError(
-        f"{name!r} is for {FAMILY_LABELS[candidates[0].family]}, and this is for {FAMILY_LABELS[str(family)]}",
-        hint=f'"pardec list samplers --family {family}" shows what can be used here',
+        f"{name!r} is for {FAMILY_LABELS[candidates[0].family]}, not for {FAMILY_LABELS[str(family)]}",
+        hint=f'"pardec list samplers --family {family}" shows the samplers for them',
     )
 
 

@@ -23,7 +23,9 @@ def conditioned_model(model: LanguageModel, request: Request, prefix: Prefix | N
     if not request.conditions:
         return model
     if model.imaging is None:
-        raise ModelError(f"{model.name} generates no images", "images need a draft model of images")
+        raise ModelError(
+            f"{model.name} generates no images, and the request has image conditions", "use an image model"
+        )
     imaging = model.imaging if request.size is None else model.imaging.resized(*request.size)
     prefix = prefix if prefix is not None else imaging.prefix(request.conditions)
     stack = Conditioned(model.decoder, prefix, request.prompts, cfg=request.cfg, interval=request.cfg_interval)

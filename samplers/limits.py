@@ -31,6 +31,6 @@ def check_nodes(what: str, nodes: int) -> None:
     """Raises SpecError for a draft of more nodes than a forward may have."""
     if nodes > MOST_NODES:
         raise SpecError(
-            f"{what} drafts {nodes} nodes at once, and {MOST_NODES} are the most",
+            f"{what} drafts {nodes} nodes at once, and the limit is {MOST_NODES}",
             hint="make the tree narrower or less deep: published ones have 25 to 800 nodes",
         )

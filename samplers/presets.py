@@ -31,7 +31,11 @@ _BLOCKS = _canvas(256, 32)
 PRESETS = (
     # LLaDA: steps = tokens. The authors' settings differ by task in the length of the canvas and of the block.
     Preset(
-        "llada", "fixed", "arXiv:2502.09992", "LLaDA: linear schedule, most confident first, one token a step", _BLOCKS
+        "llada",
+        "fixed",
+        "arXiv:2502.09992",
+        "LLaDA: linear schedule, most confident first, one token per step",
+        _BLOCKS,
     ),
     Preset("llada-gsm8k", "fixed", "arXiv:2502.09992", "LLaDA 8B Instruct on GSM8K, in blocks of 8", _canvas(256, 8)),
     Preset("llada-math", "fixed", "arXiv:2502.09992", "LLaDA 8B Instruct on MATH, in blocks of 64", _canvas(512, 64)),
@@ -50,7 +54,11 @@ PRESETS = (
         "dream-origin", "origin", "arXiv:2508.15487", "Dream 7B: its schedule at random positions", _canvas(512, 512)
     ),
     Preset(
-        "dimple", "confident:tau=0.95@prefix:before=1", "arXiv:2505.16990", "Dimple, prompt cached", _canvas(64, 64)
+        "dimple",
+        "confident:tau=0.95@prefix:before=1",
+        "arXiv:2505.16990",
+        "Dimple, with its prompt cache",
+        _canvas(64, 64),
     ),
     # Fast-dLLM and methods built on it.
     Preset(
@@ -99,9 +107,9 @@ PRESETS = (
         "prophet",
         "fixed+prophet:start=202,length=5,decided=true",
         "arXiv:2508.19982",
-        "Prophet on GSM8K: the answer stands after a suffix at offset 200 (give it by template=)",
+        "Prophet on GSM8K: the answer follows a suffix at offset 200, which template= must set",
         _BLOCKS,
-        "the suffix that the answer stands after, at offset 200",
+        "the suffix before the answer, at offset 200",
     ),
     Preset("entropy-bound", "entropy_bound:gamma=0.1", "arXiv:2505.24857", "EB-Sampler: 0.1 nat of shared information"),
     *(
@@ -186,21 +194,21 @@ PRESETS = (
         "dkv-dream",
         "entropy+timesteps@dkv:refresh=4,settle=next,reference=true",
         "arXiv:2505.15781",
-        "dKV-Cache-Decode on Dream, settled by the token to the right",
+        "dKV-Cache-Decode on Dream: a token is cached once its right neighbour is committed",
         _canvas(256, 256),
     ),
     Preset(
         "dkv-dream-pd",
         "entropy+timesteps@dkv:refresh=4,settle=next,prompt=keep,reference=true",
         "arXiv:2505.15781",
-        "dKV-Cache-PD on Dream: the prompt is queried once",
+        "dKV-Cache-PD on Dream: the prompt is computed once",
         _canvas(256, 256),
     ),
     Preset(
         "dkv-dream-prefill",
         "entropy+timesteps@prefix:before=1",
         "arXiv:2505.15781",
-        "dKV-Cache-Prefill on Dream: the prompt is queried once, everything else always",
+        "dKV-Cache-Prefill on Dream: the prompt is computed once, everything else always",
         _canvas(256, 256),
     ),
     # Pictures. The published guidance (1 + s) c - s u is cfg = 1 + s.
@@ -215,7 +223,7 @@ PRESETS = (
         "dimoo-cache",
         "maskgit:steps=64,noise=1.0,anneal=none@mlcache:reuse=0.9,refresh=5",
         "arXiv:2510.06308",
-        "Lumina-DiMOO with its max-logit cache: a tenth of the positions between refreshes",
+        "Lumina-DiMOO with its max-logit cache: computes a tenth of the positions between refreshes",
         {"temperature": 1.0, "cfg": 5.0},
     ),
     Preset(
@@ -237,7 +245,7 @@ PRESETS = (
         "llada2.0",
         "quota:tau=0.95,steps=32+eos@block",
         "arXiv:2512.15745",
-        "LLaDA2.0: what is sure, or a block's share of 32 steps",
+        "LLaDA2.0: all confident candidates, or a block's share of 32 steps",
         {"max_new_tokens": 2048},
     ),
     Preset(
@@ -263,7 +271,7 @@ PRESETS = (
         "dmax",
         "interpolate+contiguous:tau=0.5+edit:tau=0.0,post=32,sure=0.9+eos@block",
         "arXiv:2604.08302",
-        "DMax: drafts from the left at 0.5, edits every change, feeds tokens by how sure it is of them",
+        "DMax: drafts from the left at 0.5, edits every change, feeds tokens mixed with the mask",
     ),
     Preset(
         "sdar-dynamic",
@@ -284,7 +292,7 @@ PRESETS = (
         "stable-diffcoder",
         "fixed+eos@block",
         "https://huggingface.co/ByteDance-Seed/Stable-DiffCoder-8B-Instruct",
-        "Stable-DiffCoder: one token a step, the surest first, blocks of 4",
+        "Stable-DiffCoder: one token per step, most confident first, blocks of 4",
         {"max_new_tokens": 512},
     ),
     Preset(
@@ -339,7 +347,10 @@ PRESETS = (
         )
     ),
     Preset(
-        "lazymar", "mar:uncond_every=9,decoder_every=9,head_every=7", "arXiv:2503.12450", "LazyMAR: what changed alone"
+        "lazymar",
+        "mar:uncond_every=9,decoder_every=9,head_every=7",
+        "arXiv:2503.12450",
+        "LazyMAR: computes only what changed",
     ),
     # Families whose attention follows the canvas.
     Preset(
@@ -390,7 +401,7 @@ def preset(name: str) -> Preset:
     if len(own.parts) > 1 or own.cache is not None:
         raise SpecError(
             f"a preset takes parameters of its first method, {first.name}, got {parameters!r}",
-            hint=f"write out another sampler: {chosen.spec}",
+            hint=f"to change other methods, write the spec out: {chosen.spec}",
         )
     part = Part(first.name, tuple({**dict(first.params), **dict(own.parts[0].params)}.items()))
     return replace(chosen, spec=str(Spec((part, *others), spec.cache)))

@@ -138,7 +138,10 @@ def resolve(
     if isinstance(spec, Resolved):
         own = family_of_sampler(spec)
         if family not in (None, own):
-            raise SpecError(f"{spec.spec} is for {FAMILY_LABELS[own]}", hint="resolve a spec of this family")
+            raise SpecError(
+                f"{spec.spec} is for {FAMILY_LABELS[own]}, not for {FAMILY_LABELS[str(family)]}",
+                hint="resolve a spec of this family",
+            )
         return spec
     if isinstance(spec, str) and spec.startswith("preset:"):
         spec = preset(spec).spec

@@ -177,19 +177,20 @@ def parse(text: str | Spec | Policy) -> Spec:
         spec = spec_of(text)
         if not spec.parts:
             raise SpecError(
-                f"{spec.cache} is a cache, and no sampler is beside it", hint=f'write it like "threshold@{spec.cache}"'
+                f"{spec.cache} is a cache and needs a sampler before '@'",
+                hint=f'write it like "threshold@{spec.cache}"',
             )
         return spec
     tokens = _Tokens(text)
     parts = [_part(tokens)]
     while tokens.accept("+"):
         if len(parts) == MOST_PARTS:
-            raise SpecError(f"a sampler has more than {MOST_PARTS} parts", hint=_GRAMMAR)
+            raise SpecError(f"the sampler has more than {MOST_PARTS} parts", hint=_GRAMMAR)
         parts.append(_part(tokens))
     cache = _part(tokens) if tokens.accept("@") else None
     if tokens.left:
         actual = tokens.left[0][1]
-        reason = "the cache after '@' stands last and once" if cache else "expected '+', '@' or the end"
+        reason = "one cache may follow '@', at the end" if cache else "expected '+', '@' or the end"
         raise SpecError(f"unexpected {actual!r} in sampler {text!r}: {reason}", hint=_GRAMMAR)
     return Spec(tuple(parts), cache)
 

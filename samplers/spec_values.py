@@ -83,10 +83,10 @@ def exactness(name: str, method: Any, family: str) -> str:
 def build_single(spec: Spec, family: Family, what: str) -> tuple[Spec, str, Any]:
     """The resolved spec, the exactness and the method of a family whose samplers have one part.
 
-    Raises SpecError for several; `what` opens its "... by one".
+    Raises SpecError for several parts; `what` is the subject of its "... has one".
     """
     if len(spec.parts) != 1 or spec.cache is not None:
-        raise SpecError(f"{str(spec)!r} has several parts, and {what} by one", hint="name one method")
+        raise SpecError(f"{str(spec)!r} has several parts, and {what} has one", hint="name one method")
     (part,) = spec.parts
     method = build_method(part, family)
     return Spec((full(part.name, method),)), exactness(part.name, method, family), method
@@ -95,13 +95,13 @@ def build_single(spec: Spec, family: Family, what: str) -> tuple[Spec, str, Any]
 def by_stage(spec: Spec, family: Family) -> dict[str, Named]:
     """The methods of a spec by stage; all stages belong to the family.
 
-    Raises SpecError for a cache that does not follow '@', and for what is none after it.
+    Raises SpecError for a cache that does not follow '@', and for another stage that does.
     """
     stages: dict[str, Named] = {stage: [] for stage in STAGES_OF[family]}
     for part in spec.every:
         stage, behind = find(part.name, family).stage, part is spec.cache
         if stage == "cache" and not behind:
-            raise SpecError(f"{part.name!r} is a cache and follows '@'", hint=f"write ...@{part}")
+            raise SpecError(f"{part.name!r} is a cache and must follow '@'", hint=f"write ...@{part}")
         if stage != "cache" and behind:
             raise SpecError(f"{part.name!r} after '@' is no cache but a {stage} stage", hint="join it with '+' instead")
         stages[stage].append((part.name, build_method(part, family)))
@@ -121,7 +121,7 @@ def refuse_doubles(spec: Spec, stages: Mapping[str, Named]) -> None:
         names = [name for name, _ in parts]
         if stage in SINGLE and len(names) > 1:
             raise SpecError(
-                f"{str(spec)!r} names {len(names)} {stage} policies ({', '.join(names)}), one is allowed",
+                f"{str(spec)!r} names {len(names)} {stage} methods ({', '.join(names)}), one is allowed",
                 hint=f'keep one; "pardec list samplers --stage {stage}" shows the choices',
             )
         if len(set(names)) < len(names):

@@ -9,4 +9,4 @@ from .contracts import ContinuousSampler
 
 def build(spec: Spec, *, sampling: bool = False) -> ContinuousSampler:
     """Builds the sampler with the one method of the spec. Raises SpecError if the spec names several."""
-    return ContinuousSampler(*build_single(spec, "continuous", "vectors are drawn"))
+    return ContinuousSampler(*build_single(spec, "continuous", "a sampler of vectors"))

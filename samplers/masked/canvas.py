@@ -80,7 +80,7 @@ class Revision:
     def merge(self, other: Revision) -> Revision:
         """Combines both: reopening wins over rewriting, and a later rewrite over an earlier one."""
         if self.source is not None or other.source is not None:
-            raise RuntimeError("tokens that move are revised by one stage alone")
+            raise RuntimeError("only one revise stage may move tokens")
         rewrite, commit = (
             _join(*both, lambda one, two: two.override(one))
             for both in ((self.rewrite, other.rewrite), (self.commit, other.commit))
@@ -114,7 +114,7 @@ def _mask_committed(wrong: np.ndarray, mask_id: int, rows: np.ndarray) -> SpecEr
     row, position = (int(index[0]) for index in wrong.nonzero())
     return SpecError(
         f"the mask token (id {mask_id}) was chosen for position {position} of row {rows[row]}",
-        "a stage that wants a position open again names it in Revision.reopen",
+        "to open a position again, a stage sets Revision.reopen",
     )
 
 
@@ -313,7 +313,7 @@ class Canvas(RowState):
         self.eligible = torch.from_numpy(self.eligible_host).to(self.tokens.device)
         self.block_remaining = self.eligible_host.sum(1)
         if ((self.block_remaining == 0) & (self.first_open < self.total) & ~self.hold_block).any():
-            raise RuntimeError("a span has no open position of a row that has some")
+            raise RuntimeError("the block stage's span contains no open position of a row that has some")
 
     @property
     def block_lengths(self) -> np.ndarray:

@@ -36,43 +36,45 @@ REQUIRED_BY: Mapping[Trait, Reasons] = {
     Trait.MOVES_TOKENS: {
         Trait.WHOLE_BLOCK: Why(
             "{me} moves tokens, and {other} does not compute the K/V of the whole block at every forward",
-            "name a cache that does, such as block, dual or none",
+            "use a cache that does, such as block, dual or none",
         )
     },
     Trait.KEEPS_TOKENS: {
         Trait.KV_OF_TOKENS: Why(
-            "{me} keeps the tokens of the sampler without it, and those of {other} depend on every forward",
-            "@none, @prefix, @dual and, for block-causal models, @block do not, without refresh",
+            "{me} promises the tokens of the sampler without it, and with {other} these depend on every forward",
+            "use @none, @prefix, @dual or, for block-causal models, @block, without refresh",
         )
     },
 }
 _BY_POSITION = Why("{does} position by position, and {me} moves tokens", "leave one of them out")
 EXCLUDED_BY: Mapping[Trait, Reasons] = {
     Trait.MOVES_TOKENS: {
-        Trait.GOES_BY_POSITION: Why("{me} moves tokens, and {other} goes by their positions", "leave one of them out"),
+        Trait.GOES_BY_POSITION: Why(
+            "{me} moves tokens, and {other} needs them to stay in place", "leave one of them out"
+        ),
         **dict.fromkeys((Trait.LOGPROBS, Trait.ALLOWED_TOKENS, Trait.CONDITIONS), _BY_POSITION),
     },
     Trait.KEEPS_TOKENS: {
         Trait.REMEMBERS: Why(
-            "{me} keeps the tokens of the sampler without it, and {other} remembers every forward",
-            "sequential and threshold do not",
+            "{me} promises the tokens of the sampler without it, and {other} depends on every forward",
+            "use sequential or threshold, which do not",
         ),
         Trait.COUNTS_FORWARDS: Why("{me} makes fewer forwards, and {other} counts them", "write fall=0"),
     },
     Trait.LEAVE_ONE_OUT: {
         Trait.FOLLOWS_CANVAS: Why(
-            "{me} predicts each token without itself, and what {other} sees follows the canvas",
-            "leave that stage out",
+            "{me} needs leave-one-out predictions, and the attention of {other} depends on which tokens are known",
+            "leave {me} out",
         )
     },
     Trait.READS_ATTENTION: {
         Trait.CONDITIONS: Why(
-            "{me} reads attention by position, and an image's rows begin with its condition", "leave that stage out"
+            "{me} reads attention by position, and an image's rows begin with its condition", "leave {me} out"
         )
     },
     Trait.REUSES_LAYERS: {
         Trait.CONDITIONS: Why(
-            "{me} keeps what layers compute at each position, and an image's begin with its condition",
+            "{me} reuses layer outputs by position, and an image's rows begin with its condition",
             "use another cache",
         )
     },
@@ -139,10 +141,8 @@ def _of_attention(
             '"pardec list samplers --stage cache" shows the others',
         )
     if cache.attention in ("windowed-causal", "causal-prefix"):
-        sees = f"and what {cache.attention} models see follows the canvas"
-        conflicts[Trait.LEAVE_ONE_OUT] = Why(
-            f"{{other}} predicts each token without itself, {sees}", "leave that stage out"
-        )
+        sees = f"and the attention of {cache.attention} models depends on which tokens are known"
+        conflicts[Trait.LEAVE_ONE_OUT] = Why(f"{{other}} needs leave-one-out predictions, {sees}", "leave {other} out")
     return frozenset({Trait.STORES_CAUSALLY}) if cache.attention == "causal-prefix" else NONE
 
 
@@ -157,7 +157,7 @@ def _model_party(model: LanguageModel, *, published: bool) -> Party:
         Trait.SLIDING_LAYERS: stack is not None and stack.config.least_window is not None,
     }
     causal = Why(
-        "the cache {other!r} does not store finished text causally, as {me} wants",
+        "the cache {other!r} does not store finished text causally, as {me} requires",
         "leave the cache out, or write @causal",
     )
     return Party(
@@ -197,16 +197,16 @@ def _unsound(read: Read, wrong: Tensor, forward: MaskedForward) -> PardecError:
     row, column = wrong.nonzero()[0].tolist()
     where = f"position {int(read.positions[row, column])} of row {forward.canvas.rows[row]}"
     empty = float(read.distribution.logits[row, column].amax()) == -math.inf
-    what = "every token is ruled out" if empty else "logits are NaN or infinite"
+    what = "every token is excluded" if empty else "logits are NaN or infinite"
     if read.stage is not None:
         return SpecError(
             f"{what} at {where} after {name_of(read.stage)}, a stage of the sampler",
-            "the logits that it was given were finite: leave the stage out, or mend it",
+            "its input logits were finite: leave the stage out, or fix it",
         )
     if (error := forward.failure()) is not None:
         return error
     if empty and forward.limits is not None and forward.limits.now:
-        return SpecError(f"{what} at {where}: of what is allowed there, {forward.model.name} rules out all")
+        return SpecError(f"{what} at {where}: {forward.model.name} excludes all tokens that are allowed there")
     return ModelError(f"{what} at {where}, by {forward.model.name}")
 
 

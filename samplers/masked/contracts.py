@@ -249,7 +249,7 @@ class Hypotheses:
 
 
 CAUSAL_KINDS = (Trait.BLOCK_CAUSAL, Trait.WINDOWED_CAUSAL, Trait.CAUSAL_PREFIX)  # of attention: not bidirectional
-_LEAVE_OUT, _ONE_OUT = "leave it out", "leave one out"
+_LEAVE_OUT, _ONE_OUT = "leave {me} out", "leave one of them out"
 
 
 class Stage(Policy):
@@ -304,10 +304,10 @@ class Block(Stateful):
 
     provides = frozenset({Trait.MOVES_BLOCKS})
     conflicts: ClassVar[Reasons] = {
-        Trait.COUNTS_STEPS: Why("{does}, and {me} moves them", "name another select"),
+        Trait.COUNTS_STEPS: Why("{does}, and {me} changes the blocks", "use another select"),
         Trait.SLIDES: Why("{does}, and so does {me}", "keep one"),
-        Trait.LEAVE_ONE_OUT: Why("{other} is for blocks of one length, and {me} moves them", "keep one"),
-        **dict.fromkeys(CAUSAL_KINDS, Why("{me} moves blocks, and {does}, which fixes them", "leave it out")),
+        Trait.LEAVE_ONE_OUT: Why("{other} is for blocks of one length, and {me} changes the blocks", "keep one"),
+        **dict.fromkeys(CAUSAL_KINDS, Why("{me} changes the blocks, and {does}, which fixes them", "leave {me} out")),
     }
 
     @property
@@ -336,8 +336,10 @@ class Branch(Stage):
         return frozenset({Trait.BRANCHES})
 
     conflicts: ClassVar[Reasons] = {
-        Trait.LOGPROBS: Why("{me} takes the tokens of a step from several forwards, and logprobs are of one", _ONE_OUT),
-        Trait.MOVES_BLOCKS: Why("{me} and {other} each decide what a forward is asked", "keep one"),
+        Trait.LOGPROBS: Why(
+            "{me} commits tokens of several forwards in a step, and logprobs need a single one", _ONE_OUT
+        ),
+        Trait.MOVES_BLOCKS: Why("{me} and {other} both change what a forward computes", "keep one"),
         Trait.ACTS_BETWEEN_STEPS: Why("{me} commits several steps at once, and {other} acts between them", _ONE_OUT),
     }
 
@@ -380,10 +382,10 @@ class Query(Stateful):
         **dict.fromkeys(
             CAUSAL_KINDS, Why("{me} leaves out masks after the block, and {does}, which never sees them", _LEAVE_OUT)
         ),
-        Trait.SLIDING_LAYERS: Why("{me} closes up the slots of what is left, and {does}, which count them", _LEAVE_OUT),
+        Trait.SLIDING_LAYERS: Why("{me} renumbers the cache slots, and {does}, which count slots", _LEAVE_OUT),
         Trait.CONDITIONS: Why(
-            "{me} leaves out what comes after a block of text, and the cells of an image stand on all of its sides",
-            "leave that stage out",
+            "{me} leaves out the masks after a block of text, and the neighbours of image tokens are on all sides",
+            "leave {me} out",
         ),
     }
 
@@ -443,7 +445,7 @@ class Inputs(Stateful):
     provides = frozenset({Trait.ADDS_TO_INPUTS})
     conflicts: ClassVar[Reasons] = {
         Trait.CONDITIONS: Why(
-            "{me} adds to the inputs of masks, and an image's begin with its condition", "leave that stage out"
+            "{me} adds to the inputs of masks, and an image's rows begin with its condition", "leave {me} out"
         )
     }
 

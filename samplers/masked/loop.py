@@ -103,9 +103,7 @@ class MaskedLoop:
             raise ModelError(f"{model.name} has no mask token: it is no masked diffusion model")
         block_causal = decoding_config.attention == "block-causal"
         if block_causal and not (request.absolute and request.block_length == decoding_config.block):
-            raise ModelError(
-                f"{model.name} decodes in blocks of {decoding_config.block} laid from position 0, and no others"
-            )
+            raise ModelError(f"{model.name} decodes only in blocks of {decoding_config.block} that begin at position 0")
         demand_head(model)
         sampler = fit(sampler, model)
         compatibility.check(sampler, model, request)
@@ -493,7 +491,7 @@ class MaskedLoop:
             row, forwards = canvas.rows[stuck][0], canvas.nfe[stuck][0]
             raise SpecError(
                 f"row {row} has masks left after {forwards} forwards: its sampler commits nothing more",
-                hint="name another cache or block stage; two stages of this spec wait for each other",
+                hint="use another cache or block stage: two stages of this spec wait for each other",
             )
         self.sure_steps = min(_SPARE_FORWARDS, int((most - canvas.nfe).min()))
 
@@ -540,11 +538,11 @@ class MaskedLoop:
         if (reference := self.sampler.select.reference_sampler) is not None:
             return f"{reference} decodes the rows of a request beforehand"
         if self.sampler.block is not None:
-            return f"{name_of(self.sampler.block)} lays one window over rows that begin together"
+            return f"{name_of(self.sampler.block)} needs rows that begin together"
         if self.sampler.branch is not None:
-            return f"{name_of(self.sampler.branch)} drafts from what rows were predicted together"
+            return f"{name_of(self.sampler.branch)} drafts only for rows that begin together"
         name = next((name for state in self.memory.values() if (name := unbatchable(state))), None)
-        return None if name is None else f"what {name.lstrip('_')} remembers is of the rows that began together"
+        return None if name is None else f"the state {name.lstrip('_')} is only for rows that begin together"
 
     def put(self, where: np.ndarray, other: MaskedLoop) -> None:
         """Replaces the finished rows at `where` by the rows of `other`, which have had no forward.

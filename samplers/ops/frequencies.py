@@ -46,8 +46,8 @@ def token_frequencies(corpus: str, model: LanguageModel) -> Tensor:
         raise SpecError(f"pc: {file} has no tokens", hint=_HINT)
     if min(counts) < 0 or max(counts) >= model.vocab_size:
         raise SpecError(
-            f"pc: {file} counts ids up to {max(counts)}, and {model.name} has {model.vocab_size}",
-            hint="name the counts of this model's tokenizer",
+            f"pc: {file} counts ids up to {max(counts)}, and {model.name} has {model.vocab_size} ids",
+            hint="use counts that were made with this model's tokenizer",
         )
     frequencies = torch.full((model.vocab_size,), 1 / total)
     frequencies[torch.tensor(list(counts))] = torch.tensor([count / total for count in counts.values()])

@@ -90,7 +90,7 @@ def _read(folder: Path, modified: int) -> JudgeHead:
     if shapes != [(head.width,)] * 3 + [()] or config.get("width", head.width) != head.width:
         raise ModelError(
             f"{folder} holds a head of the shapes {shapes}, and its config says width {config.get('width')}",
-            "mean, scale and w have the width of the target's states, b has none",
+            "mean, scale and w have the width of the target's states, and b is a scalar",
         )
     return head
 

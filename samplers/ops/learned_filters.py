@@ -114,5 +114,7 @@ def _call(file: Path, function: str) -> nn.Module:
     network = make() if callable(make) else None
     if not isinstance(network, nn.Module):
         what = "does not exist" if make is None else f"gives a {type(network).__name__}, not a torch.nn.Module"
-        raise SpecError(f"learned: {function} of {file} {what}", hint="it takes no arguments and returns the network")
+        raise SpecError(
+            f"learned: {function} of {file} {what}", hint="the function takes no arguments and returns the network"
+        )
     return network

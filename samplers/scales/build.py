@@ -9,4 +9,4 @@ from .contracts import ScaleSampler
 
 def build(spec: Spec, *, sampling: bool = False) -> ScaleSampler:
     """Builds the sampler with the one method of the spec. Raises SpecError if the spec names several."""
-    return ScaleSampler(*build_single(spec, "scales", "token maps are sampled"))
+    return ScaleSampler(*build_single(spec, "scales", "a sampler of token maps"))

@@ -68,6 +68,6 @@ def _of_texts(parsed: Spec, name: str, texts: Texts) -> SpeculativeSampler:
     """The sampler of a `texts` method, which has its own loop and no other stage."""
     if len(parsed.every) > 1:
         others = ", ".join(part.name for part in parsed.every if part.name != name)
-        raise SpecError(f"{name!r} decodes in a loop of its own, and goes with no {others}", hint=f"{name!r} alone")
+        raise SpecError(f"{name!r} has its own loop and cannot be combined with {others}", hint=f"write {name!r} alone")
     draft, accept = (build_method(parse(each).parts[0], "ar") for each in ("sequential", "greedy"))
     return SpeculativeSampler(Spec((full(name, texts),)), exactness(name, texts, "ar"), draft, accept, texts=texts)

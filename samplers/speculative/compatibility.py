@@ -34,7 +34,7 @@ EXCLUDED_BY: Mapping[Trait, Reasons] = {
     Trait.TIMES_ROUNDS: {
         Trait.SHARED_BY_PROCESSES: Why(
             "{me} decides by the clock, and the processes that share a model have to decide alike",
-            "leave it out, or use drafts of a fixed length",
+            "leave {me} out, or use drafts of a fixed length",
         )
     },
 }
@@ -96,9 +96,9 @@ def _not_plain(model: LanguageModel) -> str | None:
     """Why a model's K/V are not those of a native decoder over one text, in any number of slots; None if they are."""
     decoder = model.decoder
     if not isinstance(decoder, Decoder):
-        return "its forwards are not those of the native decoder, or are captured, or have a condition"
+        return "its forwards are not those of the native decoder, or use CUDA graphs, or have an image condition"
     if decoder.config.least_window is not None or decoder.config.attention_cap is not None:
-        return "a layer has a sliding window, or caps its scores"
+        return "a layer has a sliding window, or caps its attention scores"
     if model.imaging is not None or decoder.config.canvas:
-        return "it is no model of text"
+        return "it is not a text model"
     return "processes share it" if model.processes > 1 else None

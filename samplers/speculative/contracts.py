@@ -283,7 +283,7 @@ class DecodeContext:
 
 
 FOR_MODELS = Why(
-    "{me!r} is for drafting models, and {other!r} has none", "leave {me!r} out, or draft with model:name=..."
+    "{me!r} needs a drafter with a model, and {other!r} has none", "leave {me!r} out, or draft with model:name=..."
 )
 
 

@@ -90,7 +90,7 @@ class DraftModelState(RowState, DraftModel):
     def failure(self) -> PardecError:
         """The error for logits of this round that are not finite."""
         error = finite.failure(self.model, self.runs, cfg=self.context.request.cfg)
-        return error or ModelError(f"{self.model.name}, which drafts, gives logits that are not finite")
+        return error or ModelError(f"the draft model {self.model.name} gives logits that are not finite")
 
     def reuse_prefixes(self) -> None:
         """Copies stored K/V of each row's prompt; for models whose K/V depend only on their tokens."""

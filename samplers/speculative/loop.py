@@ -89,7 +89,7 @@ class VerifyLoop:
         if model.decoding_config.attention != "causal":
             raise ModelError(f"{model.name} is no autoregressive model")
         if sampler.texts is not None:
-            raise SpecError(f"{sampler.spec} decodes in a loop of its own, not round by round", "choose a drafter here")
+            raise SpecError(f"{sampler.spec} has its own loop and cannot run in the verify loop", "use a drafter")
         finite.demand_head(model)
         compatibility.check(sampler, model, request)
         if request.conditions:
@@ -345,9 +345,9 @@ class VerifyLoop:
     def batching_obstacle(self) -> str | None:
         """The reason why rows cannot join the running batch; None if they can."""
         if any(hasattr(processor, "by_row") for processor in self.request.processors):
-            return "a logits processor counts the rows of one request"
+            return "a logits processor indexes the rows of one request"
         name = next((name for state in self.memory.values() if (name := unbatchable(state))), None)
-        return None if name is None else f"what {name.lstrip('_')} remembers is of the rows that began together"
+        return None if name is None else f"the state {name.lstrip('_')} is only for rows that begin together"
 
     @torch.inference_mode()
     def put(self, where: np.ndarray, other: VerifyLoop) -> None:

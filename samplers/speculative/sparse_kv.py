@@ -34,15 +34,15 @@ from .contracts import Cache, DecodeContext
 from .draft_model import DraftModelState
 
 # Reasons for caches and drafters that read part of a text's K/V.
-READS_PART = Why("{me}: {other} cannot read a part of its K/V: {kind}", "decode without it", error=ModelError)
-LETS_GO = Why("{me}: {other} with skip=search feeds tokens again that this cache has let go", "write skip=uniform")
+READS_PART = Why("{me}: {other} cannot read a part of its K/V: {kind}", "decode without {me}", error=ModelError)
+LETS_GO = Why("{me}: {other} with skip=search feeds tokens again that this cache has evicted", "write skip=uniform")
 COPIES_KV = Why(
     "{me} copies keys and values of the text, which {other!r} stores encoded",
     "leave the cache out, or draft with model, eagle or lookup",
 )
 _NO_QUERIES = Why(
-    "{me}: {other} runs the target in parts, and gives no queries to choose by",
-    "draft with model, eagle, medusa or lookup, or read with streaming",
+    "{me} chooses by the target's attention queries, which {other} does not return",
+    "draft with model, eagle, medusa or lookup, or use the cache streaming",
 )
 
 
@@ -168,7 +168,7 @@ def reading_of(text: str, name: str) -> SparseAttention:
     reading = any_reading_of(text, name)
     if isinstance(reading, QueryReading):
         raise SpecError(
-            f"{name}: {text!r} chooses for every query, and has no compact cache", 'write read="retrieval:budget=512"'
+            f"{name}: {text!r} chooses slots per query and has no compact cache", 'write read="retrieval:budget=512"'
         )
     return reading
 
@@ -179,7 +179,7 @@ def any_reading_of(text: str, name: str) -> SparseAttention | QueryReading:
     built = [build_method(part, "ar") for part in spec.every]
     if len(built) != 1 or not isinstance(built[0], SparseAttention | QueryReading):
         raise SpecError(
-            f"{name}: read is the spec of one reading, got {text!r}",
+            f"{name}: read must be the spec of one sparse cache, got {text!r}",
             hint=f'write {name}:read="retrieval:budget=512" or read="streaming:window=496"',
         )
     return built[0]

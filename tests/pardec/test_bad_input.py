@@ -77,7 +77,7 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
     ("three templates for two", {"prompt": ["a", "b"], "template": ["<mask>"] * 3}, "3 templates for 2 prompts"),
     ("an unknown sampler", {"prompt": "a", "sampler": "threshhold"}, "did you mean 'threshold'"),
     ("a misspelt parameter", {"prompt": "a", "sampler": "threshold:tua=1"}, "unknown parameter 'tua'"),
-    ("two selects", {"prompt": "a", "sampler": "threshold+fixed"}, "2 select policies"),
+    ("two selects", {"prompt": "a", "sampler": "threshold+fixed"}, "2 select methods"),
     ("an unknown preset", {"prompt": "a", "sampler": "preset:fast"}, "unknown preset 'fast'"),
     ("a sampler that is none", {"prompt": "a", "sampler": 3}, "a sampler is a spec string"),
 ]  # fmt: skip

@@ -151,14 +151,16 @@ def test_accepted_and_redrawn_tokens_have_the_targets_distribution(tmp_path: Pat
 
 
 def test_methods_that_do_not_apply_are_refused_by_name(tmp_path: Path, folder: Path, model: pardec.Model) -> None:
-    with pytest.raises(SpecError, match="mar samples several tokens per step, and model predicts each from all before"):
+    with pytest.raises(
+        SpecError, match="mar samples several tokens per step, and model predicts each token from all tokens before"
+    ):
         model.generate("x", sampler="mar:steps=4")
-    with pytest.raises(SpecError, match="mode=reference tests drafts without those before them"):
+    with pytest.raises(SpecError, match="mode=reference tests a draft without the drafts before it"):
         model.generate("x", sampler=f"cspd:draft={folder}")
     still = pardec.load(str(files.write(tmp_path / "still", settings={**files.SETTINGS, "flow_noise": 0.0})))
-    with pytest.raises(SpecError, match="cspd tests densities, and the head of still has none"):
+    with pytest.raises(SpecError, match="cspd compares densities, and the head of still has none"):
         still.generate("x", sampler=f"cspd:draft={folder},mode=exact")
-    with pytest.raises(SpecError, match="cspd tests densities, and the head of still has none"):
+    with pytest.raises(SpecError, match="cspd compares densities, and the head of still has none"):
         model.generate("x", sampler=f"cspd:draft={tmp_path / 'still'},mode=exact")
 
 

@@ -112,8 +112,8 @@ def test_no_guidance_is_none_and_one_is_some(model: pardec.Model) -> None:
         ({"label": 1, "seed": [1, 2]}, "2 seeds for 1 rows"),
         ({"label": 1, "sampler": "mar"}, "'mar' is for models whose tokens are vectors"),
         ({"label": 1, "sampler": "threshold"}, "'threshold' is for masked models"),
-        ({"label": 1, "sampler": "code"}, "code: refiner is not given"),
-        ({"label": 1, "sampler": "code:refiner=x,steps=5"}, "steps=5, and toy has 4 scales"),
+        ({"label": 1, "sampler": "code"}, "code: refiner is missing"),
+        ({"label": 1, "sampler": "code:refiner=x,steps=5"}, "steps=5 does not fit the 4 scales of toy"),
     ],
 )
 def test_refused_before_the_first_forward(model: pardec.Model, arguments: dict[str, Any], message: str) -> None:

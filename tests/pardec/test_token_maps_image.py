@@ -49,7 +49,7 @@ def test_the_summary_names_the_refiner(tmp_path: Path, capsys: pytest.CaptureFix
         (["-p", "a dog"], "drafter_3 draws classes and cannot read captions"),
         (["--class", "9"], "label 9 is no class of drafter_3"),
         (["--class", "1", "--top-k", "65"], "--top-k 65, and drafter_3 has 64 codes"),
-        (["--class", "1", "-s", "code"], "refiner is not given"),
+        (["--class", "1", "-s", "code"], "refiner is missing"),
         (["--class", "1", "-s", "code:refiner=nowhere"], "nowhere"),
         (["--class", "1", "-s", "mar"], "'mar' is for models whose tokens are vectors"),
     ],

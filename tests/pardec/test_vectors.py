@@ -213,8 +213,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"label": 1, "block_align": "absolute"}, "block_align=absolute was asked for"),
     ({"label": 1, "seed": [1, 2]}, "2 seeds for 1 rows"),
     ({"label": 1, "temperature": -1.0}, "temperature must be at least 0"),
-    ({"label": 1, "sampler": "threshold"}, "'threshold' is for masked models, and this is for models whose tokens are"),
-    ({"label": 1, "sampler": "sjd"}, "'sjd' is for autoregressive models, and this is for models whose tokens are"),
+    ({"label": 1, "sampler": "threshold"}, "'threshold' is for masked models, not for models whose tokens are"),
+    ({"label": 1, "sampler": "sjd"}, "'sjd' is for autoregressive models, not for models whose tokens are"),
     ({"label": 1, "sampler": "mer"}, "unknown sampler 'mer' .did you mean 'mar'"),
     ({"label": 1, "sampler": "mar:steps=0"}, "steps must be at least 1"),
 ]
@@ -239,7 +239,7 @@ def test_what_needs_ids_is_refused(model: pardec.Model) -> None:
 def test_samplers_of_vectors_are_not_for_ids() -> None:
     llama, dream = (pardec.load(name, device="cpu") for name in ("tiny-llama", "tiny-dream"))
     for text, whom in ((llama, "autoregressive models"), (dream, "masked models")):
-        with pytest.raises(SpecError, match=f"'mar' is for models whose tokens are vectors, and this is for {whom}"):
+        with pytest.raises(SpecError, match=f"'mar' is for models whose tokens are vectors, not for {whom}"):
             text.generate("a", sampler="mar")
         with pytest.raises(SpecError, match="is for models whose tokens are vectors"):
             text.generate("a", sampler=resolve("mar", "continuous"))

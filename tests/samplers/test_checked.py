@@ -128,5 +128,5 @@ def test_show_and_list_tell_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_kind_of_check_that_is_none_is_refused() -> None:
-    with pytest.raises(SpecError, match="checked='vibes' is no kind of check"):
+    with pytest.raises(SpecError, match="checked='vibes' is an unknown kind of check"):
         register("mine", stage="select", checked="vibes")(make_dataclass("Mine", []))

@@ -124,7 +124,7 @@ def test_what_is_allowed_and_ruled_out_by_the_model_is_told() -> None:
     rows = [[1, 2, MASK, MASK]]
     at = (torch.tensor([0, 0, 0, 1]),)
     asked = request(rows, [2], allowed=Allowed(sets, at))
-    with pytest.raises(SpecError, match="every token is ruled out at position 3 of row 0: of what is allowed"):
+    with pytest.raises(SpecError, match="every token is excluded at position 3 of row 0: toy excludes all tokens"):
         list(masked.decode(altered(toy(), bans), registry.resolve("threshold"), asked))
     free = fill(altered(toy(), bans), "threshold", GIVEN, 6)  # a token that the model rules out is no error
     assert not (free.tokens[:, 5:] == 4).any()
@@ -140,7 +140,7 @@ class Spoils(Logits):
         return DenseDistribution(evidence.logits.masked_fill(evidence.positions[..., None] == 6, self.value))
 
 
-@pytest.mark.parametrize(("value", "said"), [(NAN, "NaN or infinite"), (INF, "NaN or infinite"), (-INF, "ruled out")])
+@pytest.mark.parametrize(("value", "said"), [(NAN, "NaN or infinite"), (INF, "NaN or infinite"), (-INF, "is excluded")])
 def test_a_logits_stage_is_named(value: float, said: str) -> None:
     made = replace(registry.resolve("threshold"), logits=(Spoils(value),))
     asked = request([[*given, *[MASK] * 6] for given in GIVEN], [3, 5])

@@ -50,20 +50,26 @@ from .drafting_ahead import Group, LookaheadMethod, group_indices, group_states,
 class CSpDSettings(LookaheadMethod):
     """The settings of the method, checked when they are set."""
 
-    draft: Annotated[ModelName | None, "of the drafting checkpoint: embedded name, folder or hub id"] = None
-    k: Annotated[int, "steps that the draft takes before the target tests them"] = 8
-    mode: Annotated[Literal["reference", "exact"], "as published, or keeping the target's distribution"] = "reference"
-    steps: Annotated[int, "of the schedule, at most one per token; models that predict one by one take all"] = 64
+    draft: Annotated[ModelName | None, "the draft model: embedded name, folder or hub id"] = None
+    k: Annotated[int, "steps that the draft model takes before the target tests them"] = 8
+    mode: Annotated[
+        Literal["reference", "exact"], "reference: as published; exact: keeps the target's distribution"
+    ] = "reference"
+    steps: Annotated[int, "steps of the schedule, at most one per token; next-token models take one per token"] = 64
     guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
-    last: Annotated[Last | None, "the token, at a path's end: map, x1 or noise; none: map, or x1 with mode=exact"] = (
-        None
+    last: Annotated[
+        Last | None, "the path's last transition: map, noise or x1 (see mar); none: map, or x1 with mode=exact"
+    ] = None
+    head: Annotated[int | None, "denoising transitions of both heads; none: the model's number"] = None
+    prefill: Annotated[float, "share of the steps, from the first on, that the target takes alone"] = 0.15
+    tau: Annotated[float, "mode=reference: factor that widens the last transition's Gaussians in the test"] = 42.0
+    derived: Annotated[bool, "mode=reference: use the paper's derivation for the other transitions, not its code"] = (
+        False
     )
-    head: Annotated[int | None, "transitions of both heads; none takes the model's"] = None
-    prefill: Annotated[float, "share of the steps that the target takes alone, the first ones"] = 0.15
-    tau: Annotated[float, "mode=reference: how much wider the last transition's kernels are made for the test"] = 42.0
-    derived: Annotated[bool, "mode=reference: other transitions count as derived, not as published"] = False
-    reference: Annotated[bool, "mode=reference: the published tries for what is rejected, zeros included"] = False
-    slack: Annotated[float, "mode=exact: factor of the ratio; above 1 it accepts more and is no longer exact"] = 1.0
+    reference: Annotated[
+        bool, "mode=reference: resample rejected tokens as the authors' code does, which can leave zeros"
+    ] = False
+    slack: Annotated[float, "mode=exact: factor of the acceptance ratio; above 1 accepts more and is not exact"] = 1.0
 
     def __post_init__(self) -> None:
         if self.last is None:
@@ -82,7 +88,7 @@ class CSpDSettings(LookaheadMethod):
                 raise SpecError(f"cspd: {name}={getattr(self, name)} does not apply to mode={self.mode}")
         if self.mode == "reference" and self.last != "map":
             raise SpecError(
-                f"cspd: mode=reference tests the mean of the last transition, and last={self.last} uses another end",
+                f"cspd: last={self.last} does not go with mode=reference, which tests the last transition's mean (map)",
                 hint="leave last out, or use mode=exact",
             )
         if self.mode == "exact" and self.last == "map" and self.k > 1:
@@ -225,8 +231,8 @@ def _residual(
     while len(left):
         if past >= _TRIES:
             raise ModelError(
-                f"cspd: none of {past} draws of {context.model.name} passed for a token of {drafter.model.name}: the "
-                "densities are not those of what is drawn",
+                f"cspd: none of {past} samples of {context.model.name} was accepted in place of a rejected token of "
+                f"{drafter.model.name}: samples and densities do not agree",
                 hint="load both models with dtype=float32, or decode with mar",
             )
         open_ = torch.zeros_like(again)
@@ -240,7 +246,7 @@ def _residual(
         ratio = log_density(path, last) - log_density(drafts, last)
         if bool(ratio.isnan().any()):  # none would ever be accepted
             raise ModelError(
-                f"{context.model.name} or {drafter.model.name} gives densities that are not numbers",
+                f"{context.model.name} or {drafter.model.name} gives densities that are NaN",
                 hint="load both with dtype=float32",
             )
         passed = (u < share(ratio)).view(size, len(left))
@@ -328,12 +334,12 @@ class CSpD(CSpDSettings):
     def check_model(self, model: ContinuousModel) -> None:
         if not self.draft:
             raise SpecError(
-                "cspd: draft is not given: the checkpoint that drafts",
-                hint="write cspd:draft=... with an embedded name, a folder or a hub id; it needs the target's tokens",
+                "cspd: draft is missing; it names the draft model",
+                hint="write cspd:draft=... with an embedded name, a folder or a hub id of a model of the same tokens",
             )
         if model.backbone.next_token and self.mode != "exact":
             raise SpecError(
-                f"cspd: mode={self.mode} tests drafts without those before them, and {model.name} needs all of these",
+                f"cspd: mode={self.mode} tests a draft without the drafts before it, and {model.name} needs these",
                 hint="use mode=exact",
             )
         _check_densities(model)
@@ -341,11 +347,13 @@ class CSpD(CSpDSettings):
     def start(self, context: ContinuousContext) -> Drafter:
         if context.request.temperature <= 0:
             raise SpecError(
-                f"cspd tests densities, and at temperature {context.request.temperature} there are none",
+                f"cspd compares densities, and temperature={context.request.temperature} has none",
                 hint="use a temperature above 0, or mar",
             )
         if context.request.draft_model is None:
-            raise ModelError("cspd: the request has no draft model", "load it and hand it in as its draft_model")
+            raise ModelError(
+                "cspd: the request has no draft model", "load it and pass it as draft_model of the request"
+            )
         _check_densities(context.request.draft_model)
         return Drafter(context.request.draft_model, context)
 
@@ -365,6 +373,6 @@ class CSpD(CSpDSettings):
 def _check_densities(model: ContinuousModel) -> None:
     if not model.head.stochastic:
         raise SpecError(
-            f"cspd tests densities, and the head of {model.name} has none: its steps add no noise",
-            hint="load the checkpoint with noise of its flow, or use sequential or seeded_jacobi",
+            f"cspd compares densities, and the head of {model.name} has none: its steps add no noise",
+            hint="load the checkpoint with a noisy flow, or use sequential or seeded_jacobi",
         )

@@ -32,7 +32,7 @@ class GroupMethod(Policy):
         if self.steps < 1:
             raise SpecError(f"steps must be at least 1, got {self.steps}")
         if self.head is not None and self.head < 2:
-            raise SpecError(f"head must be at least 2, got {self.head}", hint="none takes the model's own")
+            raise SpecError(f"head must be at least 2, got {self.head}", hint="head=none takes the model's own number")
         if self.head_to is not None and not 2 <= self.head_to <= (self.head or self.head_to):
             raise SpecError(
                 f"head_to must lie between 2 and head={self.head}, got {self.head_to}",
@@ -57,7 +57,7 @@ class GroupMethod(Policy):
         if self.head is None and self.head_to is not None and self.head_to > model.head.steps:
             raise SpecError(
                 f"head_to={self.head_to} is more than the {model.head.steps} transitions of {model.name}",
-                hint="name head as well, or a smaller head_to",
+                hint="set head as well, or a smaller head_to",
             )
 
     def start(self, context: ContinuousContext) -> Any:

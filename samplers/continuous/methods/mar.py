@@ -104,18 +104,22 @@ _SHARES = ((20, 1.0), (21, 0.6), (25, 0.5), (30, 0.4), (35, 0.15), (40, 0.12), (
 class MAR(GroupMethod):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (64, 32, 16, 8)}
 
-    steps: Annotated[int, "K, at most one per token"] = 64
+    steps: Annotated[int, "steps of the schedule (K), at most one per token"] = 64
     guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
-    last: Annotated[Last, "the token, at a path's end: map, x1 or noise"] = "map"
-    head: Annotated[int | None, "transitions of the head; none takes the model's"] = None
-    head_to: Annotated[int | None, "transitions at the last step, evenly down to them; none: the same at each"] = None
-    order: Annotated[Literal["random", "local"], "order in which tokens are sampled"] = "random"
-    uncond_every: Annotated[int, "steps to the next that computes the half without the condition; 1: each"] = 1
-    decoder_every: Annotated[int, "steps to the next that computes all positions; 1: each"] = 1
-    head_every: Annotated[int, "transitions to the next that the head's blocks compute; 1: each"] = 1
-    warmup: Annotated[int, "full steps at first, where any is 2 or more"] = 5
-    margin: Annotated[int, "positions computed beside those that were drawn or are to be"] = 15
-    layer: Annotated[int, "of the decoder, from 0: its values say what has changed"] = 3
+    last: Annotated[Last, "the path's last transition: map (its mean), noise (a sample) or x1 (left out)"] = "map"
+    head: Annotated[int | None, "denoising transitions of the head; none: the model's number"] = None
+    head_to: Annotated[
+        int | None, "transitions at the last step, falling evenly from head; none: head at every step"
+    ] = None
+    order: Annotated[
+        Literal["random", "local"], "order of the tokens; local: tokens of a step are far apart, near known ones"
+    ] = "random"
+    uncond_every: Annotated[int, "compute the unconditional half at every n-th step"] = 1
+    decoder_every: Annotated[int, "compute all positions at every n-th step"] = 1
+    head_every: Annotated[int, "compute the head's blocks at every n-th transition"] = 1
+    warmup: Annotated[int, "full steps at the start, if any *_every is above 1"] = 5
+    margin: Annotated[int, "positions computed in addition to the last step's and this step's tokens"] = 15
+    layer: Annotated[int, "layer of the decoder, from 0, whose values show which positions have changed"] = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,8 +127,8 @@ class MAR(GroupMethod):
         self.require("margin", "layer", least=0)
         if self.uncond_every > 1 and self.uncond_every % self.decoder_every:
             raise SpecError(
-                f"mar: the half without the condition is computed at full steps alone, and uncond_every="
-                f"{self.uncond_every} is no multiple of decoder_every={self.decoder_every}",
+                f"mar: uncond_every={self.uncond_every} must be a multiple of decoder_every={self.decoder_every}: "
+                "only full steps compute the unconditional half",
                 hint="write the same number for both",
             )
 
@@ -141,11 +145,13 @@ class MAR(GroupMethod):
         super().check_model(model)
         if model.backbone.next_token:
             raise SpecError(
-                f"mar samples several tokens per step, and {model.name} predicts each from all before it",
+                f"mar samples several tokens per step, and {model.name} predicts each token from all tokens before it",
                 hint="use sequential; seeded_jacobi and cspd:mode=exact take fewer forwards",
             )
         if self.order == "local" and model.backbone.causal:
-            raise SpecError(f"mar: {model.name} samples in raster order", hint="leave order out")
+            raise SpecError(
+                f"mar: order={self.order} is not possible, {model.name} samples in raster order", hint="leave order out"
+            )
         if self.reuses:
             self._reusing(model)
 
@@ -153,7 +159,10 @@ class MAR(GroupMethod):
         """The request's backbone that reuses earlier calls. Raises SpecError for a model without one."""
         backbone = model.backbone.reusing(self.layer if self.decoder_every > 1 else None)
         if backbone is None:
-            raise SpecError(f"mar: {model.name} keeps nothing from step to step", hint="leave the *_every out")
+            raise SpecError(
+                f"mar: {model.name} cannot reuse earlier steps",
+                hint="leave uncond_every, decoder_every and head_every out",
+            )
         return backbone
 
     def start(self, context: ContinuousContext) -> ReusingBackbone | None:

@@ -43,12 +43,14 @@ class Iterate:
 @dataclass(frozen=True)
 class SeededJacobi(LookaheadMethod):
     window: Annotated[int, "groups that are sampled at once"] = 8
-    tol: Annotated[float, "largest change of a value in a settled token, in units of the tokens"] = 1e-3
-    steps: Annotated[int, "of the schedule, at most one per token; models that predict one by one take all"] = 64
+    tol: Annotated[float, "a token is settled if no value of it changes by more, in units of the tokens"] = 1e-3
+    steps: Annotated[int, "steps of the schedule, at most one per token; next-token models take one per token"] = 64
     guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
-    last: Annotated[Last, "the token, at a path's end: map, x1 or noise"] = "map"
-    head: Annotated[int | None, "transitions of the head; none takes the model's"] = None
-    head_to: Annotated[int | None, "transitions at the last step, evenly down to them; none: the same at each"] = None
+    last: Annotated[Last, "the path's last transition: map (its mean), noise (a sample) or x1 (left out)"] = "map"
+    head: Annotated[int | None, "denoising transitions of the head; none: the model's number"] = None
+    head_to: Annotated[
+        int | None, "transitions at the last step, falling evenly from head; none: head at every step"
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

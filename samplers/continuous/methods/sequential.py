@@ -22,6 +22,8 @@ class Sequential(GroupMethod):
     steps: ClassVar[int] = 1 << 20  # type: ignore[misc]  # more than there are tokens: each step samples one
 
     guidance: Annotated[Guidance, "how cfg grows over the steps: linear or constant"] = "linear"
-    last: Annotated[Last, "the token, at a path's end: map, x1 or noise"] = "map"
-    head: Annotated[int | None, "transitions of the head; none takes the model's"] = None
-    head_to: Annotated[int | None, "transitions at the last step, evenly down to them; none: the same at each"] = None
+    last: Annotated[Last, "the path's last transition: map (its mean), noise (a sample) or x1 (left out)"] = "map"
+    head: Annotated[int | None, "denoising transitions of the head; none: the model's number"] = None
+    head_to: Annotated[
+        int | None, "transitions at the last step, falling evenly from head; none: head at every step"
+    ] = None

@@ -43,8 +43,8 @@ class AdaptiveBlock(Block):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.3, 0.5, 0.7)}
 
     tau: Annotated[float, "least probability of a delimiter that ends a block"] = 0.3
-    delimiters: Annotated[str | None, "token ids, as 198-13; none: the tokens that are a newline"] = None
-    scope: Annotated[float, "share of the positions to generate in which one is looked for"] = 0.25
+    delimiters: Annotated[str | None, "token ids joined by -, as 198-13; none: the newline tokens"] = None
+    scope: Annotated[float, "share of the generated length that is searched for a delimiter"] = 0.25
 
     def __post_init__(self) -> None:
         self.require("tau", "scope", least=0, most=1)
@@ -60,7 +60,7 @@ class AdaptiveBlock(Block):
         ids = [] if tokenizer is None else [i for i in range(len(tokenizer)) if tokenizer.decode([i]) == "\n"]
         if not ids:
             raise SpecError(
-                f"adablock: {model.name} has no token that is a newline", "name its delimiters by id: delimiters=198-13"
+                f"adablock: {model.name} has no newline token", "give the ids of its delimiters: delimiters=198-13"
             )
         return replace(self, delimiters="-".join(map(str, ids)))
 

@@ -34,8 +34,8 @@ class State:
 class DeferredCommitment(Block):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"masks": (None, 8, 16)}
 
-    masks: Annotated[int | None, "open positions of the window, at most; none: block_length"] = None
-    most: Annotated[int | None, "positions of the window, at most; none: twice block_length"] = None
+    masks: Annotated[int | None, "most open positions in the window; none: block_length"] = None
+    most: Annotated[int | None, "most positions in the window; none: twice block_length"] = None
 
     def __post_init__(self) -> None:
         self.require("masks", "most", least=1)

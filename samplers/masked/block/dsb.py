@@ -32,7 +32,7 @@ class State:
 class DynamicSlidingBlock(Block):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"most": (None, 32, 64)}
 
-    most: Annotated[int | None, "longest block, positions; none: as long as it grows"] = None
+    most: Annotated[int | None, "greatest length of the block, in positions; none: unlimited"] = None
 
     def __post_init__(self) -> None:
         self.require("most", least=1)

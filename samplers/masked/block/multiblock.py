@@ -39,12 +39,14 @@ class MultiBlock(Block):
     # Its spans begin and end with blocks of the grid, as block-causal families need.
     conflicts: ClassVar[Reasons] = {
         **{trait: why for trait, why in Block.conflicts.items() if trait is not Trait.BLOCK_CAUSAL},
-        Trait.PART_OF_BLOCK: Why("{other} decodes a part of one block, and {me} several blocks", "name another cache"),
+        Trait.PART_OF_BLOCK: Why(
+            "{other} decodes a part of one block, and {me} decodes several blocks", "use another cache"
+        ),
     }
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"add": (0.1, 0.5), "blocks": (4, 2)}
 
-    add: Annotated[float, "share of a block that is decoded when the next one joins"] = 0.1
-    blocks: Annotated[int, "active at once, at most"] = 4
+    add: Annotated[float, "share of a block that is decoded before the next block becomes active"] = 0.1
+    blocks: Annotated[int, "most blocks active at once"] = 4
 
     def __post_init__(self) -> None:
         self.require("add", least=0, most=1)

@@ -42,9 +42,9 @@ class State:
 class SlowFast(Block):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.3, 0.5), "steps": (6, 3)}
 
-    tau: Annotated[float, "probability from which on a position belongs to the stretch"] = 0.3
-    steps: Annotated[int, "forwards of a slow phase, at most"] = 6
-    all: Annotated[bool, "a slow phase makes all its forwards, as the published code does"] = False
+    tau: Annotated[float, "least probability of the farthest position in the span of the fast phase"] = 0.3
+    steps: Annotated[int, "most forwards of a slow phase"] = 6
+    all: Annotated[bool, "every slow phase makes all `steps` forwards, as the published code does"] = False
 
     def __post_init__(self) -> None:
         self.require("tau", least=0, most=1)

@@ -96,7 +96,7 @@ def draft_graph(counts: Mapping[State, int], drafts: int, *, parents: bool = Tru
     """
     if drafts < 1 or not counts:
         raise SpecError(
-            f"a graph needs a draft and observed steps, got drafts={drafts} and {len(counts)} states",
+            f"a draft graph needs drafts >= 1 and counted states, got drafts={drafts} and {len(counts)} states",
             hint="count the steps of more samples",
         )
     graph: dict[State, Node] = {}

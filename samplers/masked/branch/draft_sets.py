@@ -56,12 +56,14 @@ def read_graph(text: str) -> str:
         file = Path(text)
         if not file.is_file():
             raise SpecError(
-                f"freedave: graph={text!r} is neither a graph nor a file with one",
+                f"freedave: graph={text!r} is neither a draft graph nor a file that contains one",
                 hint='nodes are written "0-1-0.1", or made by scripts/draft_graph.py',
             )
         text = "".join(file.read_text(encoding="utf-8", errors="replace").split())
         if not _NODES.fullmatch(text):
-            raise SpecError(f"freedave: the file of graph={file} holds no graph", hint='nodes are written "0-1-0.1"')
+            raise SpecError(
+                f"freedave: the file graph={file} contains no draft graph", hint='nodes are written "0-1-0.1"'
+            )
     return text
 
 
@@ -74,11 +76,11 @@ def read_nodes(text: str) -> tuple[Node, ...]:
     states = {(len(node), key(node)) for node in nodes}
     if len(states) < len(nodes):
         twice = next(node for at, node in enumerate(nodes) if any(_same(node, other) for other in nodes[:at]))
-        raise SpecError(f"freedave: the graph has the state of {text_of([twice])} twice", hint="leave one out")
+        raise SpecError(f"freedave: the graph has two nodes for the state {text_of([twice])}", hint="leave one out")
     for node in nodes:
         if len(node) > 1 and not any(follows(node, other) for other in nodes):
             raise SpecError(
-                f"freedave: no node of the graph is one step before {text_of([node])}, so that it is never reached",
+                f"freedave: the node {text_of([node])} is never reached: the graph has no node one step before it",
                 hint=f"add {text_of([node[:-1]])}",
             )
     return nodes
@@ -95,7 +97,7 @@ def _read_node(text: str) -> Node:
     )
     ranks = [rank for step in steps for rank, _ in step]
     if len(set(ranks)) < len(ranks):
-        raise SpecError(f"freedave: the node {text} commits a position twice", hint="each rank stands once in a node")
+        raise SpecError(f"freedave: the node {text} commits a position twice", hint="a node names each rank once")
     return steps
 
 

@@ -91,10 +91,10 @@ def other_tokens(tokens: Tensor, at: Tensor, rank: np.ndarray, proposal: Proposa
 class FreeDave(Branch):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"drafts": (4, 2, 8)}
 
-    drafts: Annotated[int, "hypotheses of a row beside itself, at most"] = 4
-    subset: Annotated[bool, "a draft may be a part of what a step commits"] = False
-    width: Annotated[int, "likeliest tokens of the surest position, as a tree; 1: one after the other"] = 1
-    graph: Annotated[str | None, "the states to draft, as 0-1-0.1 or a file with that; none: by drafts and width"] = (
+    drafts: Annotated[int, "most hypotheses per row, in addition to the row itself"] = 4
+    subset: Annotated[bool, "also accept drafts that are a subset of a step's commits; no longer exact"] = False
+    width: Annotated[int, "tokens tried at the most confident position, as a tree; 1: only the likeliest"] = 1
+    graph: Annotated[str | None, "states to draft, as 0-1-0.1 or a file with them; none: set by drafts and width"] = (
         None
     )
 
@@ -103,7 +103,9 @@ class FreeDave(Branch):
         if self.graph is None:
             return
         if self.width > 1:
-            raise SpecError("freedave: width is of a tree, and graph names each state", hint="leave one out")
+            raise SpecError(
+                "freedave: width and graph cannot be combined: graph lists every state", hint="leave one out"
+            )
         object.__setattr__(self, "graph", read_graph(self.graph))  # a file may be another one later
         graph_of(self.graph)
 

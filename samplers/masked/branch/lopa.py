@@ -30,7 +30,7 @@ from ..contracts import Branch, Choice, Hypotheses, Proposal
 class LookaheadParallel(Branch):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"branches": (2, 4, 8)}
 
-    branches: Annotated[int, "of a row, itself included"] = 2
+    branches: Annotated[int, "branches per row, the row itself included"] = 2
 
     def __post_init__(self) -> None:
         self.require("branches", least=2)

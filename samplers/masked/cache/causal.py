@@ -44,7 +44,7 @@ class CausalPrefix(Cache):
     attention = "causal-prefix"
 
     alongside: Annotated[
-        bool | None, "one forward stores what is before a block and begins it, which gives no token; none: as the model"
+        bool | None, "one forward both stores the finished text and begins the block; none: by the model"
     ] = None
 
     def fit(self, model: LanguageModel) -> CausalPrefix:

@@ -54,12 +54,12 @@ def rows_predicting(positions: np.ndarray, shift: int) -> np.ndarray:
 
 # Conflicts of caches that reuse outputs of earlier forwards.
 LEAVE_ONE_OUT_REUSED = Why(
-    "{other} predicts each token without itself at every step, which {me} reuses",
-    "leave that stage out, or use another cache",
+    "{other} needs new leave-one-out predictions at every step, and {me} reuses old predictions",
+    "leave {other} out, or use another cache",
 )
 
 # Of caches for block-causal families.
 FINISHED_BLOCKS = Why(
-    "{me}: keeps the K/V of finished blocks, which are final in block-causal models alone",
+    "{me} keeps the K/V of finished blocks, which are final only in block-causal models",
     "this model also attends to what comes after a block: use dual, prefix, vicinity or dkv",
 )

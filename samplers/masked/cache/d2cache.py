@@ -79,17 +79,17 @@ class DualAdaptiveCache(Cache):
     conflicts: ClassVar[Reasons] = dict.fromkeys(
         CAUSAL_KINDS,
         Why(
-            "{me}: keys and values of masks in later blocks are for models whose blocks see them, and {does}",
-            "this model attends to no later block: use block, causal or window",
+            "{me} computes masks in later blocks, which no block of this model sees: {does}",
+            "use the cache block, causal or window",
         ),
     )
     provides = frozenset({Trait.STORES_KV, Trait.READS_WHOLE_ROW})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (32, 16), "rollout": (0.1, 0.3)}
 
-    k: Annotated[int, "masks that a forward queries"] = 32
-    rollout: Annotated[float, "share of importance of the other positions that it queries"] = 0.1
-    sigma: Annotated[float, "standard deviation of the density's Gaussian, positions"] = 10.0
-    fill: Annotated[int, "distance of two queried positions up to which those between are queried too"] = 4
+    k: Annotated[int, "masks that a forward computes"] = 32
+    rollout: Annotated[float, "share of the total importance that the other computed positions cover"] = 0.1
+    sigma: Annotated[float, "standard deviation of the density's Gaussian, in positions"] = 10.0
+    fill: Annotated[int, "positions between two computed ones at most this far apart are computed too"] = 4
     refresh: Annotated[int, "steps between full forwards: 0 only the first of a row, 1 always"] = 0
 
     def __post_init__(self) -> None:

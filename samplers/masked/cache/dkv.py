@@ -44,13 +44,14 @@ class DelayedCache(Cache):
 
     refresh: Annotated[int, "steps between full forwards: 0 only when a block is entered, 1 always"] = 8
     full: Annotated[
-        int | None, "steps at the start of a block that query everything; none: 2, or 1 where rows are shifted"
+        int | None, "steps at the start of a block that compute everything; none: 2, or 1 in shifted families"
     ] = None
     settle: Annotated[
-        Literal["self", "next", "both"], "what must be settled: a token, the one it predicts, or both"
+        Literal["self", "next", "both"],
+        "what must be committed before K/V are reused: the token, the one it predicts, or both",
     ] = "self"
-    prompt: Annotated[Literal["refresh", "keep"], "whether full forwards query the prompt again"] = "refresh"
-    reference: Annotated[bool, "the published sets in shifted families"] = False
+    prompt: Annotated[Literal["refresh", "keep"], "whether full forwards compute the prompt again"] = "refresh"
+    reference: Annotated[bool, "compute the published sets of positions in shifted families"] = False
 
     def __post_init__(self) -> None:
         self.require("refresh", least=0)

@@ -42,7 +42,7 @@ class GreedyDelayedCache(Cache):
     }
 
     refresh: Annotated[int, "steps of a block between full forwards: 0 only when it is entered, 1 always"] = 2
-    window: Annotated[int, "open positions queried around each coming one"] = 4
+    window: Annotated[int, "open positions computed around each position that is committed next"] = 4
 
     def __post_init__(self) -> None:
         self.require("refresh", "window", least=0)

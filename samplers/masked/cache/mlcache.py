@@ -39,11 +39,11 @@ class MaxLogitCache(Cache):
     conflicts: ClassVar[Reasons] = {Trait.LEAVE_ONE_OUT: LEAVE_ONE_OUT_REUSED}
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"reuse": (0.9, 0.7, 0.5)}
 
-    reuse: Annotated[float, "share of positions that a forward between refreshes does not query"] = 0.9
+    reuse: Annotated[float, "share of positions that a forward between refreshes does not compute"] = 0.9
     refresh: Annotated[int, "steps between full forwards: 0 only when a block is entered, 1 always"] = 5
-    warmup: Annotated[
-        int | None, "the last of the leading steps that query everything; none: 30% of the schedule's, or 5"
-    ] = None
+    warmup: Annotated[int | None, "steps 0 to this one compute everything; none: 30% of the schedule's steps, or 5"] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         self.require("reuse", least=0, most=1)

@@ -35,7 +35,7 @@ from .span_cache import SpanCache
 class Prefix(SpanCache):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}
 
-    before: Annotated[int, "positions before the block that are queried with it"] = 0
+    before: Annotated[int, "positions before the block that are computed with it"] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -47,18 +47,21 @@ class SingularProxyCache(Cache):
     conflicts: ClassVar[Reasons] = {
         Trait.LEAVE_ONE_OUT: LEAVE_ONE_OUT_REUSED,
         Trait.READS_ATTENTION: Why(
-            "{other} reads what all positions attend to, and {me}'s layers compute some", "use another cache"
+            "{other} reads the attention of all positions, and {me} computes only some in each layer",
+            "use another cache",
         ),
     }
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"ratio": (0.25, 0.5), "response": (7, 3)}
 
-    ratio: Annotated[float, "share of the answer that the layer at the peak computes"] = 0.25
+    ratio: Annotated[float, "share of the answer's positions that the layer at the peak computes"] = 0.25
     refresh: Annotated[int, "steps between forwards that compute everything: 0 only the first, 1 always"] = 50
     response: Annotated[int, "steps between forwards that compute all of the answer: 0 never, 1 always"] = 7
-    rank: Annotated[int, "singular directions that are compared"] = 128
-    peak: Annotated[float | None, "where in the stack most is computed, from 0 to 1; none: as published"] = None
-    first: Annotated[float | None, "share of `ratio` at the first layer; none: as published"] = None
-    last: Annotated[float | None, "share of `ratio` after the last layer; none: as published"] = None
+    rank: Annotated[int, "singular directions of the value projection that are compared"] = 128
+    peak: Annotated[
+        float | None, "place of the layer that computes most, from 0 (first) to 1 (last); none: as published"
+    ] = None
+    first: Annotated[float | None, "fraction of `ratio` at the first layer; none: as published"] = None
+    last: Annotated[float | None, "fraction of `ratio` after the last layer; none: as published"] = None
 
     def __post_init__(self) -> None:
         self.require("ratio", least=0, most=1)

@@ -28,7 +28,7 @@ class SpanCache(Cache):
     commits_on_refresh: ClassVar[bool] = True  # the published loop for shifted families commits then without a test
 
     refresh: Annotated[int, "steps between full forwards: 0 only when a block is entered, 1 always"] = 0
-    reference: Annotated[bool, "the published order of refreshes and, in shifted families, of commits"] = False
+    reference: Annotated[bool, "refresh and, in shifted families, commit in the order of the published loops"] = False
 
     def __post_init__(self) -> None:
         self.require("refresh", least=0)

@@ -44,9 +44,9 @@ class SubBlock(Cache):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"size": (8, 4, 16)}
 
     size: Annotated[int, "positions of a sub-block"] = 8
-    reuse: Annotated[bool, "query a sub-block alone where its first position is known"] = True
+    reuse: Annotated[bool, "compute only the sub-block once its first token is known"] = True
     first_before: Annotated[
-        bool, "a block's first token comes from the forward before it, where predictions are shifted"
+        bool, "in shifted families, the forward that stores a finished block gives the next one's first token"
     ] = True
 
     def __post_init__(self) -> None:

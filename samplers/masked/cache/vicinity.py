@@ -35,8 +35,8 @@ class Vicinity(SpanCache):
     commits_on_refresh = False
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"warmup": (0, 4)}
 
-    before: Annotated[int, "positions before the block that are queried with it"] = 16
-    after: Annotated[int, "positions after the block that are queried with it"] = 16
+    before: Annotated[int, "positions before the block that are computed with it"] = 16
+    after: Annotated[int, "positions after the block that are computed with it"] = 16
     warmup: Annotated[int, "full forwards at the start of a request"] = 4
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ class State:
 class Window(Cache):
     attention = "windowed-causal"
 
-    slide: Annotated[bool, "the block moves on with the first open position"] = True
+    slide: Annotated[bool, "the block always begins at the first open position"] = True
 
     @property
     def provides(self) -> frozenset[Trait]:
@@ -44,7 +44,7 @@ class Window(Cache):
 
     @property
     def conflicts(self) -> Reasons:
-        counts = "{other} shares its steps out over blocks, and a window has none"
+        counts = "{other} divides its steps among blocks, and a sliding window has no blocks"
         return {Trait.COUNTS_STEPS: Why(counts, "write @window:slide=false, or another select")} if self.slide else {}
 
     def start(self, canvas: Canvas) -> State:

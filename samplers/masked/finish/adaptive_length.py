@@ -44,14 +44,14 @@ class AdaptiveLength(Finish):
         CAUSAL_KINDS,
         Why(
             "{me} looks for end tokens after the block, and {does}, which predicts nothing there",
-            "eos ends rows of every model",
+            "use eos, which works with every model",
         ),
     )
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.8, 0.95)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.99, 0.95, 0.9, 0.7, 0.5)}
 
     tau: Annotated[float, "least probability of an end token"] = 0.9
-    beyond: Annotated[int, "positions from the block's start in which none counts"] = 128
+    beyond: Annotated[int, "end tokens nearer to the block's start than this do not count, in positions"] = 128
 
     def __post_init__(self) -> None:
         self.require("tau", least=0, most=1)

@@ -51,38 +51,39 @@ class Prophet(Finish):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"early": (15.0, 10.0, 7.5, 5.0, 2.5)}
 
     region: Annotated[
-        Literal["answer", "block", "all"] | None, "where the gap is taken; none: answer if it has a start"
+        Literal["answer", "block", "all"] | None,
+        "the positions whose gap is tested; none: answer if start is set, else all",
     ] = None
     start: Annotated[
-        int | None, "first position of the answer, counted from the prompt's end; below 0 it never fills"
+        int | None, "first position of the answer, counted from the prompt's end; below 0: never commit early"
     ] = None
     length: Annotated[int, "positions of the answer"] = 5
-    early: Annotated[float, "gap in logits that suffices below a third of the way"] = 7.5
-    mid: Annotated[float, "below two thirds"] = 5.0
-    late: Annotated[float, "from there on"] = 2.5
+    early: Annotated[float, "gap in logits that suffices in the first third"] = 7.5
+    mid: Annotated[float, "gap that suffices in the second third"] = 5.0
+    late: Annotated[float, "gap that suffices in the last third"] = 2.5
     progress: Annotated[
         Literal["steps", "committed"] | None, "share of the schedule's steps, or of the tokens committed"
     ] = None
-    decided: Annotated[bool, "positions of the answer that are committed already count, as published"] = False
+    decided: Annotated[bool, "also count positions of the answer that are committed already, as published"] = False
     gap: Annotated[
-        Literal["mean", "least"] | None, "of the region; none: the mean of an answer, the least elsewhere"
+        Literal["mean", "least"] | None, "mean or least gap of the region; none: mean for the answer, else least"
     ] = None
 
     def __post_init__(self) -> None:
         self.require("length", least=1)
         for name in ("early", "mid", "late"):
             if math.isnan(getattr(self, name)):
-                raise SpecError(f"prophet: {name} is a gap in logits, got nan", hint=f"{name}=inf never fills")
+                raise SpecError(f"prophet: {name} is a gap in logits, got nan", hint=f"{name}=inf never commits early")
         if self.region == "answer" and self.start is None:
             raise SpecError(
                 "prophet: region=answer needs the answer's start",
-                hint="prophet:start=200 begins 200 tokens after the prompt; region=all takes whatever is open",
+                hint="prophet:start=200 begins 200 tokens after the prompt; region=all uses all open positions",
             )
 
     @property
     def requires(self) -> Reasons:
         steps = "{me}: progress=steps needs a select that knows its number of steps, such as fixed"
-        asked = {Trait.COUNTS_STEPS: Why(steps, "progress=committed goes with every select")}
+        asked = {Trait.COUNTS_STEPS: Why(steps, "use progress=committed, which works with every select")}
         return asked if self.progress == "steps" else {}
 
     def admit(self, request: Request, sampler: Any) -> None:
@@ -90,8 +91,8 @@ class Prophet(Finish):
             behind = len(canvas) - prompt
             if self._answer and self.start is not None and self.start >= behind:
                 raise SpecError(
-                    f"prophet: start={self.start} lies after row {row}, which has {behind} tokens to come",
-                    hint="ask for more tokens, or leave start out: the gap is then taken over whatever is open",
+                    f"prophet: start={self.start} lies after the end of row {row}, which generates {behind} tokens",
+                    hint="generate more tokens, or leave start out to use all open positions",
                 )
 
     def fill(self, predictions: Predictions, proposal: Proposal, canvas: Canvas) -> np.ndarray:

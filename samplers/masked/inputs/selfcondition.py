@@ -43,7 +43,7 @@ class SelfCondition(Inputs):
         Trait.MAY_WAIT: Why("{me} is for a canvas of random tokens", "write selfcondition+renoise"),
         Trait.RANDOM_CANVAS: Why(
             "{me} is for models trained with it, such as DiffusionGemma, and {other} is not",
-            "smoothing adds a mixture of embeddings to the masks of other models",
+            "use smoothing, which adds a mixture of embeddings to the masks of any model",
         ),
     }
 

@@ -43,9 +43,9 @@ class Mixture:
 )
 @dataclass(frozen=True)
 class Smoothing(Inputs):
-    weight: Annotated[float, "of the mixture, at the first forward"] = 0.15
-    growth: Annotated[float, "more at each forward"] = 0.02
-    most: Annotated[float, "weight at which it stays"] = 0.3
+    weight: Annotated[float, "weight of the mixture at the first forward"] = 0.15
+    growth: Annotated[float, "increase of the weight per forward"] = 0.02
+    most: Annotated[float, "greatest weight"] = 0.3
 
     def __post_init__(self) -> None:
         self.require("weight", "growth", "most", least=0)

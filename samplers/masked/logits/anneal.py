@@ -39,12 +39,12 @@ class State:
 @dataclass(frozen=True)
 class Anneal(Logits):
     high: Annotated[float, "temperature of the first step"] = 0.8
-    low: Annotated[float, "temperature that the last step comes near to"] = 0.4
-    steps: Annotated[int, "of a block; those after stay at the last"] = 48
+    low: Annotated[float, "temperature that the last step approaches"] = 0.4
+    steps: Annotated[int, "steps of a block over which it falls; later steps keep the last temperature"] = 48
 
     def __post_init__(self) -> None:
         if not (self.high > 0 and self.low > 0):
-            raise SpecError(f"anneal: temperatures are above 0, got high={self.high} and low={self.low}")
+            raise SpecError(f"anneal: high and low must be above 0, got high={self.high} and low={self.low}")
         self.require("steps", least=1)
 
     def start(self, canvas: Canvas) -> State:

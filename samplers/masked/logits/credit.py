@@ -50,8 +50,8 @@ class Credit(Logits):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"free": (False, True)}
 
     alpha: Annotated[float, "weight of the credit in the logits; 0 is off"] = 0.7
-    beta: Annotated[float, "share of it that remains after a step"] = 0.8
-    gamma: Annotated[float, "power of the probability that is credited; below 1 it favours low ones"] = 0.2
+    beta: Annotated[float, "share of the credit that remains after a step"] = 0.8
+    gamma: Annotated[float, "exponent of the credited probability; below 1 favours low probabilities"] = 0.2
     free: Annotated[bool, "the variant without parameters; alpha, beta and gamma stay at their defaults"] = False
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
 )
 @dataclass(frozen=True)
 class Confidence(Propose):
-    of: Annotated[Literal["raw", "filtered"], "the distribution that is measured"] = "raw"
+    of: Annotated[Literal["raw", "filtered"], "the model's distribution, or that after temperature and filters"] = "raw"
 
     @property
     def exact(self) -> str:

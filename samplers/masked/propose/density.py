@@ -29,7 +29,7 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
 class Density(Propose):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"sigma": (10.0, 2.0, 40.0)}
 
-    sigma: Annotated[float, "standard deviation of the Gaussian, positions"] = 10.0
+    sigma: Annotated[float, "standard deviation of the Gaussian, in positions"] = 10.0
 
     def __post_init__(self) -> None:
         self.require("sigma", least=0.1, most=10_000, hint="sigma=10 is the published value")

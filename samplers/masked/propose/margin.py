@@ -24,7 +24,7 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
 )
 @dataclass(frozen=True)
 class Margin(Propose):
-    of: Annotated[Literal["raw", "filtered"], "the distribution that is measured"] = "raw"
+    of: Annotated[Literal["raw", "filtered"], "the model's distribution, or that after temperature and filters"] = "raw"
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
         measure = evidence.measured(self.of).confidence

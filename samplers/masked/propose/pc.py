@@ -34,10 +34,10 @@ class PC(Propose):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"decay": (0.25, 0.0, 1.0)}
     _surprisal: ClassVar[Tensor | None] = None  # [V] -ln f; an instance has its own once a corpus is counted
 
-    decay: Annotated[float, "how fast later positions of a block lose, per position"] = 0.25
-    cap: Annotated[float, "most that probability and rarity give together"] = 10.0
+    decay: Annotated[float, "decay of the score per position of the block"] = 0.25
+    cap: Annotated[float, "upper bound of the rarity-weighted probability"] = 10.0
     corpus: Annotated[
-        str | None, "a text file, a .json file of counts, or `tasks`; none: the package's table for the model"
+        str | None, "token counts: a text file, a .json file, or `tasks`; none: the package's table for the model"
     ] = None
 
     def __post_init__(self) -> None:

@@ -34,9 +34,9 @@ class SuffixDropout(SuffixQuery):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"window": (512, 256, 128)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"window": (512, 256, 128, 64, 32)}
 
-    k: Annotated[float, "standard deviations from the block to the end of the window"] = 4.0
-    scale: Annotated[float, "factor of the density"] = 2.0
-    window: Annotated[int, "positions after the block, of which some stay"] = 256
+    k: Annotated[float, "standard deviations that the window spans"] = 4.0
+    scale: Annotated[float, "factor of the Gaussian density that gives the probability to stay"] = 2.0
+    window: Annotated[int, "positions after the block in which some masks stay visible"] = 256
 
     def __post_init__(self) -> None:
         self.require("k", "scale", "window", least=0)

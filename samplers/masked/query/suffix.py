@@ -31,8 +31,8 @@ class SuffixWindow(SuffixQuery):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"window": (256, 96, 32)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"window": (256, 96, 32, 8, 0)}
 
-    window: Annotated[int, "masks after the block that stay"] = 96
-    tail: Annotated[int, "positions at the end of the row that stay"] = 1
+    window: Annotated[int, "masks after the block that stay visible"] = 96
+    tail: Annotated[int, "positions at the end of the row that stay visible"] = 1
 
     def __post_init__(self) -> None:
         self.require("window", "tail", least=0)

@@ -41,15 +41,15 @@ class State:
 )
 @dataclass(frozen=True)
 class Edit(Revise):
-    tau: Annotated[float, "an edit needs more probability than this"] = 0.9
-    post: Annotated[int, "most forwards on a block that is complete"] = 16
-    steps: Annotated[int | None, "a block that took this many forwards to fill gets none after; none is no limit"] = (
-        None
-    )
+    tau: Annotated[float, "an edit needs a new token of more than this probability"] = 0.9
+    post: Annotated[int, "most further forwards on a complete block"] = 16
+    steps: Annotated[
+        int | None, "a block that took this many forwards to fill gets no further ones; none: no limit"
+    ] = None
     of: Annotated[Literal["raw", "filtered"], "the argmax of the model's distribution, or the token drawn"] = "raw"
-    sure: Annotated[float | None, "a complete block with this probability at every token ends; none: it does not"] = (
-        None
-    )
+    sure: Annotated[
+        float | None, "a complete block ends if all its tokens have this probability; none: no such rule"
+    ] = None
 
     def __post_init__(self) -> None:
         self.require("tau", "sure", least=0, most=1)

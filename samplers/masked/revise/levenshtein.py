@@ -156,8 +156,8 @@ class Levenshtein(Revise):
     provides = frozenset({Trait.MOVES_TOKENS})
     default_select = "threshold:tau=0.5"
 
-    tau: Annotated[float, "an edit of a committed token needs more probability than this"] = 0.0
-    post: Annotated[int, "steps on a block that has none of its own masks left, all in all"] = 16
+    tau: Annotated[float, "an edit needs a new token of more than this probability"] = 0.0
+    post: Annotated[int, "most steps on a block after its original masks are filled"] = 16
     delete: Annotated[int | None, "id of DELETE; by default the checkpoint's delete_token_id"] = None
     split: Annotated[int | None, "id of SPLIT; by default the checkpoint's split_token_id"] = None
 
@@ -166,7 +166,7 @@ class Levenshtein(Revise):
         self.require("post", least=1)
         self.require("delete", "split", least=0)
         if self.delete is not None and self.delete == self.split:
-            raise SpecError(f"levenshtein: delete and split are both {self.delete}", hint="two tokens of their own")
+            raise SpecError(f"levenshtein: delete and split are both {self.delete}", hint="give two different ids")
 
     def fit(self, model: LanguageModel) -> Levenshtein:
         delete, split = (
@@ -175,10 +175,10 @@ class Levenshtein(Revise):
         )
         for name, value in (("delete", delete), ("split", split)):
             if not isinstance(value, int) or not 0 <= value < model.vocab_size:
-                why = "its config names none" if value is None else f"id {value} of {model.vocab_size}"
+                why = "its config names none" if value is None else f"id {value} is none of its {model.vocab_size} ids"
                 raise SpecError(
                     f"levenshtein: {model.name} has no {name} token: {why}",
-                    hint=f"LLaDA2.2 was trained to edit; {name}=ID names a token that this model knows as such",
+                    hint=f"use a model that was trained to edit, such as LLaDA2.2, or give the id: {name}=ID",
                 )
         return self if (delete, split) == (self.delete, self.split) else replace(self, delete=delete, split=split)
 

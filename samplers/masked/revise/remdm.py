@@ -37,13 +37,13 @@ class Rounds:
 @register("remdm", stage="revise", paper="arXiv:2503.00307", checked="reference:reference.naive_revise.remdm")
 @dataclass(frozen=True)
 class Remdm(Revise):
-    at: Annotated[float, "share of the block committed from which on tokens are reopened"] = 0.875
-    rounds: Annotated[int, "steps of a block that reopen"] = 4
-    tokens: Annotated[int, "positions reopened by each"] = 1
+    at: Annotated[float, "committed share of the block at which reopening begins"] = 0.875
+    rounds: Annotated[int, "steps of a block that reopen tokens"] = 4
+    tokens: Annotated[int, "positions reopened per step"] = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.at <= 1:
-            raise SpecError(f"remdm: at is a share of the block, above 0 and at most 1, got {self.at}")
+            raise SpecError(f"remdm: at must be above 0 and at most 1, got {self.at}")
         if self.rounds < 0 or self.tokens < 1:
             raise SpecError(
                 f"remdm: rounds must be at least 0 and tokens at least 1, got {self.rounds} and {self.tokens}",

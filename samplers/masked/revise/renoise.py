@@ -30,18 +30,16 @@ from ..ops.denoising import Denoising, DenoisingState
 class Renoise(Revise):
     provides = frozenset({Trait.RENOISES})
     requires: ClassVar[Reasons] = {
-        Trait.MAY_WAIT: Why(
-            "{me} takes back what 'denoise' does not keep, and the select is {other!r}", "leave the select out"
-        ),
+        Trait.MAY_WAIT: Why("{me} needs the select 'denoise', and the select is {other!r}", "leave the select out"),
         Trait.RANDOM_CANVAS: Why(
             "{me} is for models of random canvases, such as DiffusionGemma, and {other} has a mask token",
-            "remdm and wino take tokens of such models back",
+            "use remdm or wino, which reopen tokens of masked models",
         ),
     }
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)}
 
-    gamma: Annotated[float, "most entropy of what is accepted, beside the largest, nats"] = 0.1
-    confidence: Annotated[float, "mean entropy below which a stable canvas ends, nats"] = 0.005
+    gamma: Annotated[float, "most summed entropy of the accepted positions, without the largest, in nats"] = 0.1
+    confidence: Annotated[float, "mean entropy below which a stable canvas ends, in nats"] = 0.005
     steps: Annotated[int, "most steps of a block"] = 48
 
     def __post_init__(self) -> None:

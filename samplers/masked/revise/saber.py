@@ -41,7 +41,7 @@ class Before:
 @dataclass(frozen=True)
 class Saber(Revise):
     least: Annotated[int, "fewest positions that a step commits, where the spec names no select"] = 2
-    reference: Annotated[bool, "the likeliest token's probability in place of the committed one's"] = False
+    reference: Annotated[bool, "compare probabilities of the likeliest token, not of the committed one"] = False
 
     def __post_init__(self) -> None:
         self.require("least", least=1)

@@ -38,7 +38,7 @@ class Scores:
 class AboveMean(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"least": (1, 2, 3, 4, 6, 8)}
 
-    least: Annotated[int, "fewest positions of a step"] = 2
+    least: Annotated[int, "fewest positions committed per step"] = 2
 
     def __post_init__(self) -> None:
         self.require("least", least=1)

@@ -31,9 +31,9 @@ class Bound(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"f": (2.0, 1.0, 0.5), "least": (0.45, 0.7)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"f": (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)}
 
-    tau: Annotated[float, "a score of at least this is sure, a probability"] = 0.9
-    least: Annotated[float, "least score that the bound lets through, a probability"] = 0.45
-    f: Annotated[float, "how far (r + 2)(1 - score) may go"] = 2.0
+    tau: Annotated[float, "candidates with at least this score are committed, a probability"] = 0.9
+    least: Annotated[float, "least score of the candidates that the bound admits, a probability"] = 0.45
+    f: Annotated[float, "upper bound of (r + 2)(1 - score), r the rank of the score"] = 2.0
 
     def __post_init__(self) -> None:
         self.require("tau", "least", least=0, most=1)

@@ -44,8 +44,8 @@ class Carry(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}
 
-    tau: Annotated[float, "least score, a probability"] = 0.9
-    steps: Annotated[int | None, "for the whole canvas; none is one per token"] = None
+    tau: Annotated[float, "least score of the candidates after the best, a probability"] = 0.9
+    steps: Annotated[int | None, "steps for the whole canvas; none: one per token"] = None
 
     def __post_init__(self) -> None:
         self.require("tau", least=0, most=1)

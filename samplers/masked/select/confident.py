@@ -54,11 +54,15 @@ class Confident(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.95, 0.98, 0.9, 0.8, 0.7)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)}
 
-    tau: Annotated[float | None, "score to exceed, a probability; none leaves the schedule alone"] = 0.95
-    steps: Annotated[int | None, "for the whole canvas; none is one per token"] = None
-    eps: Annotated[float, "time at the end of the schedule, which begins at 1"] = 1e-3
-    order: Annotated[Literal["score", "left"], "what is committed where nothing is sure enough"] = "score"
-    reference: Annotated[bool, "the published order among equal scores"] = False
+    tau: Annotated[
+        float | None, "candidates above this score are committed, a probability; none: only the schedule"
+    ] = 0.95
+    steps: Annotated[int | None, "steps for the whole canvas; none: one per token"] = None
+    eps: Annotated[float, "last time of the schedule"] = 1e-3
+    order: Annotated[
+        Literal["score", "left"], "if no score exceeds tau: commit the best scores, or the leftmost position"
+    ] = "score"
+    reference: Annotated[bool, "order equal scores as the published code does"] = False
 
     def __post_init__(self) -> None:
         self.require("tau", least=0, most=1, hint="tau=none turns it off")

@@ -24,7 +24,7 @@ class Contiguous(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.5, 0.7, 0.9, 0.3)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.3)}
 
-    tau: Annotated[float, "least score, a probability"] = 0.5
+    tau: Annotated[float, "least score of a committed candidate, a probability"] = 0.5
 
     def __post_init__(self) -> None:
         self.require("tau", least=0, most=1)

@@ -30,7 +30,7 @@ class Cumulative(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.8, 0.6, 0.95)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.98, 0.95, 0.9, 0.8, 0.6, 0.4, 0.2)}
 
-    tau: Annotated[float, "least product, a probability"] = 0.9
+    tau: Annotated[float, "least product of the committed probabilities"] = 0.9
 
     def __post_init__(self) -> None:
         self.require("tau", least=0, most=1)

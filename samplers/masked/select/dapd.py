@@ -44,11 +44,11 @@ class Dapd(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"switch": (0.5, 0.75, 1.0), "tau": (0.9, 0.8, 0.95)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"first": (0.001, 0.003, 0.01, 0.02, 0.05)}
 
-    first: Annotated[float, "attention above which two positions depend on each other, while all is open"] = 0.01
-    last: Annotated[float, "the same once nothing is open"] = 0.05
-    switch: Annotated[float, "part of the block below which only sure positions are committed"] = 0.5
-    tau: Annotated[float, "probability above which a position is sure"] = 0.9
-    share: Annotated[float, "part of the layers whose attention is read, from the last one"] = 0.3
+    first: Annotated[float, "attention above which two positions depend on each other, in an open block"] = 0.01
+    last: Annotated[float, "the same in a block that is nearly complete"] = 0.05
+    switch: Annotated[float, "open share of the block below which only confident positions are committed"] = 0.5
+    tau: Annotated[float, "probability above which a position is confident"] = 0.9
+    share: Annotated[float, "share of the layers, from the last one, whose attention is read"] = 0.3
 
     def __post_init__(self) -> None:
         self.require("first", "last", "switch", "tau", "share", least=0, most=1)

@@ -52,18 +52,20 @@ class Dawn(Select):
     provides = frozenset({Trait.READS_WHOLE_ROW})
     conflicts: ClassVar[Reasons] = {
         Trait.BRANCHES: Why(
-            "{me} reads the probabilities of known tokens, and {other} drafts from a forward that has them no more",
+            "{me} reads the probabilities of committed tokens, and {other} keeps none of a forward",
             "leave one out",
         )
     }
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"low": (0.75, 0.8, 0.9, 0.7, 0.6), "sink": (None, 0.05)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"low": (0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4)}
 
-    low: Annotated[float | None, "least probability of a position that depends on no other; none: as the model"] = None
-    induce: Annotated[float | None, "least probability of one that depends on an anchor; none: as the model"] = None
-    high: Annotated[float, "least probability of a position that is sure, and of an anchor"] = 0.9
-    edge: Annotated[float | None, "least attention that is a dependence; none: as the model"] = None
-    sink: Annotated[float | None, "mean attention above which a column is a sink; none: as the model"] = None
+    low: Annotated[float | None, "least probability of a position that depends on no other; none: by the model"] = None
+    induce: Annotated[float | None, "least probability of a position that depends on an anchor; none: by the model"] = (
+        None
+    )
+    high: Annotated[float, "least probability of a confident position, and of an anchor"] = 0.9
+    edge: Annotated[float | None, "least attention that counts as a dependence; none: by the model"] = None
+    sink: Annotated[float | None, "mean attention above which a column is a sink; none: by the model"] = None
     layers: Annotated[int, "layers whose attention is read, from the last one"] = 4
 
     def __post_init__(self) -> None:

@@ -32,14 +32,16 @@ from ..ops.denoising import Denoising, DenoisingState
 class Denoise(Select):
     provides = frozenset({Trait.MAY_WAIT})
     requires: ClassVar[Reasons] = {
-        Trait.RENOISES: Why("denoise keeps nothing for good without 'renoise'", "write renoise, which brings it")
+        Trait.RENOISES: Why(
+            "denoise needs 'renoise', which replaces the other tokens", "write renoise, which includes denoise"
+        )
     }
     default_propose = "entropy"
     default_of = "filtered"
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)}
 
-    gamma: Annotated[float, "the most that the entropies of kept positions add up to, without the largest; nats"] = 0.1
-    confidence: Annotated[float, "mean entropy below which a stable canvas ends, nats"] = 0.005
+    gamma: Annotated[float, "most summed entropy of the accepted positions, without the largest, in nats"] = 0.1
+    confidence: Annotated[float, "mean entropy below which a stable canvas ends, in nats"] = 0.005
     steps: Annotated[int, "most steps of a block"] = 48
 
     def __post_init__(self) -> None:

@@ -62,8 +62,8 @@ class State:
 class DUS(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"base": (2, 3, 4, 8)}
 
-    base: Annotated[int, "by how much the spacing shrinks from round to round"] = 2
-    skip: Annotated[float, "a candidate of less score waits, a probability; 0: none does"] = 0.0
+    base: Annotated[int, "factor by which the spacing shrinks per round"] = 2
+    skip: Annotated[float, "candidates below this score wait for a later round, a probability; 0: none"] = 0.0
 
     def __post_init__(self) -> None:
         self.require("base", least=2)

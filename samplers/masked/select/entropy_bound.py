@@ -38,8 +38,8 @@ class EntropyBound(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.1, 0.01, 0.03, 0.3)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.01, 0.03, 0.1, 0.3, 1.0, 2.0)}
 
-    gamma: Annotated[float, "most entropy beside the largest, nats"] = 0.1
-    whole: Annotated[bool, "bound the sum of all, strictly"] = False
+    gamma: Annotated[float, "most summed entropy of the committed positions, without the largest, in nats"] = 0.1
+    whole: Annotated[bool, "bound the sum of all entropies, the largest included"] = False
 
     def __post_init__(self) -> None:
         if not self.gamma >= 0:

@@ -53,11 +53,9 @@ class EntropyThreshold(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.45, 0.1, 0.2, 0.7)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.05, 0.1, 0.2, 0.45, 0.7, 1.0)}
 
-    tau: Annotated[float, "most entropy, nats"] = 0.45
-    floor: Annotated[Literal["linear", "cosine"] | None, "the schedule of the fewest positions; none: one per step"] = (
-        None
-    )
-    steps: Annotated[int, "of that schedule, for the whole canvas"] = 16
+    tau: Annotated[float, "greatest entropy of a committed position, in nats"] = 0.45
+    floor: Annotated[Literal["linear", "cosine"] | None, "schedule of the fewest commits per step; none: one"] = None
+    steps: Annotated[int, "steps of that schedule for the whole canvas"] = 16
 
     def __post_init__(self) -> None:
         if not self.tau >= 0:

@@ -30,8 +30,8 @@ class Factor(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"f": (1.0, 0.5, 1.5, 2.0)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"f": (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)}
 
-    f: Annotated[float, "how far (r + 1)(1 - c) may go"] = 1.0
-    reference: Annotated[bool, "commit the last candidate too where it alone fails, as published"] = False
+    f: Annotated[float, "upper bound of (r + 1)(1 - c), r the rank of the score c"] = 1.0
+    reference: Annotated[bool, "also commit the last open candidate, as the published loop does"] = False
 
     def __post_init__(self) -> None:
         self.require("f", least=0)

@@ -44,9 +44,11 @@ class Fixed(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}
 
-    steps: Annotated[int | None, "for the whole canvas; none is one per token"] = None
-    order: Annotated[Literal["confidence", "random"], "by score, or at random"] = "confidence"
-    reference: Annotated[bool, "the published order among equal scores"] = False
+    steps: Annotated[int | None, "steps for the whole canvas; none: one per token"] = None
+    order: Annotated[Literal["confidence", "random"], "commit the highest scores first, or random positions"] = (
+        "confidence"
+    )
+    reference: Annotated[bool, "order equal scores as the published code does"] = False
 
     def __post_init__(self) -> None:
         self.require("steps", least=1)

@@ -35,8 +35,8 @@ class Hierarchy(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"high": (0.98, 0.95, 0.9, 0.8, 0.7, 0.6)}
 
     high: Annotated[float | None, "score above which every position is committed; none: no such rule"] = 0.9
-    low: Annotated[float, "score above which the best of a run is"] = 0.4
-    reference: Annotated[bool, "all of a run's equal best"] = False
+    low: Annotated[float, "score above which the best position of a run is committed"] = 0.4
+    reference: Annotated[bool, "commit all equally good best positions of a run"] = False
 
     def __post_init__(self) -> None:
         self.require("high", "low", least=0, most=1)

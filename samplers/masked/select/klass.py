@@ -47,11 +47,11 @@ class Klass(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.7), "kl": (0.01, 0.1), "history": (2, 1)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)}
 
-    tau: Annotated[float, "score above which a position is sure, a probability"] = 0.9
-    kl: Annotated[float, "divergence below which a distribution is stable, nats"] = 0.01
-    history: Annotated[int, "steps for which it must have been stable"] = 2
+    tau: Annotated[float, "score above which a position is confident, a probability"] = 0.9
+    kl: Annotated[float, "KL divergence between steps below which it is stable, in nats"] = 0.01
+    history: Annotated[int, "steps for which it must be stable"] = 2
     steps: Annotated[
-        int | None, "the published schedule where nothing passes, steps for the whole canvas; none: one token"
+        int | None, "if nothing passes, commit by a schedule of so many steps for the whole canvas; none: one token"
     ] = None
 
     def __post_init__(self) -> None:

@@ -37,12 +37,12 @@ class Learned(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.99, 0.95, 0.9, 0.8, 0.7, 0.5)}
 
     filter: Annotated[
-        str | None, "an embedded one, a folder with filter.safetensors, file.py:function; none: the model's"
+        str | None, "embedded filter, folder with filter.safetensors, or file.py:function; none: the model's own"
     ] = None
     tau: Annotated[
         float | None, "the filter's probability above which a candidate is final; none: the value stored with it"
     ] = None
-    force: Annotated[bool, "take a filter of another model too"] = False
+    force: Annotated[bool, "allow a filter that was trained on another model"] = False
 
     def __post_init__(self) -> None:
         self.require("tau", least=0, most=1)
@@ -53,14 +53,14 @@ class Learned(Select):
         name = model.name if self.filter is None else self.filter
         if self.filter is None and name not in filter_names():
             raise SpecError(
-                f"learned: no filter comes with the model {name!r}",
-                hint="train one (scripts/train_filter.py) for filter=FOLDER; filter=tiny-dream,force=true is another's",
+                f"learned: pardec has no embedded filter for the model {name!r}",
+                hint="train one (scripts/train_filter.py) and write filter=FOLDER, or try filter=tiny-dream,force=true",
             )
         trained = filter_info(name)
         if trained.model not in (None, model.name) and not self.force:
             raise SpecError(
-                f"learned: the filter {name!r} was trained on {trained.model}, and this is {model.name}",
-                hint="leave filter out for the model's own, train one, or write force=true to take it all the same",
+                f"learned: the filter {name!r} was trained on {trained.model}, not on {model.name}",
+                hint="leave filter out for the model's own, train one, or write force=true to use it anyway",
             )
         tau = trained.tau if self.tau is None else self.tau
         return self if (name, tau) == (self.filter, self.tau) else replace(self, filter=name, tau=tau)

@@ -49,7 +49,7 @@ class MaskGIT(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}
 
-    steps: Annotated[int | None, "for the whole canvas; none is one per token"] = None
+    steps: Annotated[int | None, "steps for the whole canvas; none: one per token"] = None
     noise: Annotated[float, "weight of the Gumbel noise that is added to ln p; 0 is off"] = 4.5
     anneal: Annotated[Literal["linear", "product", "none"], "how the noise fades over a block's steps"] = "linear"
 
@@ -61,7 +61,7 @@ class MaskGIT(Select):
     def conflicts(self) -> Reasons:
         if not self.noise:
             return {}
-        log = "{me} adds noise to the logarithm of a probability, and {other} scores with none"
+        log = "{me} adds noise to the logarithm of a probability, and the scores of {other} are none"
         return {Trait.SCORES_WITHOUT_PROBABILITY: Why(log, "write maskgit:noise=0, or another proposer")}
 
     def start(self, canvas: Canvas) -> State:

@@ -29,13 +29,15 @@ from ..contracts import Canvas, Choice, MaskedSampler, Proposal, Select
 class Oracle(Select):
     uses_answer = True
 
-    of: Annotated[str, "the sampler whose text is reached, as a spec; in double quotes if it has : + or @"] = (
+    of: Annotated[str, "spec of the sampler whose text is reproduced; in double quotes if it has : + or @"] = (
         "sequential"
     )
 
     def __post_init__(self) -> None:
         if "oracle" in self.of:
-            raise SpecError("oracle: it cannot be measured against itself", hint="oracle:of=sequential")
+            raise SpecError(
+                "oracle: it cannot be measured against itself", hint="name another sampler: oracle:of=sequential"
+            )
 
     def check(self, sampler: MaskedSampler) -> None:
         resolve(self.of)  # raises here rather than at the first forward

@@ -48,8 +48,8 @@ class Origin(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}
 
-    steps: Annotated[int | None, "for the whole canvas; none is one per token"] = None
-    eps: Annotated[float, "time at the end of the schedule, which begins at 1"] = 1e-3
+    steps: Annotated[int | None, "steps for the whole canvas; none: one per token"] = None
+    eps: Annotated[float, "last time of the schedule"] = 1e-3
 
     def __post_init__(self) -> None:
         self.require("steps", least=1)

@@ -40,9 +40,11 @@ class Quota(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.95, 0.98, 0.8, 0.7, 0.5)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.98, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5)}
 
-    tau: Annotated[float | None, "a score above it is sure; none leaves the schedule alone"] = 0.95
-    steps: Annotated[int | None, "of a block, each with an even share of its positions; none is `least` at each"] = None
-    least: Annotated[int, "fewest positions of a step"] = 1
+    tau: Annotated[float | None, "candidates above this score are committed; none: only the schedule"] = 0.95
+    steps: Annotated[
+        int | None, "steps of a block, each with an even share of its positions; none: `least` per step"
+    ] = None
+    least: Annotated[int, "fewest positions committed per step"] = 1
 
     def __post_init__(self) -> None:
         self.require("tau", most=1)

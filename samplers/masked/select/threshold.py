@@ -45,9 +45,7 @@ class Threshold(Select):
 
     tau: Annotated[float, "least score, a probability (minus an entropy in nats with the entropy proposer)"] = 0.9
     fall: Annotated[float, "the threshold is max(tau, 1 - fall * forwards made); 0 is tau throughout"] = 0.0
-    relax: Annotated[float, "the share of the threshold that is gone when its block is full; 0.3 and 0.4 are usual"] = (
-        0.0
-    )
+    relax: Annotated[float, "share by which the threshold falls until its block is full; 0.3 and 0.4 are usual"] = 0.0
 
     def __post_init__(self) -> None:
         self.require("tau", most=1)
@@ -62,7 +60,7 @@ class Threshold(Select):
     def requires(self) -> Reasons:
         if self.tau >= 0:
             return {}
-        negative = "a negative tau is minus an entropy in nats and goes with 'entropy+threshold'"
+        negative = "a negative tau is minus an entropy in nats: use it with 'entropy+threshold'"
         return {Trait.SCORES_BY_ENTROPY: Why(f"threshold: tau must lie in [0, 1], got {self.tau}", negative)}
 
     def check(self, sampler: MaskedSampler) -> None:

@@ -44,7 +44,7 @@ class LocalLeap(Widen):
     def requires(self) -> Reasons:
         if self.relaxed >= 0:
             return {}
-        negative = "a negative one is minus an entropy in nats and goes with 'entropy+...'"
+        negative = "a negative value is minus an entropy in nats: use it with 'entropy+...'"
         return {Trait.SCORES_BY_ENTROPY: Why(f"localleap: relaxed must lie in [0, 1], got {self.relaxed}", negative)}
 
     def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:

@@ -28,8 +28,8 @@ from ..contracts import Canvas, Proposal, Widen
 @register("spacing", stage="widen", paper="arXiv:2506.19037", checked="reference:reference.naive_selects.spacing")
 @dataclass(frozen=True)
 class Spacing(Widen):
-    gap: Annotated[int | None, "least distance of two positions of a step; none: it shrinks as the block fills"] = None
-    base: Annotated[int, "the first distance is this part of the block, where gap is none"] = 2
+    gap: Annotated[int | None, "least distance of two commits of a step; none: it shrinks as the block fills"] = None
+    base: Annotated[int, "with gap=none, the first distance is the block's length divided by this"] = 2
 
     def __post_init__(self) -> None:
         self.require("gap", least=1)

@@ -48,12 +48,12 @@ class CoDe(MapMethod):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (-1, -2, -3, -4)}
 
     refiner: Annotated[ModelName | None, "the small model: embedded name, folder, file or hub id"] = None
-    steps: Annotated[int | None, "N, scales that the loaded model samples; -2 is all but two; none: four fifths"] = None
+    steps: Annotated[int | None, "scales that the loaded model samples (N); -2: all but two; none: four fifths"] = None
     temperatures: Annotated[
-        str | None, "of each scale, in units of the request's: 1.1x7/1, as published, is 1.1 at the first seven, then 1"
+        str | None, "factor of the temperature per scale: 1.1x7/1, as published, is 1.1 at the first seven, then 1"
     ] = None
-    top_ks: Annotated[str | None, "top-k of each scale, written alike, 0 keeps all; none: the request's"] = None
-    order: Annotated[Order, "what comes first: filters, as published, or temperature, as elsewhere"] = "filters"
+    top_ks: Annotated[str | None, "top-k per scale, as 900x7/600; 0 keeps all; none: the request's"] = None
+    order: Annotated[Order, "apply first: filters, as published, or temperature, as other samplers do"] = "filters"
 
     @property
     def needed_model(self) -> str | None:
@@ -63,19 +63,19 @@ class CoDe(MapMethod):
         super().check_model(model)
         if not self.refiner:
             raise SpecError(
-                "code: refiner is not given: the model that samples the last scales",
+                "code: refiner is missing; it names the model that samples the last scales",
                 hint="write code:refiner=... with an embedded name, a folder, a file or a hub id",
             )
         if self.steps is not None and abs(self.steps) > len(model.scales):
             raise SpecError(
-                f"code: steps={self.steps}, and {model.name} has {len(model.scales)} scales",
-                hint=f"0 to {len(model.scales)} are the loaded model's, the rest the refiner's; -1 is all but one",
+                f"code: steps={self.steps} does not fit the {len(model.scales)} scales of {model.name}",
+                hint=f"steps is 0 to {len(model.scales)}, the scales of the loaded model; -1 is all but one",
             )
 
     def start(self, context: ScaleContext) -> Collaboration:
         refiner = context.request.refiner
         if refiner is None:
-            raise ModelError("code: the request has no refiner", "load it and hand it in as its refiner")
+            raise ModelError("code: the request has no refiner", "load it and pass it as refiner of the request")
         check_pair(refiner, context.model)
         count = len(context.model.scales)
         steps = count * 4 // 5 if self.steps is None else self.steps

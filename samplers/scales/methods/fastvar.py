@@ -68,16 +68,16 @@ class Pruning:
 class FastVAR(MapMethod):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"keep": (0.8, 0.65, 0.5, 0.35)}
 
-    keep: Annotated[float, "share of the tokens kept at the first pruned scale; each further one keeps that of it"] = (
+    keep: Annotated[float, "share of tokens kept at the first pruned scale; each further scale multiplies it again"] = (
         0.5
     )
     scales: Annotated[int, "how many of the last scales are pruned"] = 2
     layer: Annotated[int, "the first layer that prunes"] = 0
     temperatures: Annotated[
-        str | None, "of each scale, in units of the request's: 1.1x7/1 is 1.1 at the first seven, then 1"
+        str | None, "factor of the temperature per scale: 1.1x7/1 is 1.1 at the first seven, then 1"
     ] = None
-    top_ks: Annotated[str | None, "top-k of each scale, written alike, 0 keeps all; none: the request's"] = None
-    order: Annotated[Order, "what comes first: filters, as published, or temperature, as elsewhere"] = "filters"
+    top_ks: Annotated[str | None, "top-k per scale, as 900x7/600; 0 keeps all; none: the request's"] = None
+    order: Annotated[Order, "apply first: filters, as published, or temperature, as other samplers do"] = "filters"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,7 +93,7 @@ class FastVAR(MapMethod):
     def check_model(self, model: ScaleModel) -> None:
         super().check_model(model)
         for name, value, most, what in (
-            ("scales", self.scales, len(model.scales) - 1, "scales, of which the first is complete"),
+            ("scales", self.scales, len(model.scales) - 1, "scales, and the first is never pruned"),
             ("layer", self.layer, model.transformer.layers - 1, "layers, counted from 0"),
         ):
             if value > most:

@@ -26,7 +26,7 @@ from .map_decoding import MapMethod, Order
 @dataclass(frozen=True)
 class Sequential(MapMethod):
     temperatures: Annotated[
-        str | None, "of each scale, in units of the request's: 1.1x7/1 is 1.1 at the first seven, then 1"
+        str | None, "factor of the temperature per scale: 1.1x7/1 is 1.1 at the first seven, then 1"
     ] = None
-    top_ks: Annotated[str | None, "top-k of each scale, written alike, 0 keeps all; none: the request's"] = None
-    order: Annotated[Order, "what comes first: filters, as published, or temperature, as elsewhere"] = "filters"
+    top_ks: Annotated[str | None, "top-k per scale, as 900x7/600; 0 keeps all; none: the request's"] = None
+    order: Annotated[Order, "apply first: filters, as published, or temperature, as other samplers do"] = "filters"

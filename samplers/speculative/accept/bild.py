@@ -37,9 +37,7 @@ from ..ops.tree_walk import descend, reached
 class BigLittle(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"rollback": (1.0, 2.0, 3.0, 5.0, 8.0)}
 
-    rollback: Annotated[
-        float, "nats: a token of probability exp(-rollback) is just kept; the paper tunes it, 1 to 10"
-    ] = 2.0
+    rollback: Annotated[float, "greatest -log p of an accepted token, in nats; the paper tunes it from 1 to 10"] = 2.0
 
     def __post_init__(self) -> None:
         if not self.rollback >= 0:

@@ -40,7 +40,7 @@ def code_table(model: LanguageModel) -> Tensor:
     if len(table) != model.vocab_size:
         what = "input embeddings" if model.codebook is None else "a codebook"
         raise ModelError(
-            f"{model.name} has {what} of {len(table)} rows and {model.vocab_size} ids",
+            f"{model.name} has {what} of {len(table)} rows for {model.vocab_size} ids",
             "load it with the image tokenizer that it was trained on",
         )
     return embedding if model.codebook is None and len(embedding) == len(table) else table
@@ -58,7 +58,7 @@ def token_neighbours(model: LanguageModel, k: int) -> Tensor:
     table = embedding[ids.to(embedding.device)] if model.codebook is None else model.codebook
     if len(table) != len(ids):
         raise ModelError(
-            f"{model.name} has a codebook of {len(table)} rows and {len(ids)} codes",
+            f"{model.name} has a codebook of {len(table)} rows for {len(ids)} codes",
             "load it with the image tokenizer that it was trained on",
         )
     near = codebook_neighbours(table, k)

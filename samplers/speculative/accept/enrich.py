@@ -41,9 +41,7 @@ class Enrich(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"eta": (1.0, 5.0, 10.0, 20.0, 40.0)}
 
     eta: Annotated[float, "strength of the step towards the drafter; 0 is exact, the paper has 5 to 40"] = 10.0
-    alpha: Annotated[
-        float, "tokens less likely to the drafter than this share of its likeliest are left as they are"
-    ] = 0.1
+    alpha: Annotated[float, "tokens below this share of the drafter's highest probability stay unchanged"] = 0.1
 
     def __post_init__(self) -> None:
         self.require("eta", least=0)

@@ -47,9 +47,9 @@ _COMPARED = 10000  # rows of the authors' table of distances
 class Grouped(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"prob": (0.02, 0.05, 0.15, 0.3, 0.6)}
 
-    group: Annotated[int, "ranks compared around a token's own"] = 14
-    prob: Annotated[float, "probabilities of a group's tokens differ by less from the token's"] = 0.15
-    dist: Annotated[float, "squared distances of their input embeddings from the token's are less"] = 0.5
+    group: Annotated[int, "tokens compared, ranked around the drafted one"] = 14
+    prob: Annotated[float, "a group's probabilities differ by less than this from the drafted token's"] = 0.15
+    dist: Annotated[float, "a group's squared embedding distances from the drafted token are below this"] = 0.5
     mode: Annotated[Literal["vectorised", "reference"], "reference: the authors' special cases too"] = "vectorised"
 
     def __post_init__(self) -> None:

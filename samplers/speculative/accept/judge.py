@@ -54,7 +54,7 @@ class JudgeState(RowState):
 class Judge(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"thr": (0.02, 0.05, 0.1, 0.2, 0.4)}
 
-    head: Annotated[str | None, "an embedded one, or a folder with head.safetensors and config.json"] = None
+    head: Annotated[str | None, "an embedded head, or a folder with head.safetensors and config.json"] = None
     thr: Annotated[
         float | None, "tokens less likely than this to matter are accepted; none: the value stored with the head"
     ] = None
@@ -69,8 +69,8 @@ class Judge(Acceptance):
     def check(self, sampler: SpeculativeSampler) -> None:
         if self.head is None and self.exact == "relaxed":
             raise SpecError(
-                "judge: head is not given: what says which tokens matter",
-                hint="write judge:head=... with an embedded name, or a folder of scripts/train_judge.py",
+                "judge: head is missing; it names the head that predicts which tokens matter",
+                hint="write judge:head=... with an embedded name, or a folder that scripts/train_judge.py wrote",
             )
 
     def admit(self, request: Request, sampler: Any) -> None:

@@ -57,7 +57,7 @@ class KSeq(Acceptance):
     conflicts: ClassVar[Reasons] = {
         Trait.ADAPTIVE_TREES: Why(
             "{me} depends on the number of siblings, which must not depend on the sampled tokens, and {does}",
-            "draft in the shape template, or accept with rrs",
+            "use the shape template, or accept with rrs",
         )
     }
 

@@ -59,12 +59,12 @@ from .code_features import CodeFeatures, token_neighbours
 class Lantern(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"delta": (0.05, 0.1, 0.2, 0.3, 0.5)}
 
-    k: Annotated[int, "nearest tokens that one may borrow from"] = 1000
+    k: Annotated[int, "nearest neighbours from which a token may borrow probability"] = 1000
     delta: Annotated[
-        float, "probability borrowed at most: by a token (reference), in all after a node (principled)"
+        float, "most probability borrowed: by a token (reference), or by all children of a node (principled)"
     ] = 0.1
     ratio: Annotated[
-        float | None, "a token's probability grows at most so many times; in reference mode instead of delta"
+        float | None, "greatest factor by which a token's probability grows; in reference mode it replaces delta"
     ] = None
     mode: Annotated[Literal["principled", "reference"], "reference: as published, without a bound"] = "principled"
 

@@ -43,7 +43,9 @@ _LEAST = 1e-4  # of eps, whose square divides probabilities in float32
 class Lenience(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"mix": (0.05, 0.1, 0.2, 0.35, 0.5)}
 
-    mix: Annotated[float, "principled: share of the draft's distribution, the most that the output is off by"] = 0.1
+    mix: Annotated[
+        float, "principled: share of the draft's distribution in the mixture, which bounds the deviation"
+    ] = 0.1
     eps: Annotated[float, "reference: lenience, from strict 1 down to above 0"] = 0.5
     f: Annotated[Literal["linear", "square", "exponential"], "reference: how eps raises p"] = "linear"
     mode: Annotated[Literal["principled", "reference"], "reference: as published, without a bound"] = "principled"

@@ -96,23 +96,23 @@ _ONE_CHAIN = "draft with model:name=..., a draft module or lookup"
 class Reflective(Acceptance):
     requires: ClassVar[Reasons] = {
         Trait.DRAFTS_ONE_CHAIN: Why(
-            "{me} reads a draft twice, one chain a row, and {other!r} lays out the nodes itself", _ONE_CHAIN
+            "{me} repeats one drafted chain per row, and {other!r} lays out its own nodes", _ONE_CHAIN
         )
     }
     conflicts: ClassVar[Reasons] = {
         Trait.DRAFTS_TREES: Why(
-            "{me} reads a draft twice, one chain a row, and {other!r} drafts trees",
+            "{me} repeats one drafted chain per row, and {other!r} drafts trees",
             "leave the shape out: chain is the default",
         ),
         Trait.ADDS_VERIFY_NODES: Why(
-            "{me} adds nodes to the pass that verifies, and {other!r} drafts in that pass", _ONE_CHAIN
+            "{me} adds nodes to the verify forward, and {other!r} drafts in that forward", _ONE_CHAIN
         ),
     }
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"alpha": (0.1, 0.2, 0.3, 0.5, 0.8)}
 
-    alpha: Annotated[float, "weight of the second opinion"] = 0.3
+    alpha: Annotated[float, "weight of the second prediction"] = 0.3
     probe: Annotated[str | None, "the text between the draft and its second copy; none: Let me check this again"] = None
-    mix: Annotated[Literal["logits", "probs"], "what alpha weighs"] = "logits"
+    mix: Annotated[Literal["logits", "probs"], "what is mixed with weight alpha"] = "logits"
 
     def __post_init__(self) -> None:
         self.require("alpha", least=0, most=1, hint="alpha=0 is the exact rule")
@@ -131,7 +131,7 @@ class Reflective(Acceptance):
             return []
         if model.tokenizer is None:
             raise SpecError(
-                f"reflective: probe is text, and {model.name} has no tokenizer", hint='write probe="" for none'
+                f"reflective: probe is text, and {model.name} has no tokenizer", hint='write probe="" to use none'
             )
         return list(model.tokenizer.encode(probe, add_special_tokens=False))
 

@@ -33,8 +33,8 @@ class TopK(Acceptance):
     provides = frozenset({Trait.LIKELIEST_ONLY})
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tolerance": (0.1, 0.3, 0.7, 1.5, 3.0)}
 
-    k: Annotated[int, "tokens of the target that may stand"] = 3
-    tolerance: Annotated[float, "nats: so much less likely than the best is just accepted"] = 0.7
+    k: Annotated[int, "a token must be among the target's k likeliest"] = 3
+    tolerance: Annotated[float, "greatest gap of log-probability to the likeliest token, in nats"] = 0.7
 
     def __post_init__(self) -> None:
         self.require("k", least=1, hint="k=1 is greedy")

@@ -39,7 +39,9 @@ class Typical(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"epsilon": (0.3, 0.2, 0.09, 0.03, 0.01)}
 
     epsilon: Annotated[float, "a probability above this is always enough"] = 0.09
-    delta: Annotated[float, "share of exp(-entropy) that is enough; the authors take the root of epsilon"] = 0.3
+    delta: Annotated[
+        float, "a probability above this share of exp(-entropy) is enough; the authors take sqrt(epsilon)"
+    ] = 0.3
     reference: Annotated[bool, "as the authors' code: the next token is the likeliest"] = False
 
     def __post_init__(self) -> None:

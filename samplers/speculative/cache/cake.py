@@ -146,8 +146,8 @@ _ALL = 1 << 40  # one layer may keep nearly everything: the cache is as long as 
 @dataclass(frozen=True)
 class Cake(SparseAttention):
     budget: Annotated[int, "tokens that a layer keeps on average"] = 512
-    window: Annotated[int, "last tokens that are always kept, and whose queries choose"] = 32
-    gamma: Annotated[float, "weight of the variance in what is kept"] = 200.0
+    window: Annotated[int, "last tokens, which are always kept and whose queries score the others"] = 32
+    gamma: Annotated[float, "weight of the attention's variance in a slot's score"] = 200.0
     tau1: Annotated[float, "temperature of the dispersion in a layer's preference"] = 1.0
     tau2: Annotated[float, "temperature of the variance in a layer's preference"] = 1.0
     refresh: Annotated[int, "rounds after which a layer evicts what exceeds its budget"] = 16

@@ -46,14 +46,14 @@ from ..sparse_kv import LETS_GO, READS_PART, QueryReading
 )
 @dataclass(frozen=True)
 class Channels(QueryReading):
-    heavy: Annotated[int, "tokens that each query sees by its labels"] = 256
+    heavy: Annotated[int, "tokens that each query attends to because their labels match best"] = 256
     sink: Annotated[int, "first tokens that are always seen"] = 4
     window: Annotated[int, "last tokens that are always seen"] = 64
     pairs: Annotated[int | None, "pairs of channels that are labels; by default a sixteenth of all, at least one"] = (
         None
     )
-    calibration: Annotated[int, "tokens at the end of a prompt that rank its channels, where no file does"] = 64
-    file: Annotated[str | None, "that lists the pairs; by default label_channels.json beside the checkpoint"] = None
+    calibration: Annotated[int, "last prompt tokens that rank the channels if there is no file"] = 64
+    file: Annotated[str | None, "file that lists the pairs; default: label_channels.json beside the checkpoint"] = None
 
     def __post_init__(self) -> None:
         self.require("heavy", "window", "calibration", "pairs", least=1)
@@ -74,7 +74,9 @@ class Channels(QueryReading):
     def view(self, model: LanguageModel, cache: KVCache) -> LabelCache:
         least = min(k.shape[3] for k in cache.k) // 2
         if self.pairs is not None and self.pairs > least:
-            raise ModelError(f"channels: {model.name} has {least} pairs of channels, got pairs={self.pairs}", "fewer")
+            raise ModelError(
+                f"channels: {model.name} has {least} pairs of channels, got pairs={self.pairs}", "use fewer pairs"
+            )
         self._of_file(model, cache)  # an error comes before the prompt is fed
         return LabelCache(cache, heavy=self.heavy, sink=self.sink, window=self.window)
 

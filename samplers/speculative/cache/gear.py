@@ -34,12 +34,12 @@ _LONGEST = 128  # tokens of a chunk: where an outlier stands fits two bytes, of 
 @register("gear", stage="cache", family="ar", paper="arXiv:2403.05527", checked="reference:reference.naive_stores.gear")
 @dataclass(frozen=True)
 class Gear(StoredKV):
-    bits: Annotated[int, "of a code: 2, 3, 4 or 8"] = 2
-    rank: Annotated[int, "of the approximated error of a head in a chunk"] = 4
-    sparsity: Annotated[float, "share of the entries that are kept as they are"] = 0.02
+    bits: Annotated[int, "bits per code: 2, 3, 4 or 8"] = 2
+    rank: Annotated[int, "rank of the error's approximation, per head and chunk"] = 4
+    sparsity: Annotated[float, "share of the entries (outliers) that are stored exactly"] = 0.02
     chunk: Annotated[int, "tokens that are compressed together"] = 20
-    residual: Annotated[int, "newest tokens that stay exact beside those of a chunk that is not full"] = 1
-    aligned: Annotated[bool, "drafts end where a chunk is encoded, so that they change no token"] = True
+    residual: Annotated[int, "newest tokens that stay exact, in addition to an incomplete chunk"] = 1
+    aligned: Annotated[bool, "end drafts where the next chunk is encoded, so that drafting changes no token"] = True
 
     def __post_init__(self) -> None:
         self.require("rank", least=0)

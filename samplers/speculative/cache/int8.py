@@ -26,8 +26,8 @@ from .stored_cache import StoredKV
 @dataclass(frozen=True)
 class Int8(StoredKV):
     residual: Annotated[int, "newest tokens that stay exact"] = 32
-    chunk: Annotated[int, "tokens that leave the residual together"] = 32
-    aligned: Annotated[bool, "drafts end where a chunk is encoded, so that they change no token"] = True
+    chunk: Annotated[int, "tokens that are encoded together"] = 32
+    aligned: Annotated[bool, "end drafts where the next chunk is encoded, so that drafting changes no token"] = True
 
     def __post_init__(self) -> None:
         self.require("residual", "chunk", least=1)

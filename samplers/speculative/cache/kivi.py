@@ -35,10 +35,10 @@ from .stored_cache import StoredKV
 )
 @dataclass(frozen=True)
 class Kivi(StoredKV):
-    bits: Annotated[int, "of a code: 2, 3, 4 or 8; 16 keeps K/V as they are"] = 4
-    group: Annotated[int, "tokens of a key's group, which leave the residual together, and channels of a value's"] = 32
+    bits: Annotated[int, "bits per code: 2, 3, 4 or 8; 16 stores K/V unchanged"] = 4
+    group: Annotated[int, "tokens per group of keys, which are encoded together, and channels per group of values"] = 32
     residual: Annotated[int, "newest tokens that stay exact"] = 128
-    aligned: Annotated[bool, "drafts end where a chunk is encoded, so that they change no token"] = True
+    aligned: Annotated[bool, "end drafts where the next chunk is encoded, so that drafting changes no token"] = True
 
     def __post_init__(self) -> None:
         self.require("group", "residual", least=1)

@@ -29,10 +29,10 @@ from .stored_cache import StoredKV
 )
 @dataclass(frozen=True)
 class Mustafar(StoredKV):
-    sparsity: Annotated[float, "share of the entries of a head that are left out"] = 0.5
+    sparsity: Annotated[float, "share of a head's entries that are dropped"] = 0.5
     residual: Annotated[int, "newest tokens that stay dense"] = 32
-    chunk: Annotated[int, "tokens that leave the residual together"] = 32
-    aligned: Annotated[bool, "drafts end where a chunk is encoded, so that they change no token"] = True
+    chunk: Annotated[int, "tokens that are encoded together"] = 32
+    aligned: Annotated[bool, "end drafts where the next chunk is encoded, so that drafting changes no token"] = True
 
     def __post_init__(self) -> None:
         self.require("residual", "chunk", least=1)

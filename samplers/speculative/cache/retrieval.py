@@ -38,8 +38,8 @@ from ..sparse_kv import Choice, CommittedSlots, SparseAttention
 )
 @dataclass(frozen=True)
 class Retrieval(SparseAttention):
-    budget: Annotated[int, "tokens of the chunks that are seen"] = 512
-    chunk: Annotated[int, "tokens of a chunk"] = 8
+    budget: Annotated[int, "tokens in the chunks that are attended to"] = 512
+    chunk: Annotated[int, "tokens per chunk"] = 8
     refresh: Annotated[int, "rounds after which chunks are chosen anew"] = 8
 
     def __post_init__(self) -> None:

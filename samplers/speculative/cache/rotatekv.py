@@ -38,14 +38,14 @@ _CLIP = 0.8  # the authors' at 2 bits
 )
 @dataclass(frozen=True)
 class RotateKV(StoredKV):
-    bits: Annotated[int, "of a code: 2, 3, 4 or 8; 16 rotates only"] = 2
-    group: Annotated[int, "channels that share a scale, or as many as divide those rotated together"] = 64
-    heads: Annotated[int, "whose keys are rotated together, at most"] = 4
+    bits: Annotated[int, "bits per code: 2, 3, 4 or 8; 16 only rotates"] = 2
+    group: Annotated[int, "most channels that share a scale; fewer if this does not divide the rotated ones"] = 64
+    heads: Annotated[int, "most heads whose keys are rotated together"] = 4
     clip: Annotated[float | None, "share of a group's range that codes span; none: 0.8 at 2 bits, else 1"] = None
     sinks: Annotated[int, "first tokens that stay exact"] = 1
     residual: Annotated[int, "newest tokens that stay exact"] = 32
-    chunk: Annotated[int, "tokens that leave the residual together"] = 32
-    aligned: Annotated[bool, "drafts end where a chunk is encoded, so that they change no token"] = True
+    chunk: Annotated[int, "tokens that are encoded together"] = 32
+    aligned: Annotated[bool, "end drafts where the next chunk is encoded, so that drafting changes no token"] = True
 
     def __post_init__(self) -> None:
         self.require("group", "heads", "residual", "chunk", least=1)

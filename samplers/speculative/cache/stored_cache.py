@@ -27,7 +27,7 @@ class StoredKV(Cache):
     provides = frozenset({Trait.CHANGES_TARGET, Trait.ENCODES_KV})
     conflicts: ClassVar[Reasons] = {
         Trait.SHARED_BY_PROCESSES: Why(
-            "{other} is shared by {kind}, and a store is of all its heads",
+            "{other} is shared by {kind}, and {me} encodes all heads in one process",
             "load it in one process, or decode without a cache after '@'",
             error=ModelError,
         )

@@ -147,10 +147,10 @@ def roll_out(table: Trigrams, behind: Pair, uniforms: np.ndarray, explore: float
 @dataclass(frozen=True)
 class Aded(Drafter):
     k: Annotated[int, "tokens of a roll-out, which is how deep the tree grows"] = 6
-    nodes: Annotated[int, "drafted tokens, in all"] = 32
-    rollouts: Annotated[int, "random walks a round"] = 32
+    nodes: Annotated[int, "most drafted tokens"] = 32
+    rollouts: Annotated[int, "random walks per round"] = 32
     explore: Annotated[float, "weight of the bonus for rarely visited tokens"] = 0.5
-    top: Annotated[int, "the target's likeliest tokens after each node that are added to the table; 0: none"] = 4
+    top: Annotated[int, "likeliest target tokens that are learned at each node; 0: none"] = 4
     decay: Annotated[float, "factor of a pair's weights when it occurs again"] = 1.0
     corpus: Annotated[str | None, "a file of texts that the table begins with, one per line; .jsonl: ids, too"] = None
     update: Annotated[bool, "learn while decoding; false: the table stays as it begins"] = True

@@ -155,7 +155,7 @@ def joined(drafted: Draft, copied: Draft, used: np.ndarray) -> Draft:
 
 _ACCEPTANCE = 0.4  # of the model's first tokens at first, as two rounds
 _COST = 0.1  # of a drafting forward where the drafter cannot tell
-_EXAMPLE = 'auto:model="model:name=...",copy="lookup:k=7"; shape, length and acceptance stand beside auto'
+_EXAMPLE = 'auto:model="model:name=...",copy="lookup:k=7"; add shape, length and acceptance with +'
 
 
 @register("auto", stage="draft", paper="arXiv:2510.20064", exact="greedy", checked="joint")
@@ -166,7 +166,7 @@ class Auto(Nesting):
 
     model: Annotated[str | None, 'spec of a drafting model, quoted: "eagle:name=...,k=4"'] = None
     copy: Annotated[str, 'spec of a drafter that copies: lookup, copyspec or aggressive, as "lookup:k=7"'] = "lookup"
-    token: Annotated[float, "cost of each position fed to the target, in forwards of one"] = 0.03
+    token: Annotated[float, "cost of each position fed to the target, in forwards of one position"] = 0.03
 
     def __post_init__(self) -> None:
         self.require("token", least=0)

@@ -297,7 +297,7 @@ class CrossVocabularyState(RowState):
     def failure(self) -> PardecError:
         """The error for logits of this round that are not finite."""
         error = finite.failure(self.model, self.runs, cfg=self.context.request.cfg)
-        return error or ModelError(f"{self.model.name}, which drafts, gives logits that are not finite")
+        return error or ModelError(f"the draft model {self.model.name} gives logits that are not finite")
 
     def compact_cache(self, outcome: RoundResult) -> None:
         """Moves nothing: the next draft continues from the text."""

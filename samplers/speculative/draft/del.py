@@ -44,9 +44,11 @@ class DynamicExit(Drafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (8, 5, 12)}
 
     k: Annotated[int, "tokens drafted at most, which is how deep a tree grows"] = 8
-    exits: Annotated[str | None, "layers it may draft with, joined by '-'; by default any number below all"] = None
-    decay: Annotated[float, "factor of counts and means for each round that is counted"] = 0.95
-    every: Annotated[int, "rounds of a row for each one whose shadow tokens are counted"] = 1
+    exits: Annotated[str | None, "numbers of layers that may draft, joined by '-'; default: any number below all"] = (
+        None
+    )
+    decay: Annotated[float, "factor by which counts and means fade per counted round"] = 0.95
+    every: Annotated[int, "shadow tokens are counted in every n-th round of a row"] = 1
 
     def __post_init__(self) -> None:
         self.require("k", "every", least=1)

@@ -11,7 +11,9 @@ from pardec.models.model import LanguageModel
 def check_causal(drafter: LanguageModel) -> None:
     """Raises ModelError unless `drafter` predicts from left to right."""
     if drafter.decoding_config.attention != "causal":
-        raise ModelError(f"{drafter.name} cannot draft: it is no autoregressive model", "draft with a causal one")
+        raise ModelError(
+            f"{drafter.name} cannot draft: it is no autoregressive model", "use an autoregressive draft model"
+        )
 
 
 def check_texts(way: str, drafter: LanguageModel, target: LanguageModel) -> None:
@@ -19,7 +21,7 @@ def check_texts(way: str, drafter: LanguageModel, target: LanguageModel) -> None
     check_causal(drafter)
     for model in (drafter, target):
         if model.tokenizer is None:
-            raise ModelError(f"map={way} goes by text, and {model.name} has no tokenizer", "use map=ids")
+            raise ModelError(f"map={way} needs tokenizers, and {model.name} has no tokenizer", "use map=ids")
 
 
 def check_pair(drafter: LanguageModel, target: LanguageModel) -> None:
@@ -41,6 +43,6 @@ def check_device(method: str, name: str) -> None:
         torch.device(name)
     except RuntimeError:
         raise SpecError(
-            f"{method}: device is no device of torch, got {name!r}",
-            hint='device=cpu, or device="cuda:1", quoted for its colon',
+            f"{method}: device={name!r} is no device of torch",
+            hint='write device=cpu, or device="cuda:1" with quotes because of the colon',
         ) from None

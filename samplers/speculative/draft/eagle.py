@@ -60,7 +60,9 @@ class PromptPairState(PairState):
 class Eagle(ModuleDrafter):
     taps: Annotated[str | None, "layers whose outputs an EAGLE-3 reads, as 1-29-57; by default its config's"] = None
 
-    prompt_ids: Annotated[bool, "the ids of a row's prompt, too, where the head is the target's rows of others"] = False
+    prompt_ids: Annotated[
+        bool, "also draft the ids of a row's prompt, if the module drafts with some rows of the target's head"
+    ] = False
 
     def options(self) -> tuple[tuple[str, Any], ...]:
         return () if self.taps is None else (("taps", self.taps),)

@@ -67,7 +67,7 @@ class PairState(DraftModelState):
 
     def failure(self) -> PardecError:
         """The error for logits of this round that are not finite."""
-        return module_failure(self.model, "its states may outgrow the type: load in float32")
+        return module_failure(self.model, "its states may overflow the dtype: load it in float32")
 
     def _begin(self) -> None:
         super()._begin()

@@ -47,7 +47,7 @@ class EarlyExit(Drafter):
     )
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"layers": (2, 1), "k": (5, 3)}
 
-    layers: Annotated[int, "of the target, that draft"] = 2
+    layers: Annotated[int, "number of the target's first layers, which draft"] = 2
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5
 
     def __post_init__(self) -> None:

@@ -36,8 +36,8 @@ def fitting_exits(method: str, exits: tuple[int, ...], most: int, name: str) -> 
     """`exits`. Raises SpecError if one lies after layer `most`, the last that the model called `name` can stop at."""
     if not exits or exits[-1] > most:
         raise SpecError(
-            f"{method}: the last exit of {name} lies after layer {most}, got {'-'.join(map(str, exits)) or 'none'}",
-            hint="name fewer layers, or draft with another method" if most < 1 else f"{method}:exits={most}",
+            f"{method}: exits of {name} must be at most {most}, got {'-'.join(map(str, exits)) or 'none'}",
+            hint="use fewer layers, or draft with another method" if most < 1 else f"{method}:exits={most}",
         )
     return exits
 

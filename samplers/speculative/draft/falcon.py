@@ -171,7 +171,7 @@ class BlockPairState(PairState):
 @dataclass(frozen=True)
 class Falcon(ModuleDrafter):
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 4
-    block: Annotated[int | None, "tokens of a pass; by default, and at most, as many as were trained"] = None
+    block: Annotated[int | None, "tokens drafted per pass; default and maximum: as many as were trained"] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,7 +16,7 @@ from ..sequences import Sequences
 def layout_of(model: LanguageModel, option: str, hint: str) -> ImageLayout:
     """The token grid of the model's images. Raises SpecError, naming `option`, for models without images."""
     if model.imaging is None:
-        raise SpecError(f"{option} needs the token grid of an image, and {model.name} generates none", hint=hint)
+        raise SpecError(f"{option} needs the token grid of an image, and {model.name} generates no images", hint=hint)
     return model.imaging.layout
 
 

@@ -126,13 +126,13 @@ class JacobiWindow(Drafter):
 
     window: Annotated[int, "tokens fed in a forward, including the last committed one"] = 16
     policy: Annotated[Literal["sliding", "block"], "block: a window is finished before the next one begins"] = "sliding"
-    init: Annotated[Init, "fresh guesses: any token, any of the prompt's, the one before, or to the left, up"] = (
-        "prompt"
-    )
-    exit_iterations: Annotated[int | None, "of a block: after so many iterations its guesses are accepted untested"] = (
-        None
-    )
-    exit_tokens: Annotated[int, "of a block: its guesses are accepted untested if at most this many tokens changed"] = 0
+    init: Annotated[
+        Init, "fresh guesses: any token, a prompt token, the last one, an n-gram's next, or image token left, up"
+    ] = "prompt"
+    exit_iterations: Annotated[
+        int | None, "policy=block: accept guesses untested after so many iterations; none: never"
+    ] = None
+    exit_tokens: Annotated[int, "policy=block: accept guesses untested if at most this many tokens changed"] = 0
 
     def __post_init__(self) -> None:
         name = self.name
@@ -141,7 +141,10 @@ class JacobiWindow(Drafter):
             raise SpecError(f"{name}: exit_iterations must be at least 1 or none, got {self.exit_iterations}")
         self.require("exit_tokens", least=0)
         if self.exits and self.policy != "block":
-            raise SpecError(f"{name}: a sliding window has no iteration to leave early", hint="add policy=block")
+            raise SpecError(
+                f"{name}: exit_iterations and exit_tokens need policy=block, not a sliding window",
+                hint="add policy=block",
+            )
 
     @property
     def exits(self) -> bool:

@@ -149,7 +149,9 @@ class AdapterState(Shallow):
 @dataclass(frozen=True)
 class Kangaroo(ModuleDrafter):
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 6
-    layers: Annotated[int | None, "of the target, that draft; by default as the adapter's config says, else 2"] = None
+    layers: Annotated[
+        int | None, "number of the target's first layers, which draft; default: from the adapter's config, else 2"
+    ] = None
 
     @property
     def provides(self) -> frozenset[Trait]:

@@ -273,9 +273,7 @@ class LayerSkip(Drafter):
     ratio: Annotated[float, "share of the inner layers' sub-blocks that is skipped"] = 0.45
     skip: Annotated[Literal["uniform", "search"], "whole layers evenly spread, or what the search finds"] = "uniform"
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5
-    context: Annotated[
-        int, "generated tokens that a choice is scored on, over several requests where they are short"
-    ] = 32
+    context: Annotated[int, "generated tokens on which a choice is scored, collected over several short requests"] = 32
     disk: Annotated[bool, "keep what a search finds in the cache folder, where later processes begin with it"] = False
 
     @property
@@ -288,7 +286,9 @@ class LayerSkip(Drafter):
 
     def check(self, sampler: SpeculativeSampler) -> None:
         if self.disk and self.skip != "search":
-            raise SpecError("layerskip: disk=true keeps what a search finds", hint="write skip=search,disk=true")
+            raise SpecError(
+                "layerskip: disk=true needs skip=search, whose result it keeps", hint="write skip=search,disk=true"
+            )
 
     def width(self, model: LanguageModel) -> int:
         return self.k + 1

@@ -117,7 +117,7 @@ class MaskedBlocks(RowState, DraftModel):
         """The error for logits of this round that are not finite."""
         model = self.context.model
         error = finite.failure(model, self.runs, cfg=self.context.request.cfg)
-        return error or ModelError(f"{model.name}, which drafts for itself, gives logits that are not finite")
+        return error or ModelError(f"{model.name} gives logits that are not finite while it drafts for itself")
 
 
 @register(
@@ -132,11 +132,13 @@ class LinearSpec(Drafter):
     provides = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH, Trait.ONE_FORWARD_DRAFTS})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (31, 15, 7)}
 
-    k: Annotated[int, "tokens drafted, which is how deep a tree grows; a block has one more"] = 31
-    mask: Annotated[int | None, "id of the mask; by default that of a checkpoint that denoises blocks"] = None
-    shift: Annotated[int | None, "positions before its own at which a token of a block is predicted: 0 or 1"] = None
+    k: Annotated[int, "tokens drafted, which is how deep a tree grows; the block also has the last token"] = 31
+    mask: Annotated[int | None, "id of the mask token; default: that of the checkpoint, if it denoises blocks"] = None
+    shift: Annotated[
+        int | None, "offset of the output that predicts a token of a block: 0, or 1 for the position before"
+    ] = None
     adapter: Annotated[
-        str | None, "LoRA that is on while drafting, a folder or hub id; none: the one that the model has; no: without"
+        str | None, "LoRA used while drafting, a folder or hub id; none: the model's own; no: no LoRA"
     ] = None
 
     def __post_init__(self) -> None:
@@ -155,13 +157,13 @@ class LinearSpec(Drafter):
         own = model.decoding_config.denoising
         if own is None and self.mask is None:
             raise SpecError(
-                f"linearspec: {model.name} is loaded as a causal model that has no mask",
-                hint='load one that denoises blocks, too, such as Nemotron with attention="causal"; or write mask=ID',
+                f"linearspec: {model.name} is loaded as a causal model without a mask token",
+                hint='use one that also denoises blocks, such as Nemotron with attention="causal", or write mask=ID',
             )
         mask = self.mask if self.mask is not None or own is None else own.mask_id
         assert mask is not None, "one of both"
         if mask >= model.vocab_size:
-            raise SpecError(f"linearspec: mask={mask}, and {model.name} has {model.vocab_size} ids")
+            raise SpecError(f"linearspec: mask={mask} is none of the {model.vocab_size} ids of {model.name}")
         shift = self.shift if self.shift is not None else 0 if own is None else own.shift
         return BlockDenoising(mask, 1 if shift else 0)
 

@@ -49,7 +49,7 @@ class LongSpec(ModuleDrafter):
         Trait.CHANGES_TARGET: Why(
             "{me}: it reads the target's keys, of which {other!r} keeps a part", "leave one of them out"
         ),
-        Trait.CONDITIONS: Why("{me}: it drafts text, and the request has conditions", "draft with eagle"),
+        Trait.CONDITIONS: Why("{me} drafts text, and the request has image conditions", "draft with eagle"),
     }
 
     @property

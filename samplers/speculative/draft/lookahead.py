@@ -100,7 +100,7 @@ class LookaheadState:
 class Lookahead(Drafter):
     window: Annotated[int, "columns of the window, the text's last token included"] = 7
     ngram: Annotated[int, "tokens of the n-grams in the pool, the key included"] = 5
-    guesses: Annotated[int, "n-grams kept after each token, and drafted"] = 7
+    guesses: Annotated[int, "most n-grams kept per first token, and drafted per round"] = 7
     init: Annotated[Literal["random", "prompt"], "fresh guesses: any token, or any of the prompt's"] = "prompt"
     pool_from_prompt: Annotated[bool, "the n-grams of the prompt, and then of the text, enter the pool"] = True
     reference: Annotated[bool, "as published: the last token of a guess is not drafted"] = False
@@ -110,7 +110,7 @@ class Lookahead(Drafter):
         self.require("ngram", least=2)
         if (count := (self.ngram - 1) * (self.window + self.guesses)) > MOST_NODES:
             raise SpecError(
-                f"lookahead: (ngram - 1) * (window + guesses), its queries, is at most {MOST_NODES}, got {count}"
+                f"lookahead: (ngram - 1) * (window + guesses) nodes must be at most {MOST_NODES}, got {count}"
             )
 
     def width(self, model: LanguageModel) -> int:

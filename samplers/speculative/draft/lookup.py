@@ -47,7 +47,10 @@ class Lookup(Drafter):
 
     k: Annotated[int, "tokens drafted"] = 10
     max_ngram: Annotated[int, "longest match that is searched; not used with prefer=longest"] = 3
-    prefer: Annotated[Literal["first", "last", "longest"], "longest: the one with the longest match"] = "last"
+    prefer: Annotated[
+        Literal["first", "last", "longest"],
+        "occurrence that is copied: the first, the last, or the one with the longest match",
+    ] = "last"
     context: Annotated[
         Literal["line", "grid"], "what has to match: the last tokens, or the image tokens to the left and above"
     ] = "line"
@@ -57,8 +60,8 @@ class Lookup(Drafter):
 
         if self.context == "grid" and self.prefer == "longest":
             raise SpecError(
-                "lookup: two neighbours either match or do not, so that with context=grid no match is the longest",
-                hint="prefer=first or prefer=last",
+                "lookup: prefer=longest does not work with context=grid, where all matches are equally long",
+                hint="write prefer=first or prefer=last",
             )
 
     def width(self, model: LanguageModel) -> int:

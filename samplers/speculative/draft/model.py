@@ -62,18 +62,18 @@ class Model(Drafter):
     state: ClassVar[type[DraftModelState]] = DraftModelState
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}
 
-    name: Annotated[ModelName | None, "of the drafting checkpoint: embedded name, folder or hub id"] = None
+    name: Annotated[ModelName | None, "the draft model: embedded name, folder or hub id"] = None
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5
     vocab: Annotated[
-        str | None, "ids that it drafts: a file that lists them, or how many of frequent_ids.json beside the checkpoint"
+        str | None, "ids that it drafts: a file with a list, or how many of the checkpoint's frequent_ids.json"
     ] = None
     map: Annotated[
         Literal["ids", "direct", "text"],
-        "drafters of another tokenizer: ids have none; direct translates equal strings; text learns runs of tokens too",
+        "ids: same tokenizer as the target; direct: translates equal strings; text: also learns runs of tokens",
     ] = "ids"
     keep: Annotated[bool, "one map for all rows and requests of the sampler object; drafts then depend on them"] = False
-    parallel: Annotated[int | None, "layers that drafted tokens go through at once; none: one after the other"] = None
-    device: Annotated[str | None, "that the drafter runs on; none: the target's"] = None
+    parallel: Annotated[int | None, "layers that run at once on drafted tokens; none: one after the other"] = None
+    device: Annotated[str | None, "device of the draft model; none: the target's"] = None
 
     def __post_init__(self) -> None:
         self.require("k", "parallel", least=1)
@@ -86,7 +86,7 @@ class Model(Drafter):
         if not self.name:
             kind = self.registered[0]
             raise SpecError(
-                f"{kind}: name is not given: the checkpoint that drafts",
+                f"{kind}: name is missing; it names the draft model",
                 hint=f"write {kind}:name=... with an embedded name, a folder or a hub id of the target's vocabulary",
             )
 
@@ -118,7 +118,7 @@ class Model(Drafter):
     def start(self, context: DecodeContext) -> DraftModelState | CrossVocabularyState:
         drafter = context.request.draft_model
         if not isinstance(drafter, LanguageModel):
-            raise ModelError("model: the request has no draft model", "load it and hand it in as Request.draft_model")
+            raise ModelError("model: the request has no draft model", "load it and pass it as Request.draft_model")
         if self.map != "ids":
             return CrossVocabularyState(context, drafter, self._maps_of_rows(context, drafter))
         check_pair(drafter, context.model)

@@ -27,7 +27,7 @@ class ModuleDrafter(Drafter):
 
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}
 
-    name: Annotated[DraftModuleName | None, "of the draft module: embedded name, folder or hub id"] = None
+    name: Annotated[DraftModuleName | None, "the draft module: embedded name, folder or hub id"] = None
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5
 
     quantize: Annotated[Literal["int8"] | None, "int8: its matmuls in 8 bits, on a CPU; the default is none"] = None
@@ -39,7 +39,7 @@ class ModuleDrafter(Drafter):
         if not self.name:
             kind = self.registered[0]
             raise SpecError(
-                f"{kind}: name is not given: the draft module",
+                f"{kind}: name is missing; it names the draft module",
                 hint=f"write {kind}:name=... with an embedded name, a folder or a hub id, trained for the target",
             )
 
@@ -86,11 +86,11 @@ def module_of(where: Request | DecodeContext) -> Any:
     """The draft module of a request; its kind is the drafter's, which loading has checked."""
     request = where.request if isinstance(where, DecodeContext) else where
     if not isinstance(request.draft_model, DraftModule):
-        raise ModelError("the request has no draft module", "load it and hand it in as Request.draft_model")
+        raise ModelError("the request has no draft module", "load it and pass it as Request.draft_model")
     return request.draft_model
 
 
 def module_failure(module: DraftModule, hint: str = "") -> PardecError:
     """The error for logits of a draft module that are not finite."""
     error = by_weights(module.name, "logits", module)
-    return error or ModelError(f"{module.name}, which drafts, gives logits that are not finite", hint)
+    return error or ModelError(f"the draft module {module.name} gives logits that are not finite", hint)

@@ -36,8 +36,8 @@ class Nesting(Drafter):
             raise not_the_spec_of(name, "model", text, "one drafting model", self.example)
         if Trait.DRAFTS_DURING_VERIFY in drafter.provides:
             raise SpecError(
-                f"{name}: {drafter.registered[0]} drafts within the forward that verifies, in all rows and every round",
-                hint="it cannot take turns: model, eagle, medusa, hydra, dflash and layerskip can",
+                f"{name}: {drafter.registered[0]} drafts within every verify forward and cannot be combined",
+                hint="use model, eagle, medusa, hydra, dflash or layerskip",
             )
         return drafter
 
@@ -50,7 +50,7 @@ class Nesting(Drafter):
         if self._model is None:
             name = self.registered[0]
             raise SpecError(
-                f"{name}: model is not given: the spec of a drafting model", f'write {name}:model="model:name=..."'
+                f"{name}: model is missing; it is the spec of a drafting model", f'write {name}:model="model:name=..."'
             )
         self._model.check(replace(sampler, draft=self._model))
 

@@ -28,10 +28,10 @@ class QueryDrafter(ModuleDrafter):
     The logits of the last accepted node's queries are those of the next round, by the depth of a node.
     """
 
-    k: Annotated[int, "tokens drafted, which is how deep a tree grows; as many steps as were trained at most"] = 3
+    k: Annotated[int, "tokens drafted, which is how deep a tree grows; at most as many as were trained"] = 3
     carry: Annotated[
         str | None,
-        "steps after a node by its depth, joined by '-'; those of one depth by '.'; by default k everywhere",
+        "probe steps after the nodes of each depth, joined by '-', per node by '.'; default: k everywhere",
     ] = None
 
     def __post_init__(self) -> None:

@@ -108,9 +108,9 @@ class Rapid(Drafter):
     provides = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}
 
-    name: Annotated[ModelName | None, "of the drafting checkpoint; by default the target drafts for itself"] = None
+    name: Annotated[ModelName | None, "the draft model; by default the target drafts for itself"] = None
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5
-    chunk: Annotated[int, "tokens of a chunk"] = 64
+    chunk: Annotated[int, "tokens per chunk"] = 64
     chunks: Annotated[int, "chunks kept"] = 8
     query: Annotated[int, "tokens at the prompt's end that are the query, and kept"] = 64
     begin: Annotated[int, "tokens at the prompt's beginning that are kept"] = 4
@@ -135,7 +135,7 @@ class Rapid(Drafter):
         if self.name is not None:
             drafter = context.request.draft_model
             if not isinstance(drafter, LanguageModel):
-                raise ModelError("rapid: the request has no draft model", "hand it in as Request.draft_model")
+                raise ModelError("rapid: the request has no draft model", "pass it as Request.draft_model")
             check_pair(drafter, context.model)
             drafter = conditioned_model(drafter, context.request)
         assert isinstance(drafter, LanguageModel)

@@ -278,14 +278,16 @@ class _Sources:
 )
 @dataclass(frozen=True)
 class Rasd(Nesting):
-    example: ClassVar[str] = 'rasd:model="model:name=...",store=texts.txt; shape, length and acceptance stand beside it'
+    example: ClassVar[str] = 'rasd:model="model:name=...",store=texts.txt; add shape, length and acceptance with +'
 
     store: Annotated[str | None, "a file of texts to retrieve from, one per line; .jsonl: ids, too"] = None
-    span: Annotated[int, "tokens of a continuation"] = 10
-    branches: Annotated[int, "the most continuations of a round"] = 8
-    suffix: Annotated[int, "the most tokens of the suffix that is searched"] = 8
-    least: Annotated[float, "probability of a branch's first token, by the model, below which it is pruned"] = 0.01
-    nodes: Annotated[int, "drafted tokens in all, beyond which nothing is added to the model's"] = 32
+    span: Annotated[int, "tokens per continuation"] = 10
+    branches: Annotated[int, "most continuations per round"] = 8
+    suffix: Annotated[int, "most tokens of the searched suffix"] = 8
+    least: Annotated[
+        float, "least probability of a branch's first token by the draft model; other branches are pruned"
+    ] = 0.01
+    nodes: Annotated[int, "most drafted tokens; the model's count first"] = 32
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,5 +30,7 @@ class SeededJacobi(JacobiWindow):
 
     @property
     def requires(self) -> Reasons:
-        other = f"leave the acceptance out, which is {self.default_acceptance}, or draft with jacobi"
-        return {Trait.SEEDED: Why("{me} converges only with seeded samples, and {other} has others", other)}
+        other = f"leave the acceptance out (default: {self.default_acceptance}), or draft with jacobi"
+        return {
+            Trait.SEEDED: Why("{me} converges only with seeded samples, and {other} does not seed its samples", other)
+        }

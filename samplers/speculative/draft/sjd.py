@@ -124,16 +124,18 @@ class Sjd(Drafter):
     uniform: Annotated[bool, "with init=random: fresh guesses are tested as samples of the uniform distribution"] = (
         False
     )
-    reuse: Annotated[float | None, "a guess to which the new round gives more probability than this stays"] = None
+    reuse: Annotated[float | None, "a guess stays if its new probability is above this; none: off"] = None
 
     def __post_init__(self) -> None:
         if self.window is not None:
             refuse_narrow("sjd", self.window)
         if self.uniform and self.init not in (None, "random"):
-            raise SpecError(f"sjd: guesses by init={self.init} are not sampled uniformly", hint="leave uniform out")
+            raise SpecError(f"sjd: uniform=true needs init=random, got init={self.init}", hint="leave uniform out")
         self.require("reuse", least=0, most=1)
         if self.reuse is not None and self.refresh == "gumbel":
-            raise SpecError("sjd: reuse samples afresh, and gumbel has fixed noise", hint="write refresh=coupled")
+            raise SpecError(
+                "sjd: reuse does not work with refresh=gumbel, whose noise is fixed", hint="write refresh=coupled"
+            )
 
     def width(self, model: LanguageModel) -> int:
         refuse_without_image("sjd", self.init, model)

@@ -167,9 +167,9 @@ class Sorted(Drafter):
     }
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.7, 0.4, 0.9), "k": (5, 3, 8)}
 
-    name: Annotated[ModelName | None, "of the drafting checkpoint: embedded name, folder or hub id"] = None
+    name: Annotated[ModelName | None, "the draft model: embedded name, folder or hub id"] = None
     exits: Annotated[str | None, "layers it can stop after, joined by '-'; by default half of them, and all"] = None
-    tau: Annotated[float, "probability of the likeliest token, under which more layers run"] = 0.7
+    tau: Annotated[float, "more layers run if the likeliest token has less than this probability"] = 0.7
     k: Annotated[int, "tokens drafted"] = 5
 
     def __post_init__(self) -> None:
@@ -180,7 +180,7 @@ class Sorted(Drafter):
     def check(self, sampler: SpeculativeSampler) -> None:
         if not self.name:
             raise SpecError(
-                "sorted: name is not given: the checkpoint that drafts",
+                "sorted: name is missing; it names the draft model",
                 hint="write sorted:name=... with an embedded name, a folder or a hub id of the target's vocabulary",
             )
 
@@ -198,7 +198,7 @@ class Sorted(Drafter):
     def start(self, context: DecodeContext) -> NestedState:
         drafter = context.request.draft_model
         if not isinstance(drafter, LanguageModel):
-            raise ModelError("sorted: the request has no draft model", "load it and hand it in as Request.draft_model")
+            raise ModelError("sorted: the request has no draft model", "load it and pass it as Request.draft_model")
         check_pair(drafter, context.model)
         exits = parse_exits("sorted", self.exits) or tuple(sorted({max(1, drafter.layers // 2), drafter.layers}))
         fitting_exits("sorted", exits, drafter.layers, drafter.name)

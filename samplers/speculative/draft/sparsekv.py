@@ -46,7 +46,9 @@ class SparseKV(Drafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (4, 2, 6)}
     _reading: ClassVar[Any]
 
-    read: Annotated[str, 'spec of the reading, quoted: "retrieval:budget=512" or "streaming:window=496"'] = "retrieval"
+    read: Annotated[str, 'spec of the cache that drafts, quoted: "retrieval:budget=512" or "streaming:window=496"'] = (
+        "retrieval"
+    )
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 4
 
     def __post_init__(self) -> None:

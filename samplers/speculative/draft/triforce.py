@@ -197,10 +197,12 @@ class TriForce(Drafter):
     conflicts: ClassVar[Reasons] = {Trait.ENCODES_KV: COPIES_KV}
     _reading: ClassVar[Any]
 
-    name: Annotated[ModelName | None, "of the small checkpoint: embedded name, folder or hub id"] = None
-    read: Annotated[str, 'spec of the reading, quoted: "retrieval:budget=512" or "streaming:window=496"'] = "retrieval"
+    name: Annotated[ModelName | None, "the small draft model: embedded name, folder or hub id"] = None
+    read: Annotated[str, 'spec of the cache that drafts, quoted: "retrieval:budget=512" or "streaming:window=496"'] = (
+        "retrieval"
+    )
     k: Annotated[int, "tokens that the small model drafts at a time"] = 2
-    gamma: Annotated[int, "tokens to collect before the target verifies them; up to k more come"] = 6
+    gamma: Annotated[int, "tokens drafted before the target verifies them; up to k more may follow"] = 6
 
     def __post_init__(self) -> None:
         self.require("k", "gamma", least=1)
@@ -209,7 +211,7 @@ class TriForce(Drafter):
     def check(self, sampler: SpeculativeSampler) -> None:
         if not self.name:
             raise SpecError(
-                "triforce: name is not given: the small checkpoint",
+                "triforce: name is missing; it names the small draft model",
                 hint="write triforce:name=... with an embedded name, a folder or a hub id of the target's vocabulary",
             )
 
@@ -227,9 +229,7 @@ class TriForce(Drafter):
     def start(self, context: DecodeContext) -> Hierarchy:
         small = context.request.draft_model
         if not isinstance(small, LanguageModel):
-            raise ModelError(
-                "triforce: the request has no small model", "load it and hand it in as Request.draft_model"
-            )
+            raise ModelError("triforce: the request has no small model", "load it and pass it as Request.draft_model")
         check_pair(small, context.model)
         drafted = DraftedText(context.text, context.distribution)
         middle = MiddleModel(context, self._reading, self.gamma + self.k)

@@ -49,16 +49,16 @@ class _Counts:
 @dataclass(frozen=True)
 class Calibrated(Length):
     h: Annotated[float, "probability of a rejection at which to stop"] = 0.7
-    buckets: Annotated[int, "of equal width, over max q"] = 32
-    prior: Annotated[float, "tokens that the middle of a bucket counts as"] = 2.0
-    decay: Annotated[float, "factor of a count for each round"] = 0.99
+    buckets: Annotated[int, "buckets of equal width for the highest drafting probability"] = 32
+    prior: Annotated[float, "weight of a bucket's initial acceptance rate (its middle), in tokens"] = 2.0
+    decay: Annotated[float, "factor by which counts fade per round"] = 0.99
     cost: Annotated[
-        str | None, "of a drafting forward in forwards of the target, or drafter, as the drafter estimates it; sets h"
+        str | None, "cost of a drafting forward in target forwards, or drafter: its own estimate; replaces h"
     ] = None
 
     def __post_init__(self) -> None:
         if self.cost not in (None, "drafter") and not 0 < self._cost_value < np.inf:
-            raise SpecError(f"calibrated: cost is drafter or a number above 0, got {self.cost!r}")
+            raise SpecError(f"calibrated: cost must be drafter or a number above 0, got {self.cost!r}")
         for name, value in (("h", self.h), ("decay", self.decay)):
             if not 0 < value <= 1:
                 raise SpecError(f"calibrated: {name} must lie in (0, 1], got {value}")
@@ -67,7 +67,7 @@ class Calibrated(Length):
 
     @property
     def conflicts(self) -> Reasons:
-        each = "{me}: cost is of each token's forward, and {other} drafts all in one"
+        each = "{me}: cost is that of one forward per drafted token, and {other} drafts all in one"
         return {} if self.cost is None else {Trait.ONE_FORWARD_DRAFTS: Why(each, "leave cost out, or use goodput")}
 
     @property

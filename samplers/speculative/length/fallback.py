@@ -27,7 +27,9 @@ from ..contracts import DecodeContext, Length
 class Fallback(Length):
     provides = frozenset({Trait.DROPS_LAST})
 
-    below: Annotated[float, "probability of the drafter's likeliest token, under which the target takes over"] = 0.6
+    below: Annotated[float, "the target takes over if the drafter's likeliest token has less than this probability"] = (
+        0.6
+    )
 
     def __post_init__(self) -> None:
         self.require("below", least=0, most=1)

@@ -122,12 +122,12 @@ class _Memory:
 class Goodput(Length):
     provides = frozenset({Trait.DROPS_LAST, Trait.TIMES_ROUNDS})
 
-    c: Annotated[float, "cost of a drafter's forward"] = 0.1
-    token: Annotated[float, "cost of each position fed to the target"] = 0.005
-    context: Annotated[float, "cost of each token of context, over all rows"] = 0.0
+    c: Annotated[float, "cost of a drafting forward, in target forwards"] = 0.1
+    token: Annotated[float, "cost of each position fed to the target, in target forwards"] = 0.005
+    context: Annotated[float, "cost of each token of context in any row, in target forwards"] = 0.0
     prior: Annotated[float, "acceptance that is assumed at first"] = 0.7
-    decay: Annotated[float, "factor of a count for each round"] = 0.95
-    measured: Annotated[bool, "fit the costs to the clock"] = False
+    decay: Annotated[float, "factor by which counts fade per round"] = 0.95
+    measured: Annotated[bool, "fit the costs to measured times"] = False
 
     def __post_init__(self) -> None:
         self.require("c", "token", "context", least=0)

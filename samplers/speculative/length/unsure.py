@@ -22,7 +22,7 @@ from ..contracts import DecodeContext, Length
 @register("unsure", stage="length", paper="arXiv:2404.18911", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Unsure(Length):
-    tau: Annotated[float, "probability of the drafter's likeliest token; SWIFT's is 0.8"] = 0.4
+    tau: Annotated[float, "stop if the drafter's likeliest token has less than this probability; SWIFT uses 0.8"] = 0.4
 
     def __post_init__(self) -> None:
         self.require("tau", least=0, most=1)

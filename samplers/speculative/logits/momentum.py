@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 class Momentum(Logits):
     alpha: Annotated[float, "weight of the resistance, in probability; 0 is off"] = 0.2
     k: Annotated[int, "candidates where the likeliest token closes a circuit"] = 5
-    resistance: Annotated[str, "of circuits of depth 1, 2, ...; deeper ones have the last"] = "1-3-4-5-6"
+    resistance: Annotated[str, "resistance of circuits of depth 1, 2, ...; deeper ones have the last"] = "1-3-4-5-6"
 
     def __post_init__(self) -> None:
         self.require("alpha", least=0)
@@ -71,7 +71,7 @@ class Momentum(Logits):
         return "relaxed" if self.alpha else "greedy"
 
     conflicts: ClassVar[Reasons] = {
-        Trait.CONDITIONS: Why("{me} is for text, and images repeat their codes", "leave it out")
+        Trait.CONDITIONS: Why("{me} is for text, and images repeat their codes", "leave {me} out")
     }
 
     def scores(self, ids: Tensor, logits: Tensor, prompts: Tensor) -> Tensor:

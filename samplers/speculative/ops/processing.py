@@ -124,8 +124,8 @@ class Processing(RowState):
                 "allow more tokens there",
             )
         return SpecError(
-            f"temperature={request.temperature} overflows float32: the logits before the division are finite",
-            "a temperature nearer to 1",
+            f"the logits divided by temperature={request.temperature} overflow float32",
+            "use a temperature nearer to 1",
         )
 
     def _by_length(self, raw: Tensor, draft: Draft, nodes: Tensor | None, change: _Change) -> Tensor:

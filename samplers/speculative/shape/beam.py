@@ -40,8 +40,8 @@ from .tree_growth import Tree, drops_last, highest, packed, stopped_rows
 )
 @dataclass(frozen=True)
 class Beam(Shape):
-    beams: Annotated[int, "nodes expanded a level, and children of each"] = 10
-    nodes: Annotated[int, "drafted tokens, in all"] = 60
+    beams: Annotated[int, "nodes expanded per level, and children of each"] = 10
+    nodes: Annotated[int, "most drafted tokens"] = 60
     raw: Annotated[bool, "the drafter's probabilities without temperature and filters, as published"] = False
 
     def __post_init__(self) -> None:

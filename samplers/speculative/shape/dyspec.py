@@ -35,8 +35,8 @@ from .tree_growth import Tree, drops_last, packed, stopped_rows
 class DySpec(Shape):
     provides = frozenset({Trait.DRAFTS_TREES, Trait.ADAPTIVE_TREES})
 
-    nodes: Annotated[int, "drafted tokens, in all"] = 64
-    children: Annotated[int, "the most of one node"] = 8
+    nodes: Annotated[int, "most drafted tokens"] = 64
+    children: Annotated[int, "most children per node"] = 8
 
     def __post_init__(self) -> None:
         self.require("nodes", "children", least=1)

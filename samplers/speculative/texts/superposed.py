@@ -85,12 +85,14 @@ class Ngrams:
 @dataclass(frozen=True)
 class Superposed(Texts):
     k: Annotated[int, "drafts, and the most texts of a prompt"] = 3
-    tokens: Annotated[int | None, "candidates of a forward; none is 3 * k, as published"] = None
-    temperature: Annotated[float, "of the model's distribution in the scores; published are 0.06 to 0.12"] = 0.06
+    tokens: Annotated[int | None, "candidate tokens per forward; none: 3 * k, as published"] = None
+    temperature: Annotated[float, "temperature of the model's distribution in the scores; published: 0.06 to 0.12"] = (
+        0.06
+    )
     alpha: Annotated[float, "weight of the n-grams in the scores"] = 0.54
-    weights: Annotated[str, "of 2-, 3-, ... grams"] = "0.01-0.04-0.15-0.18-0.12"
-    penalty: Annotated[float, "nats that a token costs which no n-gram supports"] = 200.0
-    corpus: Annotated[str | None, "a text file whose n-grams are counted; none takes the prompt's"] = None
+    weights: Annotated[str, "weights of 2-grams, 3-grams, ..."] = "0.01-0.04-0.15-0.18-0.12"
+    penalty: Annotated[float, "penalty of a token that no n-gram supports, in nats"] = 200.0
+    corpus: Annotated[str | None, "a text file whose n-grams are counted; none: those of the prompt"] = None
 
     def __post_init__(self) -> None:
         self.require("k", least=1)
@@ -98,9 +100,9 @@ class Superposed(Texts):
         self.require("alpha", least=0, most=1)
         self.require("penalty", least=0)
         if not self.temperature > 0:
-            raise SpecError(f"superposed: temperature is above 0, got {self.temperature}")
+            raise SpecError(f"superposed: temperature must be above 0, got {self.temperature}")
         if not self.by_size or not all(weight >= 0 for weight in self.by_size):
-            raise SpecError(f"superposed: weights are at least 0, got {self.weights!r}")
+            raise SpecError(f"superposed: weights must be at least 0, got {self.weights!r}")
 
     @property
     def by_size(self) -> tuple[float, ...]:
@@ -109,7 +111,7 @@ class Superposed(Texts):
             return tuple(float(value) for value in self.weights.split("-"))
         except ValueError:
             raise SpecError(
-                f"superposed: weights are values joined by '-', got {self.weights!r}", hint="0.01-0.04-0.15-0.18-0.12"
+                f"superposed: weights are values joined by '-', got {self.weights!r}", hint="weights=0.01-0.04-0.15"
             ) from None
 
     @property
@@ -124,9 +126,11 @@ class Superposed(Texts):
     def conflicts(self) -> Reasons:
         sampling = Why(
             "{me} writes the k best drafts, and {kind} is for sampling",
-            "leave it out; superposed:temperature= is that of the scores",
+            "leave {kind} out; superposed:temperature= is that of the scores",
         )
-        no = Why("{me} has no {kind}: a forward is of all drafts", "leave it out")  # they would tell drafts apart
+        no = Why(
+            "{me} does not support {kind}: one forward serves all drafts", "leave {kind} out"
+        )  # they would tell drafts apart
         each = dict.fromkeys((trait for trait in Trait if trait.by == "request"), no)
         return each | {Trait.TEMPERATURE: sampling}
 

@@ -244,7 +244,7 @@ def test_more_prompts_than_a_batch_go_to_a_rows_file(cli: Cli, folder: Path, pro
     ("arguments", "code", "said"),
     [
         (("generate", "MODEL", "-p", "a", "-s", "threshhold"), 2, "did you mean 'threshold'"),
-        (("generate", "MODEL", "-p", "a", "-s", "threshold+fixed"), 2, "2 select policies"),
+        (("generate", "MODEL", "-p", "a", "-s", "threshold+fixed"), 2, "2 select methods"),
         (("generate", "MODEL", "-p", "a", "-n", "0"), 2, "--max-new-tokens"),
         (("generate", "MODEL", "-p", ""), 2, "prompt 0 is empty"),
         (("generate", "MODEL", "-p", "a", "--max-tokens", "3"), 2, "No such option"),

@@ -153,7 +153,7 @@ def test_classes_are_for_models_of_classes() -> None:
 
 
 def test_samplers_of_other_models_are_refused(target: Path) -> None:
-    with pytest.raises(SpecError, match="'threshold' is for masked models, and this is for models whose tokens are"):
+    with pytest.raises(SpecError, match="'threshold' is for masked models, not for models whose tokens are"):
         pardec.compare(target, "classes", ["threshold"], limit=1)
 
 

@@ -354,7 +354,7 @@ def test_a_request_that_cannot_join_says_that_it_waited(llama: Running, monkeypa
     first.join(60)
     assert [answer.status_code for answer in (*answers, second)] == [200, 200]
     assert "x-pardec-waited" not in answers[0].headers
-    assert "began together" in second.headers["x-pardec-waited"]
+    assert "begin together" in second.headers["x-pardec-waited"]
 
 
 RECORD = {

@@ -158,7 +158,7 @@ def test_what_cannot_join_waits_and_says_so(dream: Model, llama: Model) -> None:
     few = problems(5)
     searched = llama.serve_batch(few, batch_size=2, sampler="layerskip:ratio=0.5,k=3,skip=search")
     assert sorted(row.index for row in searched) == [0, 1, 2, 3, 4]
-    assert searched.waits == "what Skipping remembers is of the rows that began together"
+    assert searched.waits == "the state Skipping is only for rows that begin together"
     assert same_alone(dream, few, sampler="oracle") == "sequential decodes the rows of a request beforehand"
 
 

@@ -260,5 +260,5 @@ def test_the_residual_of_a_wrong_density_ends_in_an_error() -> None:
     """A draft that the densities find likelier than the target does wherever it is drawn: no draw would ever pass."""
     target, draft = pair(TOKENS, 1, 2)
     wrong = patch.object(_cspd_exact, "share", lambda ratio: torch.zeros_like(ratio).double())
-    with wrong, patch.object(_cspd_exact, "_TRIES", 500), pytest.raises(ModelError, match="draws of .* passed"):
+    with wrong, patch.object(_cspd_exact, "_TRIES", 500), pytest.raises(ModelError, match="samples of .* was accepted"):
         generate(target, SPEC, draft=draft, count=40, seed=12)

@@ -279,7 +279,7 @@ def test_what_cannot_work_is_refused(model: ContinuousModel) -> None:
         ("mar:uncond_every=0", "uncond_every must be at least 1, got 0"),
         ("mar:warmup=0", "warmup must be at least 1"),
         ("mar:margin=-1", "margin must be at least 0"),
-        ("mar:uncond_every=4,decoder_every=3", "uncond_every=4 is no multiple of decoder_every=3"),
+        ("mar:uncond_every=4,decoder_every=3", "uncond_every=4 must be a multiple of decoder_every=3"),
     ):
         with pytest.raises(SpecError, match=match):
             resolve(spec, "continuous")
@@ -296,7 +296,7 @@ def test_a_backbone_that_keeps_nothing_is_refused() -> None:
         def reusing(self, layer: int | None) -> None:
             return None
 
-    with pytest.raises(SpecError, match="other keeps nothing from step to step"):
+    with pytest.raises(SpecError, match="other cannot reuse earlier steps"):
         generate(toy("other", ToyHead(2, 3), Other(4, 2)), "mar:uncond_every=2")
 
 

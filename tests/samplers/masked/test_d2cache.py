@@ -162,7 +162,7 @@ def test_bad_parameters(spec: str, says: str) -> None:
 
 
 def test_families_whose_blocks_do_not_see_later_ones_are_refused() -> None:
-    with pytest.raises(SpecError, match="masks in later blocks are for models whose blocks see them"):
+    with pytest.raises(SpecError, match="masks in later blocks, which no block of this model sees"):
         fill(toy("sdar"), "sequential@d2cache", prompts((4,)), 4)
 
 

@@ -215,7 +215,7 @@ def test_a_token_outside_of_a_forward_is_an_anchor_by_its_commit() -> None:
     [
         ("dawn:low=1.5", r"low must lie in \[0, 1\], got 1.5"),
         ("dawn:layers=0", "layers must be at least 1, got 0"),
-        ("lopa+dawn", "dawn reads the probabilities of known tokens, and lopa drafts"),
+        ("lopa+dawn", "dawn reads the probabilities of committed tokens, and lopa keeps none"),
         ("dapd:share=2", r"share must lie in \[0, 1\], got 2"),
     ],
 )

@@ -125,12 +125,12 @@ def test_a_part_of_a_step_is_a_draft_too_with_subset() -> None:
 
 
 REFUSED = {
-    "freedave+klass": "klass remembers every forward",
-    "freedave+credit+threshold": "credit remembers every forward",
-    "freedave+fixed:steps=4": "fixed remembers every forward",
+    "freedave+klass": "klass depends on every forward",
+    "freedave+credit+threshold": "credit depends on every forward",
+    "freedave+fixed:steps=4": "fixed depends on every forward",
     "freedave+threshold:fall=0.02": "threshold counts them",
-    "freedave+threshold@dkv": "those of dkv depend on every forward",
-    "freedave+threshold@dual:refresh=4": "those of dual depend",
+    "freedave+threshold@dkv": "with dkv these depend on every forward",
+    "freedave+threshold@dual:refresh=4": "with dual these depend",
     "freedave+edit+threshold": "edit acts between them",
 }
 
@@ -273,16 +273,16 @@ def test_a_graph_from_a_file(tmp_path: Path) -> None:
     file.write_text("0-1-\n0.1\n")
     assert registry.resolve(f"freedave:graph={file}+sequential", "masked").branch == FreeDave(graph="0-1-0.1")
     file.write_text("nothing")
-    with pytest.raises(SpecError, match="holds no graph"):
+    with pytest.raises(SpecError, match="contains no draft graph"):
         FreeDave(graph=str(file))
 
 
 WRONG = {
-    "freedave:graph=missing.txt": "neither a graph nor a file",
-    "freedave:graph=0-0.1.2": "no node of the graph is one step before 0.1.2",
-    "freedave:graph=0-1-0.1-1.0": "the state of 1.0 twice",
+    "freedave:graph=missing.txt": "neither a draft graph nor a file",
+    "freedave:graph=0-0.1.2": "the node 0.1.2 is never reached",
+    "freedave:graph=0-1-0.1-1.0": "two nodes for the state 1.0",
     "freedave:graph=0-0.0": "commits a position twice",
-    "freedave:graph=0,width=2": "width is of a tree",
+    "freedave:graph=0,width=2": "width and graph cannot be combined",
     "freedave:width=0": "width must be at least 1",
 }
 
@@ -307,7 +307,7 @@ def test_the_graph_that_counts_choose_by_hand() -> None:
     assert draft_graph(counts, 2, parents=False) == "0-1"
     assert draft_graph(counts, 4, parents=False) == "0-1-0.1-1.2"
     assert draft_graph(counts, 9) == "0-1-2-0.1-1.2"  # nothing leads to {3, 4}
-    with pytest.raises(SpecError, match="needs a draft and observed steps"):
+    with pytest.raises(SpecError, match="needs drafts >= 1 and counted states"):
         draft_graph({}, 3)
 
 

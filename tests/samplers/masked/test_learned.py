@@ -156,7 +156,7 @@ def test_a_filter_of_another_model_is_refused_unless_forced(tmp_path: Path) -> N
     dream, llada = (pardec.load(name, device="cpu") for name in ("tiny-dream", "tiny-llada"))
     spec = str(dream.prepare("a", sampler="learned").sampler.spec)
     assert "learned:filter=tiny-dream,tau=0.995,force=false" in spec
-    with pytest.raises(SpecError, match="the filter 'tiny-dream' was trained on tiny-dream, and this is tiny-llada"):
+    with pytest.raises(SpecError, match="the filter 'tiny-dream' was trained on tiny-dream, not on tiny-llada"):
         llada.generate("a", sampler="learned:filter=tiny-dream", max_new_tokens=2)
     forced = llada.generate("a", sampler="learned:filter=tiny-dream,force=true", max_new_tokens=2)
     assert "learned:filter=tiny-dream,tau=0.995,force=true" in forced.spec
@@ -164,12 +164,12 @@ def test_a_filter_of_another_model_is_refused_unless_forced(tmp_path: Path) -> N
     assert "tau=0.97" in llada.generate("a", sampler=f'learned:filter="{folder}"', max_new_tokens=2).spec
     save_file(load_filter(str(folder)).state_dict(), folder / WEIGHTS, {"model": "tiny-llada", "tau": "0.6"})
     assert "tau=0.6" in llada.generate("a", sampler=f'learned:filter="{folder}"', max_new_tokens=2).spec
-    with pytest.raises(SpecError, match="was trained on tiny-llada, and this is tiny-dream"):
+    with pytest.raises(SpecError, match="was trained on tiny-llada, not on tiny-dream"):
         dream.prepare("a", sampler=f'learned:filter="{folder}"')
 
 
 def test_a_model_without_a_filter_says_so() -> None:
-    with pytest.raises(SpecError, match="no filter comes with the model 'toy'"):
+    with pytest.raises(SpecError, match="no embedded filter for the model 'toy'"):
         fill(toy("dream"), "learned", prompts((4,)), 4)
 
 

@@ -398,7 +398,7 @@ def test_a_row_that_joins_begins_its_own_blocks() -> None:
 
 def test_what_goes_by_positions_is_refused() -> None:
     for other in ("credit", "prophet", "smoothing", "adablock", "lopa", "edit", "klass", "fixed:steps=4"):
-        with pytest.raises(SpecError, match="levenshtein moves tokens, and .* goes by their positions"):
+        with pytest.raises(SpecError, match="levenshtein moves tokens, and .* needs them to stay in place"):
             registry.resolve(f"{EDITS}+{other}")
     for cache in ("dkv", "causal", "window", "subblock", "mlcache"):
         with pytest.raises(SpecError, match=f"levenshtein moves tokens, and {cache} does not compute the K/V"):

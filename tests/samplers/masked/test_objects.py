@@ -48,7 +48,7 @@ def test_every_method_is_a_policy_and_comes_back_from_its_text(card: register_of
 def test_what_cannot_be_joined_is_refused_with_the_way_out() -> None:
     with pytest.raises(SpecError, match="two caches"):
         Dual() | Dual(refresh=2)
-    with pytest.raises(SpecError, match="dual is a cache, and no sampler"):
+    with pytest.raises(SpecError, match="dual is a cache and needs a sampler"):
         resolve(Dual())
     with pytest.raises(SpecError, match="got int"):
         Threshold() | 3  # type: ignore[operator]

@@ -139,12 +139,12 @@ def test_a_start_before_the_answer_never_fires() -> None:
 def test_an_answer_behind_the_row_is_refused_before_a_forward() -> None:
     method = resolve("fixed+prophet:start=6").finish[0]
     canvases = request([[0, 0, 7, 7, 7, 7, 7, 7, 7], [0, 0, 7, 7, 7, 7, 7, 7]], [2, 2], block_length=2)
-    with pytest.raises(SpecError, match="prophet: start=6 lies after row 1, which has 6 tokens to come"):
+    with pytest.raises(SpecError, match="prophet: start=6 lies after the end of row 1, which generates 6 tokens"):
         method.admit(canvases, None)  # type: ignore[attr-defined]
     resolve("fixed+prophet:start=5").finish[0].admit(canvases, None)  # type: ignore[attr-defined]
     model = pardec.load("tiny-dream", device="cpu")
     for arguments in ({"sampler": "fixed+prophet:start=16"}, {"sampler": "preset:prophet", "template": [[None] * 16]}):
-        with pytest.raises(SpecError, match="lies after row 0, which has 16 tokens to come"):
+        with pytest.raises(SpecError, match="lies after the end of row 0, which generates 16 tokens"):
             model.prepare("2 + 2 =", max_new_tokens=16, **arguments)
 
 

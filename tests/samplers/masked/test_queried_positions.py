@@ -428,5 +428,5 @@ def test_what_cannot_work_is_refused(spec: str, message: str) -> None:
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_the_block_cache_is_refused_where_blocks_see_what_comes_after_them(family: str) -> None:
-    with pytest.raises(SpecError, match="final in block-causal models alone"):
+    with pytest.raises(SpecError, match="final only in block-causal models"):
         fill(toy(family), "sequential@block", prompts((3,)), 4)

@@ -164,7 +164,9 @@ def test_memory_counts_what_layers_keep() -> None:
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    with pytest.raises(SpecError, match="wino predicts each token without itself at every step, which spa reuses"):
+    with pytest.raises(
+        SpecError, match="wino needs new leave-one-out predictions at every step, and spa reuses old predictions"
+    ):
         registry.resolve("wino+threshold@spa")
     with pytest.raises(SpecError, match="the cache 'spa' is for bidirectional models"):
         pardec.Model(toy("sdar")).prepare("a", sampler="threshold@spa")

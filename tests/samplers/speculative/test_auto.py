@@ -185,14 +185,14 @@ def test_rows_copied_count_for_no_length_controller() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("auto", "auto: model is not given"),
+        ("auto", "auto: model is missing"),
         ("auto:model=lookup", "model is the spec of one drafting model, got 'lookup'"),
         ('auto:model="model:name=near+beam"', "model is the spec of one drafting model"),
         ('auto:model="model:name=near",copy="model:name=near"', "copy is the spec of one drafter that copies"),
         ('auto:model="model:name=near",copy=recycling', "does not copy known tokens"),
-        ("auto:model=earlyexit", "earlyexit drafts within the forward that verifies"),
-        ('auto:model="prompts:name=x"', "prompts drafts within the forward that verifies"),
-        ('auto:model="model:k=3"', "model: name is not given"),
+        ("auto:model=earlyexit", "earlyexit drafts within every verify forward"),
+        ('auto:model="prompts:name=x"', "prompts drafts within every verify forward"),
+        ('auto:model="model:k=3"', "model: name is missing"),
         ('auto:model="model:name=near",token=-1', "token must be at least 0"),
         ('auto:model="model:name=near,depth=3"', "model: unknown parameter 'depth'"),
     ],

@@ -138,7 +138,7 @@ def test_the_cost_may_be_the_drafter_s_own() -> None:
 
 @pytest.mark.parametrize("cost", ["0", "-1", "nan", "inf", "cheap"])
 def test_a_cost_that_is_none_is_refused(cost: str) -> None:
-    with pytest.raises(SpecError, match=f"calibrated: cost is drafter or a number above 0, got '{cost}'"):
+    with pytest.raises(SpecError, match=f"calibrated: cost must be drafter or a number above 0, got '{cost}'"):
         Calibrated(cost=cost)
 
 

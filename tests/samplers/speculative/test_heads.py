@@ -320,7 +320,7 @@ def test_processors_that_read_the_path_are_kept(shape: str, drafter: DraftModule
 
 
 def test_a_module_is_named_and_is_of_the_drafters_kind() -> None:
-    with pytest.raises(SpecError, match="medusa: name is not given"):
+    with pytest.raises(SpecError, match="medusa: name is missing"):
         registry.resolve("medusa", "ar")
     with pytest.raises(ModelError, match="the request has no draft module"):
         run(target(), "hydra:name=toy", PROMPTS, NEW, draft_model=target())

@@ -202,7 +202,7 @@ def test_copies_of_neighbours_make_flat_pictures_quick() -> None:
 def test_a_model_without_a_grid_is_refused_by_name_before_any_forward(spec: str) -> None:
     model = toy_ar(0)
     model.decoder = SimpleNamespace(new_cache=model.decoder.new_cache)  # type: ignore[assignment]
-    with pytest.raises(SpecError, match=f"{spec.split(':')[0]}.*toy generates none") as boosted:
+    with pytest.raises(SpecError, match=f"{spec.split(':')[0]}.*toy generates no images") as boosted:
         run(model, spec, [[1, 2]], 4)
     assert boosted.value.hint
 

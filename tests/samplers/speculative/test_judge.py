@@ -227,7 +227,7 @@ def test_wishes_are_joined_and_taken_apart() -> None:
 
 def test_heads_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     for spec, says in (
-        ("lookup+judge", "judge: head is not given"),
+        ("lookup+judge", "judge: head is missing"),
         ("lookup+judge:head=x,thr=2", r"judge: thr must lie in \[0, 1\], got 2.0"),
     ):
         with pytest.raises(SpecError, match=says):

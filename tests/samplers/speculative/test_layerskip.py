@@ -316,7 +316,7 @@ def test_a_damaged_file_is_none_and_of_two_writers_the_later_is_read() -> None:
 
 
 def test_a_choice_without_a_search_is_not_kept_on_disk() -> None:
-    with pytest.raises(SpecError, match="disk=true keeps what a search finds"):
+    with pytest.raises(SpecError, match="disk=true needs skip=search"):
         registry.resolve("layerskip:disk=true", "ar")
 
 

@@ -148,5 +148,5 @@ def test_its_memory_is_one_layers_and_other_targets_are_refused(tmp_path: Path) 
         load_draft_module(folder, replace(model, decoder=torch.nn.Identity()))  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="reads the target's keys"):
         registry.resolve("longspec:name=x@streaming", "ar")
-    with pytest.raises(SpecError, match="name is not given"):
+    with pytest.raises(SpecError, match="name is missing"):
         registry.resolve("longspec", "ar")

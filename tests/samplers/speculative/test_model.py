@@ -130,7 +130,7 @@ def test_slots_behind_what_a_row_holds_are_never_read() -> None:
 
 
 def test_a_drafter_without_a_name_is_refused_when_the_spec_is_read() -> None:
-    with pytest.raises(SpecError, match="model: name is not given") as error:
+    with pytest.raises(SpecError, match="model: name is missing") as error:
         registry.resolve("model:k=3", "ar")
     assert "model:name=" in str(error.value.hint)
 

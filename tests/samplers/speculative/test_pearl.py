@@ -54,9 +54,9 @@ def test_a_drafter_that_is_always_right_gains_k_tokens_a_round() -> None:
 def test_trees_and_lengths_are_refused_when_the_spec_is_read() -> None:
     with pytest.raises(SpecError, match="pearl drafts chains, and 'dyspec' is a tree"):
         registry.resolve("pearl:name=near+dyspec", "ar")
-    with pytest.raises(SpecError, match="'goodput' is for drafting models"):
+    with pytest.raises(SpecError, match="'goodput' needs a drafter with a model"):
         registry.resolve("pearl:name=near+goodput", "ar")
-    with pytest.raises(SpecError, match="pearl: name is not given"):
+    with pytest.raises(SpecError, match="pearl: name is missing"):
         registry.resolve("pearl", "ar")
 
 

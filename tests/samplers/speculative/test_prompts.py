@@ -273,7 +273,7 @@ def test_a_carry_that_is_no_list_of_steps_is_refused(carry: str) -> None:
 
 
 def test_a_drafter_without_a_name_is_refused() -> None:
-    with pytest.raises(SpecError, match="prompts: name is not given"):
+    with pytest.raises(SpecError, match="prompts: name is missing"):
         registry.resolve("prompts:k=3", "ar")
 
 

@@ -185,10 +185,10 @@ def test_a_drafter_with_a_head_over_some_ids_prunes_by_these(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("rasd", "rasd: model is not given"),
+        ("rasd", "rasd: model is missing"),
         ("rasd:model=lookup", "rasd: model is the spec of one drafting model, got 'lookup'"),
         (f'rasd:model="{SPEC}"'.replace('"model:name=near,k=4"', '\\"model:name=near\\"'), "one drafting model"),
-        ("rasd:model=earlyexit", "rasd: earlyexit drafts within the forward that verifies"),
+        ("rasd:model=earlyexit", "rasd: earlyexit drafts within every verify forward"),
         ('rasd:model="model:name=near",least=2', "rasd: least must lie in"),
         ('rasd:model="model:name=near",nodes=0', "rasd: nodes must be at least 1"),
         ('rasd:model="model:name=near",suffix=65', "rasd: suffix must be at most 64"),

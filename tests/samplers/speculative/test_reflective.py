@@ -229,10 +229,10 @@ def test_at_the_end_of_a_row_the_base_rule_takes_over_and_nothing_is_fed_beyond_
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        (f"{CHAIN}+template", "one chain a row, and 'template' drafts trees"),
-        ("recycling", "'recycling' lays out the nodes itself"),
-        ("earlyexit", "'earlyexit' drafts in that pass"),
-        ("prompts:name=x", "'prompts' drafts in that pass"),
+        (f"{CHAIN}+template", "one drafted chain per row, and 'template' drafts trees"),
+        ("recycling", "'recycling' lays out its own nodes"),
+        ("earlyexit", "'earlyexit' drafts in that forward"),
+        ("prompts:name=x", "'prompts' drafts in that forward"),
     ],
 )
 def test_what_it_cannot_read_twice_is_refused(spec: str, says: str) -> None:

@@ -141,7 +141,7 @@ def test_one_drafter_serves_two_targets() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("sorted", "sorted: name is not given"),
+        ("sorted", "sorted: name is missing"),
         ("sorted:name=near,exits=3-2", "sorted: exits lists rising numbers of layers joined by '-', got '3-2'"),
         ("sorted:name=near,exits=0-2", "sorted: exits lists rising numbers"),
         ("sorted:name=near,exits=2-x", "sorted: exits lists rising numbers"),
@@ -155,5 +155,5 @@ def test_what_makes_no_sense_is_refused(spec: str, message: str) -> None:
 
 
 def test_an_exit_that_the_drafter_does_not_have_is_refused() -> None:
-    with named(near=near()), pytest.raises(SpecError, match="the last exit of toy lies after layer 4, got 2-6"):
+    with named(near=near()), pytest.raises(SpecError, match="exits of toy must be at most 4, got 2-6"):
         run(target(), "sorted:name=near,exits=2-6", [[1]], 3)

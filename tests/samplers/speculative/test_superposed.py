@@ -201,15 +201,15 @@ def test_the_command_counts_n_grams_in_a_file(tmp_path: Path, capsys: pytest.Cap
     [
         ({"temperature": 0.5}, "is for sampling"),
         ({"num_return_sequences": 4}, "writes 3 texts of a prompt and 4"),
-        ({"sampler": "superposed+lookup"}, "goes with no lookup"),
+        ({"sampler": "superposed+lookup"}, "cannot be combined with lookup"),
         ({"sampler": "superposed:k=0"}, "k must be at least 1"),
         ({"sampler": "superposed:tokens=2"}, "tokens must be at least 3"),
         ({"sampler": "superposed:weights=x"}, "weights are values joined"),
-        ({"sampler": "superposed:temperature=0"}, "temperature is above 0"),
+        ({"sampler": "superposed:temperature=0"}, "temperature must be above 0"),
         ({"sampler": "superposed:corpus=no.txt"}, "corpus=no.txt"),
-        ({"allowed": [[4, 7]] * 5}, "has no allowed"),
-        ({"repetition_penalty": 1.2}, "has no logits processors"),
-        ({"logprobs": 1}, "has no logprobs"),
+        ({"allowed": [[4, 7]] * 5}, "does not support allowed"),
+        ({"repetition_penalty": 1.2}, "does not support logits processors"),
+        ({"logprobs": 1}, "does not support logprobs"),
     ],
 )
 def test_what_cannot_work_is_refused_before_the_first_forward(arguments: dict[str, Any], words: str) -> None:

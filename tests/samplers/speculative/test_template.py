@@ -122,7 +122,7 @@ def test_widths_that_are_none_are_refused(widths: str) -> None:
     ],
 )
 def test_a_tree_that_no_forward_takes_is_refused_when_it_is_named(spec: str) -> None:
-    with pytest.raises(SpecError, match="nodes at once, and 4096 are the most") as caught:
+    with pytest.raises(SpecError, match="nodes at once, and the limit is 4096") as caught:
         registry.resolve(spec, "ar")
     assert caught.value.hint
 
@@ -133,7 +133,7 @@ def test_a_tree_that_the_depth_cuts_may_be_named(spec: str) -> None:
 
 
 def test_a_shape_needs_a_drafting_model() -> None:
-    with pytest.raises(SpecError, match="'template' is for drafting models, and 'lookup' has none"):
+    with pytest.raises(SpecError, match="'template' needs a drafter with a model, and 'lookup' has none"):
         registry.resolve("lookup+template", "ar")
 
 

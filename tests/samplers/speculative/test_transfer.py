@@ -162,5 +162,5 @@ def test_files_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_drafter_without_a_name_is_refused() -> None:
-    with pytest.raises(SpecError, match="transfer: name is not given"):
+    with pytest.raises(SpecError, match="transfer: name is missing"):
         registry.resolve("transfer:k=3", "ar")
