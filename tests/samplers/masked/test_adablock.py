@@ -27,7 +27,7 @@ def test_it_is_the_naive_rule_step_by_step(name: str, tau: float) -> None:
 
 
 def test_it_needs_delimiters() -> None:
-    with pytest.raises(SpecError, match="no token that is a newline"):
+    with pytest.raises(SpecError, match="no newline token"):
         fill(toy("llada"), "adablock+threshold", prompts((3,)), 8)
     with pytest.raises(SpecError, match="token ids joined by -"):
         registry.resolve("adablock:delimiters=a-b+threshold", "masked")
