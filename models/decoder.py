@@ -251,7 +251,7 @@ class Decoder(nn.Module):
             sees["reference"] = training or self.config.attention_cap is not None  # only the definition supports a cap
             if not in_parts:
                 window = self.config.window if own is None else own.window
-                pattern = attention_pattern(stored, window=window, fastest=ops.backend, **sees)
+                pattern = attention_pattern(stored, window=window, fastest=ops.version, **sees)
                 if key is not None and pattern.mask is None and pattern.ends is None and pattern.positions is None:
                     if len(self._known) >= _KNOWN:
                         self._known.clear()

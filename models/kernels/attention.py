@@ -19,9 +19,8 @@ from einops import rearrange
 from torch import Tensor
 
 from ..plan import Plan, Visible
-from .choice import Backend
+from .choice import Backend, backend
 from .cpu.attention import attend_c, causal_c, faster
-from .ops import choose_ops
 from .variable import forced
 
 if TYPE_CHECKING:
@@ -185,7 +184,7 @@ def attention_pattern(
         window = None  # no slot is that far back
     whole = _sees_all(plan) and window is None
     if reference or fastest is None:
-        fastest = "reference" if reference else choose_ops(device, dtype).backend
+        fastest = "reference" if reference else backend(device, dtype)
     in_c = fastest == "c"
     if whole and (fastest != "triton" or forced() != "triton"):
         return AttentionPattern("c" if in_c else "reference", extent, plan.rows)

@@ -36,10 +36,10 @@ _SMALL = 2**16  # below this many entries, the number of operations decides the 
 class Ops:
     """A set of versions of `norm`, `rotary_and_cache` and `glu`, with the signatures of the definitions.
 
-    `backend` is the version of all of them, and of what other modules compute on the same device.
+    `version` names it, for other modules that compute on the same device.
     """
 
-    backend: Backend
+    version: Backend
     norm: Callable[[Tensor, Tensor, float], Tensor]
     rotary_and_cache: Callable[[Tensor, Tensor, Tensor, int, Slots | None, int], tuple[Tensor, Tensor, Tensor]]
     glu: Callable[[Tensor, Activation], Tensor]

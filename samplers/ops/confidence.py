@@ -58,7 +58,7 @@ def confidence(
     >>> confidence(torch.tensor([[0.0, 0.0]])).entropy
     tensor([0.6931])
     """
-    if choose_ops(logits.device, torch.float32).backend == "triton":
+    if choose_ops(logits.device, torch.float32).version == "triton":
         from .confidence_triton import confidence as fast
 
         return Confidence(*fast(logits, temperature, tokens, by))
@@ -73,7 +73,7 @@ def _processed(logits: Tensor, temperature: float, tokens: Tensor | None, by: Te
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The argmax [...] of `logits` [..., V] and its probability."""
-    chosen, logits = choose_ops(logits.device, torch.float32).backend, logits.float()
+    chosen, logits = choose_ops(logits.device, torch.float32).version, logits.float()
     if chosen == "triton":
         row = confidence(logits)
         return row.ids, row.probability
@@ -91,7 +91,7 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def probability_of(logits: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
     """[N]: the probability of each of `ids` [N] in row `rows` [N] (flat index) of `logits` [..., V]."""
-    if logits.dtype == torch.float32 and choose_ops(logits.device, logits.dtype).backend == "c" and compiled():
+    if logits.dtype == torch.float32 and choose_ops(logits.device, logits.dtype).version == "c" and compiled():
         return probability_c(logits, rows, ids)
     chosen = logits.flatten(0, -2).index_select(0, rows)
     return chosen.softmax(-1).gather(-1, ids[:, None])[:, 0]
@@ -100,7 +100,7 @@ def probability_of(logits: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The log-probabilities [..., count] of the likeliest tokens of `logits` [..., V], descending, and their ids."""
     count = min(count, logits.shape[-1])
-    if logits.dtype == torch.float32 and choose_ops(logits.device, logits.dtype).backend == "c" and compiled():
+    if logits.dtype == torch.float32 and choose_ops(logits.device, logits.dtype).version == "c" and compiled():
         return likeliest_c(logits, count)
     top, columns = logits.log_softmax(-1).topk(count)
     return top, columns
