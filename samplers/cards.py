@@ -302,7 +302,7 @@ def name_of(stage: object) -> str:
 def cards_named(name: str) -> list[Card]:
     """The cards of every method of this name, one per family; UnknownNameError names the nearest if there is none."""
     _load_all()
-    matches = [card for card in _methods.values() if card.name == name]
+    matches = [_methods[key] for family in STAGES_OF if (key := (name, family)) in _methods]
     if not matches:
         known = [known for known, _ in _methods]
         raise UnknownNameError(

@@ -270,7 +270,8 @@ class Canvas(RowState):
         self.eligible_host = self.open_host[each[:, None], self.window_host]
         if self.moving:
             self.eligible_host &= self.compete_host
-        self.eligible = torch.from_numpy(self.eligible_host).to(self.tokens.device)
+        eligible = torch.from_numpy(self.eligible_host)
+        self.eligible = eligible if self.on_host else eligible.to(self.tokens.device)
         self.block_remaining = self.eligible_host.sum(1)
         return value
 

@@ -235,7 +235,10 @@ class MaskedLoop:
         over = self.finished_rows()
         if over.any():
             yield from self.leave(over)
-            self.keep(np.flatnonzero(~over))
+            if len(rest := np.flatnonzero(~over)):
+                self.keep(rest)
+            else:
+                self.canvas.rows = rest  # the request is complete: no state is read again
 
     def finished_rows(self) -> np.ndarray:
         """[B] bool: the live rows that are done; open positions of those that stopped become padding."""

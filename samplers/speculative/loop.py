@@ -302,7 +302,10 @@ class VerifyLoop:
         if not over.any():
             return
         yield from self.leave(over)
-        self.keep(np.flatnonzero(~over))
+        if len(rest := np.flatnonzero(~over)):
+            self.keep(rest)
+        else:
+            self.text.rows = rest  # the request is complete: no state is read again
 
     @property
     def rows(self) -> np.ndarray:
