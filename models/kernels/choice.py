@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import cache, lru_cache
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -33,8 +33,9 @@ def backend(device: torch.device, dtype: torch.dtype | None = None, *, suited: b
     if name == "reference":
         return "reference"
     if name == "auto":
-        watched = torch.is_grad_enabled(), torch._C._len_torch_dispatch_stack()
-        return _fastest(device, dtype, suited, watched, _has_triton, library.kernel, library.supported)
+        if suited and device.type == "cuda" and _has_triton():
+            return "triton"
+        return "c" if dtype is not None and runs_in_c(device, dtype) else "reference"
     if name != "triton":
         raise ModelError(f"{VARIABLE}={name} is not a choice of kernels", "use reference, triton or auto")
     if not _has_triton():
@@ -45,14 +46,6 @@ def backend(device: torch.device, dtype: torch.dtype | None = None, *, suited: b
             f"unset {VARIABLE}, or set TRITON_INTERPRET=1 to interpret the kernels",
         )
     return "triton"
-
-
-@lru_cache
-def _fastest(device: torch.device, dtype: torch.dtype | None, suited: bool, watched: object, *asked: object) -> Backend:
-    """The fastest backend, cached by all arguments; `asked` are functions that tests replace."""
-    if suited and device.type == "cuda" and _has_triton():
-        return "triton"
-    return "c" if dtype is not None and runs_in_c(device, dtype) else "reference"
 
 
 def prepare(device: torch.device, dtype: torch.dtype, *folders: Path) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..decoder_config import Activation
 from .choice import Backend, backend
+from .cpu import library
 from .cpu.layer import apply_rotary_c, norm_c, swiglu_c
 from .variable import VARIABLE
 
@@ -143,9 +144,18 @@ def choose_ops(device: torch.device, dtype: torch.dtype, *, reference: bool = Fa
 
     Asked at each forward, since gradients and the dispatch modes that follow operations come and go between two.
     """
-    chosen = "reference" if reference else backend(device, dtype)
+    if reference:
+        return REFERENCE
+    watched = torch.is_grad_enabled(), torch._C._len_torch_dispatch_stack()
+    return _known(device, dtype, os.environ.get(VARIABLE), watched, library.kernel, library.supported)
+
+
+@lru_cache
+def _known(device: torch.device, dtype: torch.dtype, name: str | None, watched: object, *asked: object) -> Ops:
+    """The choice, kept for later forwards by all that it depends on; `asked` are functions that tests replace."""
+    chosen = backend(device, dtype)
     if chosen == "triton":
-        return triton_ops(all_of_them=os.environ.get(VARIABLE) == "triton")
+        return triton_ops(all_of_them=name == "triton")
     return C if chosen == "c" else REFERENCE
 
 
