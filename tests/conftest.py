@@ -74,6 +74,22 @@ def _value(value: Any, numbers: defaultdict[int, int]) -> Any:
     return numbers[id(value)] if " at 0x" in text or isinstance(value, torch.Tensor) else text
 
 
+@pytest.fixture(scope="module")
+def dream() -> Any:
+    """The embedded masked model, of each file its own."""
+    import pardec
+
+    return pardec.load("tiny-dream", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    """The embedded autoregressive model, of each file its own."""
+    import pardec
+
+    return pardec.load("tiny-llama", device="cpu")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A cache folder for the session and the processes that it starts."""

@@ -57,11 +57,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
     return made
 
 
-@pytest.fixture(scope="module")
-def llama() -> pardec.Model:
-    return pardec.load("tiny-llama", device="cpu")
-
-
 def ids(lengths: tuple[int, ...], seed: int = 0) -> list[list[int]]:
     render = torch.Generator().manual_seed(seed)
     return [torch.randint(4, 61, (length,), generator=render).tolist() for length in lengths]

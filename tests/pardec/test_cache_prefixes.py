@@ -44,11 +44,6 @@ DRAFTERS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def llama() -> Model:
-    return pardec.load("tiny-llama", device="cpu")
-
-
 @pytest.fixture
 def model(llama: Model) -> Iterator[Model]:
     yield llama

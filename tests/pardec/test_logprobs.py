@@ -26,16 +26,6 @@ WANTED: dict[str, Any] = {"logprobs": 3, "logprob_ids": [7, 5]}
 
 
 @pytest.fixture(scope="module")
-def dream() -> Model:
-    return pardec.load("tiny-dream", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def llama() -> Model:
-    return pardec.load("tiny-llama", device="cpu")
-
-
-@pytest.fixture(scope="module")
 def both(dream: Model) -> Result:
     return dream.generate(PROMPTS, sampler="threshold:tau=0.9", max_new_tokens=12, **WANTED)
 

@@ -27,11 +27,6 @@ FOREIGN = "Who are you?"  # nothing that the embedded models know
 DRAWN: dict[str, Any] = {"temperature": 0.9, "max_new_tokens": 8}
 
 
-@pytest.fixture(scope="module")
-def llama() -> pardec.Model:
-    return pardec.load("tiny-llama", device="cpu")
-
-
 # --- what is not taken ---
 
 

@@ -62,11 +62,6 @@ def ours(model: pardec.Model, scheduler: Any = None) -> PardecPipeline:
     return pipeline
 
 
-@pytest.fixture(scope="module")
-def dream() -> pardec.Model:
-    return pardec.load("tiny-dream", device="cpu")
-
-
 # --- the pipeline against Model.generate ---
 
 

@@ -42,16 +42,6 @@ QUESTIONS = [problem["question"] for problem in PROBLEMS]
 COMMAS = "wino:draft=0.6,verify=0.9+eos@dual:refresh=8"
 
 
-@pytest.fixture(scope="module")
-def dream() -> pardec.Model:
-    return pardec.load("tiny-dream", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def llama() -> pardec.Model:
-    return pardec.load("tiny-llama", device="cpu")
-
-
 def evaluate(model: PardecLM | str, task: str, **arguments: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Metrics and samples of one of the local tasks."""
     manager = TaskManager(include_path=str(TASKS), include_defaults=False)

@@ -30,16 +30,6 @@ RECORD = record(
 SMALL = record({"age": {"type": "integer", "maximum": 120}, "job": {"enum": ["cook", "judge", "a painter"]}})
 
 
-@pytest.fixture(scope="module")
-def dream() -> pardec.Model:
-    return pardec.load("tiny-dream", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def llama() -> pardec.Model:
-    return pardec.load("tiny-llama", device="cpu")
-
-
 @pytest.fixture
 def no_forward(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fails where a model runs."""

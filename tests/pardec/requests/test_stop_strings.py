@@ -23,16 +23,6 @@ AR = ("sequential", "lookup", "jacobi", "sjd", "recycling", "model:name=tiny-lla
 MASKED = ("sequential", "threshold:tau=0.9", "threshold+eos", "credit+threshold+eos@dual", "wino", "remdm+threshold")
 
 
-@pytest.fixture(scope="module")
-def llama() -> pardec.Model:
-    return pardec.load("tiny-llama", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def dream() -> pardec.Model:
-    return pardec.load("tiny-dream", device="cpu")
-
-
 def naive(tokenizer: Any, tokens: list[int], stop: tuple[str, ...]) -> tuple[list[int], str]:
     """Token by token, each time on the whole text."""
     for count in range(1, len(tokens) + 1):

@@ -55,16 +55,6 @@ def same_alone(model: Model, items: list[dict[str, Any]], *, batch_size: int = 2
     return serving.waits
 
 
-@pytest.fixture(scope="module")
-def dream() -> Model:
-    return pardec.load("tiny-dream", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def llama() -> Model:
-    return pardec.load("tiny-llama", device="cpu")
-
-
 # Greedy and ending at the end token, beside a draw that goes on to the length asked for.
 ENDED = (
     "threshold:tau=0.7",

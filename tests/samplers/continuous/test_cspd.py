@@ -16,14 +16,14 @@ from pardec.requests import draft_models
 from pardec.samplers.continuous.methods import cspd as _cspd_exact
 from pardec.samplers.ops.denoising_paths import rescore
 from pardec.samplers.registry import resolve
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.vector_toys import ToyBackbone, ToyHead, generate, latents_of, mar, pair, toy
 
 ROWS = {"seeds": (5, 6, 7), "labels": (3, 0, -1)}
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "mar" / "checkpoint"
 
 
-@pytest.mark.parametrize(
-    ("spec", "match"),
+test_what_would_be_unsound_or_idle_is_refused = refused_specs(
     [
         ("cspd:k=0", "k must be at least 1, got 0"),
         ("cspd:prefill=1.5", "prefill is a share from 0 to 1, got 1.5"),
@@ -38,10 +38,8 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "mar" / "checkpoint"
         ("cspd:steps=0", "steps must be at least 1"),
         ("cspd:mode=lossless", "reference, exact"),
     ],
+    family="continuous",
 )
-def test_what_would_be_unsound_or_idle_is_refused(spec: str, match: str) -> None:
-    with pytest.raises(SpecError, match=match):
-        resolve(spec, "continuous")
 
 
 def test_what_a_token_is_follows_the_mode_and_is_stored() -> None:

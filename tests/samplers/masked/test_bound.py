@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pardec.models.errors import SpecError
-from pardec.samplers.registry import resolve
 from tests.reference import naive_selects as naive
-from tests.samplers.eight_tokens import steps_of
 from tests.samplers.parity import FAMILIES, agree, agree_recorded
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import fill, prompts, same, toy
 
 # Ranked .99 .95 .91 .901 .85 .60 .45 .30, at 4 0 2 6 5 1 7 3
@@ -22,9 +20,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("spec", STEPS)
-def test_eight_tokens_by_hand(spec: str) -> None:
-    assert steps_of(spec) == STEPS[spec]
+test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -49,14 +45,11 @@ def test_what_it_reduces_to(spec: str, other: str) -> None:
     assert all(same(one, row, two, row) for row in range(3))
 
 
-@pytest.mark.parametrize(
-    ("parameters", "says"),
+test_bad_parameters = refused_specs(
     [
         ("tau=1.5", r"tau must lie in \[0, 1\], got 1.5"),
         ("least=-1", r"least must lie in \[0, 1\], got -1.0"),
         ("f=-1", "f must be at least 0, got -1.0"),
     ],
+    before="bound:",
 )
-def test_bad_parameters(parameters: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        resolve(f"bound:{parameters}")

@@ -6,21 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.models.errors import SpecError
 from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.contracts import Evidence
 from pardec.samplers.ops.distribution import DenseDistribution
-from pardec.samplers.registry import build_method, resolve
+from pardec.samplers.registry import build_method
 from pardec.samplers.spec import parse
 from tests.grids import chequered
 from tests.reference import naive_schedules as naive
 from tests.samplers.eight_tokens import LAWS, steps_of
 from tests.samplers.schedule_checks import agree
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import FAMILIES, request, run, table, toy
 
-
-@pytest.mark.parametrize(
-    ("spec", "steps"),
+test_eight_tokens_by_hand = commits_at(
     [
         # Two a step: .99 .95 | .91 .901 | .85, .60 carried | of three .60 | of two .45 | .30
         ("carry:tau=0.9,steps=4", [0, 3, 1, 5, 0, 2, 1, 4]),
@@ -31,10 +29,8 @@ from tests.samplers.toys import FAMILIES, request, run, table, toy
         ("carry:tau=0.9", [1, 5, 2, 7, 0, 4, 3, 6]),
         ("carry:tau=1,steps=4", [1, 5, 2, 7, 0, 4, 3, 6]),
         ("carry:tau=0.9,steps=20", [1, 5, 2, 7, 0, 4, 3, 6]),
-    ],
+    ]
 )
-def test_eight_tokens_by_hand(spec: str, steps: list[int]) -> None:
-    assert steps_of(spec) == steps
 
 
 def test_nothing_is_carried_into_the_next_block() -> None:
@@ -95,14 +91,11 @@ def test_as_the_naive_decoder(family: str, steps: int | None) -> None:
     agree(model, f"margin+carry:tau=0.2,steps={text}", naive.carry(0.2), steps, propose="margin")
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
+test_bad_parameters_are_refused = refused_specs(
     [
         ("tau=1.5", r"tau must lie in \[0, 1\], got 1.5"),
         ("tau=-0.1", r"tau must lie in \[0, 1\], got -0.1"),
         ("steps=0", "steps must be at least 1, got 0"),
     ],
+    before="carry:",
 )
-def test_bad_parameters_are_refused(params: str, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        resolve(f"carry:{params}")

@@ -6,18 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.models.errors import SpecError
-from pardec.samplers.registry import resolve
 from tests.grids import chequered
 from tests.reference import naive_schedules as naive
 from tests.samplers.eight_tokens import steps_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.schedule_checks import agree, check_a_held_row
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, run, same, table, toy
 
-
-@pytest.mark.parametrize(
-    ("spec", "steps"),
+test_eight_tokens_by_hand = commits_at(
     [
         # Four pass. Then, times an eighth apart: t = 4/8, int(4 (1 - .376 / .5)) = 0, int(4 (1 - .251 / .5)) = 1;
         # t = 3/8, int(3 (1 - .126 / .375)) = 1; t = 2/8, int(2 (1 - .126 / .25)) = 0, and the last time takes both.
@@ -33,10 +30,8 @@ from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, run, sam
         ("confident:tau=0.98,steps=3", [1, 2, 1, 2, 0, 1, 1, 2]),
         ("confident:tau=0.9,order=left", [0, 1, 0, 2, 0, 3, 0, 4]),
         ("confident:tau=0.9,steps=3,order=left", [0, 1, 0, 2, 0, 2, 0, 2]),
-    ],
+    ]
 )
-def test_eight_tokens_by_hand(spec: str, steps: list[int]) -> None:
-    assert steps_of(spec) == steps
 
 
 def test_the_share_of_masks_is_of_what_the_block_held() -> None:
@@ -83,8 +78,7 @@ def test_a_row_held_with_nothing_open_owes_nothing_and_keeps_its_clock() -> None
     check_a_held_row("confident:steps=4")
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
+test_bad_parameters_are_refused = refused_specs(
     [
         ("tau=1.5", r"tau must lie in \[0, 1\], got 1.5"),
         ("tau=-0.3", r"tau must lie in \[0, 1\], got -0.3"),
@@ -92,10 +86,8 @@ def test_a_row_held_with_nothing_open_owes_nothing_and_keeps_its_clock() -> None
         ("eps=1", r"eps must lie in \[0, 1\), got 1.0"),
         ("order=right", "order is one of score, left, got 'right'"),
     ],
+    before="confident:",
 )
-def test_bad_parameters_are_refused(params: str, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        resolve(f"confident:{params}")
 
 
 @pytest.mark.seeds("arXiv:2505.16990")

@@ -7,6 +7,7 @@ import pytest
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.samplers.eight_tokens import MASK, steps_of
+from tests.samplers.spec_checks import commits_at
 from tests.samplers.toys import fill, prompts, same, toy
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45
@@ -19,9 +20,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("spec", STEPS)
-def test_eight_tokens_by_hand(spec: str) -> None:
-    assert steps_of(spec) == STEPS[spec]
+test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 def test_given_tokens_do_not_end_a_run_and_a_block_does() -> None:

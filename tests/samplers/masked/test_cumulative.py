@@ -7,8 +7,8 @@ import pytest
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.reference import naive_selects as naive
-from tests.samplers.eight_tokens import steps_of
 from tests.samplers.parity import FAMILIES, agree, agree_recorded
+from tests.samplers.spec_checks import commits_at
 from tests.samplers.toys import fill, prompts, same, toy
 
 # Ranked .99 .95 .91 .901 .85 .60 .45 .30, at 4 0 2 6 5 1 7 3
@@ -20,9 +20,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("spec", STEPS)
-def test_eight_tokens_by_hand(spec: str) -> None:
-    assert steps_of(spec) == STEPS[spec]
+test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

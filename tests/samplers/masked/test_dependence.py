@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.load import load
 from pardec.models.model import LanguageModel
@@ -23,6 +22,7 @@ from pardec.samplers.ops.independent import independent_set
 from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
 from tests.samplers.heldout_answers import answered
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import fill, prompts, request, run, table, toy
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -210,18 +210,14 @@ def test_a_token_outside_of_a_forward_is_an_anchor_by_its_commit() -> None:
     assert whole.nfe == cached.nfe
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"),
+test_what_is_refused = refused_specs(
     [
         ("dawn:low=1.5", r"low must lie in \[0, 1\], got 1.5"),
         ("dawn:layers=0", "layers must be at least 1, got 0"),
         ("lopa+dawn", "dawn reads the probabilities of committed tokens, and lopa keeps none"),
         ("dapd:share=2", r"share must lie in \[0, 1\], got 2"),
-    ],
+    ]
 )
-def test_what_is_refused(spec: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        resolve(spec)
 
 
 @pytest.mark.seeds("arXiv:2602.06953")

@@ -13,6 +13,7 @@ from tests.reference import naive_selects as naive
 from tests.samplers.eight_tokens import LAWS, MASK, steps_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.parity import FAMILIES, agree, agree_recorded, block_lengths
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45
@@ -25,9 +26,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("spec", STEPS)
-def test_eight_tokens_by_hand(spec: str) -> None:
-    assert steps_of(spec) == STEPS[spec]
+test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 def test_rounds_of_any_width() -> None:
@@ -79,16 +78,12 @@ def test_the_order_is_known_before_a_forward() -> None:
         resolve("dus:skip=0.5@dkv_greedy")
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"),
+test_bad_parameters = refused_specs(
     [
         ("dus:base=1", "base must be at least 2, got 1"),
         ("dus:skip=1.5", r"skip must lie in \[0, 1\], got 1.5"),
-    ],
+    ]
 )
-def test_bad_parameters(spec: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        resolve(spec)
 
 
 @pytest.mark.seeds("arXiv:2506.19037")

@@ -7,8 +7,9 @@ import pytest
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from tests.reference import naive_selects as naive
-from tests.samplers.eight_tokens import LAWS, MASK, steps_of
+from tests.samplers.eight_tokens import LAWS, MASK
 from tests.samplers.parity import FAMILIES, agree
+from tests.samplers.spec_checks import commits_at
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Entropies in order: .99 .067, .95 .254, .91 .401, .901 .432, .85 .588, .60 1.113, .45 1.292, .30 1.380 nats.
@@ -23,9 +24,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("spec", STEPS)
-def test_eight_tokens_by_hand(spec: str) -> None:
-    assert steps_of(spec) == STEPS[spec]
+test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 def test_any_order_is_allowed_and_the_largest_is_found_along_it() -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pardec.models.errors import SpecError
-from pardec.samplers.registry import resolve
 from tests.reference import naive_masked, naive_selects
 from tests.samplers import loop_parity
-from tests.samplers.eight_tokens import steps_of
 from tests.samplers.parity import FAMILIES, agree, agree_recorded
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import fill, prompts, same, toy
 
 STEPS = {
@@ -24,9 +22,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("spec", STEPS)
-def test_eight_tokens_by_hand(spec: str) -> None:
-    assert steps_of(spec) == STEPS[spec]
+test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -57,14 +53,11 @@ def test_a_floor_of_many_steps_changes_nothing() -> None:
     assert all(same(one, row, other, row) for row in range(3))
 
 
-@pytest.mark.parametrize(
-    ("parameters", "says"),
+test_bad_parameters = refused_specs(
     [
         ("tau=-0.1", "tau is an entropy in nats and at least 0, got -0.1"),
         ("floor=steep", "floor is one of linear, cosine, none, got 'steep'|floor"),
         ("steps=0", "steps must be at least 1, got 0"),
     ],
+    before="entropy_threshold:",
 )
-def test_bad_parameters(parameters: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        resolve(f"entropy_threshold:{parameters}")

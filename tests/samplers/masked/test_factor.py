@@ -11,6 +11,7 @@ from pardec.samplers.registry import resolve
 from tests.reference import naive_masked as naive
 from tests.samplers.eight_tokens import steps_of
 from tests.samplers.loop_parity import LENGTHS, NEW, compare
+from tests.samplers.spec_checks import commits_at
 from tests.samplers.toys import FAMILIES, prompts, toy
 
 STEPS = {
@@ -23,9 +24,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("spec", STEPS)
-def test_eight_tokens_by_hand(spec: str) -> None:
-    assert steps_of(spec) == STEPS[spec]
+test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 def test_two_blocks_by_hand() -> None:

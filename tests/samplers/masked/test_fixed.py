@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.models.errors import SpecError
-from pardec.samplers.registry import resolve
 from pardec.samplers.rng import Keyed
 from tests.reference import naive_masked as naive
 from tests.samplers.eight_tokens import LAWS, MASK, steps_of
 from tests.samplers.loop_parity import LENGTHS, NEW, compare
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import FAMILIES, prompts, request, run, table, toy
 
 STEPS = {
@@ -25,9 +24,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("spec", STEPS)
-def test_eight_tokens_by_hand(spec: str) -> None:
-    assert steps_of(spec) == STEPS[spec]
+test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 @pytest.mark.parametrize(
@@ -80,14 +77,11 @@ def test_it_is_the_naive_rule(spec: str, family: str) -> None:
     compare(toy(family, seed=1, sharp=1.2), spec, RULES[spec], prompts(LENGTHS, seed=1), NEW)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "says"),
+test_bad_parameters = refused_specs(
     [
         ("steps=0", "steps must be at least 1, got 0"),
         ("steps=2.5", "fixed:steps is a whole number, got '2.5'"),
         ("order=confidense", "order is one of confidence, random, got 'confidense'"),
     ],
+    before="fixed:",
 )
-def test_bad_parameters(parameters: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        resolve(f"fixed:{parameters}")

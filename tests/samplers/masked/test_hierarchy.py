@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pardec.models.errors import SpecError
-from pardec.samplers import registry
 from tests.reference import naive_selects as naive
 from tests.samplers.eight_tokens import LAWS, MASK, steps_of
 from tests.samplers.parity import FAMILIES, agree
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45
@@ -23,9 +22,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("spec", STEPS)
-def test_eight_tokens_by_hand(spec: str) -> None:
-    assert steps_of(spec) == STEPS[spec]
+test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 def test_given_tokens_divide_a_block_and_blocks_divide_the_canvas() -> None:
@@ -76,14 +73,10 @@ def test_with_one_run_and_no_high_bound_it_is_sequential() -> None:
     assert all(same(one, row, other, row) for row in range(3))
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"),
+test_bad_parameters = refused_specs(
     [
         ("hierarchy:high=1.1", r"high must lie in \[0, 1\], got 1.1"),
         ("hierarchy:low=-0.1", r"low must lie in \[0, 1\], got -0.1"),
         ("hierarchy:low=none", "hierarchy:low is a number, got 'none'"),
-    ],
+    ]
 )
-def test_bad_parameters(spec: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        registry.resolve(spec)

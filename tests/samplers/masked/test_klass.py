@@ -8,7 +8,6 @@ from functools import partial
 import pytest
 import torch
 
-from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.masked.canvas import Canvas, Revision, Update
 from pardec.samplers.masked.contracts import Evidence
@@ -18,6 +17,7 @@ from pardec.samplers.ops.distribution import DenseDistribution
 from tests.reference import naive_selects as naive
 from tests.samplers.eight_tokens import LAWS, MASK, steps_of
 from tests.samplers.parity import FAMILIES, agree
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import fill, prompts, request, same, toy
 
 # The laws stand still, so that from step `history` + 1 on every position with p > tau passes; before it, the best one.
@@ -31,9 +31,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("spec", STEPS)
-def test_eight_tokens_by_hand(spec: str) -> None:
-    assert steps_of(spec) == STEPS[spec]
+test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 def test_a_new_block_has_no_past() -> None:
@@ -117,15 +115,11 @@ def test_a_position_that_may_not_move_at_all_is_sequential() -> None:
     assert all(same(one, row, other, row) for row in range(3))
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"),
+test_bad_parameters = refused_specs(
     [
         ("klass:tau=1.1", r"tau must lie in \[0, 1\], got 1.1"),
         ("klass:kl=-1", "kl is a divergence in nats and at least 0, got -1.0"),
         ("klass:history=0", "history must be at least 1, got 0"),
         ("klass:steps=0", "steps must be at least 1, got 0"),
-    ],
+    ]
 )
-def test_bad_parameters(spec: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        registry.resolve(spec)

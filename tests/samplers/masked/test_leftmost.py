@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.samplers.eight_tokens import steps_of
+from tests.samplers.spec_checks import commits_at
 from tests.samplers.toys import fill, prompts, request, run, same, toy
 
-
-@pytest.mark.parametrize(
-    ("spec", "steps"),
+test_eight_tokens_by_hand = commits_at(
     [
         ("leftmost+sequential", [0, 1, 2, 3, 4, 5, 6, 7]),
         ("leftmost+fixed:steps=4", [0, 0, 1, 1, 2, 2, 3, 3]),
         ("leftmost+timesteps:steps=4", [0, 1, 1, 2, 2, 3, 3, 3]),
         ("leftmost+threshold:tau=0", [0, 1, 2, 3, 4, 5, 6, 7]),  # no threshold on a probability is ever passed
         ("leftmost+confident:tau=0,steps=64", [0, 1, 2, 3, 4, 5, 6, 7]),
-    ],
+    ]
 )
-def test_eight_tokens_by_hand(spec: str, steps: list[int]) -> None:
-    assert steps_of(spec) == steps
 
 
 def test_what_is_given_is_passed_over() -> None:

@@ -12,6 +12,7 @@ from tests.reference import naive_selects as naive
 from tests.samplers.eight_tokens import proposal, steps_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.parity import FAMILIES, agree
+from tests.samplers.spec_checks import commits_at
 from tests.samplers.toys import fill, prompts, same, toy
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45; a best position committed for want of a surer one is no anchor.
@@ -26,9 +27,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("spec", STEPS)
-def test_eight_tokens_by_hand(spec: str) -> None:
-    assert steps_of(spec) == STEPS[spec]
+test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 def test_nothing_reaches_over_the_edge_of_a_block_or_into_what_is_given() -> None:

@@ -10,9 +10,8 @@ import torch
 
 import pardec
 from pardec import Model
-from pardec.models.errors import SpecError
-from pardec.samplers import registry
 from tests.samplers.parity import recorded
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import MASK, fill, prompts, same, toy
 
 
@@ -103,13 +102,11 @@ def test_it_goes_with_stages_that_remember(rest: str) -> None:
     assert not (got.tokens == MASK).any()
 
 
-@pytest.mark.parametrize(
-    ("rest", "says"),
+test_what_acts_between_hypotheses_is_refused = refused_specs(
     [("threshold+prophet", "prophet acts between them"), ("dsb+threshold", "each decide what a forward is asked")],
+    family="masked",
+    before="lopa+",
 )
-def test_what_acts_between_hypotheses_is_refused(rest: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        registry.resolve(f"lopa+{rest}", "masked")
 
 
 def test_hypotheses_keep_to_what_the_tokens_of_a_schema_allow_beside_each_other() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pardec.models.errors import SpecError
-from pardec.samplers.registry import resolve
 from tests.grids import chequered
 from tests.reference import naive_schedules as naive
 from tests.samplers.eight_tokens import LAWS, steps_of
 from tests.samplers.schedule_checks import agree
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import FAMILIES, request, run, table, toy
 
 
@@ -47,10 +46,6 @@ def test_a_position_is_drawn_afresh_at_every_step() -> None:
     assert abs(got.nfe.count(1) - 500) < 4 * (2000 * 3 / 16) ** 0.5
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [("steps=0", "steps must be at least 1, got 0"), ("eps=1", r"eps must lie in \[0, 1\), got 1.0")],
+test_bad_parameters_are_refused = refused_specs(
+    [("steps=0", "steps must be at least 1, got 0"), ("eps=1", r"eps must lie in \[0, 1\), got 1.0")], before="origin:"
 )
-def test_bad_parameters_are_refused(params: str, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        resolve(f"origin:{params}")

@@ -16,6 +16,7 @@ from pardec.samplers import registry
 from pardec.samplers.events import Finished, Started, Step
 from pardec.samplers.masked.loop import decode
 from tests.reference import naive_caches as naive
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import BLOCK, FAMILIES, MASK, PAD, fill, prompts, request, same, toy
 
 LENGTHS, NEW = (5, 2, 9), (10, 7, 4)
@@ -406,8 +407,7 @@ def test_a_row_is_alone_what_it_is_in_a_ragged_batch(family: str, cache: str, di
 # --- what is refused ---
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
+test_what_cannot_work_is_refused = refused_specs(
     [
         ("sequential@vicinity:before=-1", "before must be at least 0, got -1"),
         ("sequential@vicinity:warmup=-2", "warmup must be at least 0, got -2"),
@@ -419,11 +419,8 @@ def test_a_row_is_alone_what_it_is_in_a_ragged_batch(family: str, cache: str, di
         ("sequential@dkv_greedy", r"dkv_greedy must know .* which sequential decides after it"),
         ("fixed@dkv_greedy", r"dkv_greedy must know .* which fixed decides after it"),
         ("random+sequential@dkv_greedy", "dkv_greedy must know"),
-    ],
+    ]
 )
-def test_what_cannot_work_is_refused(spec: str, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        registry.resolve(spec)
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from pardec.models.errors import SpecError
-from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
 from tests.samplers.revise_checks import LENGTHS, NEW, compare
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import BLOCK, fill, prompts, same, toy
 
 
@@ -46,14 +45,11 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch(family: str, distribution: dic
         assert same(alone, 0, whole, row)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "says"),
+test_bad_parameters = refused_specs(
     [
         ("at=0", "at is a share of the block, above 0 and at most 1, got 0"),
         ("rounds=-1", "rounds must be at least 0 and tokens at least 1, got -1 and 1"),
         ("tokens=0", "rounds must be at least 0 and tokens at least 1, got 4 and 0"),
     ],
+    before="remdm:",
 )
-def test_bad_parameters(parameters: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        resolve(f"remdm:{parameters}")

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from pardec.models.errors import SpecError
-from pardec.samplers.registry import resolve
 from tests.reference import naive_selects as naive
-from tests.samplers.eight_tokens import steps_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.parity import FAMILIES, agree, agree_recorded, block_lengths
+from tests.samplers.spec_checks import commits_at, refused_specs
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45
 STEPS = {
@@ -26,9 +24,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("spec", STEPS)
-def test_eight_tokens_by_hand(spec: str) -> None:
-    assert steps_of(spec) == STEPS[spec]
+test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -50,12 +46,10 @@ def test_it_is_the_naive_rule_on_recorded_checkpoints(name: str) -> None:
     agree_recorded(name, "threshold:tau=0.3+spacing", make, block_length=16)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "says"), [("gap=0", "gap must be at least 1, got 0"), ("base=1", "base must be at least 2, got 1")]
+test_bad_parameters = refused_specs(
+    [("gap=0", "gap must be at least 1, got 0"), ("base=1", "base must be at least 2, got 1")],
+    before="threshold+spacing:",
 )
-def test_bad_parameters(parameters: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        resolve(f"threshold+spacing:{parameters}")
 
 
 def test_no_two_of_a_step_are_near_each_other_and_more_answers_are_right() -> None:

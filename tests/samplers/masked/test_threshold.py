@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pardec.models.errors import SpecError
-from pardec.samplers.registry import resolve
 from tests.reference import naive_masked, naive_selects
 from tests.samplers import loop_parity
 from tests.samplers.eight_tokens import MASK, steps_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.parity import FAMILIES, agree, agree_recorded
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 STEPS = {
@@ -30,9 +29,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("spec", STEPS)
-def test_eight_tokens_by_hand(spec: str) -> None:
-    assert steps_of(spec) == STEPS[spec]
+test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 def test_two_blocks_by_hand() -> None:
@@ -84,8 +81,7 @@ def test_relaxing_by_nothing_changes_nothing(spec: str) -> None:
     assert all(same(one, row, other, row) for row in range(3))
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"),
+test_bad_parameters = refused_specs(
     [
         ("threshold:tau=1.5", "threshold: tau must be at most 1, got 1.5"),
         ("threshold:tau=nan", "threshold: tau must be at most 1, got nan"),
@@ -94,11 +90,8 @@ def test_relaxing_by_nothing_changes_nothing(spec: str) -> None:
         ("threshold:fall=2", "fall must"),
         ("threshold:relax=2", r"relax must lie in \[0, 1\], got 2.0"),
         ("entropy+threshold:tau=-1,relax=0.3", "relax=0.3 would raise a negative tau=-1.0"),
-    ],
+    ]
 )
-def test_bad_parameters(spec: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        resolve(spec)
 
 
 @pytest.mark.seeds("arXiv:2601.17917")

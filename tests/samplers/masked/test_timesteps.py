@@ -8,19 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.models.errors import SpecError
 from pardec.samplers.masked.ops.schedule import commit_share, times
 from pardec.samplers.ops.rank import top_as_published
-from pardec.samplers.registry import resolve
 from tests.grids import chequered
 from tests.reference import naive_schedules as naive
 from tests.samplers.eight_tokens import SURE, steps_of
 from tests.samplers.schedule_checks import agree, check_a_held_row, first_sets
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import FAMILIES, MASK, accepted, fill, prompts, same, toy
 
-
-@pytest.mark.parametrize(
-    ("spec", "steps"),
+test_eight_tokens_by_hand = commits_at(
     [
         # t = 1, .75025, .5005, .25075: int(8 * .250), int(7 * .333), int(5 * .499), all: 1, 2, 2, 3 tokens
         ("timesteps:steps=4", [1, 3, 1, 3, 0, 2, 2, 3]),
@@ -33,10 +30,8 @@ from tests.samplers.toys import FAMILIES, MASK, accepted, fill, prompts, same, t
         ("margin+timesteps:steps=4", [1, 3, 1, 3, 0, 2, 2, 3]),
         ("timesteps:steps=4,alg_temp=0", [1, 3, 1, 3, 0, 2, 2, 3]),
         ("timesteps:steps=4,alg_temp=0.0001", [1, 3, 1, 3, 0, 2, 2, 3]),  # so cold that the best are drawn
-    ],
+    ]
 )
-def test_eight_tokens_by_hand(spec: str, steps: list[int]) -> None:
-    assert steps_of(spec) == steps
 
 
 def test_the_steps_are_shared_out_over_the_blocks() -> None:
@@ -120,8 +115,7 @@ def test_a_row_held_with_nothing_open_owes_nothing_and_keeps_its_clock() -> None
     check_a_held_row("timesteps:steps=4")
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
+test_bad_parameters_are_refused = refused_specs(
     [
         ("steps=0", "steps must be at least 1, got 0"),
         ("eps=1", r"eps must lie in \[0, 1\), got 1.0"),
@@ -132,7 +126,5 @@ def test_a_row_held_with_nothing_open_owes_nothing_and_keeps_its_clock() -> None
         ("alg_temp=1e300", "alg_temp must be 0, or from 1e-06"),
         ("alg_temp=inf", "alg_temp must be at least 0, got inf"),
     ],
+    before="timesteps:",
 )
-def test_bad_parameters_are_refused(params: str, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        resolve(f"timesteps:{params}")

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
 from tests.samplers.revise_checks import LENGTHS, NEW, compare
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import BLOCK, fill, prompts, same, toy
 
 
@@ -60,10 +60,7 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch(family: str, distribution: dic
         assert same(alone, 0, whole, row)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "says"),
+test_bad_parameters = refused_specs(
     [("draft=1.2", r"draft must lie in \[0, 1\], got 1.2"), ("verify=-0.1", r"verify must lie in \[0, 1\], got -0.1")],
+    before="wino:",
 )
-def test_bad_parameters(parameters: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        resolve(f"wino:{parameters}")

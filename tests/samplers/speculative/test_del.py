@@ -15,7 +15,6 @@ from torch import Tensor
 from pardec.models.decoder import DecoderLayer
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
-from pardec.samplers import registry
 from pardec.samplers.events import Finished
 from pardec.samplers.speculative.draft.exit_states import Choice, ExitStates, tokens_per_layer
 from tests.grids import thinned
@@ -31,6 +30,7 @@ from tests.samplers.fake_draft_model import (
     path,
     target,
 )
+from tests.samplers.spec_checks import refused_specs
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 
@@ -190,18 +190,15 @@ def test_the_chosen_exit_and_length_are_within_a_twentieth_of_the_best() -> None
     assert max(rate.values()) > 1.2 / 6, "drafting pays"
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
+test_what_makes_no_sense_is_refused = refused_specs(
     [
         ("del:k=0", "del: k must be at least 1, got 0"),
         ("del:decay=0", r"del: decay must lie in \(0, 1\], got 0"),
         ("del:exits=2-1", "del: exits lists rising numbers of layers"),
         ("del+unsure", "'unsure' needs a drafter with a model"),
     ],
+    family="ar",
 )
-def test_what_makes_no_sense_is_refused(spec: str, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        registry.resolve(spec, "ar")
 
 
 def test_all_layers_are_no_exit() -> None:

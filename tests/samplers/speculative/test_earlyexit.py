@@ -16,6 +16,7 @@ from pardec.samplers import registry
 from tests.grids import chequered
 from tests.samplers.ar_toys import counted, g_test, joint, rows, run
 from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, Pausing, distribution, greedy, heard, target
+from tests.samplers.spec_checks import refused_specs
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 
@@ -81,16 +82,13 @@ def test_a_verified_position_runs_only_the_layers_that_are_left(shape: str, laye
     assert done.draft_forwards[0] == sum(part == slice(0, layers) for part, _ in parts)
 
 
-@pytest.mark.parametrize(
-    ("spec", "said"),
+test_values_out_of_range_are_refused = refused_specs(
     [
         ("earlyexit:layers=0", "earlyexit: layers must be at least 1, got 0"),
         ("earlyexit:k=0", "earlyexit: k must be at least 1, got 0"),
     ],
+    family="ar",
 )
-def test_values_out_of_range_are_refused(spec: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
-        registry.resolve(spec, "ar")
 
 
 def test_an_exit_behind_the_last_layer_is_refused() -> None:

@@ -13,7 +13,6 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
-from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft.sorted import NestedState
 from tests.grids import thinned
@@ -31,6 +30,7 @@ from tests.samplers.fake_draft_model import (
     path,
     target,
 )
+from tests.samplers.spec_checks import refused_specs
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,7 @@ def test_one_drafter_serves_two_targets() -> None:
     assert rows(run(target(), "sequential", RAGGED, NEW)) == greedy()
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
+test_what_makes_no_sense_is_refused = refused_specs(
     [
         ("sorted", "sorted: name is missing"),
         ("sorted:name=near,exits=3-2", "sorted: exits lists rising numbers of layers joined by '-', got '3-2'"),
@@ -148,10 +147,8 @@ def test_one_drafter_serves_two_targets() -> None:
         ("sorted:name=near,tau=2", r"sorted: tau must lie in \[0, 1\], got 2"),
         ("sorted:name=near+beam", "sorted drafts chains"),
     ],
+    family="ar",
 )
-def test_what_makes_no_sense_is_refused(spec: str, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        registry.resolve(spec, "ar")
 
 
 def test_an_exit_that_the_drafter_does_not_have_is_refused() -> None:
