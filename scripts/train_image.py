@@ -25,12 +25,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from image_training import export_mar, export_var  # noqa: E402
+from image_training import export_drawer, export_mar, export_var  # noqa: E402
 from image_training.autoencoder import AutoencoderRun  # noqa: E402
 from image_training.drawer import DrawerRun  # noqa: E402
 from image_training.drawn import drawn_right  # noqa: E402
-from image_training.export import SUMMARY  # noqa: E402
-from image_training.export_drawer import with_figures, write_card  # noqa: E402
+from image_training.export import SUMMARY, with_figures  # noqa: E402
 from image_training.mar import MARRun  # noqa: E402
 from image_training.multiscale_run import MultiScaleRun  # noqa: E402
 from image_training.options import Options  # noqa: E402
@@ -39,6 +38,7 @@ from image_training.run import Training  # noqa: E402
 from image_training.scale_draft import ScaleDraftRun  # noqa: E402
 from image_training.tokenizer import TokenizerRun  # noqa: E402
 from image_training.var import VARRun, measured  # noqa: E402
+from text_training.export import write_pages  # noqa: E402
 from text_training.loop import read_card  # noqa: E402
 from until_done import until_done  # noqa: E402
 
@@ -98,15 +98,16 @@ def options(argv: list[str] | None = None) -> Options:
 def main(argv: list[str] | None = None) -> None:
     given = options(argv)
     if given.measure:
-        card = read_card(given.out)
-        if issubclass(RUNS[given.model], VARRun):
-            result = measured(given.model, given.out, given.pictures, decoder=given.tokenizer)
-            export_var.write_card(given.out, export_var.with_figures(card, result))
-        elif RUNS[given.model] is MARRun:
-            found = painted_right(given.out, given.pictures, decoder=given.autoencoder)
-            export_mar.write_card(given.out, export_mar.with_figures(card, found))
+        run, of, sampler = RUNS[given.model], "classes", "sequential"
+        if issubclass(run, VARRun):
+            found, page = measured(given.model, given.out, given.pictures, decoder=given.tokenizer), export_var.page
+        elif run is MARRun:
+            found, page = painted_right(given.out, given.pictures, decoder=given.autoencoder), export_mar.page
+            sampler = "mar"
         else:
-            write_card(given.out, with_figures(card, drawn_right(given.out, given.pictures)))
+            found, page, of = drawn_right(given.out, given.pictures), export_drawer.page, "captions"
+        card = with_figures(read_card(given.out), found, of=of, sampler=sampler)
+        write_pages(given.out, card, page(card))
         return
     until_done(RUNS[given.model](given))
 

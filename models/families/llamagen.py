@@ -137,23 +137,14 @@ def _hidden(config: Config, width: int) -> int:
 
 def to_halves(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
     """Rows of published queries and keys, stored pair by pair, in the decoder's order: it rotates halves."""
-    return _reorder(name, tensor, config, "h (d two) e -> h (two d) e")
-
-
-def to_pairs(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
-    """The inverse of `to_halves`, for writing a checkpoint."""
-    return _reorder(name, tensor, config, "h (two d) e -> h (d two) e")
-
-
-def _reorder(name: str, tensor: Tensor, config: DecoderConfig, order: str) -> Tensor:
     import torch
     from einops import rearrange
 
     if not name.endswith("qkv_weight"):
         return tensor
-    size, rotated = config.head_dim, (config.heads + config.kv_heads) * config.head_dim
-    heads = rearrange(tensor[:rotated], "(h d) e -> h d e", d=size)
-    return torch.cat((rearrange(rearrange(heads, order, two=2), "h d e -> (h d) e"), tensor[rotated:]))
+    rotated = (config.heads + config.kv_heads) * config.head_dim
+    halves = rearrange(tensor[:rotated], "(h d two) e -> (h two d) e", d=config.head_dim // 2, two=2)
+    return torch.cat((halves, tensor[rotated:]))
 
 
 LLAMAGEN = register(

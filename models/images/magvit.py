@@ -23,7 +23,7 @@ from ..errors import ModelError
 from ..files.weights import count_parts
 from .autoencoder_names import Names, fill, latent_diffusion
 from .level_shape import GROUPS
-from .weight_files import find_file, read_tensors
+from .weight_files import check_codes, find_file, read_tensors
 
 PATTERNS = ("magvit*.safetensors", "magvit*.pt", "magvit*.bin", "model.safetensors", "pytorch_model.bin")
 
@@ -85,10 +85,7 @@ class MAGVIT(nn.Module):
 
     def vectors(self, codes: Tensor) -> Tensor:
         """The bits of codes [B, h, w] as -1 and 1, float32 [B, bits, h, w]. Raises ModelError for other codes."""
-        low, high = (int(value) for value in codes.aminmax())
-        if low < 0 or high >= self.codebook_size:
-            wrong = low if low < 0 else high
-            raise ModelError(f"code {wrong} lies outside the codebook of {self.codebook_size}")
+        check_codes(codes, self.codebook_size)
         shifts = torch.arange(self.shape.bits - 1, -1, -1, device=codes.device)
         return rearrange((codes[..., None] >> shifts) & 1, "b h w c -> b c h w").float() * 2 - 1
 

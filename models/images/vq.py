@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..errors import ModelError
 from .level_shape import GROUPS
 from .vq_shape import VQShape
+from .weight_files import check_codes
 
 
 class VQ(nn.Module):
@@ -81,10 +82,7 @@ class VQ(nn.Module):
         """
         if codes.ndim != 3 or not codes.numel():
             raise ModelError(f"codes must be [images, rows, columns], got {list(codes.shape)}")
-        low, high = (int(value) for value in codes.aminmax())
-        if low < 0 or high >= self.shape.codebook_size:
-            wrong = low if low < 0 else high
-            raise ModelError(f"code {wrong} lies outside the codebook of {self.shape.codebook_size}")
+        check_codes(codes, self.shape.codebook_size)
         return rearrange(F.embedding(codes, self.rows()), "b h w c -> b c h w")
 
     def pixels(self, vectors: Tensor) -> Tensor:

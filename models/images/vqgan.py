@@ -24,7 +24,7 @@ from ..errors import ModelError
 from ..files.weights import count_parts
 from . import autoencoder_names as names
 from .level_shape import GROUPS, LevelShape, multiples
-from .weight_files import find_file, read_tensors
+from .weight_files import check_codes, find_file, read_tensors
 
 PATTERNS = ("vqgan*.ckpt", "vqgan*.safetensors", "vqgan*.pt", "vqgan*.pth")
 _WHAT = "VQGAN"
@@ -85,9 +85,7 @@ class VQGAN(nn.Module):
 
     def decode(self, codes: Tensor) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1], float32, of codes [B, h, w]. Raises ModelError for invalid codes."""
-        low, high = (int(value) for value in codes.aminmax())
-        if low < 0 or high >= self.shape.codes:
-            raise ModelError(f"code {low if low < 0 else high} lies outside the codebook of {self.shape.codes}")
+        check_codes(codes, self.shape.codes)
         vectors = rearrange(F.embedding(codes, self.codebook.weight), "b h w c -> b c h w")
         pixels: Tensor = self.decoder(self.post_quant_conv(vectors))
         return pixels.clamp(-1, 1).float()

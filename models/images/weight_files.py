@@ -117,3 +117,10 @@ def find_file(source: str, stem: str, what: str, patterns: tuple[str, ...]) -> P
         f"no {what} {source!r}{did_you_mean(source, sorted(known))}",
         f"give an embedded one ({listed(sorted(known))}), a folder with one {patterns[-1]}, or the file",
     )
+
+
+def check_codes(codes: Tensor, size: int, *, least: int = 0) -> None:
+    """Raises ModelError for a code outside a codebook of `size`."""
+    low, high = (int(value) for value in codes.aminmax())
+    if low < least or high >= size:
+        raise ModelError(f"code {low if low < least else high} lies outside the codebook of {size}")

@@ -14,8 +14,6 @@ definition, which computes in float32 or wider.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from einops import rearrange
 from torch import Tensor
@@ -52,19 +50,6 @@ def attend_parts(q: Tensor, first: Part, second: Part, cap: float | None = None)
     (one, one_sum), (two, two_sum) = (attend_part(q, *part, cap) for part in (first, second))
     share = (one_sum - two_sum).sigmoid_()[..., None]
     return torch.lerp(two.to(share.dtype), one.to(share.dtype), share).to(q.dtype)
-
-
-def merge_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """The attention over all slots together [B, Q, H, D], from the results of `attend_part` for disjoint parts.
-
-    A query may see nothing of a part, and gets 0 where it sees nothing at all.
-    """
-    sums = torch.stack([part_sums for _, part_sums in parts])
-    # A log-sum-exp of -inf in all parts would make NaN of their differences.
-    weights = (sums - sums.amax(0).clamp(min=torch.finfo(sums.dtype).min)).exp()
-    shares = weights / weights.sum(0).clamp(min=torch.finfo(sums.dtype).tiny)
-    outs = torch.stack([out for out, _ in parts])
-    return (outs.to(shares.dtype) * shares[..., None]).sum(0).to(outs.dtype)
 
 
 def attend_part(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import ModelError
 from ..images.level_shape import GROUPS
+from ..images.weight_files import check_codes
 from .contracts import Scales
 from .shape import TokenizerShape
 
@@ -107,10 +108,7 @@ class MultiScaleVQ(nn.Module):
         """Pixels [B, 3, H, W] of codes [B, L]; scales whose codes are -1 add nothing. Raises ModelError."""
         if codes.ndim != 2 or codes.shape[1] != self.scales.tokens or not codes.numel():
             raise ModelError(f"codes must be [images, {self.scales.tokens}], got {list(codes.shape)}")
-        low, high = (int(value) for value in codes.aminmax())
-        if low < -1 or high >= self.vocab:
-            wrong = low if low < -1 else high
-            raise ModelError(f"code {wrong} lies outside the codebook of {self.vocab}")
+        check_codes(codes, self.vocab, least=-1)
         total = self.start(len(codes))
         for scale, (begin, end) in enumerate(zip(self.scales.starts, self.scales.starts[1:], strict=False)):
             own = codes[:, begin:end]

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from image_training import data
 from image_training.evaluate import kept
-from image_training.export import SUMMARY, export_kl, rounded
+from image_training.export import export_kl, rounded
 from image_training.options import Options
-from image_training.run import AVERAGE, Training, device_of
+from image_training.run import Training, device_of
 from pardec.models.images.kl import KL
 from pardec.models.images.kl_shape import KLShape
 from pardec.models.images.vq import to_pixels
@@ -84,26 +84,16 @@ class AutoencoderRun(Training):
         return {**found, "scale": model.scale}
 
     def card(self, found: dict[str, Any], scale: float) -> dict[str, Any]:
-        recipe = {
-            "script": "scripts/train_image.py",
+        before = {
             "data": "images of captions of the train split, drawn on the fly",
-            "images per step": self.o.batch,
-            "steps": self.step,
-            "pictures": self.step * self.o.batch,
+        }
+        after = {
             "loss": f"absolute error + {SQUARED:g} squared error of the image decoded from sampled latents "
             f"+ {NARROW:g} KL divergence of the latents from a standard normal distribution, in nats "
             "per value of the image",
             "scale": f"{scale:g}, which brings sampled latents of {MEASURED} images to unit standard deviation",
-            "optimizer": f"AdamW, peak learning rate {self.o.lr:g}, linear decay",
-            "seconds": round(self.seconds),
-            "device": self.device.type,
-            "precision": "float32 weights, bfloat16 matmuls",
-            "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
-            "seed": self.o.seed,
         }
-        head = {"name": self.name, "summary": SUMMARY[self.name]}
-        size = sum(value.numel() for value in self.model.parameters())
-        return head | {"parameters": size, "recipe": recipe, "reconstruction": found, "curve": self.curve}
+        return {**self.described(before, after), "reconstruction": found}
 
 
 def apart(mean: Tensor, deviation: Tensor) -> Tensor:

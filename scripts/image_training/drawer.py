@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from image_training import words
 from image_training.corpus import GROUND, Batch, Corpus
 from image_training.drawn import drawn_right
-from image_training.export import SUMMARY, rounded
-from image_training.export_drawer import export, loaded, with_figures
+from image_training.export import rounded, with_figures
+from image_training.export_drawer import export, loaded
 from image_training.network import Drawer, text_encoder
 from image_training.options import Options
-from image_training.run import AVERAGE, Descent, device_of, muon_and_adamw
+from image_training.run import Descent, device_of, muon_and_adamw
 from pardec.models.images.vq_files import load_vq
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -133,13 +133,11 @@ class DrawerRun(Descent):
         return found
 
     def card(self, found: dict[str, Any]) -> dict[str, Any]:
-        recipe = {
-            "script": "scripts/train_image.py",
+        before = {
             "started from": "random weights" if self.o.init is None else "the run before",
             "data": f"{self.o.chunks * self.corpus.size} images of captions of the train split, as {TOKENIZER} codes",
-            "images per step": self.o.batch,
-            "steps": self.step,
-            "images seen": self.step * self.o.batch,
+        }
+        after = {
             "captions": f"read by a text encoder of {READING} layers"
             + (", trained along" if self.taught_by is None else ", the teacher's")
             + f"; {DROPPED:.0%} are dropped, for classifier-free guidance",
@@ -151,16 +149,11 @@ class DrawerRun(Descent):
                 if self.o.teacher is None
                 else f"; half of that, half cross entropy against {self.o.teacher.name}'s distribution"
             ),
-            "optimizer": f"Muon for the layers, AdamW for the rest, peak learning rate {self.o.lr:g}, linear decay",
-            "seconds": round(self.seconds),
-            "device": self.device.type,
-            "precision": "float32 weights, bfloat16 matmuls",
-            "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
-            "seed": self.o.seed,
         }
+        kept = nn.ModuleList(part for name, part in self.model.items() if name in ("drawer", "reader"))
+        card = self.described(
+            before, after, optimizer="Muon for the layers, AdamW for the rest", seen="images seen", model=kept
+        )
         if self.o.init is not None:
-            recipe["run before"] = read_card(self.o.init)["recipe"]
-        kept = [part for name, part in self.model.items() if name in ("drawer", "reader")]
-        size = sum(value.numel() for part in kept for value in part.parameters())
-        head = {"name": self.name, "summary": SUMMARY[self.name], "parameters": size, "recipe": recipe}
-        return with_figures({**head, "curve": self.curve}, found)
+            card["recipe"]["run before"] = read_card(self.o.init)["recipe"]
+        return with_figures(card, found, of="captions", sampler="sequential")

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from text_training.export import items, opening, write_pages
+from safetensors.torch import load_file
+from text_training.export import opening, write_pages
 from torch import Tensor, nn
 
 from image_training import words
+from image_training.export import export_model, record, share
 from image_training.network import Drawer, text_encoder
 from pardec.models.files.catalog import EMBEDDED
 from pardec.models.hf.hf_logging import silence
@@ -21,34 +22,16 @@ DEFAULTS = {"temperature": 0.7, "top_k": 64, "cfg": 2.5}  # the model's generati
 
 def export(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], card: dict[str, Any]) -> None:
     """Write the folder; `weights` of the whole network, rounded to 16 bit already."""
-    folder.mkdir(parents=True, exist_ok=True)
-    own = _part(weights, "drawer")
-    save_file({name: value.bfloat16().contiguous() for name, value in own.items()}, folder / "model.safetensors")
     reads = _part(weights, "reader")
     said = dict(config) if reads else {**config, "text_encoder": "tiny-llamagen"}
-    (folder / "config.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
-    (folder / "generation_config.json").write_text(json.dumps(DEFAULTS, indent=1) + "\n", encoding="utf-8")
+    export_model(folder, said, DEFAULTS, _part(weights, "drawer"))
     if reads:
         encoder = _reader(config)
         encoder.load_state_dict(reads)
         with silence():
             encoder.to(torch.bfloat16).save_pretrained(folder / "text_encoder")
             words.tokenizer().save_pretrained(folder / "text_encoder")
-    write_pages(folder, card, _readme(card))
-
-
-def with_figures(card: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """The card with the measurements on its images."""
-    accuracy = {}
-    if found:
-        counted = {"captions": found["pictures"]}
-        accuracy = {"sequential": {"problems": counted, "captions": found["right"], "captions_nfe": found["forwards"]}}
-    return {**card, "captions": found, "accuracy": accuracy}
-
-
-def write_card(folder: Path, card: dict[str, Any]) -> None:
-    """Writes the card of a model and the page made from it."""
-    write_pages(folder, card, _readme(card))
+    write_pages(folder, card, page(card))
 
 
 def loaded(folder: Path) -> dict[str, nn.Module]:
@@ -75,7 +58,7 @@ def _part(weights: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     return {key.removeprefix(name + "."): value for key, value in weights.items() if key.startswith(name + ".")}
 
 
-def _readme(card: dict[str, Any]) -> str:
+def page(card: dict[str, Any]) -> str:
     found = card["captions"]
     name = card["name"]
     draft = f" -s model:name={name}" if name.endswith("-draft") else ""
@@ -91,9 +74,4 @@ def _readme(card: dict[str, Any]) -> str:
             f"| {found['pictures']} | {found['right']:.1%} ({found['right_from']:.1%} to {found['right_to']:.1%}) "
             f"| {found['one']:.1%} of {found['ones']} | {found['two']:.1%} of {found['twos']} | {found['distance']} |"
         ]
-    lines += ["", "## Recipe", "", *items(card["recipe"]), "", "## Curve", ""]
-    lines += ["| seconds | step | loss | captions right | one object |", "|---|---|---|---|---|"]
-    for point in card["curve"]:
-        shown = (f"{point['seconds']:.0f}", point["step"], f"{point['loss']:.3f}", f"{point['right']:.1%}")
-        lines.append(f"| {' | '.join(map(str, shown))} | {point['one']:.1%} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *record(card, {"captions right": share("right"), "one object": share("one")})])

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
-from text_training.export import items, opening, write_pages
+from text_training.export import opening, write_pages
 from torch import Tensor, nn
 
+from image_training.export import export_model, record, share
 from pardec.models.continuous.diffusion_head import MARHead
 from pardec.models.continuous.mar import MARBackbone
 from pardec.models.families.mar import networks
-from pardec.models.images.weight_files import write_tensors
 
 DEFAULTS = {"temperature": 1.0, "cfg": 3.0}  # the model's generation defaults
 _HEAD = "diffloss.net."  # what the head's tensors are published under
@@ -35,11 +35,8 @@ def network(config: dict[str, Any]) -> Network:
 
 def export(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], card: dict[str, Any]) -> None:
     """Write the folder; `weights` of the whole network, rounded to 16 bit already."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / "model.safetensors", {published(name): value.bfloat16() for name, value in weights.items()})
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    (folder / "generation_config.json").write_text(json.dumps(DEFAULTS, indent=1) + "\n", encoding="utf-8")
-    write_pages(folder, card, _readme(card))
+    export_model(folder, config, DEFAULTS, {published(name): value for name, value in weights.items()})
+    write_pages(folder, card, page(card))
 
 
 def published(name: str) -> str:
@@ -55,21 +52,7 @@ def loaded(folder: Path) -> Network:
     return model.eval().requires_grad_(False)
 
 
-def with_figures(card: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """The card with the measurements on its images."""
-    accuracy = {}
-    if found:
-        counted = {"classes": found["pictures"]}
-        accuracy = {"mar": {"problems": counted, "classes": found["right"], "classes_nfe": found["forwards"]}}
-    return {**card, "classes": found, "accuracy": accuracy}
-
-
-def write_card(folder: Path, card: dict[str, Any]) -> None:
-    """Writes the card of a model and the page made from it."""
-    write_pages(folder, card, _readme(card))
-
-
-def _readme(card: dict[str, Any]) -> str:
+def page(card: dict[str, Any]) -> str:
     found = card["classes"]
     name = card["name"]
     draft = f" -s cspd:draft={name}" if name.endswith("-draft") else ""
@@ -83,9 +66,4 @@ def _readme(card: dict[str, Any]) -> str:
         shares = " | ".join(f"{found[of]:.1%}" for of in ("count", "shape", "colour", "size"))
         right = f"{found['right']:.1%} ({found['right_from']:.1%} to {found['right_to']:.1%})"
         lines += [f"| {found['pictures']} | {right} | {shares} | {found['distance']} |"]
-    lines += ["", "## Recipe", "", *items(card["recipe"]), "", "## Curve", ""]
-    lines += ["| seconds | step | loss | right |", "|---|---|---|---|"]
-    for point in card["curve"]:
-        shown = (f"{point['seconds']:.0f}", point["step"], f"{point['loss']:.3f}", f"{point['right']:.1%}")
-        lines.append(f"| {' | '.join(map(str, shown))} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *record(card, {"right": share("right")})])

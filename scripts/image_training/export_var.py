@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from text_training.export import items, opening, write_pages
+from text_training.export import opening, write_pages
 from torch import Tensor
 
+from image_training.export import error, export_model, record, share
 from image_training.scale_network import ScaleNetwork
-from pardec.models.images.weight_files import write_tensors
 from pardec.models.scales.tokenizer import MultiScaleVQ
 from pardec.models.scales.tokenizer_files import save_tokenizer
 
@@ -47,21 +47,13 @@ def _tokenizer_page(card: dict[str, Any]) -> str:
         f"| {measured['pictures']} | {measured['right']:.1%} | {early} | {measured['error']} "
         f"| {measured['codes_used']} | {measured['code_entropy_nats']} nats |"
     ]
-    lines += ["", "## Recipe", "", *items(card["recipe"]), "", "## Curve", ""]
-    lines += ["| seconds | step | loss | right | mean error |", "|---|---|---|---|---|"]
-    for point in card["curve"]:
-        shown = f"{point['seconds']:.0f} | {point['step']} | {point['loss']:.3f} | {point['right']:.1%}"
-        lines.append(f"| {shown} | {point['error']} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *record(card, {"right": share("right"), "mean error": error})])
 
 
 def export(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], card: dict[str, Any]) -> None:
     """Write the folder of a model; `weights` of the whole network, rounded to 16 bit already."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / "model.safetensors", {name: value.bfloat16() for name, value in weights.items()})
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    (folder / "generation_config.json").write_text(json.dumps(DEFAULTS, indent=1) + "\n", encoding="utf-8")
-    write_pages(folder, card, _page(card))
+    export_model(folder, config, DEFAULTS, weights)
+    write_pages(folder, card, page(card))
 
 
 def loaded(folder: Path) -> ScaleNetwork:
@@ -71,21 +63,7 @@ def loaded(folder: Path) -> ScaleNetwork:
     return model.eval().requires_grad_(False)
 
 
-def with_figures(card: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
-    """The card with the measurements on its images."""
-    accuracy = {}
-    if result:
-        counted = {"classes": result["pictures"]}
-        accuracy = {"sequential": {"problems": counted, "classes": result["right"], "classes_nfe": result["forwards"]}}
-    return {**card, "classes": result, "accuracy": accuracy}
-
-
-def write_card(folder: Path, card: dict[str, Any]) -> None:
-    """Writes the card of a model and the page made from it."""
-    write_pages(folder, card, _page(card))
-
-
-def _page(card: dict[str, Any]) -> str:
+def page(card: dict[str, Any]) -> str:
     measured, name = card["classes"], card["name"]
     draft = f" -s code:refiner={name},steps=3" if name.endswith("-draft") else ""
     large = name.removesuffix("-draft")
@@ -96,12 +74,7 @@ def _page(card: dict[str, Any]) -> str:
         lines += ["|---|---|---|---|---|---|---|---|", _row(name, measured)]
         if "late" in measured:
             lines.append(_row(large, measured["late"]))
-    lines += ["", "## Recipe", "", *items(card["recipe"]), "", "## Curve", ""]
-    lines += ["| seconds | step | loss | right |", "|---|---|---|---|"]
-    for point in card["curve"]:
-        shown = (f"{point['seconds']:.0f}", point["step"], f"{point['loss']:.3f}", f"{point['right']:.1%}")
-        lines.append(f"| {' | '.join(map(str, shown))} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *record(card, {"right": share("right")})])
 
 
 def _row(model: str, measured: dict[str, Any]) -> str:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from image_training.export import SUMMARY, rounded
-from image_training.export_mar import export, loaded, network, with_figures
+from image_training.export import rounded, with_figures
+from image_training.export_mar import export, loaded, network
 from image_training.latents import Batch, LatentCorpus
 from image_training.options import Options
 from image_training.painted import painted_right
-from image_training.run import AVERAGE, Descent, device_of, muon_and_adamw
+from image_training.run import Descent, device_of, muon_and_adamw
 from pardec.images.classes import NAMES
 from pardec.images.shapes import SIDE
 from pardec.models.continuous.schedule import TRAINED, denoising
@@ -147,14 +147,12 @@ class MARRun(Descent):
         return found
 
     def card(self, found: dict[str, Any]) -> dict[str, Any]:
-        recipe = {
-            "script": "scripts/train_image.py",
+        before = {
             "started from": "random weights" if self.o.init is None else "the run before",
             "data": f"{self.o.chunks * self.corpus.size} images of one object, positions and backgrounds drawn evenly, "
             f"as {AUTOENCODER} latents sampled anew each time",
-            "images per step": self.o.batch,
-            "steps": self.step,
-            "images seen": self.step * self.o.batch,
+        }
+        after = {
             "masks": "the masked share is drawn per step from a normal distribution (mean 1, deviation "
             f"{SPREAD:g}), cut at 0 and 1",
             "classes": f"{DROPPED:.0%} are dropped, for classifier-free guidance",
@@ -162,16 +160,9 @@ class MARRun(Descent):
             f"token, one from each quarter of the {TRAINED} steps, divided by the share of signal (at most "
             f"{HEAVIEST:g}-fold) + the variational bound for the variance, in bits"
             + ("" if self.o.teacher is None else f" + squared distance to {self.o.teacher.name}'s prediction"),
-            "optimizer": f"Muon for the blocks, AdamW for the rest, peak learning rate {self.o.lr:g}, linear decay",
-            "seconds": round(self.seconds),
-            "device": self.device.type,
-            "precision": "float32 weights, bfloat16 matmuls",
-            "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
-            "seed": self.o.seed,
         }
-        size = sum(value.numel() for value in self.model.parameters())
-        head = {"name": self.name, "summary": SUMMARY[self.name], "parameters": size, "recipe": recipe}
-        return with_figures({**head, "curve": self.curve}, found)
+        card = self.described(before, after, optimizer="Muon for the blocks, AdamW for the rest", seen="images seen")
+        return with_figures(card, found, of="classes", sampler="mar")
 
 
 _HALVES = {"embed_dim": "width", "depth": "depth", "num_heads": "heads"}

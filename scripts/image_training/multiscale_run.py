@@ -12,11 +12,11 @@ from torch import Tensor
 
 from image_training import data
 from image_training.evaluate import fresh_of_classes
-from image_training.export import SUMMARY, rounded
+from image_training.export import rounded
 from image_training.export_var import export_tokenizer
 from image_training.multiscale import features, quantize, start_from, tokenizer
 from image_training.options import Options
-from image_training.run import AVERAGE, Training, device_of
+from image_training.run import Training, device_of
 from pardec.images.classes import score
 from pardec.models.images.kl_files import load_kl
 from pardec.models.images.vq import to_images, to_pixels
@@ -130,27 +130,17 @@ class MultiScaleRun(Training):
         return {**result, "revived": self.revived}
 
     def card(self, result: dict[str, Any]) -> dict[str, Any]:
-        recipe = {
-            "script": "scripts/train_image.py",
+        before = {
             "started from": f"{AUTOENCODER}'s encoder and decoder, and k-means of residuals for the codebook",
             "data": "images of one object, classes, positions and backgrounds drawn evenly, on the fly",
-            "images per step": self.o.batch,
-            "steps": self.step,
-            "pictures": self.step * self.o.batch,
+        }
+        after = {
             "codebook": f"learned by its gradient; unused codes are restarted ({self.revived} were)",
             "loss": f"absolute error + {SQUARED:g} squared error of the image, of {CUT:.0%} of the images decoded from "
             f"their first scales alone + {CODES:g} squared distance of every scale's sum to the features + {COMMIT:g} "
             "of the features to the sums",
-            "optimizer": f"AdamW, peak learning rate {self.o.lr:g}, linear decay",
-            "seconds": round(self.seconds),
-            "device": self.device.type,
-            "precision": "float32 weights, bfloat16 matmuls",
-            "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
-            "seed": self.o.seed,
         }
-        head = {"name": self.name, "summary": SUMMARY[self.name]}
-        size = sum(value.numel() for value in self.model.parameters())
-        return head | {"parameters": size, "recipe": recipe, "reconstruction": result, "curve": self.curve}
+        return {**self.described(before, after), "reconstruction": result}
 
 
 def kmeans(points: Tensor, count: int, rng: torch.Generator) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from until_done import Stopwatch
 
+from image_training.export import SUMMARY
 from image_training.options import Options
 
 SAVE_EVERY = 120.0  # seconds
@@ -142,6 +143,34 @@ class Training(ABC):
         line |= {"rate": round(self.rate(), 4)} | extra
         with (self.o.state / "log.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+    def described(
+        self,
+        before: dict[str, Any],
+        after: dict[str, Any],
+        *,
+        optimizer: str = "AdamW",
+        seen: str = "pictures",
+        model: nn.Module | None = None,
+    ) -> dict[str, Any]:
+        """The card without measurements; `before` and `after` are the recipe's entries around the numbers of images."""
+        recipe = {
+            "script": "scripts/train_image.py",
+            **before,
+            "images per step": self.o.batch,
+            "steps": self.step,
+            seen: self.step * self.o.batch,
+            **after,
+            "optimizer": f"{optimizer}, peak learning rate {self.o.lr:g}, linear decay",
+            "seconds": round(self.seconds),
+            "device": self.device.type,
+            "precision": "float32 weights, bfloat16 matmuls",
+            "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
+            "seed": self.o.seed,
+        }
+        size = sum(value.numel() for value in (model or self.model).parameters())
+        head = {"name": self.name, "summary": SUMMARY[self.name], "parameters": size, "recipe": recipe}
+        return {**head, "curve": self.curve}
 
     def point(self) -> dict[str, float]:
         """The run's progress, for the curve."""

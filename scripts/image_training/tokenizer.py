@@ -11,9 +11,9 @@ from torch import Tensor
 
 from image_training import codebook, data
 from image_training.evaluate import reconstruction
-from image_training.export import SUMMARY, export, rounded
+from image_training.export import export, rounded
 from image_training.options import Options
-from image_training.run import AVERAGE, Training, device_of
+from image_training.run import Training, device_of
 from pardec.models.images.vq import VQ, to_pixels
 from pardec.models.images.vq_shape import VQShape
 
@@ -117,22 +117,12 @@ class TokenizerRun(Training):
         return {**found, "revived": self.revived}
 
     def card(self, found: dict[str, Any]) -> dict[str, Any]:
-        recipe = {
-            "script": "scripts/train_image.py",
+        before = {
             "data": "images of captions of the train split, drawn on the fly",
-            "images per step": self.o.batch,
-            "steps": self.step,
-            "pictures": self.step * self.o.batch,
+        }
+        after = {
             "first": f"{PLAIN} steps without a codebook, then k-means for the first one",
             "codebook": f"moving averages (decay {codebook.DECAY}); unused codes are restarted ({self.revived} were)",
             "loss": f"absolute error + {SQUARED:g} squared error + {COMMIT:g} distance of features to their codes",
-            "optimizer": f"AdamW, peak learning rate {self.o.lr:g}, linear decay",
-            "seconds": round(self.seconds),
-            "device": self.device.type,
-            "precision": "float32 weights, bfloat16 matmuls",
-            "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
-            "seed": self.o.seed,
         }
-        head = {"name": self.name, "summary": SUMMARY[self.name]}
-        size = sum(value.numel() for value in self.model.parameters())
-        return head | {"parameters": size, "recipe": recipe, "reconstruction": found, "curve": self.curve}
+        return {**self.described(before, after), "reconstruction": found}

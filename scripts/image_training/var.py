@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from image_training.corpus import Chunks
-from image_training.export import SUMMARY, rounded
-from image_training.export_var import DEFAULTS, export, loaded, with_figures
+from image_training.export import rounded, with_figures
+from image_training.export_var import DEFAULTS, export, loaded
 from image_training.features import NEAR, FeatureCorpus, walk
 from image_training.multiscale_run import WHOLE
 from image_training.options import Options
 from image_training.painted import painted_right
-from image_training.run import AVERAGE, Descent, device_of, muon_and_adamw
+from image_training.run import Descent, device_of, muon_and_adamw
 from image_training.scale_network import ScaleNetwork
 from pardec.images.classes import NAMES
 from pardec.models.files.catalog import EMBEDDED
@@ -109,25 +109,14 @@ class VARRun(Descent):
         return result
 
     def card(self, result: dict[str, Any]) -> dict[str, Any]:
-        recipe = {
-            "script": "scripts/train_image.py",
+        before = {
             "started from": "random weights" if self.o.init is None else "the run before",
             **self.learned(),
-            "images per step": self.o.batch,
-            "steps": self.step,
-            "images seen": self.step * self.o.batch,
-            "optimizer": f"Muon for the blocks, AdamW for the rest, peak learning rate {self.o.lr:g}, linear decay",
-            "seconds": round(self.seconds),
-            "device": self.device.type,
-            "precision": "float32 weights, bfloat16 matmuls",
-            "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
-            "seed": self.o.seed,
         }
+        card = self.described(before, {}, optimizer="Muon for the blocks, AdamW for the rest", seen="images seen")
         if self.o.init is not None:
-            recipe["run before"] = read_card(self.o.init)["recipe"]
-        size = sum(value.numel() for value in self.model.parameters())
-        head = {"name": self.name, "summary": SUMMARY[self.name], "parameters": size, "recipe": recipe}
-        return with_figures({**head, "curve": self.curve}, result)
+            card["recipe"]["run before"] = read_card(self.o.init)["recipe"]
+        return with_figures(card, result, of="classes", sampler="sequential")
 
     def learned(self) -> dict[str, Any]:
         """The card's entries on data and loss."""

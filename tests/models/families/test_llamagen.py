@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pardec.models.decoder import DecoderConfig
 from pardec.models.errors import ModelError
-from pardec.models.families.llamagen import HEADS, LLAMAGEN, read_config, side, to_halves, to_pairs
+from pardec.models.families.llamagen import HEADS, LLAMAGEN, read_config, side, to_halves
 from pardec.models.files.weights import Published
 from pardec.models.images.contracts import Condition
 from pardec.models.kernels.ops import apply_rotary
@@ -112,7 +112,7 @@ def test_the_hidden_width_of_a_folder_without_weights_is_the_published_formula()
     assert side({"block_size": 256}) == 16
 
 
-def test_pairs_side_by_side_become_halves_and_back() -> None:
+def test_pairs_side_by_side_become_halves() -> None:
     config = DecoderConfig(
         vocab=4,
         width=8,
@@ -129,7 +129,6 @@ def test_pairs_side_by_side_become_halves_and_back() -> None:
     turned = to_halves("layers.0.qkv_weight", weight, config)
     assert turned[:8, 0].tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
     assert turned[16:, 0].tolist() == list(range(16, 24))  # values are not turned
-    assert torch.equal(to_pairs("layers.0.qkv_weight", turned, config), weight)
     assert torch.equal(to_halves("layers.0.out_weight", weight, config), weight)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from pardec.models.errors import ModelError
 from pardec.models.kernels.attention import AttentionPattern, visible_slots
-from pardec.models.kernels.attention_parts import attend_part, attend_parts, merge_parts, pattern_parts
+from pardec.models.kernels.attention_parts import attend_part, attend_parts, pattern_parts
 from pardec.models.plan import Plan, Visible
 from tests.models.toys import ask, ids
 
@@ -137,6 +138,19 @@ def masked_part(k: Tensor, v: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor, 
     """A part of which query i of row b sees the slots allowed[b, i]."""
     mask = torch.zeros(allowed.shape, dtype=k.dtype).masked_fill_(~allowed, -torch.inf)
     return k, v, AttentionPattern("reference", k.shape[1], mask=mask[:, None])
+
+
+def merge_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The attention over all slots together [B, Q, H, D], from the results of `attend_part` for disjoint parts.
+
+    A query may see nothing of a part, and gets 0 where it sees nothing at all.
+    """
+    sums = torch.stack([part_sums for _, part_sums in parts])
+    # A log-sum-exp of -inf in all parts would make NaN of their differences.
+    weights = (sums - sums.amax(0).clamp(min=torch.finfo(sums.dtype).min)).exp()
+    shares = weights / weights.sum(0).clamp(min=torch.finfo(sums.dtype).tiny)
+    outs = torch.stack([out for out, _ in parts])
+    return (outs.to(shares.dtype) * shares[..., None]).sum(0).to(outs.dtype)
 
 
 @pytest.mark.parametrize("cuts", [(7,), (5, 9), (1, 2, 16)])

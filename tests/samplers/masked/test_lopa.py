@@ -103,7 +103,7 @@ def test_it_goes_with_stages_that_remember(rest: str) -> None:
 
 
 test_what_acts_between_hypotheses_is_refused = refused_specs(
-    [("threshold+prophet", "prophet acts between them"), ("dsb+threshold", "each decide what a forward is asked")],
+    [("threshold+prophet", "prophet acts between them"), ("dsb+threshold", "both change what a forward computes")],
     family="masked",
     before="lopa+",
 )

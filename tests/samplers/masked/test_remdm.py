@@ -47,7 +47,7 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch(family: str, distribution: dic
 
 test_bad_parameters = refused_specs(
     [
-        ("at=0", "at is a share of the block, above 0 and at most 1, got 0"),
+        ("at=0", "at must be above 0 and at most 1, got 0.0"),
         ("rounds=-1", "rounds must be at least 0 and tokens at least 1, got -1 and 1"),
         ("tokens=0", "rounds must be at least 0 and tokens at least 1, got 4 and 0"),
     ],
