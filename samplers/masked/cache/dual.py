@@ -28,7 +28,7 @@ from .span_cache import SpanCache
     "dual",
     stage="cache",
     paper="arXiv:2505.22618",
-    checked="golden/dream golden/llada reference:samplers.masked.test_caches.ByHand",
+    checked="golden/dream golden/llada reference:samplers.cache_checks.ByHand",
 )
 @dataclass(frozen=True)
 class Dual(SpanCache):

@@ -23,7 +23,7 @@ from ..contracts import Cache, Canvas, QuerySpec
     stage="cache",
     paper="arXiv:2502.09992",
     exact="greedy",
-    checked="golden/dimple golden/dream golden/llada golden/wedlm reference:samplers.masked.test_caches.ByHand",
+    checked="golden/dimple golden/dream golden/llada golden/wedlm reference:samplers.cache_checks.ByHand",
 )
 @dataclass(frozen=True)
 class NoCache(Cache):

@@ -29,7 +29,7 @@ from .span_cache import SpanCache
     "prefix",
     stage="cache",
     paper="arXiv:2505.22618",
-    checked="golden/dimple golden/dream golden/llada reference:samplers.masked.test_caches.ByHand",
+    checked="golden/dimple golden/dream golden/llada reference:samplers.cache_checks.ByHand",
 )
 @dataclass(frozen=True)
 class Prefix(SpanCache):

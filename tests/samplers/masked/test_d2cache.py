@@ -1,88 +1,21 @@
-"""`d2cache` and `density`: what is queried by hand, and against naive versions over eager attention."""
+"""`d2cache`: what is queried by hand, and against a naive version over eager attention."""
 
 from __future__ import annotations
-
-from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from pardec.models.errors import SpecError
-from pardec.models.load import load
-from pardec.models.model import LanguageModel
 from pardec.samplers.masked.cache.changes import rows_predicting
 from pardec.samplers.masked.cache.d2cache import attention_rollout
 from pardec.samplers.masked.contracts import AttentionMaps
-from pardec.samplers.ops.certainty import certainty_density
 from pardec.samplers.ops.position_sets import between, nucleus
+from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
+from tests.samplers.dependence_parity import MODELS, model_of
 from tests.samplers.heldout_answers import answered
-from tests.samplers.spec_checks import refused_specs
-from tests.samplers.toys import fill, prompts, request, run, same, table, toy
-
-GOLDEN = Path(__file__).resolve().parents[2] / "golden"
-
-
-@lru_cache
-def model_of(name: str) -> LanguageModel:
-    if name.startswith("recorded"):
-        return load(GOLDEN / name.split("-")[1] / "checkpoint", device="cpu", dtype="float32")
-    return toy(name, sharp=1.2)
-
-
-# --- density ---
-
-
-@pytest.mark.parametrize("sigma", [0.3, 1.0, 10.0])
-def test_densities_are_the_definition(sigma: float) -> None:
-    known = torch.tensor([[True, False, False, True, False], [False, False, True, False, False]])
-    total = torch.tensor([5, 3])
-    got = certainty_density(known, total, sigma)
-    for row, size in enumerate(total.tolist()):
-        expected = [naive.density(known[row, :size].tolist(), sigma, i) for i in range(size)]
-        assert got[row, :size].tolist() == pytest.approx(expected, abs=1e-6)
-
-
-def test_density_by_hand() -> None:
-    """All equally sure: what is known to the left alone outweighs what is known between two masks."""
-    flat = table(torch.full((6, 9), 1 / 9))
-    mask = 8
-    got = run(flat, "density:sigma=1", request([[0, mask, mask, mask, mask, mask]], [1], block_length=5))
-    assert got.trace.commit_step[0].tolist() == [-1, 0, 1, 2, 3, 4]
-    # At 1, 2 and 4 it is .355, .301 and .242; then 2 has .543 and 4 .247.
-    got = run(flat, "density:sigma=1", request([[0, mask, mask, 0, mask]], [1], block_length=4))
-    assert got.trace.commit_step[0].tolist() == [-1, 0, 1, -1, 2]
-    known = torch.tensor([[True, False, False, True, False]])
-    assert certainty_density(known, torch.tensor([5]), 1.0)[0, [1, 2, 4]].tolist() == pytest.approx(
-        [0.355, 0.301, 0.242], abs=1e-3
-    )
-
-
-@pytest.mark.parametrize("name", ["llada", "dream", "recorded-llada", "recorded-dream"])
-@pytest.mark.parametrize("sigma", [1.0, 10.0])
-@pytest.mark.covers(1)
-def test_the_order_is_that_of_the_naive_rule(name: str, sigma: float) -> None:
-    model, start, size = model_of(name), 5, 17
-    mask = model.decoding_config.mask_id
-    assert mask is not None
-    (prompt,) = prompts((start,), vocab=min(100, model.vocab_size))
-    canvas = [*prompt, *[mask] * (size - start)]
-    got = run(model, f"density:sigma={sigma}", request([canvas], [start], block_length=size))
-    known = [token != mask for token in canvas]
-
-    def rule(view: naive.View) -> list[int]:
-        best = max(view.open, key=lambda p: (view.p[p] * naive.density(known, sigma, p), -p))
-        known[best] = True
-        return [best]
-
-    tokens, when, _ = naive.decode(model, canvas, start, rule, size)
-    assert got.trace.commit_step[0].tolist() == when
-    assert got.tokens[0].tolist() == tokens
-
-
-# --- the cache ---
+from tests.samplers.toys import fill, prompts, request, run, same, toy
 
 
 def test_the_parts_by_hand() -> None:
@@ -109,7 +42,7 @@ def test_rollout_by_hand() -> None:
     assert attention_rollout(first)[0, :3].tolist() == pytest.approx([9 / 16, 1 + 7 / 16, 1])
 
 
-@pytest.mark.parametrize("name", ["llada", "dream", "recorded-llada", "recorded-dream"])
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("k", "rollout", "fill_"), [(32, 0.1, 4), (6, 0.3, 2), (3, 0.05, 0)])
 def test_it_queries_what_the_naive_version_does(name: str, k: int, rollout: float, fill_: int) -> None:
     model = model_of(name)
@@ -148,17 +81,20 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch(spec: str, options: dict[str, 
             assert same(alone, 0, whole, row)
 
 
-test_bad_parameters = refused_specs(
+@pytest.mark.parametrize(
+    ("spec", "says"),
     [
         ("sequential@d2cache:k=0", "k must be at least 1, got 0"),
         ("sequential@d2cache:rollout=1.5", r"rollout must lie in \[0, 1\], got 1.5"),
-        ("density:sigma=0", r"sigma must lie in \[0.1, 10000\], got 0"),
-    ]
+    ],
 )
+def test_bad_parameters(spec: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        resolve(spec)
 
 
 def test_families_whose_blocks_do_not_see_later_ones_are_refused() -> None:
-    with pytest.raises(SpecError, match="masks in later blocks, which no block of this model sees"):
+    with pytest.raises(SpecError, match="masks in later blocks are for models whose blocks see them"):
         fill(toy("sdar"), "sequential@d2cache", prompts((4,)), 4)
 
 

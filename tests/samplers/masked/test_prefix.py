@@ -1,12 +1,36 @@
-"""The positions that the prefix cache computes, where positions before the block are among them."""
+"""`prefix`: the block and everything after it is computed at every step, what is before it once a block."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from pardec.models.errors import SpecError
-from pardec.samplers.registry import resolve
-from tests.samplers.toys import fill, prompts, same, toy
+from pardec.samplers import registry
+from tests.samplers.cache_checks import (
+    ALL,
+    agree,
+    both,
+    check_by_hand,
+)
+from tests.samplers.toys import FAMILIES, fill, prompts, same, toy
+
+ASKED: dict[tuple[str, str], list[range]] = {
+    ("llada", "prefix"): [ALL, *[range(5, 15)] * 3, ALL, *[range(9, 15)] * 3, ALL, range(13, 15)],
+    ("llada", "prefix:refresh=1"): [ALL] * 10,
+    # A block's first token is predicted one to the left of the block, which is asked as long as that token is open.
+    ("dream", "prefix"): [
+        ALL, range(4, 15), range(4, 15), range(4, 15),
+        ALL, range(8, 15), range(8, 15), range(9, 15),
+        ALL, range(13, 15),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "cache"), ASKED)
+def test_the_positions_that_are_queried_by_hand(family: str, cache: str) -> None:
+    check_by_hand(family, cache, ASKED[family, cache])
 
 
 @pytest.mark.parametrize(
@@ -36,4 +60,27 @@ def test_asking_the_whole_prompt_again_is_no_cache() -> None:
 
 def test_a_number_below_nothing_is_refused() -> None:
     with pytest.raises(SpecError, match="before must be at least 0, got -1"):
-        resolve("sequential@prefix:before=-1")
+        registry.resolve("sequential@prefix:before=-1")
+
+
+@pytest.mark.parametrize("distribution", [{}, {"temperature": 0.9, "top_p": 0.9}, {"cfg": 1.7}])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.covers(1)
+def test_refreshing_at_every_step_is_no_cache(family: str, distribution: dict[str, Any]) -> None:
+    for select in ("threshold:tau=0.4", "origin:steps=30"):
+        assert agree(*both(family, f"{select}@prefix:refresh=1", f"{select}@none", **distribution))
+    assert [registry.resolve(f"sequential@{cache}").exact for cache in ("prefix:refresh=1", "prefix")] == [
+        "greedy",
+        "relaxed",
+    ]
+
+
+@pytest.mark.parametrize("distribution", [{}, {"temperature": 0.9}, {"cfg": 1.7}])
+@pytest.mark.parametrize("cache", ["prefix"])
+@pytest.mark.parametrize("family", ["sdar", "shifted-sdar"])
+@pytest.mark.covers(2)
+def test_a_block_causal_model_loses_nothing(family: str, cache: str, distribution: dict[str, Any]) -> None:
+    for select in ("threshold:tau=0.4", "sequential"):
+        cached, plain = both(family, f"{select}@{cache}", f"{select}@none", **distribution)
+        assert agree(cached, plain)
+        assert sum(cached.tokens_fed) < sum(plain.tokens_fed)

@@ -1,0 +1,136 @@
+"""What the tests of caches of masked models share: forwards made by hand, and the K/V that each forward saw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.plan import Plan
+from pardec.samplers import registry
+from pardec.samplers.events import Finished, Started, Step
+from pardec.samplers.masked.loop import decode
+from tests.reference import naive_caches as naive
+from tests.samplers.toys import BLOCK, FAMILIES, MASK, fill, prompts, request, toy
+
+LENGTHS, NEW = (5, 2, 9), (10, 7, 4)
+
+
+class ByHand:
+    """One row decoded greedily, the surest first; every forward queries the positions it is told, and no others."""
+
+    def __init__(self, family: str, prompt: list[int], new: int) -> None:
+        self.model = toy(family, sharp=1.2)
+        self.tokens = [*prompt, *[MASK] * new]
+        self.end = len(self.tokens)
+        self.cache = self.model.new_cache(1, self.end)
+        self.order: list[int] = []
+
+    def step(self, asked: range, block: range) -> None:
+        """Feeds the tokens at `asked`, overwriting their K/V, and commits the surest open position of `block`."""
+        open_ = [p for p in block if self.tokens[p] == MASK]
+        at = torch.tensor([list(asked)])
+        rows = [max(p - self.model.decoding_config.shift, 0) for p in open_]
+        plan = Plan(
+            tokens=torch.tensor([[self.tokens[p] for p in asked]]),
+            positions=at,
+            slots=at,
+            visible=self.model.visible(),
+            lengths=torch.tensor([self.end]),
+            want=torch.tensor([[asked.index(row) for row in rows]]),
+        )
+        logits = self.model.forward(plan, self.cache).logits()[0].index_fill(1, torch.tensor([MASK]), -torch.inf)
+        best, ids = logits.softmax(-1).max(-1)
+        at_best = int(best.argmax())
+        self.tokens[open_[at_best]] = int(ids[at_best])
+        self.order.append(open_[at_best])
+
+
+def check_by_hand(family: str, cache: str, asked: Sequence[range]) -> None:
+    """A prompt of five, ten tokens to come in blocks of four: each forward queries these positions."""
+    (prompt,) = prompts((5,), seed=3)
+    hand = ByHand(family, prompt, 10)
+    for number, positions in enumerate(asked):
+        hand.step(positions, (FIRST, SECOND, LAST)[number // 4])
+    got = fill(toy(family, sharp=1.2), f"sequential@{cache}", [prompt], 10)
+    assert list(got.trace.fed[0]) == list(asked)
+    assert got.tokens[0].tolist() == hand.tokens
+    assert got.trace.commit_step[0, 5:].argsort().tolist() == [p - 5 for p in hand.order]
+    assert got.tokens_fed == (sum(map(len, asked)),)
+
+
+FIRST, SECOND, LAST = range(5, 9), range(9, 13), range(13, 15)  # the blocks of `check_by_hand`
+ALL = range(15)
+
+
+def check_plain(family: str, cache: str, rule: naive.Rule) -> None:
+    """The cache is its plain version of tests/reference/naive_caches.py."""
+    model = toy(family, seed=5, sharp=1.2)
+    for length, new, size in ((5, 10, BLOCK), (9, 6, BLOCK), (2, 9, 9)):
+        size = BLOCK if FAMILIES[family][1] == "block-causal" else size
+        (prompt,) = prompts((length,), seed=length)
+        tokens, when, fed = naive.decode(model, prompt, new, rule, size=size)
+        got = fill(model, f"sequential@{cache}", [prompt], new, block_length=size)
+        assert queried(got) == fed
+        assert got.tokens[0].tolist() == tokens
+        assert dict(enumerate(got.trace.commit_step[0].tolist()[length:], length)) == dict(sorted(when.items()))
+
+
+class Descending:
+    """Numbers that fall in the given order of positions, at every step and for every purpose."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        self.rank = {position: at for at, position in enumerate(order)}
+
+    def uniform(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str, width: int = 0) -> Tensor:
+        fallen = [[1 - (1 + self.rank.get(p, 97)) / 100 for p in row] for row in positions.tolist()]
+        return torch.tensor(fallen, dtype=torch.float64)
+
+
+def queried(got: Finished, row: int = 0) -> list[tuple[int, ...]]:
+    return [tuple(positions) for positions in got.trace.fed[row]]
+
+
+def in_order(family: str, cache: str, order: list[int], **options: Any) -> list[tuple[int, ...]]:
+    """What is queried where positions are committed in this order, after a prompt of five."""
+    spec = f"random+fixed:steps={options.pop('steps')}@{cache}"
+    got = fill(toy(family, sharp=1.2), spec, prompts((5,), seed=3), 8, source=Descending(order), **options)
+    return queried(got)
+
+
+def both(family: str, one: str, other: str, **options: Any) -> tuple[Finished, Finished]:
+    """Ragged rows with two specs."""
+    model, given = toy(family, seed=1, sharp=1.2), prompts(LENGTHS)
+    new = options.pop("new", NEW)
+    return fill(model, one, given, new, **options), fill(model, other, given, new, **options)
+
+
+def agree(one: Finished, other: Finished) -> bool:
+    """Tokens, commit steps and forwards of all rows; what was fed may differ."""
+    found = zip((one.tokens, one.trace.commit_step), (other.tokens, other.trace.commit_step), strict=True)
+    return one.nfe == other.nfe and all((x == y).all() for x, y in found)
+
+
+def stale(model: Any, spec: str, rows: list[list[int]], starts: list[int], **options: Any) -> tuple[int, Finished]:
+    """How many times a forward saw a position with the K/V of another token than the one that stood there."""
+    options.setdefault("absolute", model.decoding_config.attention == "block-causal")
+    tokens: dict[int, list[np.ndarray]] = {}
+    for event in decode(model, registry.resolve(spec), request(rows, starts, **options)):
+        if isinstance(event, Started):
+            tokens = {row: [held.copy()] for row, held in enumerate(event.tokens)}
+        elif isinstance(event, Step):
+            for row, held in zip(event.rows, event.tokens, strict=True):
+                tokens[int(row)].append(held.copy())
+    assert isinstance(event, Finished)
+    count = 0
+    for row, fed in enumerate(event.trace.fed):
+        stored = np.full(event.trace.lengths[row], -1)
+        reach = 0
+        for number, positions in enumerate(fed):
+            stored[list(positions)] = tokens[row][number][list(positions)]
+            reach = max(reach, *positions) + 0
+            count += int((stored[: reach + 1] != tokens[row][number][: reach + 1]).sum())
+    return count, event

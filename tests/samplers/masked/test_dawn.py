@@ -1,0 +1,104 @@
+"""`dawn`: sure positions, those that known tokens induce, and of what depends on each other one; by hand and naive."""
+
+from __future__ import annotations
+
+import pytest
+
+from pardec.models.errors import SpecError
+from pardec.samplers.masked.build import fit
+from pardec.samplers.registry import resolve
+from tests.reference import naive_dependence as naive
+from tests.samplers.dependence_parity import MODELS, compare, steps_with
+from tests.samplers.heldout_answers import answered
+from tests.samplers.toys import fill, prompts, same, toy
+
+DAWN = "dawn:low=0.5,induce=0.4,high=0.9,edge=0.3,sink=0.2,layers=1"
+HAND: dict[str, tuple[dict[tuple[int, int], float], list[int | None] | None, list[int]]] = {
+    # .95 .91 .99 .901 are sure; .6 and .85 depend on nothing; .3 and .45 are left to the next steps, one by one.
+    "nothing depends": ({}, None, [0, 0, 0, 2, 0, 0, 0, 1]),
+    # 1 depends on 5, so that of both only the surer goes.
+    "conflict": ({(1, 5): 0.4}, None, [0, 1, 0, 3, 0, 0, 0, 2]),
+    "conflict, the other way": ({(5, 1): 0.4}, None, [0, 1, 0, 3, 0, 0, 0, 2]),
+    "below edge": ({(1, 5): 0.29}, None, [0, 0, 0, 2, 0, 0, 0, 1]),
+    # 7 is too unsure for `low`, but depends on 0, which is known and sure by the forward.
+    "induced": ({(7, 0): 0.4}, [0, *[None] * 7], [-1, 0, 0, 1, 0, 0, 0, 0]),
+    # The known token 3 is no anchor: the forward gives it .3.
+    "no anchor": ({(7, 3): 0.4}, [None, None, None, 3, *[None] * 4], [0, 0, 0, -1, 0, 0, 0, 1]),
+    # All attend to 0: a sink, on which nothing depends.
+    "sink": ({(i, 0): 0.4 for i in range(1, 8)}, [0, *[None] * 7], [-1, 0, 0, 2, 0, 0, 0, 1]),
+    # 2 is sure and induced by 0, and 1 depends on 2: it waits.
+    "tied to what is induced and sure": ({(2, 0): 0.4, (1, 2): 0.4}, [0, *[None] * 7], [-1, 1, 0, 3, 0, 0, 0, 2]),
+}
+
+
+@pytest.mark.parametrize("case", HAND)
+def test_dawn_by_hand(case: str) -> None:
+    edges, row, steps = HAND[case]
+    assert steps_with(DAWN, edges, row) == steps  # type: ignore[arg-type]
+
+
+SETTINGS = (
+    {"low": 0.3, "induce": 0.2, "high": 0.4, "edge": 0.05, "sink": 0.1, "layers": 1},
+    {"low": 0.1, "induce": 0.05, "high": 0.2, "edge": 0.04, "sink": 0.05, "layers": 2},
+    {"low": 0.05, "induce": 0.6, "high": 0.9, "edge": 0.03, "sink": 1.0, "layers": 4},
+)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_is_the_naive_rule(name: str) -> None:
+    together = 0
+    for settings in SETTINGS:
+        spec = "dawn:" + ",".join(f"{key}={value}" for key, value in settings.items())
+        together += compare(name, spec, lambda settings=settings: naive.dawn(**settings))  # type: ignore[misc]
+    assert together > 5
+
+
+def test_open_parameters_are_the_published_ones() -> None:
+    assert str(fit(resolve("dawn"), toy("llada")).select) == str(
+        fit(resolve("dawn:low=0.75,induce=0.7,edge=0.07,sink=0.01"), toy("dream")).select
+    )
+    assert str(fit(resolve("dawn:low=0.5"), toy("dream")).select) == str(
+        resolve("dawn:low=0.5,induce=0.75,edge=0.1,sink=0.03").select
+    )
+
+
+def test_a_token_outside_of_a_forward_is_an_anchor_by_its_commit() -> None:
+    """With `dual` the prompt is not queried, and what it induces goes on being induced."""
+    settings = "low=1,induce=0,high=0.2,edge=0.001,sink=1,layers=2"
+    whole, cached = (
+        fill(toy("llada", sharp=1.2), f"dawn:{settings}{cache}", prompts((5, 2)), (8, 8), block_length=8)
+        for cache in ("", "@dual")
+    )
+    assert whole.nfe == cached.nfe
+
+
+def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
+    model, given, new = toy("dream", sharp=1.2), prompts((5, 2, 9)), (10, 17, 4)
+    spec = "dawn:low=0.1,induce=0.05,high=0.2,edge=0.04,sink=0.05"
+    whole = fill(model, spec, given, new, temperature=0.8)
+    for row in range(3):
+        assert same(fill(model, spec, [given[row]], new[row], temperature=0.8, seeds=[100 + row]), 0, whole, row)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("dawn:low=1.5", r"low must lie in \[0, 1\], got 1.5"),
+        ("dawn:layers=0", "layers must be at least 1, got 0"),
+        ("lopa+dawn", "dawn reads the probabilities of known tokens, and lopa drafts"),
+    ],
+)
+def test_what_is_refused(spec: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        resolve(spec)
+
+
+@pytest.mark.seeds("arXiv:2602.06953")
+def test_keeping_apart_what_depends_is_right_more_often_in_as_many_forwards() -> None:
+    """On Latin squares, whose cells depend on each other; `edge` is for rows of 60 to 70 tokens."""
+    apart, careful = answered("tiny-llada", "grids", "dawn:low=0.5,induce=0.9,sink=0.1,edge=0.015", 40)
+    loose, plain = answered("tiny-llada", "grids", "threshold:tau=0.8", 40)
+    assert sum(careful.nfe) <= sum(plain.nfe)
+    assert apart > loose + 2
+    looser, _ = answered("tiny-llada", "grids", "dawn:low=0.5,induce=0.9,sink=0.1,edge=1", 40)
+    assert apart > looser + 10  # without dependences it is a threshold of 0.5

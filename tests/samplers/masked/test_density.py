@@ -1,0 +1,73 @@
+"""`density`: the probability times the share of known tokens around a position; by hand, and against a naive rule."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.samplers.ops.certainty import certainty_density
+from pardec.samplers.registry import resolve
+from tests.reference import naive_dependence as naive
+from tests.samplers.dependence_parity import MODELS, model_of
+from tests.samplers.toys import fill, prompts, request, run, same, table, toy
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 10.0])
+def test_densities_are_the_definition(sigma: float) -> None:
+    known = torch.tensor([[True, False, False, True, False], [False, False, True, False, False]])
+    total = torch.tensor([5, 3])
+    got = certainty_density(known, total, sigma)
+    for row, size in enumerate(total.tolist()):
+        expected = [naive.density(known[row, :size].tolist(), sigma, i) for i in range(size)]
+        assert got[row, :size].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_order_by_hand() -> None:
+    """All equally sure: what is known to the left alone outweighs what is known between two masks."""
+    flat = table(torch.full((6, 9), 1 / 9))
+    mask = 8
+    got = run(flat, "density:sigma=1", request([[0, mask, mask, mask, mask, mask]], [1], block_length=5))
+    assert got.trace.commit_step[0].tolist() == [-1, 0, 1, 2, 3, 4]
+    # At 1, 2 and 4 it is .355, .301 and .242; then 2 has .543 and 4 .247.
+    got = run(flat, "density:sigma=1", request([[0, mask, mask, 0, mask]], [1], block_length=4))
+    assert got.trace.commit_step[0].tolist() == [-1, 0, 1, -1, 2]
+    known = torch.tensor([[True, False, False, True, False]])
+    assert certainty_density(known, torch.tensor([5]), 1.0)[0, [1, 2, 4]].tolist() == pytest.approx(
+        [0.355, 0.301, 0.242], abs=1e-3
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("sigma", [1.0, 10.0])
+@pytest.mark.covers(1)
+def test_the_order_is_that_of_the_naive_rule(name: str, sigma: float) -> None:
+    model, start, size = model_of(name), 5, 17
+    mask = model.decoding_config.mask_id
+    assert mask is not None
+    (prompt,) = prompts((start,), vocab=min(100, model.vocab_size))
+    canvas = [*prompt, *[mask] * (size - start)]
+    got = run(model, f"density:sigma={sigma}", request([canvas], [start], block_length=size))
+    known = [token != mask for token in canvas]
+
+    def rule(view: naive.View) -> list[int]:
+        best = max(view.open, key=lambda p: (view.p[p] * naive.density(known, sigma, p), -p))
+        known[best] = True
+        return [best]
+
+    tokens, when, _ = naive.decode(model, canvas, start, rule, size)
+    assert got.trace.commit_step[0].tolist() == when
+    assert got.tokens[0].tolist() == tokens
+
+
+def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
+    model, given, new = toy("dream", sharp=1.2), prompts((5, 2, 9)), (10, 17, 4)
+    whole = fill(model, "density:sigma=2+fixed:steps=6", given, new, temperature=0.8)
+    for row in range(3):
+        options = {"temperature": 0.8, "seeds": [100 + row]}
+        assert same(fill(model, "density:sigma=2+fixed:steps=6", [given[row]], new[row], **options), 0, whole, row)
+
+
+def test_bad_parameters() -> None:
+    with pytest.raises(SpecError, match=r"sigma must lie in \[0.1, 10000\], got 0"):
+        resolve("density:sigma=0")
