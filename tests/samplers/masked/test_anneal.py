@@ -1,0 +1,57 @@
+"""`anneal`: the temperature of a block's logits falls from step to step."""
+
+from __future__ import annotations
+
+import pytest
+
+from pardec.models.errors import SpecError
+from pardec.samplers.registry import resolve
+from tests.samplers.eight_tokens import LAWS, MASK
+from tests.samplers.toys import fill, prompts, request, run, same, table, toy
+
+SPEC = "anneal:high=0.8,low=0.4,steps=4+sequential"
+
+
+def expected(temperature: float, place: int) -> float:
+    """The probability of the likeliest token of a position at a temperature."""
+    return float((LAWS.log() / temperature).softmax(-1)[place].max())
+
+
+@pytest.mark.parametrize(("block_length", "order"), [(8, [4, 0, 2, 6, 5, 1, 7, 3]), (4, [0, 2, 1, 3, 4, 6, 5, 7])])
+def test_temperatures_by_hand(block_length: int, order: list[int]) -> None:
+    """.4 + .4 n / 4 for n = 4, 3, 2, 1 steps that are left, then as with one left; each block begins anew."""
+    got = run(table(LAWS), SPEC, request([[MASK] * 8], [0], block_length=block_length))
+    temperatures = [0.8, 0.7, 0.6, 0.5, 0.5, 0.5, 0.5, 0.5] if block_length == 8 else [0.8, 0.7, 0.6, 0.5] * 2
+    assert got.trace.commit_step[0].argsort().tolist() == order
+    for place, temperature in zip(order, temperatures, strict=True):
+        assert got.trace.commit_score[0, place].item() == pytest.approx(expected(temperature, place), abs=1e-6)
+
+
+def test_the_requests_own_temperature_comes_on_top() -> None:
+    """A high temperature that never falls is one of the request."""
+    model, given = toy("dream", sharp=1.2), prompts((4, 7))
+    one = fill(model, "anneal:high=0.5,low=0.5+confidence:of=filtered+sequential", given, 8, temperature=1.6)
+    other = fill(model, "confidence:of=filtered+sequential", given, 8, temperature=0.8)
+    assert all(same(one, row, other, row) for row in range(2))
+
+
+def test_rows_of_a_ragged_batch_have_their_own_temperatures() -> None:
+    model, given, new = toy("dream", sharp=1.2), prompts((4, 7, 2)), (9, 5, 11)
+    spec = "anneal:high=3,low=0.2,steps=5+threshold:tau=0.4"
+    whole = fill(model, spec, given, new, temperature=0.8)
+    assert len(set(whole.nfe)) > 1
+    for row in range(3):
+        assert same(fill(model, spec, [given[row]], new[row], temperature=0.8, seeds=[100 + row]), 0, whole, row)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ("high=0", "temperatures are above 0, got high=0.0"),
+        ("low=-1", "above 0"),
+        ("steps=0", "steps must be at least 1"),
+    ],
+)
+def test_bad_parameters(parameters: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        resolve(f"anneal:{parameters}+threshold")

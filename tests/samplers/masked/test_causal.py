@@ -1,0 +1,46 @@
+"""`causal`: a causal forward stores finished text and gives the first token of the next block.
+
+The family's rule, without a cache, is its plain version in tests/models/families/test_nemotron.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import pardec
+from pardec.models.errors import SpecError
+from pardec.samplers.registry import resolve
+from tests.samplers.cache_checks import queried
+from tests.samplers.toys import fill, prompts, same, toy
+
+
+def test_what_is_queried_by_hand() -> None:
+    """All, where the prompt gives the token at 5; 5..8 three times; 5..8 again for the token at 9; then 9..10."""
+    got = fill(toy("nemotron"), "sequential@causal", prompts((5,)), 6)
+    spans = [(0, 9), *[(5, 9)] * 3, (5, 9), (9, 11)]
+    assert queried(got) == [tuple(range(*span)) for span in spans]
+    assert got.trace.commit_step[0, 5] == 0
+    assert got.trace.commit_step[0, 9] == 4
+
+
+def test_the_first_token_of_a_block_is_taken_however_unsure() -> None:
+    got = fill(toy("nemotron"), "threshold:tau=1@causal", prompts((5,)), 8)
+    assert got.trace.commit_step[0, [5, 9]].tolist() == [0, 4]
+    got = fill(toy("nemotron"), "threshold:tau=0@causal", prompts((5,)), 8)
+    assert got.trace.commit_step[0, 5:].tolist() == [0, 1, 1, 1, 2, 3, 3, 3]
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8}, {"cfg": 1.5}])
+def test_a_row_alone_is_the_row_in_a_ragged_batch(options: dict[str, float]) -> None:
+    model, given, new = toy("nemotron", sharp=1.2), prompts((5, 2, 9)), (10, 7, 4)
+    whole = fill(model, "threshold:tau=0.4@causal", given, new, **options)
+    for row in range(3):
+        alone = fill(model, "threshold:tau=0.4@causal", [given[row]], new[row], seeds=[100 + row], **options)
+        assert same(alone, 0, whole, row)
+
+
+@pytest.mark.parametrize("family", ["llada", "sdar", "wedlm"])
+def test_other_families_are_refused(family: str) -> None:
+    with pytest.raises(SpecError, match="the cache 'causal' is for"):
+        pardec.Model(toy(family)).prepare(input_ids=[[1, 2]], sampler="threshold@causal", max_new_tokens=4)
+    assert resolve("sequential@causal").exact == "greedy"

@@ -1,0 +1,82 @@
+"""`denoise`: what is jointly sure is kept, until the canvas is stable and sure or the steps are over.
+
+Decoding with it as a whole is compared with transformers' own in tests/models/families/test_diffusion_gemma.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.samplers.masked.canvas import Canvas
+from pardec.samplers.masked.contracts import Evidence, Proposal
+from pardec.samplers.masked.select.denoise import Denoise
+from pardec.samplers.ops.distribution import DenseDistribution
+from pardec.samplers.registry import build_method, resolve
+from pardec.samplers.spec import parse
+from tests.samplers.eight_tokens import LAWS, MASK, TOKENS
+from tests.samplers.toys import request
+
+
+def random_canvas() -> Canvas:
+    return Canvas((torch.full((8,), MASK),), (0,), mask_id=MASK, pad_id=4, block_length=8)
+
+
+def proposed(canvas: Canvas, laws: torch.Tensor = LAWS) -> Proposal:
+    """Drawn at a temperature of 1, by entropy."""
+    asked = request([[MASK] * 8], [0], block_length=8, temperature=1.0)
+    evidence = Evidence(DenseDistribution(laws.log()[None]), canvas.window, canvas.eligible, asked)
+    return build_method(parse("entropy:of=filtered").parts[0]).propose(evidence, canvas)
+
+
+def kept(stage: Denoise, canvas: Canvas, state: object, laws: torch.Tensor = LAWS) -> list[int]:
+    chosen = stage.select(proposed(canvas, laws), canvas, state).which
+    canvas.step, canvas.block_started = canvas.step + 1, canvas.block_started & False
+    return chosen[0].nonzero()[:, 0].tolist()
+
+
+# Entropies in order: .067 at 4, .254 at 0, .401 at 2, .432 at 6, .588 at 5, ...; without the largest 0 .067 .321 .722
+@pytest.mark.parametrize(("gamma", "places"), [(0, [4]), (0.1, [0, 4]), (0.4, [0, 2, 4]), (0.8, [0, 2, 4, 6])])
+def test_what_is_kept_by_hand(gamma: float, places: list[int]) -> None:
+    stage, canvas = Denoise(gamma=gamma), random_canvas()
+    assert kept(stage, canvas, stage.start(canvas)) == places
+
+
+def test_a_canvas_ends_once_it_is_stable_and_sure() -> None:
+    """The mean entropy is .691: below .7, so that the second step, whose argmax is the first one's, keeps all."""
+    for confidence, ends in ((0.7, True), (0.69, False)):
+        stage, canvas = Denoise(gamma=0.1, confidence=confidence), random_canvas()
+        state = stage.start(canvas)
+        assert kept(stage, canvas, state) == [0, 4]
+        assert (kept(stage, canvas, state) == list(range(8))) == ends
+
+
+def test_a_token_that_changes_keeps_a_canvas_open() -> None:
+    stage, canvas, other = Denoise(gamma=0.1, confidence=9), random_canvas(), LAWS.clone()
+    other[3] = LAWS[0]
+    state = stage.start(canvas)
+    first, second, third = (kept(stage, canvas, state, laws) for laws in (LAWS, other, other))
+    assert [len(first) == 8, len(second) == 8, len(third) == 8] == [False, False, True]
+
+
+def test_the_last_step_keeps_all_with_the_likeliest_tokens() -> None:
+    stage, canvas = Denoise(gamma=0, confidence=0, steps=2), random_canvas()
+    state = stage.start(canvas)
+    assert kept(stage, canvas, state) == [4]
+    choice = stage.select(proposed(canvas), canvas, state)
+    assert choice.which.all()
+    assert choice.tokens[0].tolist() == list(TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("denoise", "denoise keeps nothing for good without 'renoise'"),
+        ("denoise:gamma=-1+renoise", "gamma must be at least 0, got -1"),
+        ("denoise:steps=0+renoise", "steps must be at least 1, got 0"),
+    ],
+)
+def test_what_is_refused(spec: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        resolve(spec)

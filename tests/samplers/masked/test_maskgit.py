@@ -1,0 +1,72 @@
+"""`maskgit`: few tokens at first and many at last by a cosine, the surest under noise that fades."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pardec.models.errors import SpecError
+from pardec.samplers.registry import resolve
+from tests.samplers.eight_tokens import SURE, steps_of
+from tests.samplers.masked_pictures import CAPTIONS, check_published
+from tests.samplers.schedule_checks import first_sets
+from tests.samplers.toys import fill, prompts, same, toy
+
+# floor(8 cos(pi/2 (i + 1) / s)) stay open after step i. Ranked .99 .95 .91 .901 .85 .60 .45 .30, at 4 0 2 6 5 1 7 3
+STEPS = {
+    "maskgit:noise=0,steps=4": [1, 3, 1, 3, 0, 2, 2, 3],  # 7, 5, 3, 0 stay
+    "maskgit:noise=0,steps=2": [0, 1, 0, 1, 0, 1, 1, 1],  # 5, 0
+    "maskgit:noise=0,steps=1": [0] * 8,
+    "maskgit:noise=0": [1, 5, 2, 7, 0, 4, 3, 6],  # one at least: 7, 6 though the cosine says 7, and so on
+    "margin+maskgit:noise=0,steps=2": [0, 1, 0, 1, 0, 1, 1, 1],
+}
+
+
+@pytest.mark.parametrize("spec", STEPS)
+def test_eight_tokens_by_hand(spec: str) -> None:
+    assert steps_of(spec) == STEPS[spec]
+
+
+def test_the_steps_are_shared_out_over_the_blocks() -> None:
+    """Two steps each: floor(4 cos(45 degrees)) = 2 stay, then none."""
+    assert steps_of("maskgit:noise=0,steps=4", block_length=4) == [0, 1, 0, 1, 2, 3, 2, 3]
+
+
+@pytest.mark.parametrize("parameters", ["noise=1,anneal=none", "noise=2,anneal=linear", "noise=2,anneal=product"])
+def test_noise_of_weight_one_draws_by_the_probabilities(parameters: str) -> None:
+    """One of three at the first of two steps, where half of a fading weight is left: ln p + g is the largest with p."""
+    rows, places = 3000, (1, 3, 7)
+    weight = np.array([SURE[at] for at in places])
+    found = first_sets(f"maskgit:steps=2,{parameters}", rows, 1, places)
+    expected = rows * weight / weight.sum()
+    chi = sum((found.get((at,), 0) - count) ** 2 / count for at, count in enumerate(expected))
+    assert chi < 18  # 2 degrees of freedom: over 18 once in 8,000 seeds
+
+
+@pytest.mark.parametrize("cfg", [None, 3.5])
+@pytest.mark.parametrize(("published", "temperature"), [("dimoo", 1.0), ("dimoo", 0.7), ("mmada", 1.0)])
+@pytest.mark.parametrize("caption", CAPTIONS)
+@pytest.mark.covers(2)
+def test_the_published_loop_step_by_step(caption: str, published: str, temperature: float, cfg: float | None) -> None:
+    check_published(caption, published, temperature, None, cfg)
+
+
+def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
+    model, given, new = toy("dream", sharp=1.2), prompts((4, 7, 2)), (9, 5, 11)
+    whole = fill(model, "maskgit:steps=5", given, new, temperature=0.8)
+    for row in range(3):
+        alone = fill(model, "maskgit:steps=5", [given[row]], new[row], temperature=0.8, seeds=[100 + row])
+        assert same(alone, 0, whole, row)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("maskgit:steps=0", "steps must be at least 1, got 0"),
+        ("maskgit:noise=-1", r"noise must lie in \[0, 1000000.0\], got -1"),
+        ("entropy+maskgit", "maskgit adds noise to the logarithm of a probability, and entropy scores with none"),
+    ],
+)
+def test_what_is_refused(spec: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        resolve(spec)

@@ -1,0 +1,65 @@
+"""`quota`: every sure position, and if they are fewer than the step's even share of the block, the best up to it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.samplers.registry import resolve
+from tests.samplers.eight_tokens import MASK, steps_of
+from tests.samplers.toys import fill, prompts, request, run, same, table, toy
+
+# Ranked .99 .95 .91 .901 .85 .60 .45 .30, at 4 0 2 6 5 1 7 3
+STEPS = {
+    "quota:tau=0.9": [0, 2, 0, 4, 0, 1, 0, 3],
+    "quota:tau=none,steps=4": [0, 2, 1, 3, 0, 2, 1, 3],  # two each
+    "quota:tau=none,steps=3": [0, 1, 0, 2, 0, 1, 1, 2],  # 3, 3, 2
+    "quota:tau=none,least=3": [0, 1, 0, 2, 0, 1, 1, 2],
+    "quota:tau=0.9,steps=2": [0, 1, 0, 1, 0, 1, 0, 1],  # four are sure, and four is the share
+    "quota:tau=0.8,steps=4": [0, 1, 0, 2, 0, 0, 0, 1],  # five are sure; then two are owed, .60 and .45
+    "quota:tau=none": [1, 5, 2, 7, 0, 4, 3, 6],
+}
+
+
+@pytest.mark.parametrize("spec", STEPS)
+def test_eight_tokens_by_hand(spec: str) -> None:
+    assert steps_of(spec) == STEPS[spec]
+
+
+def test_a_share_is_of_all_positions_of_a_block_given_ones_too() -> None:
+    """Four of eight at the first of two steps, though six are open; of two blocks of four each has its own steps."""
+    row = [MASK, MASK, MASK, 0, 0, MASK, MASK, MASK]
+    assert steps_of("quota:tau=none,steps=2", row=row) == [0, 1, 0, -1, -1, 0, 0, 1]
+    assert steps_of("quota:tau=none,steps=2", block_length=4) == [0, 1, 0, 1, 2, 3, 2, 3]
+
+
+def test_a_score_of_exactly_tau_is_not_sure() -> None:
+    distributions = torch.zeros(3, 7)
+    distributions[:, :4] = 0.25
+    query = request([[6] * 3], [0], block_length=3)
+    assert run(table(distributions), "quota:tau=0.25", query).nfe == (3,)
+    assert run(table(distributions), "quota:tau=0.249", query).nfe == (1,)
+
+
+@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
+def test_a_row_alone_is_the_row_in_a_ragged_batch(family: str) -> None:
+    model, given, new = toy(family, sharp=1.2), prompts((4, 7, 2)), (9, 5, 11)
+    whole = fill(model, "quota:tau=0.6,steps=3", given, new, temperature=0.8)
+    assert all(nfe < count for nfe, count in zip(whole.nfe, new, strict=True))
+    for row in range(3):
+        alone = fill(model, "quota:tau=0.6,steps=3", [given[row]], new[row], temperature=0.8, seeds=[100 + row])
+        assert same(alone, 0, whole, row)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ("tau=1.5", "tau must be at most 1, got 1.5"),
+        ("steps=0", "steps must be at least 1, got 0"),
+        ("least=0", "least must be at least 1, got 0"),
+    ],
+)
+def test_bad_parameters(parameters: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        resolve(f"quota:{parameters}")

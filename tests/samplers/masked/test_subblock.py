@@ -1,0 +1,66 @@
+"""`subblock`: a block is decoded a part at a time from left to right; a part that has begun is computed alone."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import pardec
+from pardec.models.errors import SpecError
+from pardec.samplers.registry import resolve
+from tests.samplers.cache_checks import queried
+from tests.samplers.toys import fill, prompts, same, toy
+
+
+def test_what_is_queried_by_hand() -> None:
+    """A block with the one before it, which is final then; a part alone where its first position is known."""
+    got = fill(toy("sdar", sharp=1.2), "leftmost+sequential@subblock:size=2", prompts((4,)), 8)
+    spans = [(0, 8), (4, 6), (4, 8), (6, 8), (4, 12), (8, 10), (8, 12), (10, 12)]
+    assert queried(got) == [tuple(range(*span)) for span in spans]
+    got = fill(toy("sdar", sharp=1.2), "leftmost+sequential@subblock:size=2,reuse=false", prompts((4,)), 8)
+    assert queried(got) == [tuple(range(*span)) for span in [(0, 8), *[(4, 8)] * 3, (4, 12), *[(8, 12)] * 3]]
+
+
+@pytest.mark.parametrize("family", ["sdar", "shifted-sdar"])
+def test_a_part_is_complete_before_the_next_begins(family: str) -> None:
+    for seed in range(3):
+        got = fill(toy(family, seed=seed, sharp=1.2), "threshold:tau=0.4@subblock:size=2", prompts((4, 8)), 12)
+        for row, start in enumerate((4, 8)):
+            parts = got.trace.commit_step[row, start : start + 12].reshape(-1, 2)
+            assert (np.diff([part.max() for part in parts]) > 0).all()
+            assert all(later.min() > part.max() for part, later in pairwise(parts))
+
+
+def test_where_predictions_are_shifted_a_blocks_first_token_comes_from_the_forward_before_it() -> None:
+    """That forward queries the finished text alone; without, the token is a candidate like any other."""
+    got = fill(toy("shifted-sdar"), "leftmost+sequential@subblock:size=4", prompts((4,)), 8)
+    assert queried(got)[4:6] == [tuple(range(4, 8)), tuple(range(8, 12))]
+    got = fill(toy("shifted-sdar"), "leftmost+sequential@subblock:size=4,first_before=false", prompts((4,)), 8)
+    assert queried(got)[4] == tuple(range(4, 12))
+
+
+@pytest.mark.parametrize("select", ["threshold:tau=0.4", "sequential"])
+def test_a_part_as_long_as_the_block_is_the_block_cache(select: str) -> None:
+    model, given, new = toy("sdar", sharp=1.2), prompts((5, 2, 9)), (10, 7, 4)
+    one, other = (fill(model, f"{select}@{cache}", given, new) for cache in ("subblock:size=4", "block"))
+    assert all(same(one, row, other, row) for row in range(3))
+
+
+@pytest.mark.parametrize("family", ["sdar", "shifted-sdar"])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "cfg": 1.5}])
+def test_a_row_alone_is_the_row_in_a_ragged_batch(family: str, options: dict[str, float]) -> None:
+    model, given, new = toy(family, sharp=1.2), prompts((5, 2, 9)), (10, 7, 4)
+    whole = fill(model, "threshold:tau=0.4@subblock:size=2", given, new, **options)
+    for row in range(3):
+        alone = fill(model, "threshold:tau=0.4@subblock:size=2", [given[row]], new[row], seeds=[100 + row], **options)
+        assert same(alone, 0, whole, row)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(SpecError, match="size must be at least 1, got 0"):
+        resolve("threshold@subblock:size=0")
+    for family in ("llada", "wedlm", "nemotron"):
+        with pytest.raises(SpecError, match="subblock|block-causal"):
+            pardec.Model(toy(family)).prepare(input_ids=[[1, 2]], sampler="threshold@subblock", max_new_tokens=4)

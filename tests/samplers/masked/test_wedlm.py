@@ -1,0 +1,59 @@
+"""`wedlm`: every position of low entropy, which counts for more the farther it is from the first open one."""
+
+from __future__ import annotations
+
+import pytest
+
+from pardec.models.errors import SpecError
+from pardec.samplers.registry import resolve
+from tests.samplers.eight_tokens import MASK, steps_of
+from tests.samplers.toys import fill, prompts, same, toy
+
+# Entropies .254 1.113 .401 1.380 .067 .588 .432 1.292 nats
+STEPS = {
+    # From 0 on: .254 and .067 + .08; then of .421 .668 .532 the least, and so on; at last 1.292 + .08 and 1.380.
+    "wedlm": [0, 4, 1, 6, 0, 3, 2, 5],
+    "wedlm:tau=0.42,distance=0": [0, 3, 0, 5, 0, 2, 1, 4],
+    "wedlm:tau=0.42": [0, 4, 1, 6, 0, 3, 2, 5],  # .401 + .04 at the first step
+    "wedlm:tau=none,distance=0": [1, 5, 2, 7, 0, 4, 3, 6],
+    "wedlm:tau=none,distance=1": [0, 1, 2, 4, 3, 5, 6, 7],  # .067 + 1 comes before 1.380
+    "wedlm:tau=9": [0] * 8,
+}
+
+
+@pytest.mark.parametrize("spec", STEPS)
+def test_eight_tokens_by_hand(spec: str) -> None:
+    assert steps_of(spec) == STEPS[spec]
+
+
+def test_the_distance_is_from_the_first_open_position_not_from_the_block() -> None:
+    """With two given tokens .401 + 0 is low, and .432 + .08 is not."""
+    row = [0, 0, *[MASK] * 6]
+    assert steps_of("wedlm:tau=0.42,distance=0.02", row=row)[:3] == [-1, -1, 0]
+    assert steps_of("wedlm:tau=0.42,distance=0.02", row=row)[6] > 0
+
+
+def test_the_entropy_is_the_models_own_whatever_is_proposed() -> None:
+    assert steps_of("confidence+wedlm:tau=none,distance=0") == steps_of("wedlm:tau=none,distance=0")
+    model, given = toy("wedlm", sharp=1.2), prompts((4, 7))
+    for temperature in (0.0, 0.8):
+        one, other = (
+            fill(model, f"{score}wedlm@window", given, 8, temperature=temperature)
+            for score in ("random+", "entropy:of=filtered+")
+        )
+        assert all(same(one, row, other, row) for row in range(2))
+
+
+@pytest.mark.parametrize(("family", "cache"), [("llada", "none"), ("wedlm", "window"), ("sdar", "block")])
+def test_a_row_alone_is_the_row_in_a_ragged_batch(family: str, cache: str) -> None:
+    model, given, new = toy(family, sharp=1.2), prompts((4, 7, 2)), (9, 5, 11)
+    whole = fill(model, f"wedlm:tau=1.5@{cache}", given, new, temperature=0.8)
+    for row in range(3):
+        alone = fill(model, f"wedlm:tau=1.5@{cache}", [given[row]], new[row], temperature=0.8, seeds=[100 + row])
+        assert same(alone, 0, whole, row)
+
+
+@pytest.mark.parametrize("name", ["tau", "distance"])
+def test_bad_parameters(name: str) -> None:
+    with pytest.raises(SpecError, match=f"{name} must be at least 0, got -1"):
+        resolve(f"wedlm:{name}=-1")
