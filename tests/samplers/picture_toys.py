@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -163,3 +164,14 @@ def joint(
     each = kept.double().softmax(-1).gather(-1, every[..., None])[..., 0]
     found: np.ndarray = each.prod(1).numpy().reshape((vocab,) * cells)
     return found
+
+
+SIDE, VOCAB = 5, 9  # of the pictures that drafters are tested on
+CAPTIONS = features((3, 1, 2, 3), seed=4)
+GUIDED = {"cfg": 3.0}
+
+
+@cache
+def target() -> LanguageModel:
+    """The model of these pictures."""
+    return toy_pictures(5, SIDE, VOCAB, 0.7, layers=4)

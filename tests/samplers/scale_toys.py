@@ -13,6 +13,11 @@ from torch.nn.functional import interpolate
 from pardec.models.images.contracts import OneSize
 from pardec.models.scales.contracts import ScaleModel, Scales, TokenReduction
 from pardec.models.scales.layout import ScaleLayout
+from pardec.samplers.events import Finished
+from pardec.samplers.registry import resolve
+from pardec.samplers.rng import Keyed
+from pardec.samplers.scales.contracts import ScaleRequest
+from pardec.samplers.scales.loop import decode
 
 
 class Quantizer:
@@ -145,3 +150,17 @@ def model(
         dtype=torch.float32,
         parameters=100 * layers,
     )
+
+
+def generate(
+    model: ScaleModel,
+    spec: str = "sequential",
+    labels: tuple[int, ...] = (3,),
+    seeds: tuple[int, ...] = (5,),
+    **more: Any,
+) -> Finished:
+    """Images of these classes."""
+    more.setdefault("source", Keyed(seeds))
+    *_, end = decode(model, resolve(spec, "scales"), ScaleRequest(labels, **more))
+    assert isinstance(end, Finished)
+    return end

@@ -34,7 +34,7 @@ from ..sparse_kv import Choice, CommittedSlots, SparseAttention
     stage="cache",
     family="ar",
     paper="arXiv:2404.11912",
-    checked="reference:samplers.speculative.test_readings.naive_chunks",
+    checked="reference:samplers.speculative.test_retrieval.naive_chunks",
 )
 @dataclass(frozen=True)
 class Retrieval(SparseAttention):

@@ -15,7 +15,7 @@ from pardec.models.load import load_continuous
 from pardec.samplers.ops.unmasking import unmasking
 from pardec.samplers.registry import resolve
 from pardec.samplers.rng import Keyed
-from tests.samplers.continuous.test_continuous import generate
+from tests.samplers.vector_toys import generate
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "mar" / "checkpoint"
 

@@ -15,8 +15,7 @@ from pardec.models.errors import SpecError
 from pardec.models.load import load_continuous
 from pardec.samplers.continuous.methods.mar import local_order
 from pardec.samplers.ops.unmasking import unmasking
-from tests.samplers.continuous.test_continuous import generate
-from tests.samplers.vector_toys import ToyBackbone, ToyHead, toy
+from tests.samplers.vector_toys import ToyBackbone, ToyHead, generate, toy
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "mar" / "checkpoint"
 

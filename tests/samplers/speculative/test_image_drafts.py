@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
-from pardec.models.plan import Plan, Visible
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.ops.allowed import AllowedRows
@@ -25,11 +23,19 @@ from pardec.samplers.speculative.draft.text_history import GridIndex
 from pardec.samplers.speculative.sequences import Sequences
 from tests.samplers.ar_toys import run, toy_ar
 from tests.samplers.module_files import random_modules
-from tests.samplers.picture_toys import PLACES, codes, draw, features, logits, toy_pictures
+from tests.samplers.picture_toys import (
+    CAPTIONS,
+    GUIDED,
+    SIDE,
+    VOCAB,
+    codes,
+    draw,
+    features,
+    logits,
+    target,
+    toy_pictures,
+)
 
-SIDE, VOCAB = 5, 9
-CAPTIONS = features((3, 1, 2, 3), seed=4)
-GUIDED = {"cfg": 3.0}
 TEXT = ("longspec", "sparsekv", "triforce")  # what reads K/V of a text, which a condition is not
 SPECS = [
     *(f"sjd:window={window},init={init}" for window, init in ((8, "left"), (12, "up"), (4, "random"), (8, "repeat"))),
@@ -81,11 +87,6 @@ def near(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(draft_models, "language_model", lambda name, device, dtype: small())
     with random_modules():
         yield
-
-
-@cache
-def target() -> LanguageModel:
-    return toy_pictures(5, SIDE, VOCAB, 0.7, layers=4)
 
 
 @cache
@@ -268,76 +269,3 @@ def test_without_forced_cells_nothing_is_told_of_them() -> None:
     free = Allowed(torch.ones(1, VOCAB, dtype=torch.bool), (torch.zeros(28, dtype=torch.int64),))
     assert AllowedRows(free, 1, torch.device("cpu")).forced is None
     assert draw(target(), "sjd:window=4", CAPTIONS, **GUIDED).trace.forced == ()
-
-
-# --- zipar ---
-
-
-def naive_zipar(caption: torch.Tensor, lag: int) -> tuple[np.ndarray, int]:
-    """Row-parallel greedy decoding, each cell from a forward over the cells that are there, in order."""
-    imaging: Any = target().imaging
-    weight = imaging.embedder.uncond_embedding
-    halves = [imaging.embedder(each) for each in (caption, weight[PLACES - len(caption) :])]
-
-    def distribution(cells: list[tuple[int, int]]) -> torch.Tensor:
-        """After the last of `cells`, each a place and a token."""
-        out = []
-        for states in halves:
-            size = len(states)
-            tokens = torch.tensor([[-1] * size + [token for _, token in cells]])
-            plan = Plan.full(tokens, Visible.causal())
-            where = torch.tensor([[*range(size), *(size + place for place, _ in cells)]])
-            soft = torch.nn.functional.pad(states, (0, 0, 0, len(cells)))[None]
-            plan = replace(plan, positions=where, span=None, soft=soft, origin=torch.tensor([size]))
-            dense = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()[None]
-            out.append(target().decoder(replace(plan, visible=Visible.mask(dense))).logits()[0, -1])
-        return out[1] + 3.0 * (out[0] - out[1])
-
-    rows: list[list[int]] = [[int(distribution([]).argmax())]] + [[] for _ in range(SIDE - 1)]
-    forwards = 1
-    while len(rows[-1]) < SIDE:
-        forwards += 1
-        said = []
-        for q, row in enumerate(rows):
-            cells = [(r * SIDE + c, token) for r in range(q + 1) for c, token in enumerate(rows[r])]
-            if row and len(row) < SIDE:
-                said.append((q, int(distribution(cells).argmax())))
-            elif not row and q and len(rows[q - 1]) >= lag:
-                end = q * SIDE - 1
-                if len(rows[q - 1]) < SIDE:
-                    cells = [*cells, (end, rows[q - 1][-1])]
-                said.append((q, int(distribution(cells).argmax())))
-        for q, token in said:
-            rows[q].append(token)
-    return np.array(rows).ravel(), forwards
-
-
-@pytest.mark.parametrize("lag", [1, 2, 3, 5])
-def test_zipar_is_rows_in_parallel_each_behind_what_is_there(lag: int) -> None:
-    done = draw(target(), f"zipar:window={lag}", CAPTIONS, **GUIDED)
-    for row, caption in enumerate(CAPTIONS):
-        picture, forwards = naive_zipar(caption, lag)
-        assert codes(done, CAPTIONS)[row].tolist() == picture.tolist()
-        assert done.nfe[row] == forwards == SIDE + (SIDE - 1) * lag
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_zipar_with_a_window_of_a_row_is_sequential(temperature: float) -> None:
-    asked: dict[str, Any] = {"temperature": temperature, **GUIDED}
-    done = draw(target(), f"zipar:window={SIDE}", CAPTIONS, **asked)
-    plainly = draw(target(), "sequential+match", CAPTIONS, **asked)
-    assert (done.tokens == plainly.tokens).all()
-    assert done.nfe == plainly.nfe
-    assert done.tokens_fed == plainly.tokens_fed
-    if temperature:
-        assert (draw(target(), "zipar:window=2", CAPTIONS, **asked).tokens != plainly.tokens).any()
-
-
-def test_zipar_is_declared_relaxed_and_refuses_what_it_cannot_do() -> None:
-    assert registry.resolve("zipar", "ar").exact == "relaxed"
-    with pytest.raises(SpecError, match="window=6 is more than the 5 tokens"):
-        draw(target(), "zipar:window=6", CAPTIONS)
-    with pytest.raises(SpecError, match="window must be at least 1"):
-        registry.resolve("zipar:window=0", "ar")
-    with pytest.raises(SpecError, match="row above"):
-        registry.resolve("zipar+speculative", "ar", sampling=True)

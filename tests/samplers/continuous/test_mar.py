@@ -1,4 +1,4 @@
-"""The continuous loop with MAR's own schedule: groups, guidance, rows on their own, and what is told."""
+"""`mar`: groups by a cosine, guidance, rows on their own, and the events of each round."""
 
 from __future__ import annotations
 
@@ -68,13 +68,6 @@ def test_a_row_alone_is_the_row_in_any_batch(model: ContinuousModel) -> None:
         scale = np.abs(alone.latents).max()
         np.testing.assert_allclose(together.latents[row] / scale, alone.latents[0] / scale, atol=1e-5)  # type: ignore[index]
         assert (together.trace.commit_step[row] == alone.trace.commit_step[0]).all()
-
-
-def test_one_token_a_step_is_sequential(model: ContinuousModel) -> None:
-    one, other = generate(model, "sequential"), generate(model, "mar:steps=16")
-    assert (one.latents == other.latents).all()  # type: ignore[union-attr]
-    assert one.nfe == (16,)
-    assert generate(model, "mar:steps=900").nfe == (16,)
 
 
 def test_settings_reach_the_picture(model: ContinuousModel) -> None:

@@ -1,0 +1,166 @@
+"""Heads on the target's last state, Medusa's and Hydra's: greedy decoding, laws as of whole texts, joint laws."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pardec.models.draft_modules.contracts import DraftModule
+from pardec.models.draft_modules.load import load_draft_module
+from pardec.models.errors import ModelError, SpecError
+from pardec.models.load import load
+from pardec.models.model import LanguageModel
+from pardec.samplers import registry
+from tests.grids import chequered
+from tests.reference import head_folders
+from tests.samplers.ar_toys import rows, toy_ar
+from tests.samplers.head_drafts import (
+    LENGTHS,
+    NEW,
+    PROMPTS,
+    SHAPES,
+    VARIANTS,
+    compared,
+    module,
+    run,
+    spec_of,
+    target,
+    truth,
+)
+from tests.samplers.joint_distributions import WORLDS, measure, small
+from tests.samplers.module_files import random_module
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def drafter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DraftModule:
+    return module(request.param, target(), tmp_path_factory.mktemp("heads"))
+
+
+# --- greedy decoding ---
+
+
+@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
+@pytest.mark.covers(1)
+def test_greedy_decoding_is_kept_in_a_ragged_batch(shape: str, length: str, drafter: DraftModule) -> None:
+    spec = spec_of(drafter, f"+{SHAPES[shape]}{length}")
+    assert rows(run(target(), spec, PROMPTS, NEW, draft_model=drafter)) == truth(), spec
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.covers(1)
+def test_a_row_alone_takes_the_forwards_that_it_takes_in_a_batch(shape: str, drafter: DraftModule) -> None:
+    spec = spec_of(drafter, f"+{SHAPES[shape]}")
+    for temperature in (0.0, 1.0):
+        seeds = range(6)
+        together = run(target(), spec, PROMPTS, NEW, draft_model=drafter, temperature=temperature, seeds=seeds)
+        for row in (0, 3):
+            more: dict[str, Any] = {"temperature": temperature, "seeds": [row], "draft_model": drafter}
+            alone = run(target(), spec, PROMPTS[row : row + 1], NEW[row], **more)
+            assert rows(alone)[0] == rows(together)[row]
+            assert alone.nfe[0] == together.nfe[row]
+
+
+@pytest.mark.parametrize("k", [1, 3, 9])
+@pytest.mark.covers(1)
+def test_k_is_cut_to_the_number_of_heads(k: int, drafter: DraftModule) -> None:
+    assert drafter.depth == 3
+    done = run(target(), spec_of(drafter, k=k), PROMPTS, NEW, draft_model=drafter)
+    assert rows(done) == truth()
+    assert max(max(row) for row in done.trace.drafted) == min(k, 3)
+
+
+@cache
+def tiny() -> tuple[LanguageModel, list[list[int]], list[list[int]]]:
+    """tiny-llama, ragged prompts, and what it says greedily."""
+    model = load("tiny-llama", device="cpu", dtype="float32")
+    drawn = np.random.RandomState(0)
+    prompts = [drawn.randint(0, model.vocab_size, size).tolist() for size in (3, 17, 1, 9, 24, 6)]
+    return model, prompts, rows(run(model, "sequential", prompts, 16))
+
+
+@pytest.mark.parametrize(("variant", "shape"), chequered(VARIANTS, SHAPES))
+@pytest.mark.covers(1)
+def test_tiny_llama_says_what_it_says_without_heads(variant: str, shape: str, tmp_path: Path) -> None:
+    model, prompts, plain = tiny()
+    own = module(variant, model, tmp_path)
+    length = ("", "+unsure:tau=0.3", "+calibrated:h=0.5")[(len(variant) + len(shape)) % 3]
+    done = run(model, spec_of(own, f"+{SHAPES[shape]}{length}"), prompts, 16, draft_model=own)
+    assert rows(done) == plain
+
+
+# --- what is drafted ---
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "temperature"),
+    chequered(["medusa", "hydra", "plain", "hydra++"], SHAPES, [0.0, 1.0], count=3),
+)
+@pytest.mark.covers(1)
+def test_what_heads_read_and_say_is_as_of_the_whole_text(
+    kind: str, shape: str, temperature: float, tmp_path: Path
+) -> None:
+    """After any acceptances, in float64: the states of one forward over the row, and the plain version's logits."""
+    model = toy_ar(0, 5, 3.0, layers=4, dtype=torch.float64)
+    layer = {"heads": 2, "kv_heads": 1, "head_dim": 8, "inner": 24}
+    if kind == "medusa":
+        tensors, config, file = head_folders.medusa(vocab=5), head_folders.CONFIGS["v0.1"], "medusa_lm_head.pt"
+    else:
+        tensors = head_folders.hydra(vocab=5, grounded=kind != "plain", prefix=layer if kind == "hydra++" else None)
+        config, file = head_folders.CONFIGS["hydra"], "hydra_lm_head.pt"
+    own = load_draft_module(head_folders.write(tmp_path, tensors, config, file), model)
+    with compared(model, tensors) as errors:
+        spec = spec_of(own, f"+{SHAPES[shape]}")
+        done = run(model, spec, PROMPTS, NEW, draft_model=own, temperature=temperature)
+    assert max(errors) < 1e-9
+    assert len(errors) > 100
+    assert sum(map(sum, done.trace.accepted)) > 3
+
+
+# --- laws ---
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "accept"),
+    chequered(
+        ["medusa", "hydra"],
+        [name for name in SHAPES if name != "chain"],
+        ["speculative", "rrs", "match", "kseq"],
+    ),
+)
+@pytest.mark.covers(1)
+def test_draws_have_the_joint_law_of_the_target(kind: str, shape: str, accept: str) -> None:
+    """Ragged rows, random weights; chains are among the drafters of test_exact_joint.py."""
+    spec = f"{small(kind)}+{small(shape)}+{accept}"
+    if shape in ("beam", "dyspec") and accept == "kseq":
+        with pytest.raises(SpecError, match="needs independent samples|kseq depends on the number of siblings"):
+            registry.resolve(spec, "ar", sampling=True)
+        return
+    for reading in measure(spec, WORLDS["5 tokens, length 4"], 4000):
+        assert reading.z < 4, reading
+        assert reading.distance < reading.noise + 4 * reading.spread, reading
+
+
+@pytest.mark.parametrize("shape", ["chain", "paths", "beam"])
+@pytest.mark.covers(1)
+def test_processors_that_read_the_path_are_kept(shape: str, drafter: DraftModule) -> None:
+    """A penalty makes the distributions of a level differ, whatever the heads read."""
+    spec = spec_of(drafter, f"+{SHAPES[shape]}")
+    more: dict[str, Any] = {"repetition_penalty": 1.7}
+    done = run(target(), spec, PROMPTS, NEW, draft_model=drafter, **more)
+    assert rows(done) == rows(run(target(), "sequential", PROMPTS, NEW, **more))
+
+
+# --- errors ---
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+def test_weights_that_are_not_finite_are_named(kind: str) -> None:
+    own: Any = random_module(kind, target())
+    own.heads[1].out.weight[2, 3] = torch.nan
+    with pytest.raises(ModelError, match="its weight heads.1.out.weight holds NaN or infinity"):
+        run(target(), f"{kind}:name=toy,k=3", PROMPTS, NEW, draft_model=own)

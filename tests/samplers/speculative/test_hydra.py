@@ -1,0 +1,36 @@
+"""`hydra`: a head reads the tokens drafted before it too; what holds for all heads is test_heads_contract.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pardec.models.errors import ModelError, SpecError
+from pardec.samplers import registry
+from tests.samplers.ar_toys import rows
+from tests.samplers.head_drafts import (
+    NEW,
+    PROMPTS,
+    module,
+    run,
+    spec_of,
+    target,
+    truth,
+)
+
+
+@pytest.mark.parametrize(("variant", "grounded"), [("hydra", True), ("plain", False), ("hydra++", True)])
+def test_heads_that_read_the_path_count_forwards(variant: str, grounded: bool, tmp_path: Path) -> None:
+    own = module(variant, target(), tmp_path)
+    done = run(target(), spec_of(own), PROMPTS, NEW, draft_model=own)
+    assert rows(done) == truth()
+    assert min(max(row) for row in done.trace.drafted) > 0
+    assert (sum(done.draft_forwards) > 0) == grounded
+
+
+def test_it_has_to_be_named_and_to_have_heads() -> None:
+    with pytest.raises(SpecError, match="hydra: name is not given"):
+        registry.resolve("hydra", "ar")
+    with pytest.raises(ModelError, match="the request has no draft module"):
+        run(target(), "hydra:name=toy", PROMPTS, NEW, draft_model=target())

@@ -1,0 +1,27 @@
+"""`mustafar`: of each token's K/V the largest entries are kept.
+
+What holds for every cache that encodes older K/V is test_stores_contract.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from tests.reference import naive_stores as naive
+from tests.samplers.store_checks import check_tokens
+
+
+def test_each_token_is_that_of_a_loop_that_encodes_its_past_from_scratch() -> None:
+    def encode(k: np.ndarray, v: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray]:
+        return naive.pruned(0.5)(k), naive.pruned(0.5)(v)
+
+    check_tokens("mustafar:sparsity=0.5,chunk=4,residual=3", 4, 3, 0, encode)
+
+
+@pytest.mark.parametrize(("parameters", "says"), [("sparsity=1", "sparsity must lie in")])
+def test_bad_parameters(parameters: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        registry.resolve(f"sequential@mustafar:{parameters}", "ar")

@@ -1,0 +1,43 @@
+"""`rotatekv`: K/V are rotated before they are encoded in few bits, the first ones kept.
+
+What holds for every cache that encodes older K/V is test_stores_contract.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from tests.reference import naive_stores as naive
+from tests.samplers.store_checks import check_tokens, of_family, target, taught
+
+
+def rotated(keys: np.ndarray, values: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray]:
+    """What `rotatekv` reads: keys are encoded before rotation, in the order of those that are encoded first."""
+    frequencies = np.array(target().decoder.config.frequencies)  # type: ignore[attr-defined]
+    plain = naive.rotary(keys, 1, frequencies, back=True)
+    order = naive.channel_order(plain[: max(first, 4)], 1)
+    read = naive.rotated(2, 4, 0.8, 1, order)(plain)
+    return naive.rotary(read, 1, frequencies), naive.rotated(2, 4, 0.8, 1)(values)
+
+
+def test_each_token_is_that_of_a_loop_that_encodes_its_past_from_scratch() -> None:
+    check_tokens("rotatekv:bits=2,group=4,chunk=4,residual=3", 4, 3, 1, rotated)
+
+
+def test_rotation_alone_changes_nothing() -> None:
+    for case in ("phi3 that slides, rotated in part", "gemma3"):
+        model = of_family(case)
+        tokens = torch.randint(0, 61, (2, 22), generator=torch.Generator().manual_seed(1))
+        plain = taught(model, "", tokens, [9, 14])
+        gap = taught(model, "rotatekv:bits=16,chunk=4,residual=2", tokens, [9, 14]) - plain
+        assert gap.abs().max() < 1e-5 * plain.abs().max()
+
+
+@pytest.mark.parametrize(("parameters", "says"), [("bits=5", "bits is one of"), ("residual=-1", "residual must")])
+def test_bad_parameters(parameters: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        registry.resolve(f"sequential@rotatekv:{parameters}", "ar")

@@ -1,0 +1,103 @@
+"""`triforce`: a drafter for the target over a part of its K/V, which drafts for the whole target."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pardec.models.caches.compact_cache import CompactCache
+from pardec.models.errors import SpecError
+from pardec.models.model import LanguageModel
+from pardec.models.plan import Plan, Visible
+from pardec.samplers import registry
+from pardec.samplers.speculative.contracts import DecodeContext, Draft, Uniforms
+from pardec.samplers.speculative.draft.triforce import TriForce
+from tests.samplers.ar_toys import g_test, logits, prompts, rows, run, toy_ar
+from tests.samplers.joint_distributions import SMALL, WORLDS, drafting, measure
+from tests.samplers.reading_drafts import Ratios
+
+VOCAB = 8
+GIVEN, NEW = prompts((3, 6, 1, 9, 40), vocab=VOCAB), (20, 12, 30, 25, 20)
+
+
+def target(dtype: torch.dtype = torch.float32) -> LanguageModel:
+    return toy_ar(3, VOCAB, 1.5, layers=3, dtype=dtype)
+
+
+@pytest.mark.parametrize("read", ["retrieval:budget=66,chunk=11,refresh=1", "streaming:sink=4,window=60"])
+def test_with_room_for_the_whole_text_every_draft_is_accepted(read: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its distributions are the target's."""
+    ratios = Ratios(monkeypatch)
+    with drafting(VOCAB):
+        done = run(
+            target(torch.float64),
+            f'triforce:name=toy,k=2,gamma=3,read="{read}"+speculative',
+            GIVEN,
+            NEW,
+            temperature=1.0,
+        )
+    assert done.trace.accepted == done.trace.drafted
+    assert ratios.gaps
+    assert max(ratios.gaps) < 1e-6  # probabilities are float32
+
+
+def test_garbage_in_the_compact_cache_costs_acceptance_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = CompactCache.fill
+    rng = torch.Generator().manual_seed(0)
+
+    def spoiled(compact: Any, *rest: Any) -> None:
+        fill(compact, *rest)
+        for store in (*compact.k, *compact.v):
+            store.normal_(std=3, generator=rng)
+
+    monkeypatch.setattr(CompactCache, "fill", spoiled)
+    with drafting(VOCAB):
+        done = run(target(), SMALL["triforce"], GIVEN, NEW)
+    assert rows(done) == rows(run(target(), "sequential", GIVEN, NEW))
+    for reading in measure(f"{SMALL['triforce']}+speculative", WORLDS["5 tokens, length 4"], 600):
+        assert reading.z < 4
+
+
+def test_what_leaves_the_inner_loop_has_the_middle_models_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two tokens of the first draft, over all pairs, against masked forwards of the target; V is 4."""
+    model, text, count = toy_ar(3, 4), [1, 3, 0, 2, 1, 1], 3000
+    drafts: list[Draft] = []
+    propose = TriForce.propose
+
+    def kept(drafter: Any, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:
+        drafts.append(propose(drafter, context, room, uniforms, state))
+        return drafts[-1]
+
+    monkeypatch.setattr(TriForce, "propose", kept)
+    spec = 'triforce:name=toy,read="streaming:sink=1,window=2",k=2,gamma=2'
+    with drafting(4):
+        done = run(model, spec, [text] * count, 4, temperature=1.0)
+    first = done.tokens[:, len(text)]  # what the prompt's forward gave, after which the draft stands
+    draft = drafts[0]
+    for token in range(4):
+        some = draft.tokens[torch.from_numpy(np.asarray(first) == token)]
+        ends = list(product(range(4), repeat=2))
+        whole = torch.tensor([[*text, token, *end] for end in ends])
+        order = torch.arange(whole.shape[1])
+        seen = (order <= order[:, None]) & ((order < 1) | (order >= len(text) - 2) | (order[:, None] < len(text)))
+        made = model.forward(Plan.full(whole, Visible.mask(seen.expand(len(whole), -1, -1)))).logits()
+        probs = made[:, len(text) : -1].double().softmax(-1).gather(-1, torch.tensor(ends)[..., None])[..., 0].prod(1)
+        counts = np.zeros((4, 4), dtype=np.int64)
+        np.add.at(counts, tuple(some[:, 1:3].numpy().T), 1)
+        assert g_test(counts, probs.numpy().reshape(4, 4)) < 4
+    plain = logits(model, [text])[0, -1].softmax(-1).numpy()
+    assert np.abs(np.bincount(first, minlength=4) / count - plain).max() < 0.04
+
+
+def test_both_levels_are_exact() -> None:
+    for reading in measure(f"{SMALL['triforce']}+speculative", WORLDS["5 tokens, length 4"], 1000, seed=3):
+        assert reading.z < 4
+
+
+def test_it_has_to_be_named() -> None:
+    with pytest.raises(SpecError, match="name is not given"):
+        registry.resolve("triforce", "ar")
