@@ -66,5 +66,5 @@ def test_nothing_is_lost_and_least_is_queried(family: str, select: str, distribu
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_it_is_refused_where_blocks_see_what_comes_after_them(family: str) -> None:
-    with pytest.raises(SpecError, match="final in block-causal models alone"):
+    with pytest.raises(SpecError, match="final only in block-causal models"):
         fill(toy(family), "sequential@block", prompts((3,)), 4)

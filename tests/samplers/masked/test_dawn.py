@@ -85,7 +85,7 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
     [
         ("dawn:low=1.5", r"low must lie in \[0, 1\], got 1.5"),
         ("dawn:layers=0", "layers must be at least 1, got 0"),
-        ("lopa+dawn", "dawn reads the probabilities of known tokens, and lopa drafts"),
+        ("lopa+dawn", "dawn reads the probabilities of committed tokens, and lopa keeps none"),
     ],
 )
 def test_what_is_refused(spec: str, says: str) -> None:

@@ -45,7 +45,7 @@ def test_specs_that_cannot_work_are_refused(spec: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("code", "refiner is not given"),
+        ("code", "refiner is missing"),
         ("code:refiner=x,steps=5", "steps=5, and toy has 4 scales"),
         ("code:refiner=x,steps=-5", "steps=-5, and toy has 4 scales"),
         ("fastvar:scales=4", "scales=4, and toy has 4 scales"),

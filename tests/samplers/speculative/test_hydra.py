@@ -30,7 +30,7 @@ def test_heads_that_read_the_path_count_forwards(variant: str, grounded: bool, t
 
 
 def test_it_has_to_be_named_and_to_have_heads() -> None:
-    with pytest.raises(SpecError, match="hydra: name is not given"):
+    with pytest.raises(SpecError, match="hydra: name is missing"):
         registry.resolve("hydra", "ar")
     with pytest.raises(ModelError, match="the request has no draft module"):
         run(target(), "hydra:name=toy", PROMPTS, NEW, draft_model=target())

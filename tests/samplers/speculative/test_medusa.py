@@ -83,7 +83,7 @@ def test_the_likeliest_tokens_at_a_temperature_keep_the_law(accept: str) -> None
 
 
 def test_it_has_to_be_named() -> None:
-    with pytest.raises(SpecError, match="medusa: name is not given"):
+    with pytest.raises(SpecError, match="medusa: name is missing"):
         registry.resolve("medusa", "ar")
 
 

@@ -118,10 +118,10 @@ def test_prefixes_and_shared_prompts_are_no_affair_of_lossy_caches() -> None:
 
 def test_what_cannot_be_is_refused_before_the_first_forward() -> None:
     for spec, reason in (
-        ("earlyexit@retrieval", "in parts"),
+        ("earlyexit@retrieval", "which earlyexit does not return"),
         ("layerskip:skip=search@streaming", "feeds tokens again"),
         ("layerskip:skip=search@lminfinite", "feeds tokens again"),
-        ("sequential+streaming", "follows '@'"),
+        ("sequential+streaming", "must follow '@'"),
     ):
         with pytest.raises(SpecError, match=reason) as error:
             registry.resolve(spec, "ar")
@@ -129,5 +129,5 @@ def test_what_cannot_be_is_refused_before_the_first_forward() -> None:
     windowed = toy_ar(0)
     object.__setattr__(windowed.decoder.config, "attention_cap", 5.0)  # type: ignore[attr-defined]
     for spec in ("sequential@retrieval", "sequential@streaming", "sequential@lminfinite", "sparsekv"):
-        with pytest.raises(ModelError, match="caps its scores"):
+        with pytest.raises(ModelError, match="caps its attention scores"):
             run(windowed, spec, [[1]], 2)

@@ -79,5 +79,5 @@ def test_retrieval_drafts_better_than_a_window_of_its_size() -> None:
 
 @pytest.mark.parametrize("read", ["lminfinite", "lookup"])
 def test_what_is_no_reading_is_refused(read: str) -> None:
-    with pytest.raises(SpecError, match="one reading"):
+    with pytest.raises(SpecError, match="one sparse cache"):
         registry.resolve(f'sparsekv:read="{read}"', "ar")

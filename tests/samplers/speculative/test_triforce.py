@@ -99,5 +99,5 @@ def test_both_levels_are_exact() -> None:
 
 
 def test_it_has_to_be_named() -> None:
-    with pytest.raises(SpecError, match="name is not given"):
+    with pytest.raises(SpecError, match="name is missing"):
         registry.resolve("triforce", "ar")
