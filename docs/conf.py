@@ -40,7 +40,7 @@ nitpicky = False
 
 
 def _literal(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings are plain text: a star before a name is a star, a doctest stands by itself."""
+    """Escapes docstrings, which are plain text: a star before a name stays a star, a doctest is a block."""
     for number, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...", ":")):
             lines[number] = line.replace("**", r"\*\*").replace("|", r"\|")

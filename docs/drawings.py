@@ -1,6 +1,6 @@
 """Draws the figures of the concept pages: `python docs/drawings.py` writes docs/drawings/*.svg.
 
-Colours are those of the page where a drawing is part of one, and light ones where it is looked at alone.
+A drawing in a page has the page's colours; alone, it has light ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def box(
 
 
 def arrow(x1: float, y1: float, x2: float, y2: float) -> str:
-    """A line with a head, across or down."""
+    """An arrow, horizontal or vertical."""
     dx, dy = (x2 > x1) - (x2 < x1), (y2 > y1) - (y2 < y1)
     corners = ((x2, y2), (x2 - 7 * dx - 4 * dy, y2 - 7 * dy - 4 * dx), (x2 - 7 * dx + 4 * dy, y2 - 7 * dy + 4 * dx))
     head = " ".join(f"{x:g},{y:g}" for x, y in corners)
@@ -54,7 +54,7 @@ def save(name: str, width: int, height: int, label: str, parts: Sequence[str]) -
 
 
 def canvas() -> None:
-    """A real decode: what stands on the canvas after each forward of `fixed:steps=5`."""
+    """A real decode: the canvas after each forward of `fixed:steps=5`."""
     import pardec
 
     model = pardec.load("tiny-dream", device="cpu")
@@ -141,7 +141,7 @@ def stages() -> None:
 
 
 def caches() -> None:
-    """Which of 24 positions per step inside the second block computes, and which it reads from the cache."""
+    """The positions of 24 that a step inside the second block computes, and those that it reads from the cache."""
     groups = [("prompt", 6), ("block 1, done", 6), ("block 2, being decoded", 6), ("block 3, still masked", 6)]
     rows = [("@none", {0, 1, 2, 3}), ("@prefix", {2, 3}), ("@dual", {2}), ("@block", {2})]
     width, left = 26, 78

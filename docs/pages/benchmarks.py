@@ -1,4 +1,4 @@
-"""The committed benchmarks: each page as it stands, and its tables as rows that methods' pages can quote."""
+"""The committed benchmarks: each page unchanged, and its tables as rows that methods' pages can quote."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _tables(page: str, text: str) -> list[Table]:
 
 
 def pages(folder: Path) -> dict[str, str]:
-    """Each committed page as it stands; what it links to lies outside the documentation."""
+    """Each committed page, with links turned into code, since their targets lie outside the documentation."""
     found = {}
     for path in sorted(folder.glob("*.md")):
         text = re.sub(r"\[([^\]]+)\]\((?!http)([^)]+)\)", r"`\2`", path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What the page on choosing a sampler quotes: rows of the committed tables."""
+"""The rows of committed tables that the page on choosing a sampler quotes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CODES = ("sequential", "sjd", "sjd+lantern:k=32,delta=0.2", "sjd+gsd:dist=4", "z
 
 
 def snippets(measured: Sequence[Table]) -> dict[str, str]:
-    """Included by the page; a row that the committed tables no longer have is an error."""
+    """The tables that the page includes; a row that the committed tables no longer have is an error."""
     masked = next(one for one in measured if one.page == "samplers" and "right" in one.columns)
     (codes,) = (one for one in measured if one.page == "pictures")
     (vectors,) = (one for one in measured if one.page == "vectors")

@@ -1,4 +1,4 @@
-"""What the page on claims quotes: a section of the committed figures for each."""
+"""The sections of the committed figures that the page on claims quotes."""
 
 from __future__ import annotations
 

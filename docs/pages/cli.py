@@ -66,7 +66,7 @@ def _parameter(one: Any) -> tuple[str, ...]:
 
 
 def _kind(one: Any) -> str:
-    """What a value is: typer keeps the annotation, or a type of click, by version."""
+    """The type of an option's value; typer keeps the annotation or a type of click, depending on its version."""
     described = getattr(one, "type_descriptor", None)
     if described is None:
         choices = getattr(one.type, "choices", None)

@@ -64,7 +64,7 @@ def _settings(card: Card) -> Iterator[tuple[str, Any]]:
 
 
 def _choices(kind: Any) -> list[Any]:
-    """The values of a choice; of numbers and texts a few that turn rules on and off."""
+    """The values of a choice; for numbers and texts, a few values that turn rules on and off."""
     if typing.get_origin(kind) is Literal:
         return list(typing.get_args(kind))
     if typing.get_origin(kind) in (types.UnionType, typing.Union):

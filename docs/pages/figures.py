@@ -53,7 +53,7 @@ def scatter(points: Sequence[Point], x: str, y: str) -> str:
 
 
 def bars(rows: Sequence[tuple[str, float]], x: str) -> str:
-    """Horizontal bars from 0, each with its name and number; a dashed line stands at 1."""
+    """Horizontal bars from 0, each with its name and number; with a dashed line at 1."""
     left, step = 324, 22
     most = max(1.0, *(value for _, value in rows))
     scale = (WIDTH - left - 60) / most

@@ -1,4 +1,4 @@
-"""What the committed benchmarks say of one method: a figure, the rows that name it, and the command that made them."""
+"""The committed benchmarks of one method: a figure, the rows that name it, and the command that made them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMPARED = {
     "continuous": "tiny-mar --task classes",
     "scales": "tiny-var --task classes",
 }
-# What rows that name no other method of its stage use.
+# The default methods, which rows use that name no other of the stage, and the page of those rows.
 _DEFAULT = {"confidence": "samplers", "none": "samplers", "greedy": "speculation", "chain": "speculation"}
 
 
@@ -48,7 +48,7 @@ def _quote(name: str, chosen: Sequence[tuple[Table, Sequence[Row]]]) -> str:
 
 
 def _table(chosen: Sequence[tuple[Table, Sequence[Row]]]) -> str:
-    """The rows, after the table's first, which is the baseline; with the heading where there are several tables."""
+    """The rows, after the baseline in the table's first; with a heading if there are several tables."""
     first, _ = chosen[0]
     named = any(one.heading for one, _ in chosen)
     shown = [

@@ -1,4 +1,4 @@
-"""One page a method, from its card and the text of its file, and the index of all of them."""
+"""One page per method, from its card and the text of its file, and an index."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CHECKS = {
     "joint": "what is drawn follows the enumerated joint distribution of a small model",
     "hand": "cases worked out by hand, identities and limits",
 }
-# A spec in which a method of each stage works: {} stands for the method.
+# A spec in which a method of each stage works; {} is replaced by the method.
 _EXAMPLE = {
     "block": "{}+threshold:tau=0.9",
     "branch": "{}+sequential",
@@ -69,7 +69,7 @@ _EXAMPLE = {
     "accept": "model:name=tiny-llama-draft,k=5+{}",
 }
 _OTHER_EXAMPLES = {("ar", "cache"): "sequential@{}", ("ar", "logits"): "sequential+{}"}
-# Methods that the example of their stage does not fit.
+# Methods that need another example than their stage's.
 _OWN = {
     "model": "model:name=tiny-llama-draft,k=5",
     "pearl": "pearl:name=tiny-llama-draft,k=5",
@@ -132,7 +132,7 @@ def _page(card: Any, tables: Sequence[Table]) -> str:
         ("Example spec", f"`{example(card)}`"),
     ]
     rule, differs, keeps = _parts(card.explanation)
-    # Out of the menu, which every page repeats: the index leads here.
+    # Not in the menu, which every page repeats: the index links here.
     lines = [
         "---\norphan: true\n---",
         f"# `{card.name}`",
@@ -150,7 +150,7 @@ def _page(card: Any, tables: Sequence[Table]) -> str:
 
 
 def _parts(text: str) -> tuple[str, str, str]:
-    """A docstring without its summary: the rule, where it deviates, and what it keeps."""
+    """A docstring without its summary: the rule, its deviations, and what it keeps."""
     parts: list[list[str]] = [[], [], []]
     now = 0
     for line in text.split("\n")[1:]:
@@ -175,7 +175,7 @@ def _parameters(card: Any) -> str:
 
 
 def _kind(hint: Any) -> str:
-    """What may follow the name, in words."""
+    """The values that may follow the name, in words."""
     if get_origin(hint) is Literal:
         return " or ".join(f"`{value}`" for value in get_args(hint))
     if get_args(hint) and type(None) in get_args(hint):

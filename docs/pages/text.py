@@ -11,7 +11,7 @@ _URL = re.compile(r"https?://[^\s),]+")
 
 
 def escaped(text: str) -> str:
-    """Text whose code spans stay and whose links become links; every other sign stands for itself."""
+    """Text whose code spans stay and whose links become links; every other character is escaped."""
     parts = re.split(r"(`[^`]*`|https?://[^\s),;]+)", text)
     return "".join(_part(part) for part in parts)
 
