@@ -139,7 +139,7 @@ class Store:
         self.file, self.rows = file, []
         lines = file.read_text().splitlines() if file.is_file() else []
         if lines and json.loads(lines[0]) != settings:
-            sys.exit(f"{file} is of other settings: {lines[0]}")
+            sys.exit(f"{file} was written with other settings: {lines[0]}")
         if lines:
             self.rows = [json.loads(line) for line in lines[1:]]
         else:

@@ -93,12 +93,12 @@ class MemoryPlan:
             if value is not None:
                 lines.append(f"the largest {name} that fits {self.batch} rows: {value}")
         if self.least is not None:
-            lines.append(f"the least that speculation takes: {_size(self.least)}")
+            lines.append(f"least memory with speculation: {_size(self.least)}")
         if self.pays_from is not None:
-            lines.append(f"drafting pays where more than {self.pays_from:.0%} of the drafted tokens are accepted")
+            lines.append(f"drafting saves time if more than {self.pays_from:.0%} of the drafted tokens are accepted")
         if self.speedup is not None:
             rest = "" if self.speedup_within is None else f", {self.speedup_within:.2f} with what fits"
-            lines.append(f"at the given acceptance a round is worth at least {self.speedup:.2f} forwards{rest}")
+            lines.append(f"at the given acceptance, drafting is at least {self.speedup:.2f} times as fast{rest}")
         return "\n".join(lines)
 
 
@@ -138,7 +138,7 @@ def plan(
     loaded = model if isinstance(model, Model) else load(model, **loading)
     if loaded.family != "ar" or loaded.imaging is not None:
         raise ModelError(
-            f"{loaded.name} is no autoregressive model of text: its memory is not planned",
+            f"{loaded.name} is not an autoregressive text model: its memory is not planned",
             "plan for one such as tiny-llama",
         )
     call = loaded.prepare(

@@ -121,8 +121,10 @@ class ResultData:
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens gained per round of the verify loop, with the next token, without those that an end token cuts off;
-        the prompt's round and tokens without an alternative do not count. None for masked and continuous models."""
+        """Tokens gained per round of the verify loop, the next token included, up to the first end token.
+
+        The prompt's round and tokens without an alternative do not count. None for masked and continuous models.
+        """
         if not self.trace.accepted or self.latents is not None:
             return None
         gained = [count for row in self.trace.gained for count in row[1:] if count]

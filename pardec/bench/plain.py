@@ -35,7 +35,7 @@ class Plain:
         decoder = model.decoder
         bidirectional = model.decoding_config.attention == "bidirectional"
         if not isinstance(decoder, Decoder) or not bidirectional or decoder.config.grid:
-            raise ModelError(f"{model.name} is no bidirectional model of text on the native stack")
+            raise ModelError(f"{model.name} is not a bidirectional text model on the native stack")
         assert model.decoding_config.mask_id is not None, "of a masked model"
         self.decoder, self.cached = decoder, cached
         self.mask, self.shift = model.decoding_config.mask_id, model.decoding_config.shift

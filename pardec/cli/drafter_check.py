@@ -47,7 +47,7 @@ def _lines(entry: dict[str, Any]) -> list[str]:
     lines = [f"{key}: {entry[key]}" for key in ("name", "kind", "target", "parameters", "path")]
     lines += [f"loads: {line}" for line in entry["loads"]]
     if "agreement" not in entry:
-        return [*lines, f"agreement: not measured, since the files of a {entry['kind']} are read in one way"]
+        return [*lines, f"agreement: not measured, since the files of a {entry['kind']} can be read in one way only"]
     rows = [
         (
             f"  layers {', '.join(map(str, reading['layers']))}" if reading["layers"] else "  the last state",

@@ -72,7 +72,7 @@ def generate(
         output_paths.check_result(output)
     own = [prompt_settings.of(item, f"{prompts or 'standard input'}, line {item.line}") for item in items]
     if output is not None and not to_rows and any(own):
-        raise SpecError(f"{output} saves one request, and lines have settings of their own", hint="name a .jsonl file")
+        raise SpecError(f"{output} saves one request, and some lines have other settings", hint="name a .jsonl file")
     optional = {
         "stop": inputs.read_stop(stop),
         "num_return_sequences": num_return_sequences,

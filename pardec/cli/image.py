@@ -176,7 +176,7 @@ def _load(name: str, load_arguments: dict[str, Any], *, quiet: bool) -> Model:
     say(model.network.describe(), quiet=quiet)
     if model.imaging is None:
         raise SpecError(f"{model.name} is a text model and draws no images", hint=f'try "pardec generate {name}"')
-    model.driver.check_drawable(hint="pass --decoder FILE, or put the {decoder} beside the weights")
+    model.driver.check_drawable(hint="pass --decoder FILE, or put the {decoder} next to the weights")
     return model
 
 

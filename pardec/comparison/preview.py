@@ -105,5 +105,5 @@ def describe(info: Mapping[str, Any]) -> str:
         f"rows: {rows['to_do']} to do, {rows['finished']} finished; {rows['of_samplers']} of samplers, "
         f"{rows['of_references']} of references"
     )
-    lines.append("out: nothing is kept" if info["out"] is None else f"out: {info['out']}")
+    lines.append("out: nothing is saved" if info["out"] is None else f"out: {info['out']}")
     return "\n".join(lines)

@@ -34,4 +34,4 @@ class ScorerCheck:
         if error is not None:
             raise ScoreError(error.removeprefix(_FAILED), hint="nothing else was decoded; correct the scorer first")
         if row["score"] is None:
-            self._warn(f"warning: the scorer {name!r} returned None for problem {row['problem']}, which is no score")
+            self._warn(f"warning: the scorer {name!r} returned None for problem {row['problem']}, which is not a score")

@@ -58,7 +58,7 @@ class Driver(ABC):
     def language_model(self) -> LanguageModel:
         """The network of a model of token sequences. Raises ModelError for any other."""
         raise ModelError(
-            f"{self.network.name} draws {self.drawn} and is no language model", "model.network is the loaded network"
+            f"{self.network.name} draws {self.drawn} and is not a language model", "model.network is the loaded network"
         )
 
     # --- one request ---

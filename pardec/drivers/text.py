@@ -238,7 +238,9 @@ def _ids(model: LanguageModel, name: str, value: Any, hint: str) -> tuple[int, .
     ids = tuple(value) if isinstance(value, Collection) else (value,)
     for i in ids:
         if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < model.vocab_size:
-            raise SpecError(f"{name} holds {i!r}, which is no id of the vocabulary of {model.vocab_size}", hint=hint)
+            raise SpecError(
+                f"{name} holds {i!r}, which is not an id in the vocabulary of {model.vocab_size}", hint=hint
+            )
     return ids
 
 

@@ -64,8 +64,9 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> ImagePipeline:
-        """Loads an embedded name, a folder, a file or a hub id with `pardec.load`, which documents `kwargs`; diffusers'
-        torch_dtype and local_files_only are accepted.
+        """Loads an embedded name, a folder, a file or a hub id with `pardec.load`, which documents `kwargs`.
+
+        diffusers' names torch_dtype and local_files_only are accepted too.
 
         Raises:
             SpecError: another argument, or a text model. And what `pardec.load` raises.

@@ -131,8 +131,12 @@ def file_metadata(
     loaded: Mapping[str, Any] | None = None,
     scale: int = 1,
 ) -> Metadata:
-    """The metadata of a file of these images. `loaded` is the model's name and the arguments of its loading, if known;
-    `scale` is the factor by which the images were enlarged."""
+    """The metadata of a file of these images.
+
+    Args:
+        loaded: the model's name and the arguments of its loading, if known.
+        scale: the factor by which the images were enlarged.
+    """
     return {
         "format": FORMAT,
         "model": model,

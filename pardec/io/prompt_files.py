@@ -102,7 +102,7 @@ def _read_table(content: str, where: str, delimiter: str, takes: Collection[str]
             break
         except csv.Error as error:
             raise SpecError(
-                f"{where}, line {number} is no line of a table: {error}",
+                f"{where}, line {number} is not a line of a table: {error}",
                 hint='put cells with quotes or line breaks in "...", and write "" for each quote in them',
             ) from error
         if not any(cell.strip() for cell in cells):
@@ -170,7 +170,7 @@ def read_item(value: Any, index: int, number: int, where: str, takes: Collection
     if forms == ["messages"] and not all(map(_is_message, prompt)):
         raise SpecError(f'{where}: a message has no "role" or no "content"', hint=FORMAT)
     if forms == ["input_ids"] and not all(isinstance(i, int) and not isinstance(i, bool) for i in prompt):
-        raise SpecError(f"{where}: input_ids is no list of whole numbers", hint='{"input_ids": [5, 6, 7]}')
+        raise SpecError(f"{where}: input_ids is not a list of whole numbers", hint='{"input_ids": [5, 6, 7]}')
     return Item(ident, prompt, number, fields)
 
 

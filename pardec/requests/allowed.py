@@ -171,7 +171,7 @@ class _Sets:
         if isinstance(choices, Tensor | np.ndarray):
             choices = choices.tolist()
         if not _is_choices(choices):
-            raise SpecError(f"{opening} {choices!r}, which is no list of choices", hint=_CHOICES)
+            raise SpecError(f"{opening} {choices!r}, which is not a list of choices", hint=_CHOICES)
         ids = np.unique(np.array([self._id(choice, opening) for choice in choices], dtype=np.int64))
         if not len(ids):
             raise SpecError(f"{opening} an empty set", hint="allow at least one token, or None for any")

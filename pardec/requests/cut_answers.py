@@ -19,11 +19,12 @@ def is_cut(row: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
 
 
 def sentence(cut: int, rows: int, tokens: int | None) -> str:
-    """
+    """How many answers were cut, and at which length, in words.
+
     >>> sentence(1, 1, 64), sentence(2, 3, None)
-    ('the answer was cut at 64 tokens', '2 of 3 answers were cut at their longest')
+    ('the answer was cut at 64 tokens', '2 of 3 answers were cut at their longest length')
     """
-    where = "their longest" if tokens is None else f"{tokens} tokens"
+    where = "their longest length" if tokens is None else f"{tokens} tokens"
     if rows == 1:
         return f"the answer was cut at {where}"
     return f"{cut} of {rows} answers {'was' if cut == 1 else 'were'} cut at {where}"

@@ -55,7 +55,8 @@ def warn(model: Engine, result: Result, prompt: Any, *, stacklevel: int) -> None
 
 
 def sentence(count: int, rows: int) -> str:
-    """
+    """How many answers are empty, in words.
+
     >>> sentence(1, 1), sentence(2, 3)
     ('the answer is empty', '2 of 3 answers are empty')
     """

@@ -204,7 +204,7 @@ def labels(name: str, classes: int, prompt: Any, settings: Settings, *, least: i
     for label in labels:
         if not isinstance(label, int) or isinstance(label, bool) or not least <= label < classes:
             none = ", and -1 is none" if least < 0 else ""
-            raise SpecError(f"label {label!r} is no class of {name}", hint=f"classes are 0..{classes - 1}{none}")
+            raise SpecError(f"label {label!r} is not a class of {name}", hint=f"classes are 0..{classes - 1}{none}")
     return labels
 
 

@@ -1,6 +1,6 @@
 """Hints for arguments of other engines that `generate` and `load` do not have.
 
-`pardec.requests.settings.OTHER_NAMES` adds the other names of arguments, which their declarations have.
+`pardec.requests.settings.OTHER_NAMES` adds the names that other libraries give to pardec's own arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BEAMS = "there is no beam search; num_return_sequences=4 with a temperature sam
 _ORDER = 'the sampler decides what is committed: sampler="confidence", "margin", "entropy", "random" or "origin"'
 _THRESHOLD = 'the sampler decides what is committed: sampler="threshold:tau=0.9"'
 _CACHE = 'the sampler names its cache: sampler="threshold@dual"; "pardec list samplers --stage cache" shows them'
-_DRAFT = 'the sampler names what drafts: sampler="model:name=FOLDER" or "lookup"'
+_DRAFT = 'the sampler names the drafter: sampler="model:name=FOLDER" or "lookup"'
 _STREAM = "for event in model.stream(prompt, ...): each event has the text that became final"
 _TRACE = "a result always has .trace, .nfe and .timing"
 
@@ -41,7 +41,7 @@ _BY_HINT: Mapping[str, tuple[str, ...]] = {
         *("prompt_lookup_num_tokens", "prompt_lookup_max", "speculative_config", "assistant_tokenizer"),
     ),
     _STREAM: ("stream", "streamer", "callbacks", "generation_tokens_hook_func", "on_token"),
-    "leave the loop of model.stream(...) where you like; stop= and stop_ids= end rows": (
+    "leave the loop of model.stream(...) at any time; stop= and stop_ids= end rows": (
         "stopping_criteria",
         "max_time",
     ),
@@ -49,13 +49,13 @@ _BY_HINT: Mapping[str, tuple[str, ...]] = {
         *("return_dict_in_generate", "output_history", "output_hidden_states"),
         *("output_attentions", "return_timestamps"),
     ),
-    "model.logits(input_ids) gives those of any text": ("prompt_logprobs",),
+    "model.logits(input_ids) gives the logits of any text": ("prompt_logprobs",),
     "pass its values one by one, as temperature=0.7, top_p=0.9": ("generation_config", "sampling_params", "gen_kwargs"),
     'sampler="..." is a spec; "pardec list samplers" shows all samplers': ("spec", "method", "strategy", "scheduler"),
     "batches are the prompts of one call, or model.serve_batch(prompts, batch_size=8)": ("batch_size",),
     "pardec.load takes device=": ("device",),
     'it belongs to a chat template: pass messages, [{"role": "user", "content": "..."}]': ("system", "system_prompt"),
-    "what is generated comes without the prompt and without special tokens; result.sequences holds all ids": (
+    "result.text has neither the prompt nor special tokens; result.sequences has all ids": (
         *("return_full_text", "skip_special_tokens", "skip_prompt", "echo", "include_stop_str_in_output"),
     ),
     "leave it out: the model brings its own tokenizer": ("tokenizer",),
@@ -69,7 +69,7 @@ _OF_LOAD: Mapping[str, tuple[str, ...]] = {
     'quantize="int8", "int4" or "fp8" quantizes the linear layers': (*("quantization_config", "quantization", "bits"),),
     'dtype="bfloat16" is the precision': ("torch_dtype", "precision", "data_type"),
     "leave it out: pardec runs no remote code": ("trust_remote_code", "custom_code"),
-    "leave it out: attention runs in the fastest kernel that there is": (
+    "leave it out: attention runs in the fastest kernel available": (
         *("attn_implementation", "use_flash_attention_2", "attention_implementation"),
     ),
     "leave it out: weights are read straight to their device": ("low_cpu_mem_usage",),
@@ -81,7 +81,7 @@ _OF_LOAD: Mapping[str, tuple[str, ...]] = {
     "set the variable HF_TOKEN": ("token", "use_auth_token"),
     "set the variable HF_HOME": ("cache_dir",),
     'the name comes first: pardec.load("tiny-dream")': ("model", "model_id", "pretrained_model_name_or_path", "path"),
-    "the sampler names what drafts: generate(sampler=...)": ("draft_model", "speculative_model", "speculative_config"),
+    "the sampler names the drafter: generate(sampler=...)": ("draft_model", "speculative_model", "speculative_config"),
 }
 _LOAD_WORDS = {name: hint for hint, names in _OF_LOAD.items() for name in names}
 

@@ -186,7 +186,7 @@ def check_conditions(kind: Kind, classes: list[int] | None) -> None:
         if bad:
             none = ", and -1 is none" if least < 0 else ""
             known = f"classes are 0..{kind.classes - 1}{none}" if kind.classes else "classes count from 0"
-            raise SpecError(f"label {bad[0]!r} is no class of {kind.name}", hint=known)
+            raise SpecError(f"label {bad[0]!r} is not a class of {kind.name}", hint=known)
 
 
 def check_captions(kind: Kind, texts: Iterable[str]) -> None:

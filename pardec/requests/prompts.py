@@ -248,7 +248,7 @@ def _tokenizer(model: LanguageModel) -> Any:
     if model.tokenizer is None:
         raise SpecError(
             f"{model.name} comes without a tokenizer, so it cannot read text",
-            hint="pass token ids, model.generate(input_ids=...), or put tokenizer.json beside the weights",
+            hint="pass token ids, model.generate(input_ids=...), or put tokenizer.json next to the weights",
         )
     return model.tokenizer
 

@@ -223,7 +223,7 @@ class Settings:
     )
     seed: int | Sequence[int] = argument(
         0, doc="one number (row i gets the seed derived from it and i), or a list with one per row.", check=_check_seed,
-        example="seed=0, or seed=[0, 1] with one seed a row", per_prompt=True,
+        example="seed=0, or seed=[0, 1] with one seed per row", per_prompt=True,
         option=Option("Random seed; prompt i uses a seed derived from it and i.", alone=True),
         related=("random_seed", "generator", "manual_seed", "seeds"), hint="seed=0, or seed=[0, 1] with one per row",
     )
@@ -234,7 +234,7 @@ class Settings:
     )
     allowed: Any = argument(
         doc="which tokens each position may take: a function (row, index) -> ids, texts of one token, or None for "
-        "any; a list of such choices, one per position; a dict {index: choices}; or a list with one of these a row. "
+        "any; a list of such choices, one per position; a dict {index: choices}; or a list with one of these per row. "
         "Index 0 is the first position after the prompt. It holds in any order, and for every stage.",
         takes=Takes.TEXT | Takes.CODES, fills=True, per_prompt=True,
         option=Option("JSON file: the tokens allowed at each position.", ("--allowed",), alone=True),
@@ -264,8 +264,8 @@ class Settings:
         hint="response_format={...} takes a JSON schema that every answer keeps to",
     )
     stop: Any = argument(
-        doc="a text, or texts, that end a row: its text is cut before the one that is complete first, its tokens "
-        "after the one that completes it. The prompt is not searched.",
+        doc="a text, or texts, that end a row: the row's text is cut before the one that is complete first, its tokens "
+        "after the token that completes it. The prompt is not searched.",
         check=lambda name, value, example: read_stops(value), takes=Takes.TEXT, fills=True, per_prompt=True,
         option=Option(r"Stop before this text, \n is a line break; may be repeated.", ("--stop",), alone=True),
         related=("stop_strings", "stop_words", "stop_sequences", "stop_sequence", "stop_texts", "until"),
@@ -278,9 +278,9 @@ class Settings:
         hint="stop_ids=[2] ends a row at a token; the model's own end tokens are known",
     )
     block_align: str = argument(
-        "prompt", doc='lay the block grid from the end of the "prompt", or "absolute" from position 0.',
+        "prompt", doc='count blocks from the end of the "prompt", or "absolute": from position 0.',
         check=_check_align,
-        example='"prompt" lays the block grid from the end of the prompt, "absolute" from position 0', compared=True,
+        example='"prompt" counts blocks from the end of the prompt, "absolute" from position 0', compared=True,
         lm_eval=True,
     )
     label: Any = argument(
@@ -296,7 +296,7 @@ class Settings:
         related=("num_images_per_prompt", "images_per_prompt"),
     )
     size: Sequence[int] | None = argument(
-        doc="for images, (height, width) in pixels, of those that the model has; None is its own.", check=_check_size,
+        doc="for images, (height, width) in pixels, a size that the model has; None is its default.", check=_check_size,
         example="size=(256, 256), or leave it out for the model's own", takes=Takes.IMAGES,
         related=("height", "width", "image_size", "resolution"),
         hint="size=(256, 256) is the height and width of images in pixels",
@@ -304,7 +304,7 @@ class Settings:
     num_return_sequences: int = argument(
         1, doc="for text, rows of each prompt, one after the other; they need a temperature.", check=Whole(1, 2**16),
         example="num_return_sequences=4 gives four answers to each prompt", takes=Takes.TEXT,
-        instead={Takes.IMAGES: "num_images={value} draws so many of each"},
+        instead={Takes.IMAGES: "num_images={value} draws that many images of each"},
         option=Option("Samples of each prompt; needs a temperature.", alone=True, more={"min": 1}), json="n",
         related=("n", "num_samples", "num_generations", "num_completions", "num_return"),
     )
@@ -338,7 +338,7 @@ class Settings:
         "some ids",
     )
     logprob_ids: Any = argument(
-        doc="ids whose log-probabilities are recorded there too; given alone, it implies logprobs=0.",
+        doc="ids whose log-probabilities are recorded as well; given alone, it implies logprobs=0.",
         check=check_count, takes=Takes.TEXT | Takes.CODES,
     )
     callback: Callable[[Event], object] | None = argument(
@@ -449,8 +449,8 @@ def ignored_filters(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -
     if not names or settings.get("temperature") != 0:
         return None
     shown = " and ".join(f"{name}={arguments[name]}" for name in names)
-    verb = "leaves" if len(names) == 1 else "leave"
-    return f"{shown} {verb} the likeliest token as it is, and temperature=0 takes that one; temperature=0.7 samples"
+    verb = "has" if len(names) == 1 else "have"
+    return f"{shown} {verb} no effect: temperature=0 takes the likeliest token; temperature=0.7 samples"
 
 
 def repeat_each(items: Sequence[_T], count: int) -> list[_T]:

@@ -225,4 +225,4 @@ def _check_text(text: str, field: str) -> None:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

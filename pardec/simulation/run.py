@@ -118,7 +118,7 @@ def simulate(
     """
     if model.family != "ar":
         raise SpecError(
-            f"{model.name} is no autoregressive model, and only those draft and verify",
+            f"{model.name} is not an autoregressive model, and only those draft and verify",
             hint="name one, such as tiny-llama",
         )
     call = model.prepare(prompts, sampler=sampler, **arguments)

@@ -97,7 +97,7 @@ def answer_of(item: Item, where: str, rates: Scorer, called: str) -> Any:
     if answer is None:
         return None
     if "answers" in fields and (not isinstance(answer, list) or not answer):
-        raise SpecError(f'{where}: "answers" is no list of accepted answers', hint=FORM)
+        raise SpecError(f'{where}: "answers" is not a list of accepted answers', hint=FORM)
     reason = rates.refuses(answer)
     if reason is not None:
         raise SpecError(f"{where}: the answer {_short(answer)} {reason}, which {called} needs", hint=FORM)

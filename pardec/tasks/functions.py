@@ -114,7 +114,7 @@ def _module(path: Path, name: str) -> ModuleType:
         return sys.modules[key]
     spec = importlib.util.spec_from_file_location(key, path)
     if spec is None or spec.loader is None:
-        raise SpecError(f"{path} is no Python file", hint=_FORM)
+        raise SpecError(f"{path} is not a Python file", hint=_FORM)
     module = importlib.util.module_from_spec(spec)
     sys.modules[key] = module  # dataclasses look their module up
     try:

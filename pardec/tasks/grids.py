@@ -98,7 +98,7 @@ class Grids(Generator):
         shown = read(str(problem.prompt).rpartition(": ")[2].rstrip("."))
         if shown is None:
             raise SpecError(
-                f"{problem.prompt!r} is no prompt of {self.name}", hint='task("grids").problems() makes them'
+                f"{problem.prompt!r} is not a prompt of {self.name}", hint='task("grids").problems() makes them'
             )
         full = read(" ".join(text.split()))
         if full is None or len(full) != len(shown) or not is_latin(full):

@@ -111,7 +111,7 @@ class WaitingLine(Generator):
         items = strictly(match["items"]) if match else None
         if match is None or items is None:
             raise SpecError(
-                f"{prompt!r} is no prompt of {self.name}", hint=f'task("{self.name}").problems() makes them'
+                f"{prompt!r} is not a prompt of {self.name}", hint=f'task("{self.name}").problems() makes them'
             )
         fields = match.groupdict()
         return Query(items, fields.get("item", ""), int(fields.get("position", 0)))

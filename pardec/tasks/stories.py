@@ -80,7 +80,7 @@ def notes_of(prompt: object) -> Notes:
     """The notes in a prompt of this task. Raises SpecError for any other prompt."""
     match = _PROMPT.fullmatch(str(prompt))
     if match is None or match[1] not in PEOPLE:
-        raise SpecError(f"{prompt!r} is no prompt of stories", hint='task("stories").problems() makes them')
+        raise SpecError(f"{prompt!r} is not a prompt of stories", hint='task("stories").problems() makes them')
     events = tuple((note[1], note[2], note[3]) for note in _NOTE.finditer(match[4]))
     return Notes(match[1], match[2], match[3], events)
 

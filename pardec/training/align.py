@@ -126,4 +126,4 @@ def _check_out(how: Alignment, drafter: Path) -> None:
         what = "is the drafter itself" if same else "exists"
         raise SpecError(f"out={how.out} {what}", hint="name a new folder, or replace this one with overwrite=True")
     if not same and not (how.out / "card.json").is_file():
-        raise SpecError(f"out={how.out} is no folder of a drafter", hint="name a new folder")
+        raise SpecError(f"out={how.out} is not the folder of a drafter", hint="name a new folder")

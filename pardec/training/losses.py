@@ -96,7 +96,7 @@ def loss(name: str) -> Loss:
     try:
         parameter = float(value) if colon else default or 0.0
     except ValueError:
-        raise SpecError(f"{stem}: {value!r} is no number", hint=f"write {stem}:{default:g}") from None
+        raise SpecError(f"{stem}: {value!r} is not a number", hint=f"write {stem}:{default:g}") from None
     if stem == "jsd" and not 0 < parameter < 1:
         raise SpecError(f"jsd: beta must lie between 0 and 1, got {parameter:g}", hint="jsd:0.5 weighs both alike")
     return Loss(name, stem in ("tvd", "lk", "lk_hybrid", "tvd++"), stem == "ce", parameter, function)

@@ -57,7 +57,7 @@ def _read(target: LanguageModel, path: Path) -> list[Row]:
 
 def _row(target: LanguageModel, value: Any, where: str) -> Row:
     if not isinstance(value, Mapping):
-        raise SpecError(f"{where} is no object", hint=f"a line is {_FORMAT}")
+        raise SpecError(f"{where} is not an object", hint=f"a line is {_FORMAT}")
     run = value.get("run")
     served_by = run.get("model") if isinstance(run, Mapping) else None
     if served_by not in (None, target.name):

@@ -145,7 +145,7 @@ def check_watchable(stream: TextIO, environment: Mapping[str, str] = os.environ)
     mode = _mode(console, environment, drawable=True)
     if mode in ("log", "line"):
         if mode == "log":
-            reason, hint = "stderr is no terminal", "run it in a terminal, or leave --watch out and name an output"
+            reason, hint = "stderr is not a terminal", "run it in a terminal, or leave --watch out and name an output"
         elif console.is_dumb_terminal:
             reason, hint = "this terminal cannot move its cursor", "set TERM to what the terminal is"
         else:
@@ -164,7 +164,8 @@ def _mode(console: Console, environment: Mapping[str, str], *, drawable: bool) -
 
 
 def _duration(seconds: float) -> str:
-    """
+    """A duration in words.
+
     >>> _duration(7.2), _duration(200)
     ('7 s', '3 min 20 s')
     """

@@ -19,7 +19,8 @@ class TokenTexts:
             self.cache = dict.fromkeys(tokenizer.all_special_ids, special)
 
     def __call__(self, tokens: Iterable[int]) -> list[str]:
-        """
+        """The texts of these ids.
+
         >>> TokenTexts(None)([5, 7])
         [' 5', ' 7']
         """

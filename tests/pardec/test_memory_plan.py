@@ -119,7 +119,7 @@ def test_sizes_and_what_cannot_be_planned() -> None:
     for wrong in ({"batch": 0}, {"prompt": -1}, {"memory": 0}, {"acceptance": 2.0}):
         with pytest.raises(SpecError):
             plan(given, "lookup", **{"prompt": 4, "new": 4, **wrong})  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match="is no autoregressive model of text"):
+    with pytest.raises(ModelError, match="is not an autoregressive text model"):
         plan("tiny-dream", prompt=4, new=4, device="cpu")
 
 

@@ -49,14 +49,14 @@ def test_load_says_what_a_name_is_that_is_no_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["tiny-dream", "tiny-llama"])
 def test_filters_are_said_where_nothing_is_sampled(name: str, cli: Cli) -> None:
     model = pardec.load(name, device="cpu")
-    with pytest.warns(UserWarning, match="top_k=5 leaves the likeliest token as it is"):
+    with pytest.warns(UserWarning, match="top_k=5 has no effect: temperature=0 takes the likeliest token"):
         model.generate("Tom has 3 cups.", max_new_tokens=4, stop_ids=[], top_k=5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.generate("Tom has 3 cups.", max_new_tokens=4, stop_ids=[], top_k=5, temperature=1.0)
         model.generate("Tom has 3 cups.", max_new_tokens=4, stop_ids=[], top_p=1)
     command = ("generate", name, "-p", "Tom has 3 cups.", "-n", 4, "--device", "cpu")
-    assert "--top-p 0.5 and --min-p 0.1 leave" in cli(*command, "--top-p", 0.5, "--min-p", 0.1)[2]
+    assert "--top-p 0.5 and --min-p 0.1 have no effect" in cli(*command, "--top-p", 0.5, "--min-p", 0.1)[2]
     assert "likeliest" not in cli(*command, "--top-p", 0.5, "--temperature", 1)[2]
 
 

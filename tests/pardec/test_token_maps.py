@@ -95,8 +95,8 @@ def test_no_guidance_is_none_and_one_is_some(model: pardec.Model) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"label": 4}, "label 4 is no class of toy"),
-        ({"label": -2}, "label -2 is no class of toy"),
+        ({"label": 4}, "label 4 is not a class of toy"),
+        ({"label": -2}, "label -2 is not a class of toy"),
         ({}, "no class is given"),
         ({"prompt": "a circle"}, "toy draws classes and cannot read a prompt"),
         ({"label": 1, "top_k": 9}, "top_k=9, and toy has 8 codes"),
@@ -108,7 +108,7 @@ def test_no_guidance_is_none_and_one_is_some(model: pardec.Model) -> None:
         ({"label": 1, "stop": "x"}, "stop is for text and toy draws images"),
         ({"label": 1, "num_return_sequences": 2}, "num_return_sequences is for text"),
         ({"label": 1, "negative_prompt": "x"}, "negative_prompt is a caption"),
-        ({"label": 1, "max_new_tokens": 7}, "an image of toy has 30 tokens, max_new_tokens=7 was asked for"),
+        ({"label": 1, "max_new_tokens": 7}, "an image of toy has 30 tokens, got max_new_tokens=7"),
         ({"label": 1, "seed": [1, 2]}, "2 seeds for 1 rows"),
         ({"label": 1, "sampler": "mar"}, "'mar' is for models whose tokens are vectors"),
         ({"label": 1, "sampler": "threshold"}, "'threshold' is for masked models"),
@@ -122,7 +122,7 @@ def test_refused_before_the_first_forward(model: pardec.Model, arguments: dict[s
 
 
 def test_what_needs_a_language_model_is_refused(model: pardec.Model) -> None:
-    with pytest.raises(ModelError, match="toy draws token maps and is no language model"):
+    with pytest.raises(ModelError, match="toy draws token maps and is not a language model"):
         model.logits(torch.tensor([[1]]))
     assert (model.family, model.quantized, model.tokenizer, model.prefix_cache) == ("scales", None, None, None)
     masked = resolve("sequential", "scales")

@@ -47,7 +47,7 @@ def test_the_summary_names_the_refiner(tmp_path: Path, capsys: pytest.CaptureFix
     ("arguments", "message"),
     [
         (["-p", "a dog"], "drafter_3 draws classes and cannot read captions"),
-        (["--class", "9"], "label 9 is no class of drafter_3"),
+        (["--class", "9"], "label 9 is not a class of drafter_3"),
         (["--class", "1", "--top-k", "65"], "--top-k 65, and drafter_3 has 64 codes"),
         (["--class", "1", "-s", "code"], "refiner is missing"),
         (["--class", "1", "-s", "code:refiner=nowhere"], "nowhere"),

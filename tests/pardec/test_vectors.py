@@ -193,9 +193,9 @@ def test_a_single_file_loads_with_its_autoencoder(folder: Path, tmp_path: Path, 
 # --- refusals ---
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"label": CLASSES}, f"label {CLASSES} is no class of vectors"),
-    ({"label": -2}, "label -2 is no class of vectors"),
-    ({"label": True}, "label True is no class"),
+    ({"label": CLASSES}, f"label {CLASSES} is not a class of vectors"),
+    ({"label": -2}, "label -2 is not a class of vectors"),
+    ({"label": True}, "label True is not a class"),
     ({"label": []}, "the list of classes is empty"),
     ({}, "no class is given"),
     ({"prompt": "a red circle"}, "draws classes and cannot read a prompt"),
@@ -209,8 +209,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"label": 1, "top_p": 0.5}, "top_p is for tokens with ids"),
     ({"label": 1, "cfg_interval": 5}, "cfg_interval is for tokens with ids"),
     ({"label": 1, "allowed": [1]}, "allowed is for tokens with ids"),
-    ({"label": 1, "max_new_tokens": 5}, "max_new_tokens=5 was asked for"),
-    ({"label": 1, "block_align": "absolute"}, "block_align=absolute was asked for"),
+    ({"label": 1, "max_new_tokens": 5}, "got max_new_tokens=5"),
+    ({"label": 1, "block_align": "absolute"}, "got block_align=absolute"),
     ({"label": 1, "seed": [1, 2]}, "2 seeds for 1 rows"),
     ({"label": 1, "temperature": -1.0}, "temperature must be at least 0"),
     ({"label": 1, "sampler": "threshold"}, "'threshold' is for masked models, not for models whose tokens are"),
@@ -232,7 +232,7 @@ def test_refused_before_the_first_forward(
 
 def test_what_needs_ids_is_refused(model: pardec.Model) -> None:
     for request in (lambda: model.logits(torch.ones(1, 2, dtype=torch.int64)), lambda: model.language_model):
-        with pytest.raises(ModelError, match="vectors draws vectors and is no language model"):
+        with pytest.raises(ModelError, match="vectors draws vectors and is not a language model"):
             request()
 
 

@@ -94,7 +94,7 @@ def test_the_command_uses_the_checkpoint_s_defaults_and_its_file_reproduces_it(
 @pytest.mark.parametrize(
     ("arguments", "code", "message", "hint"),
     [
-        (("--class", CLASSES), 2, f"label {CLASSES} is no class", f"0..{CLASSES - 1}, and -1 is none"),
+        (("--class", CLASSES), 2, f"label {CLASSES} is not a class", f"0..{CLASSES - 1}, and -1 is none"),
         (("-p", "a circle"), 2, "draws classes and cannot read captions", "--class N"),
         (("--class", 1, "--top-k", 3), 2, "--top-k is for tokens with ids", "leave --top-k out"),
         (("--class", 1, "-s", "sjd"), 2, "not for models whose tokens are vectors", "--family continuous"),

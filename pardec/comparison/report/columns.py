@@ -25,7 +25,8 @@ def plain(value: float, digits: int = 3) -> str:
 
 
 def percent(value: float) -> str:
-    """
+    """A share as a percentage.
+
     >>> percent(0.975), percent(1.0)
     ('97.5%', '100%')
     """

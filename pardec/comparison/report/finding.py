@@ -22,7 +22,7 @@ def _failures(failed: Sequence[Row]) -> str:
         return ""
     names = " and ".join(_name(row) for row in failed[:2])
     names += f" and {len(failed) - 2} more" if len(failed) > 2 else ""
-    return f" {names} failed on some problems and {'is' if len(failed) == 1 else 'are'} left out of this."
+    return f" {names} failed on some problems and {'is' if len(failed) == 1 else 'are'} left out of this comparison."
 
 
 def _compared(complete: list[Row]) -> str:

@@ -170,16 +170,16 @@ def _sentences(judgement: Judgement, max_drop: float) -> list[str]:
         plural, verb = ("", "is") if count == 1 else ("s", "are")
         could = drop_between([1.0] * count, [1.0] * count, level()).high
         return [
-            f"{count} fresh problem{plural} {verb} too few to advise: a sampler that gets all of them right may still "
-            f"lose {could:.0f} points. At least {LEAST_PROBLEMS} are needed to confirm, and as many to search; "
-            f"{problem_count(max_drop)} make sure of {bound}. {winner.candidate} is no more than the default."
+            f"{count} fresh problem{plural} {verb} too few for advice: a sampler that is right on all may still lose "
+            f"{could:.0f} points. At least {LEAST_PROBLEMS} are needed to confirm, and as many to search; "
+            f"{problem_count(max_drop)} can show a loss within {bound}. {winner.candidate} is just the default."
         ]
     sentence = {
-        "holds": f"It loses at most {bound} with {CONFIDENCE:.0%} confidence, {MAX_CONFIRMED} looks accounted for.",
-        "within": f"That is within {bound}, but {count} problems cannot make sure of it: "
+        "holds": f"It loses at most {bound} with {CONFIDENCE:.0%} confidence, corrected for {MAX_CONFIRMED} tests.",
+        "within": f"That is within {bound}, but {count} problems are too few to be sure: "
         f"with {CONFIDENCE:.0%} confidence it loses at most {drop.high:.1f}.",
-        "default": f"Nothing that was looked at stays within {bound}; the default does.",
-        "baseline": f"Nothing that was looked at stays within {bound}, and these are the baseline's own tokens.",
+        "default": f"No tested candidate stays within {bound}; the default does.",
+        "baseline": f"No tested candidate stays within {bound}, so this is the baseline itself.",
     }[judgement.verdict]
     lines = [f"{winner.candidate} drops {drop} points on {count} fresh problems. {sentence}"]
     for name, other in (("the baseline", baseline), ("the default", default)):
@@ -188,7 +188,9 @@ def _sentences(judgement: Judgement, max_drop: float) -> list[str]:
         (nfe, base), (time, other_time) = (
             [trial.mean(cost) for trial in (winner, other)] for cost in ("nfe", "seconds")
         )
-        lines.append(f"Forwards: {nfe:.2f} a problem, {nfe / base:.0%} of the {base:.2f} of {name}, {other.candidate}")
+        lines.append(
+            f"Forwards: {nfe:.2f} per problem, {nfe / base:.0%} of the {base:.2f} of {name}, {other.candidate}"
+        )
         lines[-1] += f"; seconds: {time:.3f}, {time / other_time:.0%} of its {other_time:.3f}"
         if winner.cost == "tokens_fed":
             lines[-1] += f"; {winner.cost}: {winner.mean(winner.cost) / other.mean(winner.cost):.0%} of its"

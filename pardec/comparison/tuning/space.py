@@ -75,8 +75,10 @@ class Space:
             object.__setattr__(self, "default", self._shortest(parse(self.default), full, None))
 
     def candidates(self, count: int, seed: int) -> list[Candidate]:
-        """The first `count` candidates: the default and other settings of its method, each method once, presets,
-        caches; then further settings of all methods, interleaved, and random combinations by seed.
+        """The first `count` candidates, in the order in which they are tried.
+
+        The default and other settings of its method, each method once, presets, caches; then further settings of all
+        methods, interleaved, and random combinations by seed.
 
         The model supports all of them, no two resolve to the same spec, and each is written as briefly as possible.
         """

@@ -202,7 +202,7 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
         """
         call = {name: value for name, value in locals().items() if name in defaults()}
         if input_ids is None and attention_mask is not None:
-            raise SpecError("attention_mask goes with input_ids", hint="leave it out for text")
+            raise SpecError("attention_mask needs input_ids", hint="leave it out for text")
         if isinstance(self.model, Model):
             decoding_config = self.model.language_model.decoding_config
             if mask_token_id not in (None, decoding_config.mask_id):

@@ -90,7 +90,7 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
         if self.tokenizer is None:
             raise SpecError(
                 f"{self.model.name} has no tokenizer, and lm-eval's requests are text",
-                hint="put tokenizer.json beside the weights",
+                hint="put tokenizer.json next to the weights",
             )
         self.add_bos_token, self._prefix = add_bos_token, prefix_token_id
         language_model = self.model.language_model

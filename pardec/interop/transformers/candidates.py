@@ -48,7 +48,9 @@ def candidates(source: Any, *, accept: str = "speculative", k: int = 20) -> Spec
     acceptance = registry.build_method(parse(accept).parts[0], "ar")
     card = registry.find(parse(accept).parts[0].name, "ar")
     if card.stage != "accept":
-        raise SpecError(f"{card.name!r} is no acceptance rule", hint='"pardec list samplers --stage accept" shows them')
+        raise SpecError(
+            f"{card.name!r} is not an acceptance rule", hint='"pardec list samplers --stage accept" shows them'
+        )
     spec = Spec((Part("candidates", (("k", str(k)),)), *parse(accept).parts))
     sampler = SpeculativeSampler(spec, getattr(acceptance, "exact", card.exact), Candidates(source, k), acceptance)
     compatibility.check(sampler)

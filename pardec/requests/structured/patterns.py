@@ -111,7 +111,7 @@ class _Reader:
                 least, most, item = value
                 unbounded, inner = str(most) == "MAXREPEAT", self.all(item)
                 if int(least) * max(len(inner.shortest or b""), 1) > _LONGEST:
-                    raise self.refuse(f"the pattern {self.text!r:.60} asks for more than {_LONGEST} characters")
+                    raise self.refuse(f"the pattern {self.text!r:.60} requires more than {_LONGEST} characters")
                 return Repeat(inner, int(least), None if unbounded else int(most))
         raise self.refuse(f"the pattern {self.text!r} uses {kind.lower()}, which is not supported")
 

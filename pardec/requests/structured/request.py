@@ -69,7 +69,7 @@ def _structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Se
     if model.tokenizer is None:
         raise SpecError(
             f"response_format is text and {model.name} comes without a tokenizer",
-            hint="put tokenizer.json beside the weights",
+            hint="put tokenizer.json next to the weights",
         )
     for name in FILLING:
         if getattr(settings, name):

@@ -106,7 +106,7 @@ class _Reader:
                 raise refusal(path, f"it has no type, and {', '.join(unknown)} does not imply one")
         types = list(types) if isinstance(types, list | tuple) else [types]
         if not types or any(not isinstance(kind, str) or kind not in OF_TYPE for kind in types):
-            raise refusal(f"{path}/type", f"{own.get('type')!r} is no type of JSON", f"one of {', '.join(OF_TYPE)}")
+            raise refusal(f"{path}/type", f"{own.get('type')!r} is not a JSON type", f"one of {', '.join(OF_TYPE)}")
         known = {word for kind in types for word in OF_TYPE[kind]}
         for keyword in own:
             if keyword != "type" and keyword not in known:
@@ -127,7 +127,7 @@ class _Reader:
         more = own.get("additionalProperties", True)
         missing = [name for name in required if name not in properties]
         if missing:
-            raise refusal(f"{path}/required", f"{missing[0]!r} is required and is none of the properties")
+            raise refusal(f"{path}/required", f"{missing[0]!r} is required and not among the properties")
         if not properties:
             if more is False:
                 return Scalar(path, literal("{}"))
@@ -209,7 +209,7 @@ class _Reader:
         except (TypeError, ValueError) as error:
             raise refusal(f"{path}/{keyword}", f"a value is not JSON: {error}") from error
         if not texts:
-            raise refusal(f"{path}/{keyword}", "no value is of the type")
+            raise refusal(f"{path}/{keyword}", "no value has the type")
         return Scalar(path, choice(map(literal, texts)))
 
     def any_of(self, options: Any, path: str) -> Value:
@@ -232,7 +232,7 @@ class _Reader:
 
     def reference(self, target: Any, path: str) -> Value:
         if not isinstance(target, str) or not target.startswith("#"):
-            raise refusal(path, f"{target!r} is no reference within the schema", 'for example "#/$defs/Person"')
+            raise refusal(path, f"{target!r} is not a reference within the schema", 'for example "#/$defs/Person"')
         if target not in self.definitions:
             schema = self.root
             for token in target.removeprefix("#").split("/")[1:]:

@@ -60,5 +60,5 @@ def test_a_run_compares_with_transformers_and_goes_on(
     runpy.run_path(str(SCRIPT), run_name="__main__")
     assert {name: (tmp_path / "run" / f"{name}.jsonl").read_text() for name in rows} == rows
     monkeypatch.setattr(sys, "argv", [*command, "--max-new-tokens", "7"])
-    with pytest.raises(SystemExit, match="is of other settings"):
+    with pytest.raises(SystemExit, match="was written with other settings"):
         runpy.run_path(str(SCRIPT), run_name="__main__")

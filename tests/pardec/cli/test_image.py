@@ -147,13 +147,13 @@ def test_a_grid_is_filled_and_blank_behind_the_last_picture(cli: Cli, classes: P
 
 REFUSED: list[tuple[str, list[str], int, str, str]] = [
     ("no place", ["--class", "1"], 2, "no output is named", "-o out.png"),
-    ("no terminal", ["--class", "1", "--watch"], 2, "stderr is no terminal", "leave --watch out"),
+    ("no terminal", ["--class", "1", "--watch"], 2, "stderr is not a terminal", "leave --watch out"),
     ("nothing to draw", ["-o", "OUT"], 2, "no caption or class", "--class N"),
     ("an empty caption", ["-p", " ", "-o", "OUT"], 2, "caption 0 is empty", "describe the image"),
     ("both kinds", ["-p", "a", "--class", "1", "-o", "OUT"], 2, "captions and classes", "--class"),
     ("captions for classes", ["-p", "a", "-o", "OUT"], 2, "cannot read captions", f"0..{CLASSES - 1}"),
-    ("a class out of range", ["--class", "3", "-o", "OUT"], 2, "label 3 is no class", f"0..{CLASSES - 1}"),
-    ("a negative class", ["--class", "-1", "-o", "OUT"], 2, "label -1 is no class", f"0..{CLASSES - 1}"),
+    ("a class out of range", ["--class", "3", "-o", "OUT"], 2, "label 3 is not a class", f"0..{CLASSES - 1}"),
+    ("a negative class", ["--class", "-1", "-o", "OUT"], 2, "label -1 is not a class", f"0..{CLASSES - 1}"),
     ("a malformed grid", ["--class", "1", "--grid", "2by2", "-o", "OUT"], 2, "a grid is ROWSxCOLUMNS", "2x3"),
     ("a grid of none", ["--class", "1", "--grid", "0x2", "-o", "OUT"], 2, "0x2 holds no image", "at least 1"),
     (
@@ -463,7 +463,7 @@ def test_every_step_can_be_drawn(model: pardec.Model, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("stream", "variables", "reason"),
     [
-        (io.StringIO(), {}, "no terminal"),
+        (io.StringIO(), {}, "stderr is not a terminal"),
         (Terminal(), {"TERM": "dumb"}, "cannot move its cursor"),
         (Terminal(), {"NO_COLOR": "1"}, "too few colours"),
     ],

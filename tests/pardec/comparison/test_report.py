@@ -387,7 +387,7 @@ BESIDE = "`a` takes 4 forwards per problem where `base` takes 32"
         (
             [BASE, scored("a", 2.0, 0.9, failed=3, error="E")],
             "`base` takes 32 forwards per problem at an accuracy of 90%. "
-            "`a` failed on some problems and is left out of this.",
+            "`a` failed on some problems and is left out of this comparison.",
         ),
         ([row(failed=2, error="OutOfMemory: x")], "No sampler finished all problems: OutOfMemory: x"),
     ],

@@ -451,7 +451,7 @@ def test_where_nothing_holds_the_baseline_is_advised_with_its_own_tokens() -> No
     assert advice.verdict in ("baseline", "default")
     assert advice.evidence[0]["drop"] <= 0
     assert advice.spec != "random+fixed:steps=1"
-    assert "Nothing that was looked at stays within 1 point" in advice.text
+    assert "No tested candidate stays within 1 point" in advice.text
 
 
 def test_command_prints_one_spec_and_the_evidence_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:

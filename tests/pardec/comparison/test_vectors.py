@@ -126,7 +126,7 @@ def test_models_of_classes_whose_tokens_are_codes_are_compared(tmp_path: Path) -
     table = pardec.compare(codes, "classes", ["sequential", "sjd:window=24"], limit=36, batch_size=12, device="cpu")
     for row in table.rows:
         assert (row["failed"], row["problems"]) == (33, 36)
-        assert "is no class of codes" in row["error"]
+        assert "is not a class of codes" in row["error"]
         assert row["distance"] > 0
     kept = [row for row in table.run.rows if row["error"] is None and row["sampler"] == "sequential"]
     assert {row["problem"] for row in kept} == {

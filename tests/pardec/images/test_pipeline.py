@@ -191,7 +191,7 @@ def test_it_moves_by_loading_its_weights_again(
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"class_labels": CLASSES}, f"label {CLASSES} is no class"),
+    ({"class_labels": CLASSES}, f"label {CLASSES} is not a class"),
     ({"prompt": "a"}, "draws classes"),
     ({}, "no class is given"),
     ({"class_labels": 0, "output_type": "tensor"}, "output_type 'tensor' is unknown"),

@@ -525,7 +525,7 @@ def test_what_is_no_generator_is_refused(tmp_path: Path) -> None:
         run(toy_ar(), candidates(lambda prompt: 3), [[1, 2]], 3)
     with pytest.raises(SpecError, match="one candidate generator cannot follow 2 rows"):
         run(toy_ar(), candidates(Fixed(0)), [[1, 2], [3]], 3)
-    with pytest.raises(SpecError, match="'lookup' is no acceptance rule"):
+    with pytest.raises(SpecError, match="'lookup' is not an acceptance rule"):
         candidates(Fixed(0), accept="lookup")
     with pytest.raises(SpecError, match="candidates: k must be at least 1, got 0"):
         candidates(Fixed(0), k=0)

@@ -84,7 +84,7 @@ def test_a_line_that_cannot_be_followed_is_named(cli: Cli, tmp_path: Path, line:
 
 def test_settings_of_lines_need_rows(cli: Cli, tmp_path: Path) -> None:
     command = ("generate", "tiny-dream", "--prompts", write(tmp_path, LINES[1]), "-o", tmp_path / "run")
-    assert "lines have settings of their own" in cli(*command)[2]
+    assert "some lines have other settings" in cli(*command)[2]
 
 
 def test_compare_follows_lines_and_refuses_the_rest(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ BOTH: dict[str, tuple[Any, str]] = {
     "a number too long": (record({"a": {"type": "integer", "minimum": 10**20}}), "#/properties/a: no number"),
     "without an end": (record({"next": {"$ref": "#"}}), "every answer would be of infinite length"),
     "false": (record({"a": False}), "#/properties/a: false allows nothing"),
-    "required and unknown": ({**PERSON, "required": ["name", "size"]}, "'size' is required and is none"),
+    "required and unknown": ({**PERSON, "required": ["name", "size"]}, "'size' is required and not among"),
 }
 # What a template has no end for is told in other words there.
 MASKED_WORDS = {"without an end": "#/properties/next/$ref: # contains itself"}

@@ -211,7 +211,7 @@ def test_the_command_line_reads_a_file(
         ('{"first": ["he"]}', "has the index 'first'"),
         ('{"9": ["he"]}', "names index 9, and 4 positions"),
         ('[["18"]]', "splits into"),
-        ("[5]", "no list of choices"),
+        ("[5]", "not a list of choices"),
     ],
 )
 def test_a_file_that_cannot_work_is_refused(

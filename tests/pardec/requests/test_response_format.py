@@ -138,7 +138,7 @@ def test_every_form_of_a_schema_says_the_same(llama: pardec.Model, dream: pardec
         ({"type": "json_schema"}, "has no json_schema.schema"),
         ({"type": "json_object", "strict": True}, "of type 'json_object' has no 'strict'"),
         ({"schema": PERSON}, "has none of a JSON schema's keywords"),
-        ({"type": "record"}, "'record' is no type of JSON"),
+        ({"type": "record"}, "'record' is not a JSON type"),
     ],
 )
 def test_other_forms_are_refused(llama: pardec.Model, no_forward: None, form: Any, words: str) -> None:

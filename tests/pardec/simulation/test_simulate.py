@@ -132,7 +132,7 @@ def test_what_does_not_go_together_is_refused_before_anything_is_decoded(monkeyp
         simulated(DRAFT, "mirror", exit_layer=3)
     with pytest.raises(SpecError, match="kappa is a number of at least 1"):
         simulated(DRAFT, "mirror", kappa=0)
-    with pytest.raises(SpecError, match="tiny-dream is no autoregressive model"):
+    with pytest.raises(SpecError, match="tiny-dream is not an autoregressive model"):
         simulate(pardec.load("tiny-dream", device="cpu"), "Tom", sampler="threshold", machine=machine())
 
 

@@ -89,8 +89,8 @@ def test_any_prompts_written_as_json_lines_are_read_back(prompts: list[str]) -> 
         ({"messages": [{"role": "user"}]}, 'line 3: a message has no "role" or no "content"'),
         ({"messages": ["Hi"]}, 'line 3: a message has no "role" or no "content"'),
         ({"prompt": "b", "answer": "1", "answers": ["1"]}, 'line 3 has both of "answer" and "answers"'),
-        ({"prompt": "b", "answers": []}, 'line 3: "answers" is no list'),
-        ({"prompt": "b", "answers": "1"}, 'line 3: "answers" is no list'),
+        ({"prompt": "b", "answers": []}, 'line 3: "answers" is not a list'),
+        ({"prompt": "b", "answers": "1"}, 'line 3: "answers" is not a list'),
         ({"prompt": "b", "answer": True}, "line 3: the answer True is neither text nor a number"),
         ({"prompt": "b", "answers": ["1", {}]}, "line 3: the answer ['1', {}] is neither text nor a number"),
         ({"prompt": "b", "answer": []}, "line 3: the answer [] is neither text nor a number"),
@@ -184,7 +184,7 @@ def test_an_exception_in_a_function_names_problem_and_line(write: Write, tmp_pat
         ("{}/s.py:named", "cannot take two arguments"),
         ("{}/broken.py:grade", "cannot be loaded: SyntaxError"),
         ("{}/raises.py:grade", "cannot be loaded: ModuleNotFoundError"),
-        ("{}/notes.txt:grade", "is no Python file"),
+        ("{}/notes.txt:grade", "is not a Python file"),
     ],
 )
 def test_scorers_that_cannot_be_loaded_are_refused(write: Write, tmp_path: Path, scorer: str, said: str) -> None:

@@ -64,7 +64,7 @@ def test_any_square_that_fits_is_right(problem: Problem, text: str, right: float
 
 
 def test_other_prompts_and_impossible_sizes_are_refused() -> None:
-    with pytest.raises(SpecError, match="is no prompt of grids"):
+    with pytest.raises(SpecError, match="is not a prompt of grids"):
         task("grids").score(Problem("p", "Sort the list.", ""), "1 2 / 2 1")
     for size, most in ((1, 1), (10, 5), (4, 17)):
         with pytest.raises(ValueError, match="size must lie in"):

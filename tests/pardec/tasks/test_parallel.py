@@ -201,9 +201,9 @@ def test_shuffle_wants_another_order_and_the_lenient_score_any() -> None:
 
 def test_a_prompt_of_another_task_is_refused() -> None:
     sort = task("sort").problems(n=1)[0]
-    with pytest.raises(SpecError, match="is no prompt of insert"):
+    with pytest.raises(SpecError, match="is not a prompt of insert"):
         task("insert").score(sort, "")
-    with pytest.raises(SpecError, match="is no prompt of sort"):
+    with pytest.raises(SpecError, match="is not a prompt of sort"):
         task("sort").score(Problem("p", [{"role": "user", "content": "x"}], ""), "")
 
 

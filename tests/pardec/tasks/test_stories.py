@@ -76,7 +76,7 @@ def test_who_it_is_about_does_not_decide_the_split() -> None:
 
 @pytest.mark.parametrize("prompt", ["", "Write of Zoe, a baker in Rome: + 4 cups.", "Write of Anna, a baker in Rome:."])
 def test_other_prompts_and_numbers_of_events_are_refused(prompt: str) -> None:
-    with pytest.raises(SpecError, match="is no prompt of stories"):
+    with pytest.raises(SpecError, match="is not a prompt of stories"):
         task("stories").score(Problem("p", prompt, ""), "Anna is a baker in Rome.")
     with pytest.raises(ValueError, match=r"events must lie in 1\.\."):
         Stories("x", 5, 4)

@@ -113,7 +113,7 @@ def test_rows_are_text_messages_or_ids_and_a_line_in_writing_is_left_out(model: 
         ('{"prompt": [5, 6], "answer": [7]}\n', "has no answer of two tokens or more"),
         ('{"prompt": "a"}\n', "line 1 has no answer, only prompt"),
         ("{\n{}\n", "line 1 is not JSON"),
-        ("[1]\n", "line 1 is no object"),
+        ("[1]\n", "line 1 is not an object"),
         ('{"prompt": [5, 999], "answer": [7, 8]}\n', "the prompt of .* outside the vocabulary of 361"),
         ('{"prompt": [5, 6], "answer": [7, -8]}\n', "the answer of .* outside the vocabulary of 361"),
         ('{"prompt": "a", "tokens": [5, 6], "run": {"model": "tiny-dream"}}\n', "answered by tiny-dream"),
@@ -156,7 +156,7 @@ def test_one_prompt_is_not_enough_and_no_other_folder_is_replaced(cli: Cli, rows
     assert "No such file" in cli(*command, "--rows", tmp_path / "none.jsonl")[2]
     out.mkdir()
     (out / "README.md").write_text("mine")
-    assert "is no folder of a drafter" in cli(*command, "--rows", rows, "--overwrite")[2]
+    assert "is not the folder of a drafter" in cli(*command, "--rows", rows, "--overwrite")[2]
     assert (out / "README.md").read_text() == "mine"
 
 
