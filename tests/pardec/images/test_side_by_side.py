@@ -37,7 +37,7 @@ def test_an_image_unfolds_forward_by_forward() -> None:
 def test_what_draws_nothing_is_refused() -> None:
     with pytest.raises(SpecError, match="draws no images"):
         unfolding(pardec.load("tiny-llama"), "a red circle")
-    with pytest.raises(SpecError, match="2 images are requested"):
+    with pytest.raises(SpecError, match="only one image can be shown, and 2 are requested"):
         unfolding(pardec.load("tiny-mar"), label=[0, 1], sampler="mar:steps=2")
 
 
