@@ -66,11 +66,11 @@ Allowed = Annotated[Path | None, _declared("allowed")]
 Logprobs = Annotated[int | None, _declared("logprobs", IO)]
 Seed = Annotated[int, _declared("seed")]
 
-BatchSize = Annotated[int, _option(RUN, "Prompts in a batch.", min=1)]
-Executor = Annotated[str, _option(RUN, "local, torchrun or ray; the last two need -o FILE.jsonl.")]
+BatchSize = Annotated[int, _option(RUN, "Prompts decoded at once.", min=1)]
+Executor = Annotated[str, _option(RUN, "Where batches run: local, torchrun or ray; the last two need -o FILE.jsonl.")]
 Workers = Annotated[int | None, _option(RUN, "Copies of the model, by default as many as fit.", min=1)]
-Device = Annotated[str, _option(RUN, "auto, cpu, cuda, cuda:1 or mps.")]
-Dtype = Annotated[str, _option(RUN, "auto, float32, bfloat16 or float16.")]
+Device = Annotated[str, _option(RUN, "The device: auto, cpu, cuda, cuda:1 or mps.")]
+Dtype = Annotated[str, _option(RUN, "The type of the weights: auto, float32, bfloat16 or float16.")]
 DeviceMap = Annotated[str | None, _option(RUN, "auto distributes the layers over devices.")]
 Quantize = Annotated[str | None, _option(RUN, "int8, int4 or fp8: quantize the linear layers, with the extra quant.")]
 TensorParallel = Annotated[bool, _option(RUN, "Tensor parallelism under torchrun.", "--tp")]
@@ -83,13 +83,13 @@ MaskId = Annotated[int | None, _option(RUN, "The mask token id, if the checkpoin
 Block = Annotated[int | None, _option(RUN, "The block length of a block-causal checkpoint, if it does not name it.")]
 Shift = Annotated[
     int | None,
-    _option(
-        RUN, "The output that predicts a token: 0 its own (LLaDA), 1 the one before (Dream); overrides the family's."
-    ),
+    _option(RUN, "Offset of the output that predicts a token: 0 (LLaDA) or 1 (Dream); overrides the family's."),
 ]
 Attention = Annotated[
     str | None,
-    _option(RUN, "bidirectional, block-causal, windowed-causal, causal-prefix or causal; overrides the family's."),
+    _option(
+        RUN, "Attention: bidirectional, block-causal, windowed-causal, causal-prefix or causal; overrides the family's."
+    ),
 ]
 Offline = Annotated[bool, _option(RUN, "Use downloaded files only.", "--offline")]
 
@@ -115,7 +115,7 @@ ImageSeed = Annotated[
     int | None, _option(SHAPE, "Random seed, by default 0; image i uses a seed derived from it and i.")
 ]
 ImageSeeds = Annotated[str | None, _option(SHAPE, "One seed per image, as saved files and --json show them: 5,12.")]
-ImageBatch = Annotated[int, _option(RUN, "Images in a batch.", "--batch-size", min=1)]
+ImageBatch = Annotated[int, _option(RUN, "Images decoded at once.", "--batch-size", min=1)]
 Decoder = Annotated[str | None, _option(RUN, "The image tokenizer or autoencoder, if it is not in the model's folder.")]
 TextEncoder = Annotated[str | None, _option(RUN, "The text encoder of captions, a folder or hub id.")]
 
@@ -128,10 +128,10 @@ Run = Annotated[Path | None, _option(IO, "The folder for rows and report.", "--o
 Resume = Annotated[bool, _option(IO, "Resume the run in --out.", "--resume")]
 RetryFailed = Annotated[bool, _option(IO, "Try failed rows again.", "--retry-failed")]
 Samplers = Annotated[
-    list[str] | None, _option(SHAPE, "A spec or preset:NAME; repeat it for each to compare.", "--sampler", "-s")
+    list[str] | None, _option(SHAPE, "A spec or preset:NAME to compare; may be repeated.", "--sampler", "-s")
 ]
 Limit = Annotated[int, _option(IO, "Problems of each task.", min=1)]
-Seeds = Annotated[str, _option(SHAPE, "Seeds; each problem is decoded once with each: 0,1,2.")]
+Seeds = Annotated[str, _option(SHAPE, "Seeds, such as 0,1,2; each problem is decoded once per seed.")]
 Split = Annotated[str, _option(IO, "Which problems of a task: heldout or train.")]
 ProblemSeed = Annotated[int, _option(IO, "Seed that selects the problems.")]
 Sweep = Annotated[
@@ -141,7 +141,7 @@ Sweep = Annotated[
         "Decode each sampler, and threshold and fixed, at several values of its quality parameter, to draw curves.",
     ),
 ]
-Points = Annotated[int | None, _option(IO, "With --sweep: most values per sampler.", min=2)]
+Points = Annotated[int | None, _option(IO, "With --sweep: values per sampler, at most.", min=2)]
 Replays = Annotated[int, _option(IO, "Problems of each task whose decoding the report replays.", min=0)]
 CostRatio = Annotated[
     float | None,
@@ -156,7 +156,7 @@ NoReferences = Annotated[
         IO, "Skip sequential and oracle; the table then lacks agreement and the fewest forwards.", "--no-references"
     ),
 ]
-ComparedBy = Annotated[str, _option(RUN, "local, torchrun or ray.", "--executor")]
+ComparedBy = Annotated[str, _option(RUN, "Where batches run: local, torchrun or ray.", "--executor")]
 
 # --- of `bench` ---
 

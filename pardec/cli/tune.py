@@ -20,7 +20,9 @@ Confirm = Annotated[
 Cost = Annotated[str, typer.Option(help="The cost to minimize: nfe, tokens_fed or seconds.")]
 Samplers = Annotated[
     list[str] | None,
-    typer.Option("--sampler", "-s", help="Search only these methods; one without parameters is tried with several."),
+    typer.Option(
+        "--sampler", "-s", help="Search only these methods; one without parameters is tried at several settings."
+    ),
 ]
 Caches = Annotated[list[str] | None, typer.Option("--cache", help="Search only these caches; none is no cache.")]
 Blocks = Annotated[

@@ -148,7 +148,7 @@ class Settings:
         doc="positions after the prompt at which no end token is committed.", check=Whole(0),
         example="min_new_tokens=8 has no end token among the first 8; leave it out to let a row end anywhere",
         takes=Takes.TEXT, off=(None, 0), in_request=True, fills=True,
-        option=Option("Tokens before an end token is allowed."), json="min_tokens", lm_eval=True,
+        option=Option("Fewest tokens before an end token."), json="min_tokens", lm_eval=True,
         aliases=("min_gen_toks", "min_tokens"), related=("min_length",),
     )
     block_length: int | None = argument(
@@ -167,7 +167,7 @@ class Settings:
         compared=True,
         option=Option(
             "0, the default, takes the most likely token.",
-            images="0 takes the most likely; by default the model's own.",
+            images="0 takes the most likely token; by default the model's own temperature.",
         ),
         lm_eval=True, related=("do_sample", "temp", "sampling", "greedy"),
         hint="temperature=0, the default, takes the likeliest token, and anything above samples one",
