@@ -173,8 +173,8 @@ class Model(Engine):
             prompts: read as slots become free; each a text, a conversation, or a dict with prompt, messages, input_ids
                 (one row), label or prompt_embeds, and optionally its own seed (of the row, as in a list of seeds),
                 max_new_tokens, stop, template, allowed, response_format.
-            arguments: as `generate` takes them, for all prompts. Prompt i has the seed that row i of a batch has; with
-                num_return_sequences=n its rows have those of rows n * i and on.
+            arguments: as `generate` takes them, for all prompts. Prompt i has the seed of row i of a batch; with
+                num_return_sequences=n its rows have the seeds of rows n * i and on.
 
         Returns:
             An iterator of finished rows, in the order in which they finish, each with the `index` of its prompt, a
@@ -183,8 +183,8 @@ class Model(Engine):
             replaced one by one.
 
         Raises:
-            SpecError: an argument that cannot work; for one of a prompt, once the rows before it are finished.
-            Exception: a row failed while it was decoded; once all other rows are finished, which do not feel it.
+            SpecError: an invalid argument; if it belongs to one prompt, once the rows before it are finished.
+            Exception: a row failed while it was decoded; raised once all other rows, unaffected, are finished.
                 `failed` has the errors of such rows by the index of their prompt.
 
         >>> model = load("tiny-dream", device="cpu")
@@ -197,22 +197,22 @@ class Model(Engine):
     def cache_prefixes(self, mib: float) -> PrefixCache | None:
         """Keeps K/V of prompts and answers for later requests that begin with the same tokens; 0 turns it off.
 
-        A request then feeds only what follows its longest stored prefix, and says so in `Result.reused`. Its tokens are
+        A request then computes only what follows its longest stored prefix, of `Result.reused` tokens. Its tokens are
         those that it has without, up to rounding. Exact for models with causal attention, or causal over blocks; image
         models, and drafters that read logits of the whole prompt (recycling:prefill=true), do not take part, nor does
         guidance. It is not thread-safe, like decoding itself.
 
         Args:
-            mib: the most memory that the stored blocks take, in MiB, on the devices of the layers. A call begins anew:
-                what was stored before is dropped.
+            mib: the most memory that the stored blocks take, in MiB, on the devices of the layers. A call starts
+                with an empty cache.
 
         Returns:
             The cache, with its statistics (`blocks`, `nbytes`, `hits`, `misses`, `tokens`, `evictions`), which is also
             `model.prefix_cache`; None for 0.
 
         Raises:
-            SpecError: the budget is no number of at least 0, or K/V of a prefix depend on more than its tokens, as in
-                bidirectional models.
+            SpecError: the budget is not a number of at least 0, or K/V of a prefix depend on more than its tokens, as
+                in bidirectional models.
 
         >>> model = load("tiny-llama", device="cpu")
         >>> cache = model.cache_prefixes(64)
@@ -229,18 +229,18 @@ class Model(Engine):
         """Replaces all weights in place, as training does with a rollout engine after each of its steps.
 
         Every parameter keeps its memory, dtype and device, and `network.weights_version` rises by one. Quantized layers
-        are quantized again, tied embeddings stay tied, and what is derived from weights follows. A request under way
+        are quantized again, tied embeddings stay tied, and derived values are updated. A request under way
         raises ModelError at its next step, and so does a batch that is being served: finish or close them before.
         Where processes share a model (tp), all of them have to make this call.
 
         Args:
-            weights: a state dict with the checkpoint's own names, such as a trainer's `state_dict()`; what
-                DistributedDataParallel, torch.compile or PEFT put before all of them is taken off. Or a folder, or
-                weight file, in the published layout.
+            weights: a state dict with the checkpoint's own names, such as a trainer's `state_dict()`; a
+                prefix that DistributedDataParallel, torch.compile or PEFT put before all names is removed. Or a folder
+                or a weights file in the published layout.
 
         Raises:
             ModelError: missing, surplus or misshapen tensors, an adapter that is not merged, a folder of another model,
-                or a model parts of which are kept off its devices. Then nothing has been changed.
+                or a model with offloaded parts. Then nothing has been changed.
 
         >>> model = load("tiny-dream", device="cpu")
         >>> model.load_weights(model.path)
@@ -276,7 +276,7 @@ class Model(Engine):
     def deviation(self, result: Result) -> Deviation:
         """Compares an autoregressive `result` with the model's own predictions: see `Deviation`.
 
-        It says what a lossy cache, or a relaxed acceptance, has cost: one forward over each row, which all tokens see.
+        It measures what a lossy cache, or a relaxed acceptance, has cost, in one forward over each row.
         Raises SpecError for other results.
         """
         return deviation(self.language_model, result)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """An embedded model, with its number of parameters and its accuracy per sampler; README.md in `path` says more."""
+    """An embedded model, with its number of parameters and its accuracy per sampler; README.md in `path` has more."""
 
     name: str
     family: str

@@ -207,7 +207,7 @@ class _Sizes:
         """Bytes of temporary tensors in the widest layer of a forward of `width` positions per row, `extent` slots."""
         config = getattr(self.model.decoder, "config", None)
         tokens, size, on_cpu = batch * width, self.model.dtype.itemsize, self.model.device.type == "cpu"
-        if config is None or not hasattr(config, "mlp_width"):  # of transformers: what is usual
+        if config is None or not hasattr(config, "mlp_width"):  # a model of transformers: a usual size
             return tokens * 12 * self.model.width * size
         inner = config.mlp_width if config.experts is None else max(config.mlp_width, config.experts.width)
         attention = (3 * config.heads + 2 * config.kv_heads) * config.head_dim

@@ -1,4 +1,4 @@
-"""Draw one caption or class with several samplers and show what each costs: a page of Python to start your own from.
+"""Draw one caption or class with several samplers and show what each costs: a short script to copy and change.
 
 python scripts/generate_image.py --out images
 python scripts/generate_image.py --model c2i_B_256.pt --decoder vq_ds16_c2i.pt --class 207 --cfg 4 --sampler sjd

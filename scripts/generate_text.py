@@ -1,4 +1,4 @@
-"""Decode one prompt with several samplers and show what each costs: a page of Python to start your own script from.
+"""Decode one prompt with several samplers and show what each costs: a short script to copy and change.
 
 python scripts/generate_text.py
 python scripts/generate_text.py --model tiny-llama

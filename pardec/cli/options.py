@@ -296,7 +296,7 @@ class TextLoading(Loading):
 
 @dataclass
 class CheckpointLoading(TextLoading):
-    """Arguments of `load` for models of text, with all that overrides what a checkpoint says."""
+    """Arguments of `load` for models of text, with those that override a checkpoint's own settings."""
 
     block: Block = None
     shift: Shift = None
@@ -318,7 +318,7 @@ class AnyLoading(ImageLoading, TextLoading):
 
 @dataclass
 class ServedLoading(ImageLoading, CheckpointLoading):
-    """Arguments of `load`, with all that overrides what a checkpoint says."""
+    """Arguments of `load`, with those that override a checkpoint's own settings."""
 
 
 def to_arguments(group: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .prompts import Row
 
 _FILE = "generation_config.json"
-# Followed: what each has to be.
+# Keys that are followed, and the values that each can have.
 FOLLOWED: Mapping[str, str] = {
     "suppress_tokens": "a list of ids",
     "begin_suppress_tokens": "a list of ids",

@@ -212,7 +212,7 @@ def captions(model: LanguageModel | ImageModel, prompt: Any, settings: Settings)
     """The requested captions, or their features, each with its negative prompt.
 
     Raises:
-        SpecError: there is none, or what is no caption; a negative prompt without guidance.
+        SpecError: no caption, a value that is not a caption, or a negative prompt without guidance.
     """
     return _with_negative(_captions(model, prompt, settings), settings)
 

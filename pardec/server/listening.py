@@ -31,8 +31,8 @@ class Advanced:
     index: int
     text: str
     tokens: list[int] = field(default_factory=list)  # tokens that became final since the last event
-    logprobs: TokenLogprobs | None = None  # theirs
-    canvas: list[int | None] | None = None  # tokens after the prompt, None where open; where asked for
+    logprobs: TokenLogprobs | None = None  # of these tokens
+    canvas: list[int | None] | None = None  # tokens after the prompt, None where open; only if requested
     forwards: int = 0
 
 

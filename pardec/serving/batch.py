@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class Served:
     """A finished row: the index of its prompt, from 0; its result, with one row; the index of the sample of the prompt.
 
-    `result.timing` runs from the row's admission to its last commit, beside others; for images with continuous tokens
-    or of token maps it is their share of the batch's. `result.padding` is 0: a batch's padding is counted for no single
-    row.
+    `result.timing` runs from the row's admission to its last commit, while other rows are decoded too; for images with
+    continuous tokens or of token maps it is their share of the batch's. `result.padding` is 0: a batch's padding is
+    counted for no single row.
     """
 
     index: int

@@ -45,8 +45,8 @@ class Task(ABC):
 
     name: str
     summary: str
-    answers: ClassVar[str] = "text"  # or "picture": what `score` is given
-    asks: ClassVar[str] = "text"  # or "class": what a model is given of a problem, its prompt or its label
+    answers: ClassVar[str] = "text"  # or "picture": the kind of answer that `score` takes
+    asks: ClassVar[str] = "text"  # or "class": whether models get the prompt of a problem or its label
     tokens: int = 64  # room for an answer and its end with the embedded models' tokenizer
 
     @abstractmethod
@@ -84,8 +84,8 @@ def _digest(text: str) -> int:
 class Generator(Task):
     """A seeded generator of problems with exact scores.
 
-    `words` and `bare_words` are what the embedded models' tokenizer knows whole, after a space and directly after a
-    quote; a task that they are not trained on leaves both empty.
+    `words` and `bare_words` are single tokens of the embedded models' tokenizer, after a space and directly after a
+    quote; a task that these models are not trained on leaves both empty.
     """
 
     words: ClassVar[frozenset[str]] = frozenset()

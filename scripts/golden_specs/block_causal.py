@@ -2,7 +2,7 @@
 
 Compared are what each forward committed, the tokens up to the first end token, how many forwards commit, and logits.
 From there pardec decodes as usual: it makes no forward that commits nothing, keeps the K/V of finished blocks
-where a reference computes them again, and ends a row at its first end token where a reference decodes what is after.
+where a reference computes them again, and ends a row at its first end token where a reference continues.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Report:
     def __init__(self, file: Path, seconds: float, *, dry: bool = False, inputs: Path | None = None) -> None:
         """`file` is the JSON file, `seconds` the time limit, `inputs` the folder of the files carried here.
 
-        Files that are no JSON go beside `file`.
+        Files other than JSON are written to the folder of `file`.
         """
         self.file, self.dry, self.inputs = file, dry, inputs or file.parent
         self._deadline = time.monotonic() + seconds
