@@ -41,7 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks the cases that `covers` leaves out as slow, and gives slow tests a longer time limit."""
     if method := config.getoption("--method"):
+        others = [item for item in items if not _of_method(item, method)]
         items[:] = [item for item in items if _of_method(item, method)]
+        config.hook.pytest_deselected(items=others)  # for the number that pytest shows
     grids = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         if item.get_closest_marker("covers") and not item.get_closest_marker("slow"):
