@@ -152,7 +152,10 @@ class SubsetLogits:
 
 
 class Uniforms(Protocol):
-    """A round's random numbers: keyed by seed, or recorded ones replayed in a test."""
+    """A round's random numbers: keyed by seed, or recorded ones replayed in a test.
+
+    `purpose` is any word. Numbers of one purpose and node are the same in a round, others independent of them.
+    """
 
     def accept(self, node: int, tested: Tensor, token: Tensor) -> Tensor:
         """[B] uniforms in (0, 1), float64, for testing `token` [B] at `node` in the rows where `tested` [B] is True."""

@@ -21,7 +21,7 @@ class Sequences(RowState):
         prompt: of these, the length of the prompt.
         limit: the length at which the row is full.
         nfe: forwards the row took part in, which is also the index of its next round.
-        tokens: [B, C] int64, on the device; `pad_id` after `length`.
+        tokens: [B, C] int64, on the device; `pad_id` after `length`, -1 where an image's condition is.
     """
 
     per_slot = ("rows",)
