@@ -2,7 +2,7 @@
 
 if __name__ != "pardec.models":
     raise ImportError(
-        f"this package imports as 'pardec.models', not as {__name__!r}: under two names it would be loaded twice"
+        f"import this package as 'pardec.models', not as {__name__!r}: under two names it would be loaded twice"
     )
 
 from importlib import import_module

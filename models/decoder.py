@@ -103,7 +103,10 @@ class Decoder(nn.Module):
         """
         config = self.config
         if shared and (config.least_window is not None or config.canvas):
-            raise CacheError("rows cannot share slots where a layer has a sliding window or a canvas", "share none")
+            raise CacheError(
+                "rows cannot share slots in a model with sliding windows or a canvas",
+                "make the cache without shared slots",
+            )
         return KVCache(
             layers=config.layers,
             batch=batch,
@@ -174,8 +177,8 @@ class Decoder(nn.Module):
         if chosen and chosen[0] > 0:
             if plan.soft is None:
                 raise ModelError(
-                    f"a pass that starts at layer {chosen[0]} needs the states to go on from",
-                    "hand in the states of the earlier part as Plan.soft",
+                    f"a forward that starts at layer {chosen[0]} needs the states before that layer",
+                    "pass the states of the earlier layers as Plan.soft",
                 )
             return plan.soft
         h = self.embed.forward(plan.tokens if plan.soft is None else plan.tokens.clamp(min=0))
@@ -270,8 +273,7 @@ class Decoder(nn.Module):
             if kept is not None and plan.attention:
                 if in_parts or reader is not None:
                     raise CacheError(
-                        "the attention of a forward is kept where its queries attend to whole rows, and this cache is "
-                        "read in a way of its own",
+                        "attention weights are returned only with a plain cache, and this cache has its own reader",
                         "make a plain one: new_cache(batch, capacity)",
                     )
                 window = self.config.window if own is None else own.window

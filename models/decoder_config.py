@@ -36,17 +36,21 @@ class ExpertsConfig:
         for name in ("count", "top", "width", "groups", "top_groups"):
             _check_size(f"experts: {name}", getattr(self, name))
         if self.top > self.count:
-            raise ModelError(f"{self.top} of {self.count} experts cannot be chosen")
+            raise ModelError(f"a token cannot choose {self.top} of {self.count} experts")
         if self.count % self.groups or self.top_groups > self.groups:
-            raise ModelError(f"{self.top_groups} of {self.groups} groups of {self.count} experts cannot be chosen")
+            raise ModelError(f"a token cannot choose {self.top_groups} of {self.groups} groups of {self.count} experts")
         if self.top > self.top_groups * (self.count // self.groups):
-            raise ModelError(f"{self.top_groups} groups of {self.count // self.groups} experts hold no {self.top}")
+            raise ModelError(
+                f"{self.top_groups} groups of {self.count // self.groups} experts have fewer than {self.top}"
+            )
         if self.scores not in get_args(Scores):
             raise ModelError(f"scores of experts must be one of {', '.join(get_args(Scores))}, got {self.scores!r}")
         if not math.isfinite(self.scale):
             raise ModelError(f"the experts' scale must be a finite number, got {self.scale!r}")
         if self.pool and not (self.top <= self.pool <= self.count and self.pool_block > 0):
-            raise ModelError(f"a pool of {self.pool} of {self.count} experts for {self.pool_block} tokens cannot be")
+            raise ModelError(
+                f"a pool of {self.pool} of {self.count} experts for {self.pool_block} tokens is not possible"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,7 @@ class DecoderConfig:
             _check_size(name, getattr(self, name))
         values = (self.norm_eps, self.rope_scale, self.embedding_scale, self.query_scale, *self.frequencies)
         if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
-            raise ModelError(f"norm_eps ({self.norm_eps!r}) or the rotary frequencies are no finite numbers")
+            raise ModelError(f"norm_eps ({self.norm_eps!r}) or the rotary frequencies are not finite")
         if self.activation not in get_args(Activation):
             raise ModelError(f"activation must be one of {', '.join(get_args(Activation))}, got {self.activation!r}")
         if self.heads % self.kv_heads:

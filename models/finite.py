@@ -107,7 +107,7 @@ def conditioning(name: str, outputs: Iterable[Tensor], reader: Any) -> None:
 
 
 _GUIDANCE = "guidance"
-_AGAIN = "the checkpoint is damaged: fetch it again, or convert it again from what it was made of"
+_AGAIN = "the checkpoint is damaged: download it again, or convert it again from its source"
 
 
 def failure(model: LanguageModel, runs: Sequence[Run], *, cfg: float | None = None) -> PardecError | None:
@@ -118,7 +118,7 @@ def failure(model: LanguageModel, runs: Sequence[Run], *, cfg: float | None = No
     if (error := by_weights(model.name, "logits", model.decoder)) is not None:
         return error
     kind = str(model.dtype).removeprefix("torch.")
-    hint = "load it with dtype=float32" if kind != "float32" else "values outgrow float32: check its configuration"
+    hint = "load it with dtype=float32" if kind != "float32" else "values overflow float32: check its configuration"
     where = None
     if model.processes == 1:  # else all of them would have to run it again
         with suppress(torch.OutOfMemoryError):  # the outputs of all layers are in memory at once

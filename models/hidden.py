@@ -19,7 +19,7 @@ def _unchanged(states: Tensor) -> Tensor:
 
 
 def _no_head(states: Tensor) -> Tensor:
-    raise AssertionError("only the states that a drafter reads are known")
+    raise AssertionError("this result has only the states that a drafter reads, and no logits")
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def load(name_or_path: str | os.PathLike[str], **more: Any) -> LanguageModel:
     model = load_any(name_or_path, **more)
     if not isinstance(model, LanguageModel):
         raise ArgumentError(
-            f"{model.name} samples vectors and has no distribution over ids", "name a model whose tokens are ids"
+            f"{model.name} samples vectors and has no distribution over ids", "use a model whose tokens are ids"
         )
     return model
 
@@ -68,7 +68,7 @@ def load_continuous(name_or_path: str | os.PathLike[str], **more: Any) -> Contin
     """`load_any` for a model whose tokens are vectors. Raises ModelError for one whose tokens are ids."""
     model = load_any(name_or_path, **more)
     if not isinstance(model, ContinuousModel):
-        raise ArgumentError(f"{model.name} predicts ids, and a model of vectors is needed", "name one such as tiny-mar")
+        raise ArgumentError(f"{model.name} predicts ids, and a model of vectors is needed", "use one such as tiny-mar")
     return model
 
 
@@ -77,7 +77,7 @@ def load_scales(name_or_path: str | os.PathLike[str], **more: Any) -> ScaleModel
     model = load_any(name_or_path, **more)
     if not isinstance(model, ScaleModel):
         raise ArgumentError(
-            f"{model.name} predicts no token maps, and a model of scales is needed", "name one such as tiny-var"
+            f"{model.name} predicts no token maps, and a model of scales is needed", "use one such as tiny-var"
         )
     return model
 
@@ -178,7 +178,7 @@ def load_any(
             raise ModelError(f"{error}; natively, {why}", error.hint) from error
     if config.get("quantization_config"):
         raise ModelError(
-            f"{source.name} is quantised, which is not supported", "load the 16-bit checkpoint it was made from"
+            f"{source.name} is quantised, which is not supported", "load the 16-bit checkpoint from which it was made"
         )
     # The ids of an image model are codes: a tokenizer in its folder belongs to its text encoder.
     draws = bool(spec.imaging) and (images or not spec.text)

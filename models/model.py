@@ -186,8 +186,8 @@ class LanguageModel:
         """
         if self.limit is not None and capacity > self.limit:
             raise CapacityError(
-                f"{self.name} is run up to {self.limit} positions and {capacity} are requested",
-                f"its attention or its positions change past that: keep prompt and generation within {self.limit}",
+                f"{self.name} supports up to {self.limit} positions, and {capacity} are requested",
+                f"keep prompt and generation within {self.limit} positions: its attention changes after that",
             )
         if reuse is not None:
             return self._reuse_cache(reuse, batch, capacity + scratch)
@@ -196,7 +196,10 @@ class LanguageModel:
         if not shared:
             return self.decoder.new_cache(batch, capacity + scratch)
         if (reason := self.shared_prefix_off_reason) is not None:
-            raise CacheError(f"rows of {self.name} cannot share their first {shared} slots: {reason}", "share none")
+            raise CacheError(
+                f"rows of {self.name} cannot share their first {shared} slots: {reason}",
+                "make the cache without shared slots",
+            )
         assert isinstance(self.decoder, Decoder), "others have a reason"
         return self.decoder.new_cache(batch, capacity + scratch, shared)
 
@@ -214,8 +217,8 @@ class LanguageModel:
         stack = native(getattr(self.decoder, "base", self.decoder))
         if store.before_rotation and stack is None:
             raise ModelError(
-                f"{self.name} does not say how its keys are rotated, and this store encodes them as they are before",
-                "take a store of rotated keys, such as kivi",
+                f"{self.name} does not expose its rotary embedding, and this cache encodes keys before the rotation",
+                "use a cache that encodes rotated keys, such as kivi",
             )
         ropes = None if stack is None else stack.ropes()
         return StoredCache(self.decoder.new_cache(batch, 1), store, capacity + scratch, scratch=scratch, ropes=ropes)
@@ -230,7 +233,7 @@ class LanguageModel:
         if self.processes > 1:
             return "processes share it"
         if not isinstance(self.decoder, Decoder):
-            return "its forwards are not those of the native decoder, or are captured"
+            return "its forwards are not those of the native decoder, or use CUDA graphs"
         if self.decoder.config.least_window is not None or self.decoder.config.canvas:
             return "a layer has a sliding window or a canvas"
         return None
@@ -243,7 +246,7 @@ class LanguageModel:
         if self.imaging is not None:
             return "its rows begin with the condition of an image, which is no token"
         if self.processes > 1:
-            return "processes share it, and each would evict by the bytes of its own share"
+            return "processes share it, and each would evict by the size of its own part"
         return None
 
     def cache_prefixes(self, budget: int) -> PrefixCache | None:
@@ -299,14 +302,14 @@ class LanguageModel:
                 raise CacheError(f"the cache has {len(cache.k)} layers and {self.name} has {self.layers}")
             cache.check(plan)
         elif plan.rows is not None:
-            raise CacheError("Plan.rows names rows of a cache, and there is none")
+            raise CacheError("Plan.rows names rows of a cache, and this forward has no cache")
         elif plan.uniform is not None and plan.uniform > shape[1]:
             raise CapacityError(
-                f"without a cache a query sees the {shape[1]} of this forward; the plan says {plan.uniform} are valid"
+                f"without a cache only {shape[1]} positions are visible, and the plan has uniform={plan.uniform}"
             )
         if self.limit is not None and cache is None and shape[1] > self.limit:
             raise CapacityError(
-                f"{self.name} is run up to {self.limit} positions, got {shape[1]}",
+                f"{self.name} supports up to {self.limit} positions, got {shape[1]}",
                 f"keep inputs within {self.limit} positions",
             )
 
@@ -320,9 +323,11 @@ class LanguageModel:
         if plan.attention and not all(0 <= layer < self.layers for layer in plan.attention):
             raise ModelError(f"attention names layers {list(plan.attention)}; {self.name} has 0..{self.layers - 1}")
         if plan.attention and self.processes > 1:
-            raise ModelError(f"the attention of {self.name} cannot be kept: each process has a part of its heads")
+            raise ModelError(
+                f"the attention weights of {self.name} cannot be returned: each process has a part of its heads"
+            )
         if plan.parallel != 1 and (plan.parallel < 1 or plan.skip or plan.layers is not None):
-            raise ModelError(f"parallel={plan.parallel} must be at least 1, and goes with the whole stack")
+            raise ModelError(f"parallel={plan.parallel} must be at least 1, and needs the whole stack")
         if plan.layers is not None:
             chosen = range(self.layers)[plan.layers]
             if not chosen or chosen.step != 1:

@@ -41,6 +41,6 @@ def for_device(model: LanguageModel, home: torch.device) -> LanguageModel:
     if model.device == home:
         return model
     if model.imaging is not None:
-        raise ModelError(f"{model.name} draws images, and runs on their device only", "leave device out")
+        raise ModelError(f"{model.name} draws images and cannot run on a device of its own", "leave device out")
     stack = OtherDevice(model.decoder, model.device, home)
     return replace(model, decoder=stack, device=home, choice=f"on {model.device} for requests on {home}")

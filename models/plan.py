@@ -48,7 +48,9 @@ class Visible:
         queries a sliding window ends as far before that.
         """
         if (block is None) == (ids is None):
-            raise ModelError("segments: give either block or ids", "Visible.segments(32) lays blocks of 32 positions")
+            raise ModelError(
+                "segments: give either block or ids", "write Visible.segments(32) for blocks of 32 positions"
+            )
         if block is not None and block < 1:
             raise ModelError(f"segments: block must be at least 1, got {block}")
         return Visible("segments", block=block, ids=ids, begin=begin)
@@ -146,7 +148,7 @@ class Plan:
         """
         visible = self.visible
         if visible.kind not in ("causal", "tree", "mask"):
-            raise ModelError(f"slots before {count} cannot be attended to apart under {visible.kind} attention")
+            raise ModelError(f"the first {count} slots cannot be attended to separately under {visible.kind} attention")
         if visible.base is not None:
             visible = replace(visible, base=visible.base - count)
         elif (dense := visible.from_first_slot().dense) is not None:

@@ -1,4 +1,4 @@
-"""A model whose head computes the logits of some ids alone; all others are ruled out.
+"""A model whose head computes the logits of some ids only; all other ids are excluded.
 
 VOCABTRIM: Vocabulary Pruning for Efficient Speculative Decoding in LLMs, https://arxiv.org/abs/2506.22694
 
@@ -87,7 +87,7 @@ def trimmed(model: LanguageModel, ids: Sequence[int]) -> LanguageModel:
     if not isinstance(decoder, Decoder) or not plain or model.quantized is not None:
         raise ModelError(
             f"the head of {model.name} cannot be cut: {model.choice or 'it does not run natively'}",
-            "cut that of a native model on one device, without quantization",
+            "use a native model on one device, without quantization",
         )
     wrong = [value for value in ids if not 0 <= value < model.vocab_size]
     twice = [value for value, count in Counter(ids).items() if count > 1]
@@ -131,8 +131,8 @@ def read_ids(source: str, folder: Path | None) -> list[int]:
     file = Path("no folder") if folder is None else folder / ORDER
     if not file.is_file():
         raise ModelError(
-            f"vocab={source} takes the commonest ids of {ORDER} beside the checkpoint, and there is none",
-            "pardec.models.trimmed.frequent_ids makes the list; or name a file with vocab=FILE",
+            f"vocab={source} needs {ORDER} in the checkpoint's folder, and there is none",
+            "make it with pardec.models.trimmed.frequent_ids, or name a file with vocab=FILE",
         )
     ids = _ids_in(file)
     if not 0 < int(source) <= len(ids):
@@ -151,7 +151,9 @@ def _ids_in(file: Path) -> list[int]:
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"{file} cannot be read as a list of ids: {one_line(error)}") from error
     if not isinstance(ids, list) or not all(type(value) is int for value in ids):
-        raise ModelError(f"{file} is no list of ids", "a JSON list of whole numbers, or one safetensors tensor of them")
+        raise ModelError(
+            f"{file} is no list of ids", "it needs a JSON list of whole numbers, or one safetensors tensor of them"
+        )
     return ids
 
 

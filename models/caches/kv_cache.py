@@ -22,17 +22,17 @@ _SPANS = 4  # slices whose views are kept
 
 
 class KVCache:
-    """K and V of N layers for B rows of C slots; slot C is a bin that padded queries write to and nothing sees.
+    """K and V of N layers for B rows of C slots; slot C is a scratch slot, written by padding and never read.
 
     Nothing is ever concatenated or shifted: a plan says which slots its queries overwrite, and `lengths` says how many
-    are valid, so rolling back is handing in smaller lengths.
+    are valid, so a rollback is a plan with smaller lengths.
 
     With a shared part (Hydragen, https://arxiv.org/abs/2402.05099), the slots below `offset` are the same for all rows
     and in memory once, in the cache of one row `shared`; `k` and `v` hold each row's slots from `offset` on. Slots are
     numbered from 0 nevertheless, and `capacity` counts them all. The shared part is written by forwards over `shared`;
     only stacks that attend in parts can read such a cache, and the others are refused.
 
-    A subclass names what it has of each row besides, and writes no `keep` and no `put` for it.
+    A subclass lists its further per-row attributes in `by_row`; `keep` and `put` then handle them.
     """
 
     by_row: ClassVar[tuple[str, ...]] = ()  # names of attributes with one entry per row: see `rows_of`
@@ -97,7 +97,7 @@ class KVCache:
         if plan.rows is None and plan.batch != self.batch:
             raise CacheError(
                 f"the plan has {plan.batch} rows and the cache {self.batch}",
-                "name the cache row of each plan row with Plan.rows, or drop finished rows with KVCache.keep",
+                "give the cache row of each plan row in Plan.rows, or drop finished rows with KVCache.keep",
             )
         top = max(plan.uniform or 0, plan.span[1] if plan.span else 0)
         if plan.slots.device.type == "cpu":
@@ -133,19 +133,19 @@ class KVCache:
         """
         if self.shared is not None and not in_parts:
             raise CacheError(
-                f"the rows of this cache share their first {self.offset} slots, and the stack attends to whole rows",
+                f"the rows of this cache share their first {self.offset} slots, which this stack cannot read",
                 "make the cache without a shared part",
             )
         return Slots(self, plan)
 
     def flat(self, plan: Plan) -> Tensor:
-        """Where `plan` writes: flat indices [B * Q] into the rows' own slots; each row has a bin after its slots."""
+        """Where `plan` writes: flat indices [B * Q] into the rows' own slots, each row's followed by a scratch slot."""
         rows = plan.rows if plan.rows is not None else torch.arange(plan.batch, device=plan.slots.device)
         self._demand_own(plan.slots)
         return self._flat(rows, plan.slots)
 
     def flat_slots(self, slots: Tensor) -> Tensor:
-        """`flat` of slots [B, N] of all rows; -1 is the bin."""
+        """`flat` of slots [B, N] of all rows; -1 is the scratch slot."""
         return self._flat(torch.arange(len(slots), device=slots.device), slots)
 
     def views(self, plan: Plan) -> list[Views] | None:
@@ -162,7 +162,9 @@ class KVCache:
             del self._views[next(iter(self._views))]
         start, stop, end = span[0] - self.offset, span[1] - self.offset, extent - self.offset
         if start < 0:
-            raise CacheError(f"slot {span[0]} is one of the {self.offset} that rows share")
+            raise CacheError(
+                f"slot {span[0]} is one of the first {self.offset}, which all rows share: a row cannot write there"
+            )
         views = self._views[key] = []
         for k, v in zip(self.k, self.v, strict=True):
             writes = k.narrow(1, start, stop - start), v.narrow(1, start, stop - start)
@@ -211,7 +213,9 @@ class KVCache:
         Raises CacheError unless both have the same shared part, or none.
         """
         if self.shared is not other.shared:
-            raise CacheError("rows can move only between caches with the same shared part", "share nothing in both")
+            raise CacheError(
+                "rows can move only between caches with the same shared part", "make both caches without a shared part"
+            )
         self.grow(other.capacity)
         if self.longest is not None:
             self.longest = max(self.longest, other.reach)
@@ -245,7 +249,7 @@ class KVCache:
         """
         if self.shared is not None:
             if (count := len(values[0])) > self.offset:
-                raise CapacityError(f"{count} slots to copy, and rows share {self.offset}")
+                raise CapacityError(f"{count} slots were to be copied into a shared part of {self.offset} slots")
             return self.shared.copy_in(0, values)
         with torch.inference_mode(False), torch.no_grad():
             for parts, rows in zip(self._by_device(), values, strict=True):
@@ -320,7 +324,7 @@ class Slots:
         return part.k[layer][:, :-1], part.v[layer][:, :-1]
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores k, v [B, Q, K, D], slot -1 in the bin, and returns the K and V to read, [rows, >= S, K, D] each."""
+        """Stores k, v [B, Q, K, D] (-1: scratch slot), and returns the K and V to read, [rows, >= S, K, D] each."""
         if self.views is not None:
             to_k, to_v, from_k, from_v = self.views[layer]
             to_k.copy_(k)

@@ -77,14 +77,19 @@ def read_labels(file: Path, model: LanguageModel, pairs: int) -> list[Tensor]:
     try:
         ranking = [torch.tensor(layer) for layer in json.loads(file.read_text())]
     except (OSError, ValueError, TypeError) as error:
-        raise ModelError(f"{file} lists no label channels: {error}", "write_labels writes such a file") from None
+        raise ModelError(
+            f"{file} lists no label channels: {error}", "write the file with models.caches.label_channels.write_labels"
+        ) from None
     cache = model.new_cache(1, 1)
     shapes = [(k.shape[2], k.shape[3] // 2) for k in cache.k]
     fits = [tuple(layer.shape) for layer in ranking] == shapes
     if not fits or any(
         layer.is_floating_point() or layer.min() < 0 or layer.max() >= layer.shape[1] for layer in ranking
     ):
-        raise ModelError(f"{file} has other layers or heads than {model.name}", "calibrate on the model itself")
+        raise ModelError(
+            f"{file} does not match the layers and heads of {model.name}",
+            "calibrate this model: models.caches.label_channels",
+        )
     return [layer[:, :pairs] for layer in ranking]
 
 

@@ -4,8 +4,8 @@
     of a row that is `similar`, the layer computes the floor(share n) of its n queries with the least c, at least one;
     at the others, its K and V and what it added to the states stay those that it computed last
 
-P has the directions of the largest singular values of the layer's value projection, times these: P x is as far from
-P x' as so few numbers can tell how far the values are from each other. The first layer computes all queries.
+P has the directions of the largest singular values of the layer's value projection, times these: the distance of P x
+and P x' best approximates, in so few numbers, that of the values. The first layer computes all queries.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ReuseCache(KVCache):
         out = layer.forward(some, _narrowed(step, picked, self), index)
         where = torch.where(picked < 0, len(h), rows).flatten()  # padding goes to an extra row
         whole = F.pad(h + added[flat], (0, 0, 0, 1)).index_copy_(0, where, out)[:-1]
-        target = torch.where(picked.flatten() < 0, len(added) - 1, flat[rows.flatten()])  # the last row's bin
+        target = torch.where(picked.flatten() < 0, len(added) - 1, flat[rows.flatten()])  # the last row's scratch slot
         added.index_copy_(0, target, out - some)
         return whole
 
@@ -142,8 +142,8 @@ def principal(layer: DecoderLayer, rank: int, dtype: torch.dtype) -> Tensor:
     weight = layer.qkv_weight
     if weight.is_meta:
         raise ModelError(
-            "weights that are brought to the device only while their layer runs cannot be decomposed",
-            "keep the model in memory, or use a cache that does not compare queries",
+            "weights that are on the device only while their layer runs cannot be decomposed",
+            "load the model without offloading, or use another cache than spa",
         )
     rows = config.kv_heads * config.head_dim
     if type(weight) is torch.nn.Parameter or isinstance(weight, PackedWeight):

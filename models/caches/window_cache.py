@@ -85,8 +85,8 @@ class WindowCache(KVCache):
         order = torch.arange(plan.width, device=plan.slots.device)
         if plan.slots.device.type == "cpu" and bool(((plan.slots != order) & (plan.slots >= 0)).any()):
             raise CacheError(
-                f"{plan.width} tokens after others do not fit into a window of {self.window}",
-                "feed a prompt at once, and drafts after it",
+                f"a forward of {plan.width} tokens after the prompt does not fit into a window of {self.window}",
+                "feed the prompt in one forward, and only drafts after it",
             )
         stays = (plan.slots < self.sink) | (plan.slots >= plan.lengths[:, None] - self.ring)
         return replace(

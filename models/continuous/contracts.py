@@ -148,8 +148,8 @@ class Backbone(Protocol):
     def reusing(self, layer: int | None) -> ReusingBackbone | None:
         """A backbone for one request whose calls reuse results of earlier calls; None where there is none.
 
-        `layer` is the decoder's whose values say which positions have changed, from 0; None: positions are always all
-        computed. Raises ModelError where it has no such layer.
+        `layer` is the decoder layer, from 0, whose values show which positions have changed; None: all positions are
+        always computed. Raises ModelError if the decoder has no such layer.
         """
         ...
 
@@ -197,8 +197,8 @@ class ContinuousModel(ImageModel):
 def check_pair(draft: ContinuousModel, target: ContinuousModel) -> None:
     """Raises ModelError unless the two have the same tokens and classes."""
     for what, ours, theirs in (
-        ("tokens an image", target.backbone.tokens, draft.backbone.tokens),
-        ("numbers a token", target.head.size, draft.head.size),
+        ("tokens per image", target.backbone.tokens, draft.backbone.tokens),
+        ("numbers per token", target.head.size, draft.head.size),
         ("classes", target.imaging.classes, draft.imaging.classes),
         ("steps of the head", target.head.steps, draft.head.steps),
     ):

@@ -34,9 +34,7 @@ class FlowHead(TransitionHead):
     def __init__(self, network: MARHead, steps: int, *, noise: float = 1.0, shift: float = 1.0) -> None:
         """`noise` is w, `shift` shifts times. Raises ModelError unless 2 <= steps <= 1000, w >= 0 and shift > 0."""
         if not 2 <= steps <= _MOST:
-            raise ModelError(
-                f"a flow takes 2 to {_MOST} steps, got {steps}", "20 to 50 are what NextStep-1 is run with"
-            )
+            raise ModelError(f"a flow takes 2 to {_MOST} steps, got {steps}", "NextStep-1 is published with 20 to 50")
         if not (0 <= noise < math.inf and 0 < shift < math.inf):
             raise ModelError(f"noise must be at least 0 and the shift of times above 0, got {noise} and {shift}")
         self.noise, self.shift = float(noise), float(shift)

@@ -26,7 +26,7 @@ class LayerCache:
     def __init__(self) -> None:
         self.k, self.v = torch.empty(0), torch.empty(0)  # [R, H, L, D / H]
         self.at: Tensor | None = None  # [R, K] the positions that the coming calls compute; None: they replace all
-        self.first: int | None = None  # instead: calls compute the first so many, and new ones after the end
+        self.first: int | None = None  # instead of `at`: calls compute so many first positions, and append new ones
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keeps what a call computes, and returns the keys and values of all positions."""

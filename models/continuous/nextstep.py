@@ -80,7 +80,7 @@ class NextStepReader:
         tokens, most = grid[0] * grid[1], max(map(len, prompts))
         if self.prompts.longest is not None and most + tokens - 1 > self.prompts.longest:
             raise ArgumentError(
-                f"a prompt of {most} tokens and an image of {tokens} are more than the {self.prompts.longest} "
+                f"a prompt of {most} tokens and an image of {tokens} tokens exceed the {self.prompts.longest} "
                 "positions that the model was trained with",
                 "draw a smaller image, or shorten the caption",
             )
@@ -93,7 +93,7 @@ class NextStepReader:
         self, latents: Tensor, known: Tensor, labels: Tensor, wanted: Tensor, scale: Tensor | None = None
     ) -> States:
         """Raises TypeError: only a session has states."""
-        raise TypeError("states are read in the session that start() begins")
+        raise TypeError("only the session that start() returns computes states")
 
     def project(self, tokens: Tensor) -> Tensor:
         """Tokens [..., d] as inputs [..., E] of the decoder."""
@@ -118,8 +118,8 @@ class NextStepReader:
 class NextStepSession:
     """The backbone for one request. Row c of the cache reads prompt c; rows from B on are for guidance.
 
-    What is cached is compared with what a call hands in, token by token: only tokens from the first other one on are
-    fed. So rows may be anywhere, and drafts need no rolling back.
+    The tokens of a call are compared with the cached ones: only tokens from the first difference on are fed. So rows
+    may be at different tokens, and drafts need no rollback.
     """
 
     causal = next_token = True

@@ -42,7 +42,7 @@ class Denoising:
 def denoising(steps: int, trained: int = TRAINED) -> Denoising:
     """The schedule over `steps` of the trained ones. Raises ModelError unless 2 <= steps <= trained."""
     if not 2 <= steps <= trained:
-        raise ModelError(f"a head takes 2 to {trained} steps, got {steps}", "100 is what MAR is published with")
+        raise ModelError(f"a head takes 2 to {trained} steps, got {steps}", "MAR is published with 100")
     every = np.cumprod(1 - _cosine(trained))
     stride = (trained - 1) / (steps - 1)
     timesteps = np.array([round(stride * i) for i in range(steps)])

@@ -32,7 +32,9 @@ class Capturer(Protocol):
 def check_graphs(device: torch.device, name: str) -> None:
     """Raises ModelError where there are no CUDA graphs."""
     if device.type != "cuda":
-        raise ArgumentError(f"cuda_graphs needs a CUDA device, and {name} would run on {device}", "leave it out")
+        raise ArgumentError(
+            f"cuda_graphs needs a CUDA device, and {name} would run on {device}", "leave cuda_graphs out"
+        )
 
 
 class Graphs:

@@ -6,8 +6,8 @@ at once. So a plan is stripped of what only the host knows (`uniform`, `span`): 
 capacity of its cache and learns from `lengths` which slots are valid.
 
 A shape is captured when it comes for the second time; what comes once, such as a prompt, never is. Wide forwards keep a
-GPU busy as they are. Rows and, in narrow forwards, queries are rounded up to few sizes with padding that is stored in
-the bin: reading the weights is most of what such a forward costs, and a batch that shrinks or drafts of uneven lengths
+GPU busy as they are. Rows and, in narrow forwards, queries are rounded up to few sizes, with padding in the scratch
+slot: reading the weights is most of what such a forward costs, and a batch that shrinks or drafts of uneven lengths
 need few graphs. The head is not part of a graph: its number of rows differs from step to step, and it is two kernels.
 """
 
@@ -35,7 +35,7 @@ _WIDEST = 2048  # with more queries in all rows, the device takes longer than th
 
 _NARROW = 16  # up to so many queries per row, widths are rounded up, as for trees; wider windows have few widths
 
-# Values that pad a plan: queries without a position, stored in the bin, that see no slot.
+# Values that pad a plan: queries without a position, stored in the scratch slot, that see no slot.
 _BLANK = {"positions": -1, "slots": -1, "want": -1, "parents": -1}
 _BY_QUERY = ("tokens", "positions", "slots", "soft", "want", "parents", "dense")  # tensors [B, Q, ...]
 

@@ -74,9 +74,9 @@ def _read(model: LanguageModel, name: str | None) -> DraftAdapter | None:
     adapter = read_adapter(name)
     decoder = native(model.decoder)
     if decoder is None or model.quantized is not None or model.processes > 1:
-        state = "runs in transformers" if decoder is None else "is quantized" if model.quantized else "is shared out"
+        state = "runs in transformers" if decoder is None else "is quantized" if model.quantized else "is distributed"
         raise ModelError(
-            f"{model.name} {state}, and cannot have the adapter {adapter.name} on while it drafts",
+            f"{model.name} {state} and cannot use the adapter {adapter.name} while it drafts",
             "leave the adapter out: adapter=no",
         )
     return DraftAdapter(adapter.name, decoder, _outputs(model, decoder, adapter))
@@ -99,8 +99,8 @@ def _outputs(model: LanguageModel, decoder: Decoder, adapter: Adapter) -> dict[i
         outputs[layer] = nn.Parameter(room, requires_grad=False)
     if foreign:
         raise ModelError(
-            f"the adapter {adapter.name} changes {listed(foreign)}, and drafts are made with other attention outputs "
-            f"(self_attn.o_proj) of the {len(decoder.layers)} layers of {model.name} alone",
-            "leave it out (adapter=no), or name the one that was trained for this model",
+            f"the adapter {adapter.name} changes {listed(foreign)}, and a draft adapter may change only "
+            f"self_attn.o_proj of the {len(decoder.layers)} layers of {model.name}",
+            "leave it out (adapter=no), or use an adapter that was trained for this model",
         )
     return outputs

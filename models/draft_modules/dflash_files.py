@@ -105,22 +105,25 @@ def read_layout(files: DraftFiles, layers: int, taps: str | None = None) -> DFla
     if not isinstance(block, int) or isinstance(block, bool) or block < 2:
         raise ModelError(f"block_size of {files.name} is a whole number of at least 2, got {block!r}")
     if block > _LONGEST:
-        raise ModelError(f"block_size of {files.name} is {block}, and blocks of more than {_LONGEST} are not built")
+        raise ModelError(f"block_size of {files.name} is {block}, and blocks of more than {_LONGEST} are not supported")
     if not isinstance(mask, int) or isinstance(mask, bool) or mask < 0:
-        raise ModelError(f"the config of {files.name} does not say mask_token_id", "its blocks are made of that token")
+        raise ModelError(
+            f"the config of {files.name} lacks mask_token_id",
+            "add the id of the mask token, of which its blocks consist",
+        )
     shaped = _layers(files, config.get("transformer_layer_config") or config)
     spark = "markov_head.markov_w1.weight" in published or "confidence_head.proj.weight" in published
     chosen, reason = _taps(files, value, shaped.layers, layers, taps)
     transition = str(value("markov_head_type", "vanilla")).lower() if spark and value("markov_rank", 0) else ""
     if transition not in ("", *TRANSITIONS):
         raise ModelError(
-            f"{files.name} has a Markov head of type {transition!r}, which is not built",
-            f"types that are: {listed(TRANSITIONS)}",
+            f"{files.name} has a Markov head of type {transition!r}, which is not supported",
+            f"supported types: {listed(TRANSITIONS)}",
         )
     windows = [shaped.of(layer).window for layer in range(shaped.layers)]
     sliding = [window is not None for window in windows]
     if spark and any(sliding):
-        raise ModelError(f"{files.name} is a DSpark with sliding layers, which are not built")
+        raise ModelError(f"{files.name} is a DSpark with sliding layers, which are not supported")
     inside = _causal(files, value, sliding)
     if any(window is not None and window < block and not each for window, each in zip(windows, inside, strict=True)):
         raise ModelError(
@@ -167,7 +170,7 @@ def _causal(files: DraftFiles, value: Any, sliding: list[bool]) -> tuple[bool, .
     if causal is not None:
         if both_ways is not None and any(sliding) and causal == both_ways:
             raise ModelError(
-                f"{files.name} says is_causal {causal} and sliding_window_non_causal {both_ways}, which contradict"
+                f"{files.name} has is_causal={causal} and sliding_window_non_causal={both_ways}, which contradict"
                 " each other",
                 "leave one of them out of its config.json",
             )
@@ -193,12 +196,12 @@ def _selector(files: DraftFiles, value: Any, width: int, mixed: bool) -> tuple[i
     if mixed:
         raise ModelError(
             f"{files.name} is a DFlash 2 ({own}) with a Markov head, a confidence head or a reduced vocabulary",
-            "such a mixture is not published",
+            "no such combination is published",
         )
     values = [value(key) for key in keys]
     unusable = [key for key, each in zip(keys, values, strict=True) if not isinstance(each, int) or each < 1]
     if unusable:
-        raise ModelError(f"{files.name} is a DFlash 2, and its config does not say {listed(unusable)}")
+        raise ModelError(f"{files.name} is a DFlash 2, and its config lacks {listed(unusable)}")
     count, _, taps, group = values
     if width % group:
         raise ModelError(f"conv_group_size {group} of {files.name} does not divide its width {width}")
@@ -209,7 +212,7 @@ def _refuse(files: DraftFiles) -> None:
     published = files.published
     foreign = next((name for name in published if "correction" in name or name.startswith("draft_adapter.")), None)
     if foreign is not None:
-        raise ModelError(f"{files.name} has {foreign}: this relative of DFlash is not built")
+        raise ModelError(f"{files.name} has {foreign}: this variant of DFlash is not supported")
 
 
 def _taps(files: DraftFiles, value: Any, drafts: int, layers: int, taps: str | None) -> tuple[tuple[int, ...], str]:
@@ -225,24 +228,22 @@ def _taps(files: DraftFiles, value: Any, drafts: int, layers: int, taps: str | N
         chosen, reason = tuple(ids), "target_layer_ids, which are outputs of layers"
     elif value("aux_hidden_state_layer_ids") is not None:
         raise ModelError(
-            f"{files.name} names aux_hidden_state_layer_ids, which are outputs of layers to one reader and inputs to"
-            " another",
-            f"say which outputs it was trained on: taps={'-'.join(map(str, value('aux_hidden_state_layer_ids')))}",
+            f"{files.name} has aux_hidden_state_layer_ids, which some libraries read as outputs of layers and others as"
+            " inputs",
+            f"name the layers that it was trained on: taps={'-'.join(map(str, value('aux_hidden_state_layer_ids')))}",
         )
     else:
         chosen = (
             (layers // 2,) if drafts == 1 else tuple(round(1 + i * (layers - 4) / (drafts - 1)) for i in range(drafts))
         )
-        reason = "its config names none: spread evenly, one for each of its own layers"
+        reason = "not in its config: spread evenly, one per layer of the module"
     if not all(-1 <= each < layers for each in chosen) or not chosen:
         raise ModelError(
             f"{files.name} reads layers {listed(map(str, chosen))} and the target has 0..{layers - 1}",
             "it was trained for another target",
         )
     if width % len(chosen):
-        raise ModelError(
-            f"fc.weight of {files.name} has {width} columns, which {len(chosen)} layers do not share evenly"
-        )
+        raise ModelError(f"fc.weight of {files.name} has {width} columns, which {len(chosen)} layers do not divide")
     return chosen, reason
 
 
@@ -252,7 +253,7 @@ def _layers(files: DraftFiles, config: Mapping[str, Any]) -> DecoderConfig:
     settings["num_hidden_layers"] = count_parts(published, "layers")
     absent = [key for key in ("hidden_size", "num_attention_heads", "intermediate_size") if not settings.get(key)]
     if absent:
-        raise ModelError(f"the config of {files.name} does not say {' and '.join(absent)}")
+        raise ModelError(f"the config of {files.name} lacks {' and '.join(absent)}")
     if not settings.get("head_dim"):
         settings["head_dim"] = published[_QUERY].shape[0] // settings["num_attention_heads"]
     if settings.get("layer_types"):

@@ -32,10 +32,10 @@ def check_target(files: DraftFiles, target: LanguageModel, layout: DFlashLayout)
         len(target.decoder.embedding) if "embed_tokens.weight" in lacks else published["embed_tokens.weight"].shape[0]
     )
     if layout.mask >= rows:
-        raise ModelError(f"mask_token_id {layout.mask} of {files.name} is none of the {rows} ids that it embeds")
+        raise ModelError(f"mask_token_id {layout.mask} of {files.name} is outside its {rows} embeddings")
     if "lm_head.weight" in lacks and not hasattr(target.decoder, "head"):
         raise ModelError(
-            f"{files.name} drafts with the head of {target.name}, which runs in transformers and does not give it"
+            f"{files.name} drafts with the head of {target.name}, which runs in transformers and does not expose it"
         )
     if (confidence := published.get("confidence_head.proj.weight")) is not None:
         expected = {width, width + layout.rank}

@@ -160,8 +160,8 @@ class EagleModule(DraftModule):
         Raises ModelError where its head is not the target's, or all ids are drafted anyway.
         """
         if self.vocabulary is None or not self.form.tied:
-            why = "drafts all of them" if self.vocabulary is None else "has a head of its own, without rows for others"
-            raise ModelError(f"{self.name} cannot draft ids beside its vocabulary: it {why}", "leave prompt_ids out")
+            why = "drafts all of them" if self.vocabulary is None else "has its own head, without rows for other ids"
+            raise ModelError(f"{self.name} cannot draft further ids: it {why}", "leave prompt_ids out")
         own = own_ids(rows, self.vocabulary, self.target.decoder.head.weight)  # type: ignore[attr-defined]
         if not len(own.ids):
             return self

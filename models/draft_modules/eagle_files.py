@@ -87,8 +87,8 @@ def read_layout(files: DraftFiles) -> EagleLayout:
     for name in ("embedding_layernorm.weight", "pre_lm_head_layernorm.weight"):
         if name in published:
             raise ModelError(
-                f"{files.name} has {name}: this variant of HASS (layernorms) is not built",
-                "two readers of the format disagree on where that norm stands",
+                f"{files.name} has {name}: this variant of HASS (layernorms) is not supported",
+                "two libraries disagree on the place of that norm",
             )
     third = any(f"{first}.hidden_norm.weight" in published for first in ("midlayer", "layers.0"))
     return _third(files, config, published) if third else _first(files, config, published)
@@ -100,13 +100,13 @@ def _first(files: DraftFiles, config: Mapping[str, Any], published: Mapping[str,
     if f"{first}.input_layernorm.weight" in published:
         raise ModelError(
             f"{files.name} has {first}.input_layernorm.weight: the first layer of an EAGLE has no norm before it",
-            "its config may say `layernorms`: that variant is not built",
+            "if its config has `layernorms`: that variant is not supported",
         )
     layers = _layers(files, config.get("transformer_layer_config") or config, first, published)
     head = "lm_head.weight" in published
     if "fc.fc.weight" in published:
         if layers.layers > 1:
-            raise ModelError(f"{files.name} is an FSPAD of {layers.layers} layers", "only one is built")
+            raise ModelError(f"{files.name} is an FSPAD of {layers.layers} layers", "only one layer is supported")
         return EagleLayout("fspad", "official", layers, 1, layers.vocab if head else None, norm_head=False)
     return EagleLayout(
         "1",
@@ -131,9 +131,10 @@ def _third(files: DraftFiles, config: Mapping[str, Any], published: Mapping[str,
     each, every = "fc_norm.0.weight" in published, "input_norm.weight" in published
     for flag, present, names in (("fc_norm", each, "fc_norm.0.weight"), ("norm_before_fc", every, "input_norm.weight")):
         if bool(config.get(flag)) != present and (config.get(flag) or speculators):
-            raise ModelError(f"{flag} is {config.get(flag)} in the config of {files.name}, and {names} is {present}")
+            what = f"and its file {'has' if present else 'lacks'} {names}"
+            raise ModelError(f"the config of {files.name} has {flag}={config.get(flag)}, {what}")
     if each and every:
-        raise ModelError(f"{files.name} has both fc_norm and input_norm", "at most one of them is built")
+        raise ModelError(f"{files.name} has both fc_norm and input_norm", "at most one of them is supported")
     tied = bool(config.get("tie_word_embeddings")) and "lm_head.weight" not in published
     vocabulary = config.get("draft_vocab_size") or layers.vocab
     output = config.get("norm_output")  # two projects use this key with different meanings
@@ -159,7 +160,7 @@ def _layers(
     settings.setdefault("num_hidden_layers", max(1, count_parts(published, "layers")))
     absent = [key for key in ("hidden_size", "num_attention_heads", "intermediate_size") if not settings.get(key)]
     if absent:
-        raise ModelError(f"the config of {files.name} does not say {' and '.join(absent)}")
+        raise ModelError(f"the config of {files.name} lacks {' and '.join(absent)}")
     query = published.get(f"{first}.self_attn.q_proj.weight")
     if query is None:
         raise ModelError(f"{files.name} lacks {first}.self_attn.q_proj.weight")

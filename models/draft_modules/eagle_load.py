@@ -31,7 +31,7 @@ def load(
     own_embedding = form.version == "3" and "embed_tokens.weight" in published
     if form.vocabulary is not None and "lm_head.weight" not in published and not form.tied:
         raise ModelError(
-            f"{files.name} lacks lm_head.weight", "a head that is the target's says tie_word_embeddings: true"
+            f"{files.name} lacks lm_head.weight", "to use the target's head, its config needs tie_word_embeddings: true"
         )
     ids = find_vocabulary(files, target, form.vocabulary, of=form.config.vocab)
     with torch.device("meta"):
@@ -60,8 +60,8 @@ def load(
         chosen = find_taps(files.config, target.layers, taps)
         if len(chosen.layers) != form.features:
             raise ModelError(
-                f"fc.weight of {files.name} reads {form.features} states and {len(chosen.layers)} layers are named",
-                f"name {form.features} of them: taps=1-29-57",
+                f"fc.weight of {files.name} reads {form.features} states, and taps names {len(chosen.layers)} layers",
+                f"name {form.features} layers, as in taps=1-29-57",
             )
         module.states = TargetStates(chosen.layers)
         module.taps = chosen
@@ -97,7 +97,7 @@ def _check_target(files: DraftFiles, target: LanguageModel, form: EagleLayout) -
         )
     if (form.vocabulary is None or form.tied) and not hasattr(target.decoder, "unembed"):
         raise ModelError(
-            f"{files.name} drafts with the head of {target.name}, which runs in transformers and does not give it"
+            f"{files.name} drafts with the head of {target.name}, which runs in transformers and does not expose it"
         )
 
 

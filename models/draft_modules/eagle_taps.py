@@ -38,14 +38,16 @@ def find_taps(config: Mapping[str, Any], layers: int, chosen: str | None = None)
         return Taps(_checked(_parsed(chosen), layers, f"taps={chosen}"), f"taps={chosen}, outputs")
     nested = config.get("eagle_config") or {}
     if nested.get("use_aux_hidden_state") is False:
-        raise ModelError("use_aux_hidden_state is false: an EAGLE-3 without the states of three layers is not built")
+        raise ModelError(
+            "use_aux_hidden_state is false: an EAGLE-3 without the states of three layers is not supported"
+        )
     ids, top = (config[_KEY], True) if config.get(_KEY) is not None else (nested.get(_KEY), False)
     inputs, outputs = (2, layers // 2, layers - 3), (1, layers // 2 - 1, layers - 4)
     if ids is None:
         if layers < _LEAST:
             raise ModelError(
-                f"the config names no layers to read, and a target of {layers} has no three by default",
-                "name their outputs: eagle:name=...,taps=0-1-2",
+                f"the config names no layers to read, and {layers} layers are too few for the default three",
+                "name three layers: eagle:name=...,taps=0-1-2",
             )
         return Taps(outputs, "no ids in the config: the default, inputs of layers 2, L/2 and L-3")
     if not isinstance(ids, list | tuple) or not ids or not all(type(each) is int for each in ids):
@@ -75,7 +77,7 @@ def _checked(taps: tuple[int, ...], layers: int, what: str) -> tuple[int, ...]:
     if not all(-1 <= each < layers for each in taps) or len(set(taps)) < len(taps):
         raise ModelError(
             f"{what} names outputs of layers {_text(taps)}; the target has layers 0..{layers - 1}",
-            "was it trained for this target? taps=... names other outputs",
+            "it may be trained for another target; taps=... names other outputs",
         )
     return taps
 

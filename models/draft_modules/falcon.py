@@ -52,13 +52,15 @@ def load(files: DraftFiles, target: LanguageModel) -> BlockModule:
     """Raises ModelError for the authors' own files, and for an EAGLE of another version than the first."""
     if _COUPLING in files.published:
         raise ModelError(
-            f"{files.name} has {_COUPLING}: its LSTM, which the authors' code runs over the batch, is not built",
-            f"falcon loads EAGLE-1's layout with {_OFFSETS}",
+            f"{files.name} has {_COUPLING}: the authors' LSTM, which runs over the batch, is not supported",
+            f"use files in EAGLE-1's layout with {_OFFSETS}",
         )
     module = eagle_load.load(files, target, make=BlockModule)
     assert isinstance(module, BlockModule)
     if module.form.version != "1":
-        raise ModelError(f"{files.name} has {_OFFSETS} beside an EAGLE-{module.form.version}", "EAGLE-1's layout loads")
+        raise ModelError(
+            f"{files.name} has {_OFFSETS} with an EAGLE-{module.form.version}", "only EAGLE-1's layout is supported"
+        )
     module.about = (f"blocks of {module.block}", *module.about)
     return module
 

@@ -85,16 +85,18 @@ def _load(files: DraftFiles, target: LanguageModel) -> Hydra:
     arch = files.config.get("hydra_head_arch", "mlp")
     if arch not in ("mlp", "prefix-mlp"):
         raise ModelError(
-            f"{files.name}: Hydra heads of hydra_head_arch={arch!r} are not supported", "mlp and prefix-mlp are"
+            f"{files.name}: Hydra heads of hydra_head_arch={arch!r} are not supported", "supported: mlp and prefix-mlp"
         )
     if offset := files.config.get("hidden_state_offset"):
         raise ModelError(
             f"{files.name}: Hydra heads with hidden_state_offset={offset} are not supported",
-            "heads that read the target's last state are: hidden_state_offset=0",
+            "supported: hidden_state_offset=0, heads that read the target's last state",
         )
     heads, layer = _names(files)
     if arch == "prefix-mlp" and not layer:
-        raise ModelError(f"{files.name} is said to be prefix-mlp, and has no {_PREFIX}*", "the file is not complete")
+        raise ModelError(
+            f"the config of {files.name} says prefix-mlp, and the file has no {_PREFIX}*", "the file is not complete"
+        )
     grounded = any(head.entry for head in heads)
     if grounded and not all(head.entry for head in heads):
         without = [str(at) for at, head in enumerate(heads) if not head.entry]
@@ -126,7 +128,7 @@ def _names(files: DraftFiles) -> tuple[list[HeadNames], list[str]]:
             (layer if name.startswith(_PREFIX) else foreign).append(name)
     if foreign:
         raise ModelError(
-            f"{files.name} is not known as Hydra heads: it has {listed(foreign)}", "mlp and prefix-mlp are supported"
+            f"{files.name} has tensors that Hydra heads do not have: {listed(foreign)}", "supported: mlp and prefix-mlp"
         )
     return [heads[at] for at in range(max(heads, default=-1) + 1)], layer
 
@@ -150,12 +152,12 @@ def _read_prefix(files: DraftFiles, target: LanguageModel, names: list[str]) -> 
         if (rows, *read[sources[0]].shape[1:]) != tuple(parameter.shape):
             raise ModelError(
                 f"{files.name}: {sources[0]} is {list(read[sources[0]].shape)}, which does not fit {target.name}",
-                "draft for the target that the heads were trained on",
+                "use the target that the heads were trained on",
             )
         parts = [read[source] for source in sources]
         tensors[name] = matrix(*parts) if parameter.dim() > 1 else torch.cat(parts)
     if foreign := [name for name in names if name not in used]:
-        raise ModelError(f"{files.name}: the layer before the heads has {listed(foreign)}, which is not known")
+        raise ModelError(f"{files.name}: the layer before the heads has unknown tensors: {listed(foreign)}")
     for name, tensor in tensors.items():
         owner, _, leaf = name.rpartition(".")
         setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))

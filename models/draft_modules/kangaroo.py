@@ -122,7 +122,7 @@ def _load(files: DraftFiles, target: LanguageModel, *, layers: int | None = None
         raise ModelError(
             f"{files.name} reads the output of layer {exit_layers}, counted from 1, and {target.name} has"
             f" {target.layers} layers",
-            "name how many layers it reads: kangaroo:name=...,layers=2",
+            "set the number of layers: kangaroo:name=...,layers=2",
         )
     with torch.device("meta"):
         module = Kangaroo(files, target, config, exit_layers)
@@ -157,7 +157,7 @@ def _shape(files: DraftFiles) -> DecoderConfig:
     settings = {key: value for key, value in files.config.items() if key not in ("sliding_window", "layer_types")}
     absent = [key for key in ("hidden_size", "num_attention_heads") if not settings.get(key)]
     if absent:
-        raise ModelError(f"the config of {files.name} does not say {' and '.join(absent)}")
+        raise ModelError(f"the config of {files.name} lacks {' and '.join(absent)}")
     query = files.published["layers.0.self_attn.q_proj.weight"]
     settings |= {"num_hidden_layers": count_parts(files.published, "layers")}
     settings.setdefault("intermediate_size", settings["hidden_size"])

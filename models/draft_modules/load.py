@@ -59,17 +59,21 @@ def load_draft_module(
     with reading(files.name):
         module = match.load(files, target, **options)
     if quantize is not None and not any(isinstance(weight, int8.Int8Weight) for weight in module.parameters()):
-        raise ModelError(
-            f"{files.name} has no matrices that could be multiplied in 8 bits", "leave the parameter quantize out"
-        )
+        raise ModelError(f"{files.name} has no matrix that can be multiplied in 8 bits", "leave quantize out")
     return module.to(target.device).eval()
 
 
 def _check_quantize(files: DraftFiles, target: LanguageModel) -> None:
     if files.quantize != "int8":
-        raise ModelError(f"{files.name}: {files.quantize!r} is no number of bits of draft modules", "quantize=int8")
+        raise ModelError(
+            f"{files.name}: quantize={files.quantize!r} is unknown for draft modules", "write quantize=int8"
+        )
     if target.device.type != "cpu" or not int8.runs():
-        why = "the kernel is not chosen, or not compiled" if target.device.type == "cpu" else f"not on {target.device}"
+        why = (
+            "and the kernel is not enabled or not compiled"
+            if target.device.type == "cpu"
+            else f"not on {target.device}"
+        )
         raise ModelError(
             f"{files.name} cannot draft in 8 bits: such matmuls run on processors with AVX512-VNNI, {why}",
             "leave the parameter quantize out",
@@ -101,7 +105,7 @@ def recognise(files: DraftFiles) -> DraftKind:
             return kind
     keys = listed(sorted(files.published)[:12])
     raise ModelError(
-        f"{files.name} is no draft module that is known: its tensors are {keys}", f"known kinds: {listed(KINDS)}"
+        f"{files.name} is no known kind of draft module: its tensors are {keys}", f"known kinds: {listed(KINDS)}"
     )
 
 
@@ -110,8 +114,8 @@ def _refuse_parallel_eagle(files: DraftFiles) -> None:
     names = {files.config.get("speculators_model_type"), *(files.config.get("architectures") or ())}
     if "mask_hidden" in files.published or names & {"peagle", "PEagleDraftModel"}:
         raise ModelError(
-            f"{files.name} is a P-EAGLE, which is not built",
-            "its mask token and the order of its parallel positions are not published with certainty",
+            f"{files.name} is a P-EAGLE, which is not supported",
+            "its mask token and the order of its parallel positions are not published; use EAGLE-3",
         )
 
 

@@ -136,7 +136,7 @@ def _load(files: DraftFiles, target: LanguageModel) -> LongSpecModule:
     """Raises ModelError unless the target is a native decoder whose keys have the drafter's sizes."""
     own = getattr(target.decoder, "config", None)
     if not isinstance(target.decoder, Decoder) or not isinstance(own, DecoderConfig) or own.canvas or own.post_norms:
-        raise ModelError(f"{files.name} reads keys of the target, and {target.name} does not show them", "use eagle")
+        raise ModelError(f"{files.name} reads the target's keys, which {target.name} does not expose", "use eagle")
     last, published = own.of(own.layers - 1), files.published
     prefix = next(name for name in published if name.endswith(_QUERY)).removesuffix(_QUERY)
     rows = {

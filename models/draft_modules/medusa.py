@@ -81,8 +81,8 @@ def _load(files: DraftFiles, target: LanguageModel) -> Medusa:
         rows = len(row_index)
         if rows and not 0 <= int(row_index.min()) <= int(row_index.max()) < target.vocab_size:
             raise ModelError(
-                f"{files.name}: token_map names {int(row_index.max())}, {target.name} has {target.vocab_size} tokens",
-                "draft for the target that the heads were trained on",
+                f"{files.name}: token_map has id {int(row_index.max())}, {target.name} has {target.vocab_size} ids",
+                "use the target that the heads were trained on",
             )
         about.append(f"{rows} of {target.vocab_size} tokens are drafted (token_map)")
     elif (cut := files.config.get("truncated_vocab_size")) and cut < files.config.get("vocab_size", cut):

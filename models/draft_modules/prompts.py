@@ -71,7 +71,7 @@ def load(files: DraftFiles, target: LanguageModel) -> PromptVectors:
     """The vectors of peft files. Raises ModelError for settings of the authors' code that are not supported."""
     config, name = files.config, files.name
     if not hasattr(target.decoder, "unembed"):
-        raise ModelError(f"{target.name} runs through transformers; {name} drafts for models of native families")
+        raise ModelError(f"{target.name} runs through transformers, and {name} needs a target of a native family")
     for key, plain in _PLAIN.items():
         if config.get(key, plain) not in (plain, None):
             raise ModelError(
@@ -84,10 +84,10 @@ def load(files: DraftFiles, target: LanguageModel) -> PromptVectors:
     if attention not in ("decoder", "ensemble", "encoder") or (attention == "encoder" and each > 1):
         raise ModelError(
             f"{name} has vt_attention_type={attention!r} with {each} vectors a step, which see each other",
-            "decoder and ensemble run; encoder does with one vector a step",
+            "supported: decoder and ensemble; encoder only with one vector per step",
         )
     if aggregation not in ("mean", "weighted"):
-        raise ModelError(f"{name} has aggregation_type={aggregation!r}", "mean and weighted run")
+        raise ModelError(f"{name} has aggregation_type={aggregation!r}", "supported: mean and weighted")
     shape = files.published[_VECTORS].shape
     if shape != (steps * each, target.width):
         raise ModelError(

@@ -170,7 +170,7 @@ def _check(
         if sorted(names.blocks) != sorted(heads[0].blocks):
             raise ModelError(
                 f"{files.name}: head {at} has {len(names.blocks)} blocks, and head 0 has {len(heads[0].blocks)}",
-                "all heads have the same",
+                "all heads need the same number",
             )
     for at, (names, width) in enumerate(zip(heads, inputs, strict=True)):
         stems = [names.blocks[index] for index in sorted(names.blocks)]
@@ -179,19 +179,19 @@ def _check(
             if actual != (target.width, columns):
                 raise ModelError(
                     f"{files.name}: {stem}.weight is {list(actual)}, and {target.name} needs {[target.width, columns]}",
-                    "draft for the target that the heads were trained on",
+                    "use the target that the heads were trained on",
                 )
         if names.entry:
             pair = [
                 {kind for kind in ("weight", "bias") if f"{stem}.{kind}" in shapes} for stem in (names.entry, stems[0])
             ]
             if pair[0] != pair[1] or shapes[f"{names.entry}.weight"] != (target.width, width):
-                raise ModelError(f"{files.name}: {names.entry} does not fit {stems[0]}", "they are of one shape")
+                raise ModelError(f"{files.name}: {names.entry} does not fit {stems[0]}", "the two must have one shape")
         out = shapes.get(f"{names.out}.weight", (rows, target.width))
         if len(out) != 2 or out[1] != target.width:
             raise ModelError(
                 f"{files.name}: head {at} has {list(out)}, and the states of {target.name} have {target.width} entries",
-                "draft for the target that the heads were trained on",
+                "use the target that the heads were trained on",
             )
         biases = [(stem, target.width) for stem in (*stems, *filter(None, [names.entry]))] + [(names.out, out[0])]
         for stem, size in biases:
@@ -199,7 +199,7 @@ def _check(
             if bias != (size,):
                 raise ModelError(
                     f"{files.name}: {stem}.bias is {list(bias)}, and {[size]} is needed",
-                    "draft for the target that the heads were trained on",
+                    "use the target that the heads were trained on",
                 )
         if row_index is None:
             fits = abs(rows - out[0]) <= min(_PADDING, rows // 4)
@@ -208,5 +208,5 @@ def _check(
         if not fits:
             raise ModelError(
                 f"{files.name}: head {at} predicts {out[0]} tokens, and {target.name} has {rows}",
-                "draft for the target that the heads were trained on",
+                "use the target that the heads were trained on",
             )

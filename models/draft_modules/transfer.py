@@ -57,15 +57,15 @@ def load(files: DraftFiles, target: LanguageModel) -> HiddenTransfer:
     """The maps of a folder. Raises ModelError for layers or widths that the target does not have."""
     name, layers = files.name, files.config.get("layers")
     if not hasattr(target.decoder, "unembed"):
-        raise ModelError(f"{target.name} runs through transformers; {name} drafts for models of native families")
+        raise ModelError(f"{target.name} runs through transformers, and {name} needs a target of a native family")
     count = count_parts(files.published, "transfer")
     if not isinstance(layers, list) or len(layers) != count or not all(type(layer) is int for layer in layers):
         raise ModelError(
-            f"{name} has {count} maps and layers={layers!r} in its config", "layers lists the layer of each map"
+            f"{name} has {count} maps and layers={layers!r} in its config", "layers must list the layer of each map"
         )
     if not all(one < other for one, other in pairwise([-1, *layers, target.layers - 1])):
         raise ModelError(
-            f"{name} has layers={layers}; they ascend within 0..{target.layers - 2} of {target.name}",
+            f"{name} has layers={layers}, which must ascend within 0..{target.layers - 2} for {target.name}",
             "the states have to run at least the last layer",
         )
     names = {_NAME.format(step): str(step) for step in range(count)}

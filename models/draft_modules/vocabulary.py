@@ -22,7 +22,7 @@ def find_vocabulary(files: DraftFiles, target: LanguageModel, count: int | None,
 
     Args:
         count: what the config says of the draft ids; None: nothing.
-        of: the vocabulary of the config: as many draft ids may lack a `d2t`.
+        of: the size of the config's vocabulary; as many draft ids need no `d2t`.
 
     Raises:
         ModelError: a `d2t` is missing, names other ids than the target's, or contradicts `t2d`; or the module's own
@@ -62,7 +62,7 @@ def find_vocabulary(files: DraftFiles, target: LanguageModel, count: int | None,
         wrong = int(known.sum()) - int(known[inside].sum()) + count - int(known[inside].sum())
         if wrong:
             raise ModelError(
-                f"d2t and t2d of {files.name} disagree on {wrong} ids", "one of the two was not exported with the other"
+                f"d2t and t2d of {files.name} disagree on {wrong} ids", "export both tensors again, together"
             )
     return ids.to(target.device)
 

@@ -37,7 +37,7 @@ def stated(folder: Path, stem: str, keys: ConfigKeys) -> Config:
         for key in more.keys() & config.keys():
             if more[key] != config[key]:
                 raise ModelError(
-                    f"{folder / name}: {key} is stated as {more[key]!r}, and in another file as {config[key]!r}",
+                    f"{folder / name}: {key} is {more[key]!r}, and {config[key]!r} in another file",
                     "leave one of them out",
                 )
         config |= more
@@ -49,8 +49,8 @@ def agree(folder: Path, config: Config, read_off: Mapping[str, Any]) -> None:
     for name, value in read_off.items():
         if name in config and config[name] != value:
             raise ModelError(
-                f"{folder}: {name} is stated as {config[name]!r}, and the tensors have {value!r}",
-                "correct it, or leave it out",
+                f"{folder}: {name} is {config[name]!r} in the config, and {value!r} in the tensors",
+                f"correct {name}, or leave it out of the config",
             )
 
 

@@ -49,5 +49,5 @@ def as_flags(values: Any, layers: int, key: str) -> tuple[bool, ...]:
     """A flag for each layer, from a list of them or one for all. Raises ModelError for a list of another length."""
     flags = values if isinstance(values, list) else [values] * layers
     if len(flags) != layers:
-        raise ModelError(f"config.json: {key} names {len(flags)} layers of {layers}")
+        raise ModelError(f"config.json: {key} has {len(flags)} entries, and the model has {layers} layers")
     return tuple(bool(flag) for flag in flags)

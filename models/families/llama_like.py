@@ -130,8 +130,8 @@ def window(full: Any, layer_type: str) -> int | None:
     width = getattr(full, "sliding_window", None)
     if not isinstance(width, int) or width < 1:
         raise ModelError(
-            f"config.json: layers slide over earlier positions (layer_types), and sliding_window is {width!r}",
-            "it is the number of positions that such a layer sees, and at least 1",
+            f"config.json: layer_types has sliding layers, and sliding_window is {width!r}",
+            "sliding_window must be the number of positions that such a layer sees, at least 1",
         )
     return width
 

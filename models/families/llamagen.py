@@ -56,7 +56,7 @@ def read_config(file: Path, published: Mapping[str, Published]) -> Config:
     gate = published.get("layers.0.feed_forward.w1.weight")
     if table is None or output is None or gate is None:
         raise ModelError(
-            f"{file} does not hold a LlamaGen transformer", "other checkpoints are folders with a config.json"
+            f"{file} does not hold a LlamaGen transformer", "for other models, name a folder with a config.json"
         )
     layers = 1 + max(int(hit[1]) for name in published if (hit := re.match(r"layers\.(\d+)\.", name)))
     width = table.shape[1]
@@ -79,7 +79,7 @@ def read_config(file: Path, published: Mapping[str, Published]) -> Config:
     sizes = [side for pixels, side in _SIDES.items() if pixels in re.split(r"\D+", file.stem)]
     if "block_size" not in config and len(sizes) == 1:
         config["block_size"] = sizes[0] ** 2
-    for key, what in (("n_head", "how many heads"), ("block_size", "how many tokens an image")):
+    for key, what in (("n_head", "how many heads"), ("block_size", "how many tokens per image")):
         if key not in config:
             raise ModelError(
                 f"{file} does not say {what} it has", f'write {{"{key}": ...}} into {sidecar.name} beside it'
@@ -98,7 +98,7 @@ def side(config: Config) -> int:
     tokens = int(config["block_size"])
     root = math.isqrt(tokens)
     if root * root != tokens or not tokens:
-        raise ModelError(f"block_size is {tokens}, and an image's tokens make a square", "16x16 tokens are 256")
+        raise ModelError(f"block_size is {tokens}, which is no square number of tokens", "16x16 tokens are 256")
     return root
 
 

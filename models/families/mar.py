@@ -61,7 +61,7 @@ KEYS = ConfigKeys(
 def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -> Config:
     """The configuration, from JSON files and tensors. Raises ModelError if the tensors belong to another model."""
     if MARK not in published:
-        raise ModelError(f"{folder} does not hold a MAR model", f"its weights have a tensor {MARK}")
+        raise ModelError(f"{folder} does not hold a MAR model", f"the weights of a MAR have a tensor {MARK}")
     config = stated(folder, stem, KEYS)
     tokens, decoder = published[MARK].shape[1:]
     encoder = published["encoder_pos_embed_learned"].shape
@@ -81,15 +81,15 @@ def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -
     agree(folder, config, {**read_off, "vae_embed_dim": size})
     if _MODELS.get(str(config.get("model")), encoder[2]) != encoder[2]:
         raise ModelError(
-            f"{folder}: model is stated as {config['model']}, and the tensors have a width of {encoder[2]}",
-            "correct it, or leave it out",
+            f"{folder}: model is {config['model']} in the config, and the tensors have a width of {encoder[2]}",
+            "correct model, or leave it out of the config",
         )
     if "img_size" in config:
         side, stride = config["img_size"], config.get("vae_stride", 16)  # as in the authors' script
         if not all(type(each) is int and each > 0 for each in (side, stride)) or (side // stride) ** 2 != tokens:
             raise ModelError(
                 f"{folder}: img_size is {side!r} with vae_stride {stride!r}, and the tensors have {tokens} tokens",
-                "correct them, or leave them out",
+                "correct them, or leave them out of the config",
             )
     config |= {"model_type": "mar", **read_off}
     for part in ("encoder", "decoder"):
@@ -103,7 +103,7 @@ def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -
     steps = config.setdefault("num_sampling_steps", str(STEPS))
     if not str(steps).isdecimal() or isinstance(steps, bool):
         raise ModelError(
-            f"{folder}: num_sampling_steps is stated as {steps!r}", f'it is a number of transitions, such as "{STEPS}"'
+            f"{folder}: num_sampling_steps is {steps!r}", f'write a number of transitions, such as "{STEPS}"'
         )
     return config
 
@@ -138,7 +138,7 @@ class MARImaging(OneSize):
         """`decoder` names the autoencoder, loaded on first use; None where there is none."""
         side = math.isqrt(int(config["tokens"]))
         if side * side != config["tokens"]:
-            raise ModelError(f"{name} has {config['tokens']} tokens, and those of an image make a square")
+            raise ModelError(f"{name} has {config['tokens']} tokens per image, which is no square number")
         self.layout = ImageLayout(side, side)
         self.classes = int(config["class_num"])
         self.defaults = dict(defaults)
@@ -174,7 +174,7 @@ class MARImaging(OneSize):
                 )
             if self._stride not in (None, kl.shape.downsample):
                 raise ModelError(
-                    f"the autoencoder {self._source} makes {kl.shape.downsample} pixels a side of a token, and "
+                    f"the autoencoder {self._source} decodes a token to {kl.shape.downsample} pixels per side, and "
                     f"vae_stride of {self.name} is {self._stride}",
                     "name the autoencoder that the model was trained with",
                 )

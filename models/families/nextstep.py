@@ -88,7 +88,7 @@ def sizes(config: Config) -> tuple[int, int, int]:
     else:
         channels, patch, side = read_sizes(config, "latent_channels", "latent_patch_size", "latent_size")
     if side % patch:
-        raise ModelError(f"an image of {side} latents a side is not divided by tokens of {patch}")
+        raise ModelError(f"an image of {side} latents per side cannot be divided into tokens of {patch}")
     return channels, patch, side
 
 
@@ -166,7 +166,7 @@ class CaptionPrompts:
         """The ids of the condition's prompt and of its negative prompt, empty by default. Raises ArgumentError."""
         if condition.text is None:
             what = "features of a caption" if condition.features is not None else "a label"
-            raise ArgumentError(f"{self.name} reads captions, and a row has {what}", "pass a prompt")
+            raise ArgumentError(f"{self.name} reads captions, and a row has {what} instead", "pass a prompt")
         return self.prompt(condition.text, grid), self.prompt(condition.negative or "", grid)
 
     def prompt(self, caption: str, grid: Grid) -> list[int]:
@@ -196,9 +196,11 @@ def load_nextstep(
     imaging = NextStepImaging(config, vae, name=source.name, defaults=own, normalise=normalise)
     tokenizer, begin = load_tokenizer(source.tokenizer), config.get("boi")
     if tokenizer is None:
-        raise ModelError(f"{source.name} has no tokenizer, which reads captions", "its folder needs tokenizer.json")
+        raise ModelError(f"{source.name} has no tokenizer, which captions need", "add tokenizer.json to its folder")
     if not isinstance(begin, int):
-        raise ModelError(f"config.json of {source.name} names no token that begins an image", "it has boi, an id")
+        raise ModelError(
+            f"config.json of {source.name} names no token that begins an image", "add the token's id as boi"
+        )
     with torch.device("meta"):
         projectors, network = networks(config)
     stack = assemble.empty(SPEC.decoder(config))
@@ -247,7 +249,7 @@ def _check_depth(name: str, config: Config, published: Mapping[str, Published]) 
         count = count_parts(published, stem)
         if count != config.get(key):
             raise ModelError(
-                f"{name}: {key} is stated as {config.get(key)}, and the tensors have {count}",
+                f"{name}: {key} is {config.get(key)} in config.json, and {count} in the tensors",
                 "check that config.json and the weights belong together",
             )
 

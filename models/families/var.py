@@ -86,19 +86,19 @@ def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -
     sides = [config[key] for key in ("patch_nums", "pn") if config.get(key) is not None] or [SIDES.get(tokens)]
     if sides[0] is None:
         raise ModelError(
-            f"{folder} has {levels} token maps of {tokens} tokens together, and does not say of which sides",
+            f"{folder} has {levels} token maps with {tokens} tokens in all, and nothing states their sides",
             f'write {{"patch_nums": [...]}} into {stem or ""}{"." if stem else ""}args.json beside the weights',
         )
     try:
         scales, *others = map(Scales.read, sides)
         if any(other != scales for other in others):
-            raise ModelError(f"patch_nums is {sides[0]}, and pn {sides[1]!r}", "leave one of them out")
+            raise ModelError(f"patch_nums is {sides[0]}, and pn is {sides[1]!r}", "leave one of them out")
     except ModelError as error:
         raise ModelError(f"{folder}: {error}", error.hint) from error
     if (len(scales), scales.tokens) != (levels, tokens):
         raise ModelError(
-            f"{folder}: token maps of sides (patch_nums) {list(scales.sides)} are {len(scales)} of "
-            f"{scales.tokens} tokens, and the tensors have {levels} of {tokens}"
+            f"{folder}: patch_nums={list(scales.sides)} gives {len(scales)} maps with {scales.tokens} tokens, and "
+            f"the tensors have {levels} maps with {tokens} tokens"
         )
     heads = config.setdefault("num_heads", depth)
     if type(heads) is not int or heads < 1 or width % heads:
@@ -158,7 +158,7 @@ class VARImaging(OneSize):
                 )
             tokenizer = load_tokenizer(self._source, self.scales, device=self._device)
             for what, ours, theirs in zip(
-                ("codes", "numbers a code"), (tokenizer.vocab, tokenizer.channels), self._sizes, strict=True
+                ("codes", "numbers per code"), (tokenizer.vocab, tokenizer.channels), self._sizes, strict=True
             ):
                 if ours != theirs:
                     raise ModelError(
@@ -245,7 +245,7 @@ def loaded(published: Mapping[str, Published], sides: Sequence[int]) -> dict[str
     for name, tensor in zip(buffers, tensors_of(published, *buffers), strict=True):
         if not torch.equal(tensor.double(), follows.get(name, nothing).double()):
             raise ModelError(
-                f"{name} is not what follows from token maps of sides {list(sides)}", "leave it out of the file"
+                f"{name} does not agree with token maps of sides {list(sides)}", "leave it out of the file"
             )
     return {name: entry for name, entry in published.items() if name not in buffers}
 

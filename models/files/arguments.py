@@ -62,15 +62,17 @@ def check_device_map(policy: str) -> None:
 def check_whole(name: str, value: object) -> None:
     """Refuses an id or a length that is no whole number (ArgumentError)."""
     if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
-        raise ArgumentError(f"{name} is a whole number, got {value!r}", f"leave {name} out for the checkpoint's own")
+        raise ArgumentError(
+            f"{name} must be a whole number, got {value!r}", f"leave {name} out for the checkpoint's own"
+        )
 
 
 def check_torchrun() -> None:
     """Refuses tensor parallelism in a process that torchrun did not start (ArgumentError)."""
     if any(name not in os.environ for name in TORCHRUN):
         raise ArgumentError(
-            "tensor parallel works under torchrun, which did not start this process",
-            "torchrun --nproc-per-node 2 -m pardec generate MODEL -p TEXT --tp",
+            "tensor parallelism needs torchrun, which did not start this process",
+            "run torchrun --nproc-per-node 2 -m pardec generate MODEL -p TEXT --tp",
         )
 
 

@@ -35,7 +35,7 @@ def cache_folder() -> Path:
     else:
         path = Path(os.path.expanduser("~")) / ".cache" / "pardec"  # "~" remains where nobody knows a home
     if not path.is_absolute():
-        raise OSError(f"PARDEC_CACHE={own} is no absolute path" if own else "there is no home folder")
+        raise OSError(f"PARDEC_CACHE={own} is not an absolute path" if own else "there is no home folder")
     return path
 
 
@@ -104,7 +104,7 @@ def warn_uncached(error: OSError) -> None:
 
 @cache
 def _warn_once(folder: str, why: str) -> None:
-    log.warning("nothing is cached in %s, every process prepares its own: %s", folder, why)
+    log.warning("the cache folder %s is not used, so every process compiles and computes again: %s", folder, why)
 
 
 def _make(folder: Path) -> None:
@@ -128,7 +128,7 @@ def _open(name: Path | str, path: Path, parent: int | None = None) -> int:
 def _refuse(status: os.stat_result, path: Path, kind: Callable[[int], bool]) -> None:
     """Raises OSError for another kind of file, or one that others own or could write to."""
     if not kind(status.st_mode):
-        raise OSError(f"{path} is {'a link' if stat.S_ISLNK(status.st_mode) else 'something else than it should be'}")
+        raise OSError(f"{path} is {'a link' if stat.S_ISLNK(status.st_mode) else 'of the wrong file type'}")
     if sys.platform == "win32":
         return
     if status.st_uid != os.geteuid():

@@ -40,9 +40,9 @@ _WHOLE = re.compile(r"\.base_layer(?=\.)|\.modules_to_save\.[^.]+(?=\.)")  # par
 _MERGE = "merge it with PEFT (merge_and_unload), save the result and load that"
 # Settings that change the formula for W' above, or have no W'.
 _FOREIGN: Mapping[str, str] = {
-    "alora_invocation_tokens": "is active after certain tokens alone",
+    "alora_invocation_tokens": "is active only after certain tokens",
     "layer_replication": "repeats layers",
-    "target_parameters": "changes parameters that are no layer's weight",
+    "target_parameters": "changes parameters that are not the weight of a layer",
     "trainable_token_indices": "changes rows of single tokens",
     "megatron_config": "belongs to Megatron's layers",
     "use_qalora": "pools its inputs",
@@ -52,7 +52,7 @@ _FOREIGN: Mapping[str, str] = {
     "monteclora_config": "samples its weights",
     "velora_config": "projects its inputs",
 }
-_CUT = "its file is cut short: save it again, or have its config name what the file holds"
+_CUT = "its file is incomplete: save it again, or change its config to match the file"
 # Settings that change nothing once the adapter is trained, or that are read where the tensors are.
 _KNOWN = frozenset(
     (
@@ -168,7 +168,7 @@ class Adapter:
         if misshapen:
             raise ModelError(
                 f"the adapter {self.name} does not fit {base}: {listed(misshapen, 4)}",
-                "load the base that it was trained on; of a vocabulary that was resized, " + _MERGE,
+                "load the base that it was trained on; if the vocabulary was resized, " + _MERGE,
             )
         return merged
 
@@ -178,7 +178,7 @@ class Adapter:
             other = twin(name)
             if other is not None and not update.equals(self.updates.get(other)):
                 raise ModelError(
-                    f"the adapter {self.name} changes {name} otherwise than {other}, and in {base} they are one tensor",
+                    f"the adapter {self.name} changes {name} and {other} differently, which are one tensor of {base}",
                     "merged, it would change both modules: train the adapter on both with the same values, or run it "
                     "unmerged in transformers",
                 )
@@ -208,13 +208,13 @@ class Adapter:
         cut, absent = missing_layers(self.targets, modules, linear)
         if cut:
             raise ModelError(
-                f"the adapter {self.name} lacks {listed(cut, 4)}, which its config targets as it does those of other "
-                "layers (target_modules)",
+                f"the adapter {self.name} lacks {listed(cut, 4)}, which its config targets (target_modules) and which "
+                "it has for other layers",
                 _CUT,
             )
         if absent and self.targets.targets != "all-linear":
             warnings.warn(
-                f"the adapter {self.name} has nothing for {listed(absent, 4)}, which its config targets "
+                f"the adapter {self.name} has no tensors for {listed(absent, 4)}, which its config targets "
                 "(target_modules)",
                 stacklevel=4,
             )
@@ -283,7 +283,7 @@ def _check_config(name: str, config: Mapping[str, Any]) -> None:
     unknown = [key for key, value in config.items() if value and key not in _KNOWN and key not in _FOREIGN]
     if unknown:
         warnings.warn(
-            f"the adapter {name} has settings that are not known, and are passed over as PEFT does: {listed(unknown)}",
+            f"the adapter {name} has unknown settings, which are ignored as in PEFT: {listed(unknown)}",
             stacklevel=3,
         )
     start = config.get("init_lora_weights")
@@ -296,7 +296,7 @@ def _check_config(name: str, config: Mapping[str, Any]) -> None:
     _alpha(name, config.get("lora_alpha"))
     for pattern in ("rank_pattern", "alpha_pattern"):
         if not isinstance(config.get(pattern) or {}, dict):
-            raise ModelError(f"the adapter {name} has a {pattern} that is no object: {config[pattern]!r}")
+            raise ModelError(f"the adapter {name} has {pattern}={config[pattern]!r}, and an object is needed")
 
 
 def _read_updates(name: str, config: Mapping[str, Any], file: Path) -> dict[str, _Update]:
@@ -318,12 +318,12 @@ def _read_updates(name: str, config: Mapping[str, Any], file: Path) -> dict[str,
         module, part, rest = match[1], match[2], match[3].split(".")[1:]
         leaf = rest.pop() if rest and rest[-1] in ("weight", "bias") else "weight"
         if len(rest) > 1:
-            raise ModelError(f"the adapter {name} holds {key}, which is no name of a LoRA's tensor")
+            raise ModelError(f"the adapter {name} holds {key}, which is not the name of a LoRA tensor")
         adapters.add("".join(rest))
         low_rank.setdefault(module, {})[part + (".bias" if leaf == "bias" else "")] = tensor
     if len(adapters) > 1:
         raise ModelError(
-            f"the adapter {name} holds several adapters: {listed(sorted(filter(None, adapters)))}", "save one alone"
+            f"the adapter {name} holds several adapters: {listed(sorted(filter(None, adapters)))}", "save only one"
         )
     if not tensors:
         raise ModelError(f"the adapter {name} holds no tensors")
@@ -343,7 +343,7 @@ def _pair(name: str, config: Mapping[str, Any], module: str, parts: dict[str, Te
         lacks = f"lora_{a_name if a is None else b_name}"
         raise ModelError(f"the adapter {name} lacks {lacks} of {module}", "its file is cut short: save it again")
     if parts:
-        raise ModelError(f"the adapter {name} holds lora_{next(iter(parts))} of {module}, which is not known")
+        raise ModelError(f"the adapter {name} holds lora_{next(iter(parts))} of {module}, which is unknown")
     if (magnitude is not None) != bool(config.get("use_dora")):
         problem = "holds" if magnitude is not None else "lacks"
         raise ModelError(
@@ -359,8 +359,8 @@ def _pair(name: str, config: Mapping[str, Any], module: str, parts: dict[str, Te
     rank = _rank(name, _by_pattern(name, config, "rank_pattern", module, config["r"]))
     if a.dim() != 2 or b.dim() != 2 or a.shape[0] != rank or b.shape[1] != rank:
         raise ModelError(
-            f"the adapter {name} has {list(a.shape)} and {list(b.shape)} for {module}, and its config a rank of {rank}",
-            "lora_A is [r, in] and lora_B [out, r], of a linear layer",
+            f"the adapter {name} has {list(a.shape)} and {list(b.shape)} for {module}, and its config has r={rank}",
+            "a linear layer needs lora_A [r, in] and lora_B [out, r]",
         )
     # Of an embedding [V, E], (B A)^T is added: magnitudes are of the V rows, as PEFT has them.
     rows = a.shape[1] if embedding else b.shape[0]

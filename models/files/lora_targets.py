@@ -88,9 +88,9 @@ def refuse_untargeted(name: str, targets: Targets, modules: Iterable[str]) -> No
     others = [module for module in modules if module not in targets]
     if others:
         raise ModelError(
-            f"the adapter {name} holds pairs of {listed(others, 3)}, and its config does not target them "
+            f"the adapter {name} holds updates of {listed(others, 3)}, which its config does not target "
             "(target_modules, exclude_modules, layers_to_transform)",
-            "PEFT passes over them: add them to target_modules, or take them out of the file",
+            "PEFT ignores them: add them to target_modules, or remove them from the file",
         )
 
 

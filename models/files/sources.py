@@ -81,7 +81,7 @@ def local(name_or_path: str | os.PathLike[str]) -> Source | None:
         card = read_json(DRAFTERS / name / "card.json")
         spec = f"{card.get('kind')}:name={name}"
         raise UnknownModelError(
-            f"{name} is a drafter for {card.get('target')}, which cannot decode by itself",
+            f"{name} is a draft module for {card.get('target')} and cannot decode by itself",
             f'load {card.get("target")} and generate with sampler="{spec}"',
         )
     if path.suffix in _FILES:
@@ -138,8 +138,8 @@ def read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
         if required:
             raise ArgumentError(
                 f"{file.parent} has no {file.name}",
-                'name the folder of a checkpoint, which holds config.json and the weights ("pardec list models" has '
-                "what comes with pardec)",
+                'name the folder of a checkpoint, which holds config.json and the weights ("pardec list models" shows '
+                "the embedded ones)",
             )
         return {}
     try:

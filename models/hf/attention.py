@@ -70,12 +70,12 @@ def _attention(
     running = running_forward.get(None)
     if running is None:
         raise ModelError(
-            f"a {type(module).__name__} uses pardec's attention, and was called outside of a forward of pardec's",
-            "use another copy of the model, or one with a config of its own, while pardec decodes with this one",
+            f"a {type(module).__name__} uses pardec's attention and was called outside of a pardec forward",
+            "while pardec decodes with this model, use another copy of it, with its own config",
         )
     for name in ("softcap", "s_aux", "position_bias", "indices"):
         if settings.get(name) is not None:
-            raise ModelError(f"its attention uses {name}, which pardec's does not have")
+            raise ModelError(f"its attention uses {name}, which pardec's attention does not support")
     layer = getattr(module, "layer_idx", None)
     if layer is None or value.shape != key.shape:
         raise ModelError("its attention layers are not numbered, or their keys and values differ in size")

@@ -99,12 +99,13 @@ class HFAdapter:
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
         if plan.layers is not None or plan.skip or plan.parallel > 1:
             raise ModelError(
-                f"{self.name} runs through transformers, which cannot run a part of its layers", "use a native family"
+                f"{self.name} runs through transformers, which cannot run a part of its layers",
+                "use a model of a native family",
             )
         if plan.attention:
             raise ModelError(
-                f"{self.name} runs through transformers, which does not return what queries attend to",
-                "use a native family, or a method that reads no attention",
+                f"{self.name} runs through transformers, which does not return attention weights",
+                "use a model of a native family, or a method that reads no attention",
             )
         if self.layers - 1 in plan.hidden:
             raise ModelError(
@@ -214,12 +215,12 @@ class HFAdapter:
     def _require(self) -> None:
         """Refuses models that are known not to use the attention interface."""
         if self._body is self.model:
-            raise self._refusal("its layers cannot be told from its head")
+            raise self._refusal("its layers and its head cannot be separated")
         for key, value in (("is_causal", False), ("use_bidirectional_attention", True)):
             if getattr(self._text, key, None) is value:
                 raise self._refusal(
                     f"{key} is {str(value).lower()} in its config.json: tokens attend to later ones",
-                    'a masked model of a native family is loaded with attention="bidirectional" (--attention)',
+                    'load a masked model of a native family with attention="bidirectional" (--attention)',
                 )
         kinds = set(getattr(self._text, "layer_types", None) or ())
         foreign = kinds - {"full_attention", "sliding_attention", "chunked_attention", "attention"}
@@ -319,7 +320,7 @@ class HFAdapter:
         if missing:
             raise ModelError(
                 f"layers {missing} do not attend through transformers' AttentionInterface",
-                "load the model anew if its layers have been replaced",
+                "load the model again if its layers were replaced",
             )
 
     def _find_devices(self, running: Running) -> dict[int, torch.device]:

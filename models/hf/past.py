@@ -9,7 +9,7 @@ from transformers.cache_utils import DynamicCache
 
 
 class Past(DynamicCache):  # type: ignore[misc]
-    """What a forward at later positions gets: its queries come after `count` tokens, which nothing attends to.
+    """A cache for probing later positions: queries come after `count` tokens, which nothing attends to.
 
     So a model that counts positions from its cache, and not from its `position_ids`, shows itself in one short forward.
     """

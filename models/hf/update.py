@@ -29,13 +29,13 @@ def replacement(model: LanguageModel, published: dict[str, Published]) -> Callab
     """
     adapter = model.decoder
     if not isinstance(adapter, HFAdapter):
-        raise ModelError(f"{model.name} was not loaded from a checkpoint, whose names its weights could have")
+        raise ModelError(f"{model.name} was not loaded from a checkpoint, so the names of its weights are unknown")
     library = adapter.model
     present = library.state_dict(keep_vars=True)
     if any(weight.is_meta for weight in present.values()):
         raise ModelError(
-            f"the weights of {model.name} are not all on its devices, and cannot be replaced",
-            "load it without device_map, or in a smaller dtype, so that no layer is kept elsewhere",
+            f"some weights of {model.name} are offloaded from its devices and cannot be replaced",
+            "load it without device_map, or in a smaller dtype, so that no layer is offloaded",
         )
     published = unwrapped(published, present)
     floating = [name for name, weight in present.items() if weight.is_floating_point()]

@@ -1,7 +1,7 @@
 """The image interface of masked models that read captions with their own embedding and draw codes of one vocabulary.
 
     input        the ids of a prompt template around the caption, then the grid, masks in its cells
-    guidance     the same template around something that stands for no caption, or around a negative prompt
+    guidance     the same template with a placeholder for no caption, or with a negative prompt
 
 A family says what its template is, where its codes are, and which decoder turns them into pixels.
 """
@@ -103,7 +103,7 @@ class CaptionedImaging:
         index = torch.tensor(ids, device=table.device)
         if int(index.max()) >= len(table):
             raise ModelError(
-                f"a prompt of {self.name} holds id {int(index.max())}, and it embeds {len(table)}",
+                f"a prompt of {self.name} has the id {int(index.max())}, and the embedding has {len(table)} ids",
                 "check that the tokenizer and the weights belong together",
             )
         return table[index]
@@ -111,7 +111,7 @@ class CaptionedImaging:
     def _caption(self, row: int, condition: Condition) -> str:
         if condition.label is not None or condition.features is not None:
             what = "a label" if condition.label is not None else "features of a caption"
-            raise ModelError(f"row {row} has {what}, and {self.name} takes captions", "pass a prompt in its place")
+            raise ModelError(f"row {row} has {what}, and {self.name} takes captions", "pass a prompt instead")
         if condition.text is None:
             raise ModelError(f"row {row} has no caption, and {self.name} takes captions", "pass a prompt")
         return condition.text
@@ -122,7 +122,7 @@ def reader(parts: ImagingParts) -> tuple[Any, Callable[[], Tensor]]:
     tokenizer = load_tokenizer(parts.source.tokenizer)
     if tokenizer is None:
         raise ModelError(
-            f"{parts.source.name} has no tokenizer, and reads captions with one",
+            f"{parts.source.name} has no tokenizer, which captions need",
             "copy tokenizer.json and tokenizer_config.json into its folder",
         )
     assert parts.embedding is not None, "the model is loaded"
@@ -134,7 +134,7 @@ def grid(parts: ImagingParts, tokens: int) -> int:
     count = parts.config.get("num_vq_tokens") or tokens
     side = isqrt(int(count))
     if side * side != count:
-        raise ModelError(f"{parts.source.name} has images of {count} codes, which fill no square")
+        raise ModelError(f"{parts.source.name} has images of {count} codes, which is no square number")
     return side
 
 
@@ -142,7 +142,7 @@ def codes(parts: ImagingParts, first: int, count: int) -> Tensor:
     """The ids of `count` codes from `first` on. Raises ModelError where the model has fewer ids."""
     if first + count > parts.vocab:
         raise ModelError(
-            f"{parts.source.name} has {parts.vocab} ids, and its {count} codes begin at {first}",
-            "codebook_size in config.json says how many codes there are",
+            f"{parts.source.name} has {parts.vocab} ids, too few for {count} codes from id {first} on",
+            "correct codebook_size in config.json",
         )
     return torch.arange(first, first + count)

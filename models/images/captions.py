@@ -78,7 +78,7 @@ class TextEncoder:
         tokenizer, model = self._parts
         length = self._length(tokenizer, text)
         if not length:
-            raise ArgumentError(f"the text encoder {self.name} finds no token in {text!r}", "word it differently")
+            raise ArgumentError(f"the text encoder {self.name} finds no token in {text!r}", "use other words")
         if length > self.most and not self._warned:
             self._warned = True
             start = text if len(text) <= 60 else f"{text[:60]}..."
@@ -101,8 +101,8 @@ def cleaner() -> Callable[[str], str]:
     missing = [name for name, package in _NEEDED.items() if find_spec(package) is None]
     if missing:
         warnings.warn(
-            f"captions are only lower-cased: cleaning them needs {' and '.join(missing)} "
-            f"({install('captions')}; clean_captions false in config.json leaves it out)",
+            f"captions are only lower-cased, since cleaning them needs {' and '.join(missing)} "
+            f"({install('captions')}; clean_captions=false in config.json turns cleaning off)",
             stacklevel=3,
         )
         return lambda caption: caption.lower().strip()

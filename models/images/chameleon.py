@@ -61,7 +61,7 @@ class ChameleonImaging(OneSize):
         self._source, self._device, self._vqgan = decoder, device, None
         side = math.isqrt(tokens)
         if side * side != tokens:
-            raise ModelError(f"{name} has {tokens} codes an image, and those of an image make a square")
+            raise ModelError(f"{name} has {tokens} codes per image, which is no square number")
         self.layout = self._layout(side, side)
         self.defaults = {**self._own_defaults(), **(defaults or {})}
 

@@ -31,15 +31,17 @@ class ChameleonWords:
         missing = [token for token in wanted if token not in vocabulary]
         if missing:
             raise ModelError(
-                f"the vocabulary of {name} has no {listed(missing)}",
-                "vocabulary_map in config.json names every token of an image",
+                f"the vocabulary of {name} lacks the tokens {listed(missing)}",
+                "vocabulary_map in config.json must have every token of an image",
             )
         self.tokenizer, self.name, self.vocabulary = tokenizer, name, vocabulary
         self.bos, self.image_start, self.image_end, self.message_end = (int(vocabulary[token]) for token in wanted[:4])
         codes = {_code(match[1]): int(i) for token, i in vocabulary.items() if (match := CODE.fullmatch(token))}
         if not codes or max(codes) != len(codes) - 1:
             have = f"{len(codes)} codes of images, up to {max(codes)}" if codes else "no codes of images"
-            raise ModelError(f"the vocabulary of {name} has {have}", "they are IMGIMGAZ and on, without a gap")
+            raise ModelError(
+                f"the vocabulary of {name} has {have}", "it must have IMGIMGAZ and all following codes, without a gap"
+            )
         self.ids: Tensor = torch.tensor([codes[code] for code in range(len(codes))])  # [codes] int64
         if tokenizer is not None:
             other = [t for t in wanted if tokenizer.convert_tokens_to_ids(t) != vocabulary[t]]
@@ -57,7 +59,7 @@ class ChameleonWords:
         if vocabulary is None and tokenizer is not None:
             vocabulary = tokenizer.get_vocab()
         if not isinstance(vocabulary, Mapping):
-            raise ModelError(f"{name} does not say which ids are codes of images", "vocabulary_map in config.json does")
+            raise ModelError(f"{name} does not say which ids are codes of images", "add vocabulary_map to config.json")
         words = cls(tokenizer, vocabulary, name, rows=rows)
         if int(words.ids.max()) >= parts.vocab:
             raise ModelError(f"{name} has codes up to id {int(words.ids.max())} and a vocabulary of {parts.vocab}")
@@ -80,7 +82,10 @@ class ChameleonWords:
     def message(self, text: str) -> list[int]:
         """The ids of a user's message. Raises ModelError without a tokenizer."""
         if self.tokenizer is None:
-            raise ModelError(f"{self.name} has no tokenizer, so it cannot read captions", "copy its files beside it")
+            raise ModelError(
+                f"{self.name} has no tokenizer, so it cannot read captions",
+                "copy the tokenizer's files into its folder",
+            )
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return [self.bos, *ids, self.message_end]
 

@@ -66,12 +66,12 @@ class Conditioned(WrapperStack):
         self.scale = 1.0 if cfg is None else float(cfg)
         if self.scale != 1:
             if prefix.uncond is None:
-                raise ModelError(f"cfg={cfg} requests guidance, and this model has no unconditional input")
+                raise ModelError(f"cfg={cfg} needs an unconditional input, which this model does not have")
             halves.append(prefix.uncond)
         if any(width < length for width, length in zip(widths, prefix.lengths, strict=True)):
             raise ModelError(
-                f"conditions of {max(prefix.lengths)} positions do not fit into {max(widths)}",
-                "a drafting model has to read a prompt into no more positions than its target",
+                f"conditions of {max(prefix.lengths)} positions do not fit into {max(widths)} positions",
+                "a draft model may not use more positions for a prompt than its target",
             )
         device = base.embedding.device
         self.base = base
@@ -82,7 +82,7 @@ class Conditioned(WrapperStack):
         if not bool(self.rows.isfinite().all()):
             raise ModelError(
                 "the input states of the conditions are not finite",
-                "look at prompt_embeds, or at the weights that embed the condition",
+                "check prompt_embeds, or the weights that embed the condition",
             )
         self.shift = self.lengths - self.widths  # [copies, N], at most 0
         self.even = not bool(self.shift.any())
@@ -92,7 +92,7 @@ class Conditioned(WrapperStack):
         """An empty cache for all rows of the request, with additional rows for the unconditional half."""
         copies, count = self.lengths.shape
         if batch != count:
-            raise CacheError(f"the request has {count} rows, a cache of {batch} was requested")
+            raise CacheError(f"the request has {count} rows, and a cache of {batch} rows was requested")
         cache = self.base.new_cache(batch * copies, capacity)
         cache.copies, cache.ids = copies, torch.arange(batch)
         cache.shift = None if self.even else self.shift.flatten()
@@ -113,9 +113,9 @@ class Conditioned(WrapperStack):
 
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
         if cache is None:
-            raise CacheError("a condition is stored in the cache, and there is no cache")
+            raise CacheError("a condition needs a cache, and this forward has none")
         if plan.attention:
-            raise ModelError("attention is not kept of rows that begin with a condition, which takes slots of its own")
+            raise ModelError("attention weights are not returned for rows that begin with a condition")
         live = cache.batch // cache.copies
         here = torch.arange(plan.batch, device=plan.tokens.device) if plan.rows is None else plan.rows
         whom = cache.ids.to(here.device)[here]  # [B] rows of the request

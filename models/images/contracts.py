@@ -29,10 +29,10 @@ class Condition:
     def own_caption(self, model: str, row: int) -> str:
         """The caption, for a model that reads text with its own embedding. Raises ModelError for anything else."""
         if self.label is not None:
-            raise ModelError(f"row {row} has a label, and {model} takes captions", "pass a prompt in its place")
+            raise ModelError(f"row {row} has a label, and {model} takes captions", "pass a prompt instead")
         if self.features is not None:
             raise ModelError(
-                f"{model} embeds captions with its own text embedding, and row {row} gives features of one",
+                f"{model} embeds captions with its own text embedding, and row {row} has prompt_embeds",
                 "pass a prompt in place of prompt_embeds",
             )
         if self.text is None or not self.text.strip():
@@ -179,7 +179,7 @@ class OneSize:
         if (height, width) != own:
             raise ArgumentError(
                 f"size is {height} by {width} pixels, and {self.name} draws images of {own[0]} by {own[1]}",
-                "leave size out; a finished image can be enlarged, by --scale or a pipeline's height and width",
+                "leave size out; enlarge the finished image with --scale or a pipeline's height and width",
             )
         return self
 

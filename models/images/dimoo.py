@@ -38,7 +38,7 @@ DEFAULTS = {"temperature": 1.0, "cfg": 5.0, "sampler": "maskgit:steps=64,noise=1
 class DiMOOImaging(CaptionedImaging):
     """The image interface of one Lumina-DiMOO checkpoint."""
 
-    where = f'load it with decoder="FOLDER" that has the VQ model, or put that beside the weights, in {FOLDER}/'
+    where = f'load it with decoder="FOLDER" of the VQ model, or put the VQ model into {FOLDER}/ beside the weights'
 
     def ids(self, caption: str | None) -> list[int]:
         text = f"<system>{_INSTRUCTION}</system><user>{_NOTHING if caption is None else caption}</user>"
@@ -83,7 +83,7 @@ class DiffusersVQ(torch.nn.Module):
                 output_loading_info=True,
             )
         except Exception as error:  # diffusers and its files fail in many ways
-            raise ModelError(f"{folder} does not hold a VQ model that can be used: {one_line(error)}") from error
+            raise ModelError(f"{folder} does not hold a usable VQ model: {one_line(error)}") from error
         check_info(vq, info)
         self.vq = vq.to(device).eval().requires_grad_(False)
 
@@ -113,7 +113,7 @@ def build(parts: ImagingParts) -> DiMOOImaging:
         assert folder is not None, "there is one"
         vq = DiffusersVQ(folder, parts.device)
         if vq.codebook_size != count:
-            raise ModelError(f"{parts.source.name} has {count} codes, its image tokenizer {vq.codebook_size}")
+            raise ModelError(f"{parts.source.name} has {count} codes, and its image tokenizer has {vq.codebook_size}")
         return vq
 
     ids = codes(parts, first, count)

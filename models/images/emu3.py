@@ -120,7 +120,7 @@ class Emu3Imaging:
 
 
 def build(parts: ImagingParts) -> Emu3Imaging:
-    """The image interface of an Emu3 checkpoint. Raises ModelError for a vocabulary or an image tokenizer amiss."""
+    """The image interface of an Emu3 checkpoint. Raises ModelError for an unsuitable vocabulary or image tokenizer."""
     assert parts.embedding is not None, "of the stack"
     name = parts.source.name
     words = Emu3Words.of(parts)
@@ -133,7 +133,7 @@ def build(parts: ImagingParts) -> Emu3Imaging:
         )
     area = parts.config.get("image_area") or _area(parts) or _AREA
     if not isinstance(area, int) or area < 1:
-        raise ModelError(f"image_area of {name} is {area!r}", "it is how many pixels an image has")
+        raise ModelError(f"image_area of {name} is {area!r}", "it must be the number of pixels of an image")
     settings = read_json(parts.source.folder / "generation_config.json")
     own = {key: settings[key] for key in ("temperature", "top_k", "top_p") if settings.get(key) is not None}
     if settings.get("guidance_scale"):

@@ -60,7 +60,9 @@ class Emu3VQ:
         if named is not None:
             other = locate(str(named), offline=parts.offline)
             if other.file is not None:
-                raise ModelError(f"the image tokenizer {named} is a file", "name its folder, which has a config.json")
+                raise ModelError(
+                    f"the image tokenizer {named} is a file", "name its folder, which contains config.json"
+                )
             folder, config = other.folder, read_json(other.folder / "config.json", required=True)
             published = inspect(weight_files(folder))
             own = dict(config.get("vq_config") or config)
@@ -163,7 +165,7 @@ def _config(own: dict[str, Any], origin: str) -> Any:
             if "hidden_size" not in known:  # the width of the attention, in the authors' config that of its stage
                 config.hidden_size = config.base_channels * config.channel_multiplier[-1]
     except Exception as error:  # the class validates with several kinds of exception
-        raise ModelError(f"the config of the image tokenizer of {origin} is amiss: {one_line(error)}") from error
+        raise ModelError(f"the config of the image tokenizer of {origin} is wrong: {one_line(error)}") from error
     config._attn_implementation = "sdpa"
     return config
 
@@ -176,5 +178,5 @@ def _range(folder: Path) -> tuple[Tensor, Tensor]:
         try:
             values.append(torch.tensor(stated, dtype=torch.float32).expand(3))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ModelError(f"{file}: {name} is {stated!r}", "it is a number, or one for each colour") from error
+            raise ModelError(f"{file}: {name} is {stated!r}", "it must be a number, or one per colour") from error
     return values[0], values[1]

@@ -50,8 +50,8 @@ class Emu3Words:
         missing = [token for token in TOKENS if token not in vocabulary]
         if missing:
             raise ModelError(
-                f"the vocabulary of {name} has no {listed(missing)}",
-                "vocabulary_map in config.json names every token of an image",
+                f"the vocabulary of {name} lacks the tokens {listed(missing)}",
+                "vocabulary_map in config.json must have every token of an image",
             )
         self.tokenizer, self.name = tokenizer, name
         self.tokens = Tokens(*(int(vocabulary[token]) for token in TOKENS))
@@ -59,7 +59,8 @@ class Emu3Words:
         if not codes or max(codes) != len(codes) - 1:
             have = f"{len(codes)} codes of images, up to {max(codes)}" if codes else "no codes of images"
             raise ModelError(
-                f"the vocabulary of {name} has {have}", "they are <|visual token 000000|> and on, without a gap"
+                f"the vocabulary of {name} has {have}",
+                "it must have <|visual token 000000|> and all following codes, without a gap",
             )
         self.ids = torch.tensor([codes[code] for code in range(len(codes))])  # [codes] int64
         if tokenizer is not None:
@@ -81,7 +82,7 @@ class Emu3Words:
         elif not isinstance(vocabulary, Mapping):
             raise ModelError(
                 f"{name} does not say which ids are codes of images",
-                f"vocabulary_map in config.json does, or {RANKS} and {VISION} of the authors' layout",
+                f"add vocabulary_map to config.json, or {RANKS} and {VISION} of the authors' layout",
             )
         else:
             tokenizer = load_tokenizer(folder)
@@ -93,7 +94,10 @@ class Emu3Words:
     def prompt(self, caption: str, grid: tuple[int, int]) -> Tensor:
         """[P] int64: the ids of a prompt. Raises ModelError without a tokenizer."""
         if self.tokenizer is None:
-            raise ModelError(f"{self.name} has no tokenizer, so it cannot read captions", "copy its files beside it")
+            raise ModelError(
+                f"{self.name} has no tokenizer, so it cannot read captions",
+                "copy the tokenizer's files into its folder",
+            )
         bos, _, start, image, *_ = TOKENS
         ids = self.tokenizer(f"{bos}{caption}{start}{grid[0]}*{grid[1]}{image}", add_special_tokens=False)["input_ids"]
         return torch.tensor(ids)
@@ -115,7 +119,8 @@ def from_ranks(folder: Path) -> Any:
         vision = [line.strip() for line in (folder / VISION).read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(
-            f"{folder / VISION} cannot be read: {one_line(error)}", f"it lists what {RANKS} lacks"
+            f"{folder / VISION} cannot be read: {one_line(error)}",
+            f"download it again: it lists the tokens that {RANKS} lacks",
         ) from error
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *_extras(), *vision]
     converted = Converter(str(folder / RANKS), SPLIT, extra_special_tokens=special).converted()

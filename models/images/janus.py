@@ -51,12 +51,12 @@ class JanusImaging(OneSize):
         if begin is None or pad is None:
             raise ModelError(
                 f"{name} names no {'padding' if pad is None else '<begin_of_image>'} token",
-                "generation_config.json holds pad_token_id, and generation_kwargs with boi_token_id",
+                "generation_config.json needs pad_token_id, and generation_kwargs with boi_token_id",
             )
         self.pad, self.special = pad, [token for token in (opening, begin) if token is not None]
         side, tokens = model.model.vqmodel.config.num_patches, model.model.vision_model.config.num_image_tokens
         if side * side != tokens:
-            raise ModelError(f"{name} has {tokens} tokens an image, and its image tokenizer decodes {side}x{side}")
+            raise ModelError(f"{name} has {tokens} tokens per image, and its image tokenizer decodes {side}x{side}")
         self.layout = ImageLayout(side, side)
 
     @property
@@ -154,7 +154,7 @@ def _processor(folder: Path, name: str) -> Any:
             processor = JanusProcessor.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # tokenizers and configs each fail in their own way
         raise ModelError(
-            f"{name} has no processor that can be used: {one_line(error)}",
+            f"{name} has no usable processor: {one_line(error)}",
             "its folder needs processor_config.json or preprocessor_config.json, and the files of its tokenizer",
         ) from error
     if not getattr(processor, "chat_template", None):

@@ -78,7 +78,9 @@ class KL(nn.Module):
         Raises ModelError without an encoder, or for what `shape.check_pixels` refuses.
         """
         if self.network.encoder is None:
-            raise ModelError("this KL autoencoder has no encoder", "encoding images needs a file that holds both")
+            raise ModelError(
+                "this KL autoencoder has no encoder", "to encode images, use a file with encoder and decoder"
+            )
         self.shape.check_pixels(pixels)
         weight = self.network.quant_conv.weight
         moments = self.network.quant_conv(self.network.encoder(pixels.to(weight.dtype))).float()

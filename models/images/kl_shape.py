@@ -32,9 +32,7 @@ class KLShape(LevelShape):
         self.check(_WHAT, "embed_dim", "num_res_blocks")
         beyond = [level for level in self.attention if not 0 <= level < len(self.ch_mult)]
         if beyond:
-            raise ModelError(
-                f"attention is requested at level {beyond[0]}, but the levels are 0 to {len(self.ch_mult) - 1}"
-            )
+            raise ModelError(f"attention is set for level {beyond[0]}, and the levels are 0 to {len(self.ch_mult) - 1}")
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor]) -> KLShape:
@@ -42,12 +40,12 @@ class KLShape(LevelShape):
         if "quantize.embedding.weight" in tensors:
             raise ModelError(
                 "these are the weights of a VQ tokenizer, not of a KL autoencoder",
-                "a KL autoencoder's file has no codebook; MAR's is called kl16.ckpt",
+                "use a KL autoencoder's file, which has no codebook; MAR's is kl16.ckpt",
             )
         if any(name.startswith("decoder.up_blocks.") for name in tensors):
             raise ModelError(
                 "these are the weights of a KL autoencoder under diffusers' names",
-                "give the file of its authors, whose tensors are called decoder.up.0.block.0.conv1.weight and so on",
+                "use the authors' file, with tensor names such as decoder.up.0.block.0.conv1.weight",
             )
         needed = ("decoder.conv_out.weight", "decoder.conv_in.weight", "post_quant_conv.weight")
         absent = [name for name in needed if name not in tensors or tensors[name].ndim != 4]
@@ -57,7 +55,7 @@ class KLShape(LevelShape):
         ch_mult = multiples(tensors, "decoder.up", "block.0.conv1.weight", ch, _WHAT)
         inner, outer = tensors[needed[2]].shape[:2]
         if inner != outer:
-            raise ModelError(f"latents of {outer} channels that are decoded from {inner} are not supported")
+            raise ModelError(f"latents of {outer} channels with {inner} channels before the decoder are not supported")
         attention = {int(hit[1]) for name in tensors if (hit := re.match(r"encoder\.down\.(\d+)\.attn\.", name))}
         return KLShape(
             embed_dim=outer,

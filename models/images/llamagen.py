@@ -142,7 +142,10 @@ class LlamaGenImaging(OneSize):
             if condition.label is None:
                 raise ModelError(f"row {row} has no class, and {self.name} takes classes", "pass label=")
             if not 0 <= condition.label < self.classes:
-                raise ModelError(f"class {condition.label} of row {row} is none of {self.classes}", "they count from 0")
+                raise ModelError(
+                    f"class {condition.label} of row {row} is none of the {self.classes} classes",
+                    "classes are counted from 0",
+                )
             labels.append(condition.label)
         device = table.embedding_table.weight.device
         states = table(torch.tensor([labels, [self.classes] * len(labels)], device=device))
@@ -171,8 +174,8 @@ class LlamaGenImaging(OneSize):
             features = condition.features if condition.features is not None else encoded[row]
             if features.ndim != 2 or features.shape[1] != weight.shape[1] or not 1 <= len(features) <= len(weight):
                 raise ModelError(
-                    f"features of row {row} are {list(features.shape)}",
-                    f"{self.name} takes 1 to {len(weight)} of {weight.shape[1]} features",
+                    f"features of row {row} have the shape {list(features.shape)}",
+                    f"{self.name} needs [n, {weight.shape[1]}] with n from 1 to {len(weight)}",
                 )
             positions = condition.positions
             if positions is None:

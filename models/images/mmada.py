@@ -27,7 +27,7 @@ DEFAULTS = {"temperature": 1.0, "cfg": 4.5, "sampler": "maskgit:steps=15,noise=1
 class MMaDAImaging(OneSize, CaptionedImaging):
     """The image interface of one MMaDA checkpoint."""
 
-    where = 'load it with decoder="FILE", the weights of showlab/magvitv2, or put them beside its own as magvitv2.bin'
+    where = 'load it with decoder="FILE", the weights of showlab/magvitv2, or put these into its folder as magvitv2.bin'
 
     def ids(self, caption: str | None) -> list[int]:
         begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
@@ -43,14 +43,16 @@ def build(parts: ImagingParts) -> MMaDAImaging:
     name = parts.source.name
     tokenizer, embedding = reader(parts)
     if tokenizer.bos_token_id is None or tokenizer.eos_token_id is None:
-        raise ModelError(f"the tokenizer of {name} names no begin or no end token", "tokenizer_config.json names both")
+        raise ModelError(
+            f"the tokenizer of {name} names no begin or no end token", "tokenizer_config.json must name both"
+        )
     count, side, file = parts.config.get("codebook_size") or 8192, grid(parts, _TOKENS), _file(parts)
 
     def load() -> MAGVIT:
         assert file is not None, "there is one"
         model = load_magvit(file, device=parts.device)
         if model.codebook_size != count:
-            raise ModelError(f"{name} has {count} codes, its image tokenizer {model.codebook_size}")
+            raise ModelError(f"{name} has {count} codes, and its image tokenizer has {model.codebook_size}")
         return model
 
     layout = ImageLayout(side, side, closing=(IMAGE_END,), ids=codes(parts, len(tokenizer), count))

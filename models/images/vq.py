@@ -98,8 +98,8 @@ class VQ(nn.Module):
         """Raise ModelError unless a model of `size` image tokens fits this codebook."""
         if size != self.shape.codebook_size:
             raise ModelError(
-                f"{whose} has {size} image tokens, its decoder a codebook of {self.shape.codebook_size}",
-                "give the decoder that the model was trained with",
+                f"{whose} has {size} image tokens, and its decoder has a codebook of {self.shape.codebook_size}",
+                "use the decoder that the model was trained with",
             )
 
 

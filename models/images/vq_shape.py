@@ -40,7 +40,7 @@ class VQShape(LevelShape):
         if "tok_embeddings.weight" in tensors:
             raise ModelError(
                 "these are the weights of LlamaGen's transformer, not of its tokenizer",
-                "the tokenizer's file is called vq_*.pt",
+                "use the tokenizer's file, vq_*.pt",
             )
         needed = ("encoder.conv_in.weight", "quantize.embedding.weight", "post_quant_conv.weight")
         absent = [name for name in needed if name not in tensors or tensors[name].ndim < 2]
@@ -59,5 +59,5 @@ class VQShape(LevelShape):
         for name, value in shape.items():
             argument = known.get(name, value)
             if (tuple(argument) if isinstance(argument, list) else argument) != value:
-                raise ModelError(f"the arguments say {name} {argument}, the tensors {value}")
+                raise ModelError(f"the arguments have {name}={argument}, and the tensors have {value}")
         return VQShape(**shape, codebook_l2_norm=bool(known.get("codebook_l2_norm", True)))

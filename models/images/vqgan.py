@@ -52,7 +52,7 @@ class VQGANShape(LevelShape):
         needed = ("quantize.embedding.weight", "decoder.conv_out.weight", "post_quant_conv.weight")
         absent = [name for name in needed if name not in tensors or tensors[name].ndim < 2]
         if absent:
-            hint = "transformers' folders hold the encoder alone; the authors' file is called vqgan.ckpt"
+            hint = "use the authors' file vqgan.ckpt; folders of transformers have only the encoder"
             raise ModelError(f"not the weights of a {_WHAT} with a decoder: there is no {absent[0]}", hint)
         ch = tensors[needed[1]].shape[1]
         return VQGANShape(

@@ -28,7 +28,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise ModelError(f"there is no file {file}")
     if file.suffix not in SUFFIXES:
-        raise ModelError(f"{file} is no weight file", f"weight files end in {', '.join(SUFFIXES)}")
+        raise ModelError(f"{file} is not a weight file", f"weight files end in {', '.join(SUFFIXES)}")
     if file.suffix == ".safetensors":
         try:
             return dict(load_file(file))
@@ -105,7 +105,9 @@ def find_file(source: str, stem: str, what: str, patterns: tuple[str, ...]) -> P
         files = sorted(entry for pattern in patterns for entry in path.glob(pattern))
         if len(files) != 1:
             what = f"{len(files)} {what}s: {listed(entry.name for entry in files)}" if files else f"no {what}"
-            raise ModelError(f"{path} holds {what}", f"name the file; a folder is searched for {' or '.join(patterns)}")
+            raise ModelError(
+                f"{path} holds {what}", f"name the file; in a folder, only {' or '.join(patterns)} is searched for"
+            )
         return files[0]
     if path.is_file():
         return path

@@ -15,7 +15,7 @@ def unknown(text: str, known: Mapping[str, int]) -> ArgumentError | None:
     if word is None:
         return None
     return ArgumentError(
-        f"the text encoder knows no word {word!r}, in {text!r}{did_you_mean(word, known)}",
+        f"the text encoder does not know the word {word!r} in {text!r}{did_you_mean(word, known)}",
         f"it reads {len(known)} words, such as {', '.join(sorted(known)[-6:])}",
     )
 

@@ -37,7 +37,7 @@ def backend(device: torch.device, dtype: torch.dtype | None = None, *, suited: b
             return "triton"
         return "c" if dtype is not None and runs_in_c(device, dtype) else "reference"
     if name != "triton":
-        raise ModelError(f"{VARIABLE}={name} is not a choice of kernels", "use reference, triton or auto")
+        raise ModelError(f"{VARIABLE}={name} is unknown", "use reference, triton or auto")
     if not _has_triton():
         raise ModelError(f"{VARIABLE}=triton, but triton is not installed", f"install triton, or unset {VARIABLE}")
     if device.type != "cuda" and not interpreted():

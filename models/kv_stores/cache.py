@@ -73,7 +73,7 @@ class EncodedKV:
 
 
 class StoredCache(KVCache):
-    """The cache of a `Store`. `k` and `v` are each row's exact slots, from its own `first` on; a bin lies after them.
+    """The cache of a `Store`. `k` and `v` are each row's exact slots, from its own `first` on, then a scratch slot.
 
     A forward that writes a row's first slot feeds its prompt: what it leaves settled is encoded layer by layer, so that
     a prompt is never exact in all layers at once. `settle` encodes what has been committed since.
@@ -241,7 +241,9 @@ class StoredCache(KVCache):
 
     def put(self, rows: Tensor, other: KVCache) -> None:
         if not isinstance(other, StoredCache) or other.store != self.store:
-            raise CacheError("rows can move only between caches of one store", "decode both with the same sampler")
+            raise CacheError(
+                "rows can move only between caches of one encoding", "decode both requests with the same sampler"
+            )
         self.grow(other.capacity)
         self.widen(other.window)
         rows = self._all(rows.cpu())
@@ -260,13 +262,13 @@ class StoredCache(KVCache):
                     encoded.put(rows, another)
 
     def copy_out(self, row: int, start: int, stop: int) -> list[Tensor]:
-        raise CacheError("K/V of a store are not left to other requests", "leave the prefix cache off")
+        raise CacheError("encoded K/V cannot be stored in the prefix cache", "turn the prefix cache off")
 
     def copy_in(self, row: int, values: Sequence[Tensor]) -> None:
-        raise CacheError("a store takes no K/V of other requests", "leave the prefix cache off")
+        raise CacheError("K/V of the prefix cache cannot be used with an encoded cache", "turn the prefix cache off")
 
     def _flat(self, rows: Tensor, slots: Tensor) -> Tensor:
-        """`slots` [n, T] of these rows as indices into the exact ones; other slots go to the bin."""
+        """`slots` [n, T] of these rows as indices into the exact ones; other slots go to the scratch slot."""
         own = slots - torch.from_numpy(self.first).to(slots.device)[rows.to(slots.device)][:, None]
         outside = (slots < 0) | (own < 0) | (own >= self.window)
         return (rows[:, None] * (self.window + 1) + own.masked_fill(outside, self.window)).flatten()

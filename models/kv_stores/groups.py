@@ -74,8 +74,8 @@ def finite(stored: Tensor) -> Tensor:
     """Values after conversion to float16. Raises CacheError where they are not finite."""
     if not bool(stored.isfinite().all()):
         raise CacheError(
-            f"keys or values are not finite, or beyond {_INFO.max:.0f}: they cannot be quantized",
-            "decode without a store after '@'",
+            f"keys or values are not finite, or above {_INFO.max:.0f}, and cannot be quantized",
+            "decode without this cache",
         )
     return stored
 

@@ -77,9 +77,9 @@ class Quantizer:
         if self.kind != "int4":
             return None
         if _group(weight.shape[1]) is None:
-            return f"{weight.shape[1]} columns are no multiple of {_GROUPS[-1]}"
+            return f"{weight.shape[1]} columns are not a multiple of {_GROUPS[-1]}"
         if self.device.type == "cpu" and weight.shape[0] % _TILE:
-            return f"{weight.shape[0]} rows are no multiple of {_TILE}"
+            return f"{weight.shape[0]} rows are not a multiple of {_TILE}"
         return None
 
 

@@ -14,7 +14,7 @@ _WIDEST = 2**16  # maximum head dimension
 def default_frequencies(theta: float, dim: int) -> Tensor:
     """theta^(-2i/dim) for i < dim/2 -> float32 [dim/2]. Raises ModelError for a head that no model has."""
     if not 0 < dim <= _WIDEST:
-        raise ModelError(f"a head of {dim} dimensions cannot be rotated", f"they are at most {_WIDEST}")
+        raise ModelError(f"a head of {dim} dimensions cannot be rotated", f"at most {_WIDEST} dimensions are supported")
     return 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
 
 

@@ -63,7 +63,7 @@ def targets(spec: FamilySpec, decoder: Decoder, published: Container[str] = ()) 
         layer, generic = _generic(name)
         stems = names.get(generic)
         if stems is None:
-            raise ModelError(f"family {spec.name} publishes no name for {name}")
+            raise ModelError(f"the family {spec.name} has no published name for {name}")
         *stack, rows, columns = parameter.shape if parameter.dim() > 1 else (*parameter.shape, 0)
         parts = (stems,) if isinstance(stems, str) else stems
         sizes = (rows,) if len(parts) == 1 else decoder.config.fused_rows(name)

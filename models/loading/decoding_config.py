@@ -41,7 +41,8 @@ class Overrides:
             )
         if self.shift not in (None, 0, 1):
             raise ArgumentError(
-                f"shift={self.shift} was given", "predictions stand at their position (0) or before (1)"
+                f"shift={self.shift} was given",
+                "use 0 if a position predicts its own token, 1 if it predicts the next one",
             )
         if self.attention is not None and self.attention not in get_args(Attention):
             near = did_you_mean(self.attention, get_args(Attention))
@@ -79,7 +80,7 @@ def build_decoding_config(
         block, sources["block"] = _block(spec, config, name, overrides.block)
         if block is None:
             raise ArgumentError(
-                f"attention={attention!r} was given, and nothing says how long the blocks of {name or spec.name} are",
+                f"attention={attention!r} was given, and the block length of {name or spec.name} is unknown",
                 "pass block= (--block)",
             )
         if block < 1:
@@ -128,7 +129,7 @@ def check_autoregressive(
         generation: its generation_config.json.
 
     Raises:
-        ModelError: says how to load it as what it is, and how as an autoregressive model all the same.
+        ModelError: says how to load it as a masked model, and how to decode it token by token anyway.
     """
     if spec is not None and spec.attention != "causal":
         return
@@ -139,11 +140,11 @@ def check_autoregressive(
     mask = files[where]["mask_token_id"]
     problem = f"{where} of {name} has mask_token_id={mask}: it is a masked model, published as an autoregressive one"
     if spec is None:
-        raise ModelError(problem, "no native family runs it; to decode it token by token, take mask_token_id out")
+        raise ModelError(problem, "no native family supports it; to decode it token by token, remove mask_token_id")
     raise ModelError(
         problem,
-        'load it with attention="bidirectional" (--attention), and shift=0 where predictions stand at their own '
-        'position; or with attention="causal" to decode it token by token',
+        'load it with attention="bidirectional" (--attention), and shift=0 if positions predict their own token; '
+        'or with attention="causal" to decode it token by token',
     )
 
 
@@ -166,19 +167,19 @@ def check_tokenizer(name: str, spec: FamilySpec, config: dict[str, Any], tokeniz
     if number is None or number >= vocab or (token == "<mask>" and spec.name.startswith("gemma")):  # of its vocabulary
         return
     how = (
-        f'load it with attention="bidirectional", mask_id={number} (--attention, --mask-id), and shift=0 where '
-        "predictions stand at their own position"
+        f'load it with attention="bidirectional", mask_id={number} (--attention, --mask-id), and shift=0 if '
+        "positions predict their own token"
     )
     problem = f"the tokenizer of {name} has a mask token, {token!r} (id {number}), and its config.json names none"
     if re.search("mask|diffus", architecture(config), re.IGNORECASE):
         raise ModelError(
-            f"{problem}; by its architecture {architecture(config)!r} it is a masked model, published as an "
+            f"{problem}; its architecture {architecture(config)!r} says that it is a masked model, published as an "
             "autoregressive one",
             f'{how}; or with attention="causal" to decode it token by token',
         )
     warnings.warn(
-        f'{problem}: it is decoded token by token. If it is a masked model, {how}; attention="causal" says that it is '
-        "none",
+        f"{problem}: it is decoded token by token. If it is a masked model, {how}; if it is not, pass "
+        'attention="causal"',
         stacklevel=3,
     )
 
@@ -268,7 +269,7 @@ def _mask(
     if mask is None or not 0 <= mask < vocab:
         problem = f"mask id {mask} lies outside the vocabulary of {vocab}"
         if mask is None:
-            problem = f"a {spec.name} model that is decoded as a masked one needs the id of its mask token"
+            problem = f"a {spec.name} model needs the id of its mask token to be decoded as a masked model"
         if override is not None:
             raise ArgumentError(problem, f"mask_id must be below {vocab}, and not negative")
         raise ModelError(problem, "set mask_token_id in config.json, or pass mask_id= (--mask-id)")

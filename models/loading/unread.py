@@ -51,18 +51,20 @@ def check_unread(spec: FamilySpec, config: DecoderConfig, published: Mapping[str
         if name == _TABLE and config.grid is not None:
             (tensor,) = tensors_of(published, name)
             if not _is_grid(tensor, config, config.grid):
-                raise ModelError(f"{name} is not the rotation of this configuration", "leave it out of the file")
+                raise ModelError(
+                    f"{name} does not match the rotation of this configuration", "leave it out of the file"
+                )
         unread = any(re.fullmatch(pattern, name) for pattern in spec.harmless)
         twin = spec.twin(name) if unread else None
         if twin is not None and twin not in published:
             raise ModelError(
-                f"{name} is not known: a {spec.name} model has no tensor {twin}",
+                f"{name} is unknown: a {spec.name} model has no tensor {twin}",
                 "check that config.json and the weights belong together",
             )
         if twin is not None and not same(published, name, twin):
             raise ModelError(
                 f"{name} differs from {twin}, and in a {spec.name} model they are one tensor",
-                "a checkpoint whose two passes have weights of their own is not supported",
+                "a checkpoint with separate weights for the two is not supported",
             )
 
 
@@ -70,8 +72,8 @@ def check_frequencies(config: DecoderConfig, published: Mapping[str, Published])
     """Raises ModelError, with the tensor's name, where a file's rotary frequencies contradict the config."""
     for name, tensor in other_frequencies(config, published).items():
         raise ModelError(
-            f"{name} is not the rotary frequencies of this config.json ({_range(tensor)})",
-            "correct rope_theta or rope_parameters; where the buffer is stale, leave it out of the file",
+            f"{name} does not match the rotary frequencies of this config.json ({_range(tensor)})",
+            "correct rope_theta or rope_parameters; if the buffer is outdated, leave it out of the file",
         )
 
 
@@ -116,13 +118,14 @@ def say_left_out(name: str, spec: FamilySpec, published: Mapping[str, Published]
     ]
     if scales:
         warnings.warn(
-            f"{name}: {len(scales)} scales of a KV cache in 8 bits are left out, as no such cache is used here: "
+            f"{name}: {len(scales)} scales of an 8-bit KV cache are ignored, since pardec does not use one: "
             f"{listed(scales, 3)}",
             stacklevel=3,
         )
     if rest:
         warnings.warn(
-            f"{name}: {len(rest)} tensors that nothing here computes with are left out: {listed(rest, 3)}", stacklevel=3
+            f"{name}: {len(rest)} tensors are ignored, since the model does not use them: {listed(rest, 3)}",
+            stacklevel=3,
         )
 
 

@@ -49,14 +49,16 @@ def load_weights(model: LanguageModel | ContinuousModel | ScaleModel, weights: W
         ModelError: for tensors that are missing, surplus, misshapen or not floating-point, and for a model whose
             weights cannot be replaced. Nothing has been written then.
 
-    Should writing itself fail, as where a disk does, the weights are partly old and partly new until the next call; the
+    If writing itself fails, as on a disk error, the weights are partly old and partly new until the next call; the
     version has risen.
     """
     file = None if isinstance(weights, Mapping) else _source(weights)
     published = _of_state(weights) if isinstance(weights, Mapping) else _of_files(file)
     if isinstance(model, ContinuousModel):
         if model.family != "mar":
-            raise ModelError(f"the weights of {model.name} cannot be replaced in place", "load the new ones")
+            raise ModelError(
+                f"the weights of {model.name} cannot be replaced in place", "load the new checkpoint as a model"
+            )
         write = _mar(model, published, file)
     elif isinstance(model, ScaleModel):
         write = _var(model, published, file)
@@ -91,7 +93,7 @@ def _source(path: str | os.PathLike[str]) -> Source:
         return Source(where.name, where, where)
     if where.is_file():
         return Source(where.stem, where.parent, where.parent, where)
-    raise ArgumentError(f"there are no weights at {where}", "hand in a state dict, or a folder in the published layout")
+    raise ArgumentError(f"there are no weights at {where}", "pass a state dict, or a folder in the published layout")
 
 
 def _of_files(source: Source | None) -> dict[str, Published]:
@@ -99,7 +101,7 @@ def _of_files(source: Source | None) -> dict[str, Published]:
     if (source.folder / "adapter_config.json").is_file():
         raise ArgumentError(
             f"{source.folder} holds an adapter, and load_weights takes whole weights",
-            "pardec.load(base, adapter=...) merges it; or hand in the state dict of merge_and_unload()",
+            "merge it with pardec.load(base, adapter=...), or pass the state dict of merge_and_unload()",
         )
     return inspect(weight_files(source.folder) if source.file is None else [source.file])
 
@@ -108,15 +110,17 @@ def _of_state(state: Mapping[str, Tensor]) -> dict[str, Published]:
     for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             what = f"{name!r}: {type(tensor).__name__}"
-            raise ArgumentError(f"a state dict has tensors by name, and this one holds {what}", "model.state_dict()")
+            raise ArgumentError(
+                f"a state dict maps names to tensors, and this one holds {what}", "pass model.state_dict()"
+            )
         if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
             what = "is on the meta device" if tensor.is_meta else f"is a {type(tensor).__name__}"
             raise ArgumentError(f"{name} of the state dict {what}", "gather whole tensors first: full_tensor()")
     halves = [name for name in state if ".lora_" in name]
     if halves:
         raise ArgumentError(
-            f"the state dict holds the parts of an adapter beside its base: {listed(halves, 3)}",
-            "hand in the state dict of merge_and_unload()",
+            f"the state dict holds an adapter that is not merged: {listed(halves, 3)}",
+            "pass the state dict of merge_and_unload()",
         )
     return in_memory(state)
 
@@ -139,11 +143,11 @@ def _native(
 ) -> Callable[[], None]:
     spec = FAMILIES.get(model.family)
     if spec is None:
-        raise ModelError(f"{model.name} was not loaded from a checkpoint, whose names its weights could have")
+        raise ModelError(f"{model.name} was not loaded from a checkpoint, so the names of its weights are unknown")
     if any(weight.is_meta for weight in stack.parameters()):
         raise ModelError(
-            f"the weights of {model.name} are not all on its devices, and cannot be replaced",
-            "load it without device_map, or in a smaller dtype, so that no layer is kept elsewhere",
+            f"some weights of {model.name} are offloaded from its devices and cannot be replaced",
+            "load it without device_map, or in a smaller dtype, so that no layer is offloaded",
         )
     # Whether the head is tied is the loaded model's own choice, not the config's.
     shape = replace(spec.decoder(model.config), tied=stack.config.tied)
@@ -184,7 +188,7 @@ def _check_config(model: LanguageModel, spec: FamilySpec, source: Source, publis
         same = other is spec and spec.decoder(config) == spec.decoder(model.config)
     if not same:
         raise ModelError(
-            f"the config.json in {source.folder} describes another model than {model.name}",
+            f"the config.json in {source.folder} does not describe the model {model.name}",
             "load that folder with pardec.load",
         )
 
@@ -193,7 +197,7 @@ def _check_tied(name: str, published: Mapping[str, Published], embed: str, head:
     """Raises ModelError where a tied embedding is published twice, with different values."""
     if embed in published and head in published and not same(published, embed, head):
         raise ModelError(
-            f"{embed} and {head} differ, and in {name} they are one tensor", "train with tied embeddings, as it is"
+            f"{embed} and {head} differ, and in {name} they are one tensor", "train it with tied embeddings"
         )
 
 
@@ -212,7 +216,9 @@ def _same(model: ContinuousModel | ScaleModel, source: Source, config: Mapping[s
     """Raises ModelError for a folder whose arguments of these names differ from the model's."""
     for name in names:
         if config[name] != model.config[name]:
-            raise ModelError(f"{source.folder} has {name}={config[name]}, and {model.name} {model.config[name]}")
+            raise ModelError(
+                f"{source.folder} has {name}={config[name]}, and {model.name} has {name}={model.config[name]}"
+            )
 
 
 def _mar(model: ContinuousModel, published: dict[str, Published], source: Source | None) -> Callable[[], None]:

@@ -40,7 +40,9 @@ def spread(
         for depth in range(len(parts), -1, -1):
             if (device := devices_of.get(".".join(parts[:depth]))) is not None:
                 return device
-        raise ModelError(f"device_map places nothing for {name}", f"it names {', '.join(map(repr, devices_of))}")
+        raise ModelError(
+            f"device_map has no device for {name}", f"it has entries for {', '.join(map(repr, devices_of))}"
+        )
 
     fill(device_of)
     devices = [device_of(f"layers.{index}") for index in range(decoder.config.layers)]

@@ -14,6 +14,6 @@ def check_parallel(model: LanguageModel) -> None:
     if isinstance(stack, Decoder) and stack.placement is None and not stack.config.canvas and model.processes == 1:
         return
     raise ModelError(
-        f"layers of {model.name} cannot run on the same input: its forwards are not the native decoder's on one device",
+        f"layers of {model.name} cannot run in parallel: it does not run in the native decoder on one device",
         "leave parallel out",
     )

@@ -35,19 +35,19 @@ def choose_device(requested: str | torch.device) -> tuple[torch.device, str]:
     except RuntimeError as error:
         raise arguments.unknown_device(requested) from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError(f"device {device} was asked for, but torch finds no CUDA GPU", 'use device="cpu" or "auto"')
+        raise ArgumentError(f"device {device} was requested, but torch finds no CUDA GPU", 'use device="cpu" or "auto"')
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ArgumentError(
-            f"device {device} was asked for, but there are {torch.cuda.device_count()} CUDA GPUs (from cuda:0)",
+            f"device {device} was requested, but there are {torch.cuda.device_count()} CUDA GPUs (from cuda:0)",
             'use device="cuda" or "auto"',
         )
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ArgumentError("device mps was asked for, but torch finds no Apple GPU", 'use device="cpu" or "auto"')
+        raise ArgumentError("device mps was requested, but torch finds no Apple GPU", 'use device="cpu" or "auto"')
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # raised by builds without that device type
         raise ArgumentError(
-            f"device {device} was asked for, but torch cannot use it here", 'use device="cpu" or "auto"'
+            f"device {device} was requested, but torch cannot use it here", 'use device="cpu" or "auto"'
         ) from error
     return device, "as asked"
 
@@ -57,7 +57,7 @@ def choose_dtype(requested: str | torch.dtype, device: torch.device, stored: tor
     if isinstance(requested, torch.dtype):
         if requested not in DTYPES.values():
             raise ArgumentError(
-                f"dtype {short(requested)} cannot be computed in", f"use auto, {', '.join(list(DTYPES)[:3])}"
+                f"dtype {short(requested)} cannot be used for computation", f"use auto, {', '.join(list(DTYPES)[:3])}"
             )
         return requested, "as asked"
     if requested != "auto":
@@ -66,7 +66,7 @@ def choose_dtype(requested: str | torch.dtype, device: torch.device, stored: tor
     if device.type == "cpu":
         return torch.float32, "default on a CPU" + ("" if stored == torch.float32 else f"; stored as {short(stored)}")
     if stored == torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        return torch.float16, "this GPU has no bfloat16, which the checkpoint holds"
+        return torch.float16, "the checkpoint is bfloat16, which this GPU does not support"
     if stored == torch.float64:
         return torch.float32, "the checkpoint holds float64"
     return stored, "the checkpoint's"

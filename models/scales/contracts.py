@@ -40,8 +40,8 @@ class Scales:
             or not all(type(side) is int and side > 0 for side in sides)
         ):
             raise ModelError(
-                f"the sides of the token maps are stated as {stated!r}",
-                'patch_nums is a list of whole numbers above 0, like {"patch_nums": [1, 2, 3, 4]}',
+                f"the sides of the token maps (patch_nums) are {stated!r}",
+                'write a list of whole numbers above 0, like {"patch_nums": [1, 2, 3, 4]}',
             )
         return Scales(tuple(sides))
 
@@ -179,17 +179,17 @@ def check_pair(refiner: ScaleModel, target: ScaleModel) -> None:
     for what, ours, theirs in (
         ("sides of the token maps", target.scales.sides, refiner.scales.sides),
         ("codes", target.quantizer.vocab, refiner.quantizer.vocab),
-        ("numbers of a code's vector", target.quantizer.channels, refiner.quantizer.channels),
+        ("dimensions of a code's vector", target.quantizer.channels, refiner.quantizer.channels),
         ("classes", target.transformer.classes, refiner.transformer.classes),
     ):
         if ours != theirs:
             raise ModelError(
-                f"{refiner.name} cannot go on where {target.name} stops: its {what} are {theirs}, not {ours}",
-                "name a model of the same image tokenizer and classes",
+                f"{refiner.name} cannot refine the images of {target.name}: its {what} are {theirs}, not {ours}",
+                "use a model of the same image tokenizer and classes",
             )
     if not torch.allclose(_probe(target), _probe(refiner).to(target.device), rtol=1e-3, atol=1e-3):
         raise ModelError(
-            f"{refiner.name} cannot go on where {target.name} stops: its image tokenizer has other vectors",
+            f"{refiner.name} cannot refine the images of {target.name}: its image tokenizer has other vectors",
             "load both with one image tokenizer",
         )
 

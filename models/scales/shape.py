@@ -41,7 +41,8 @@ class TokenizerShape(LevelShape):
         """
         if "pos_1LC" in tensors:
             raise ModelError(
-                "these are the weights of VAR's transformer, not of its tokenizer", "its file is called vae_*.pth"
+                "these are the weights of VAR's transformer, not of its tokenizer",
+                "use the tokenizer's file, vae_*.pth",
             )
         needed = ("quantize.embedding.weight", "decoder.conv_out.weight", "post_quant_conv.weight")
         absent = [name for name in needed if name not in tensors or tensors[name].ndim < 2]
@@ -60,7 +61,7 @@ class TokenizerShape(LevelShape):
         for name, value in shape.items():
             argument = arguments.get(name, value)
             if (tuple(argument) if isinstance(argument, list) else argument) != value:
-                raise ModelError(f"the arguments say {name} {argument}, the tensors {value}")
+                raise ModelError(f"the arguments have {name}={argument}, and the tensors have {value}")
         weight = arguments.get("quant_resi", 0.5)
         return TokenizerShape(
             **shape, quant_resi=abs(float(weight)), encoder=any(name.startswith("encoder.") for name in tensors)

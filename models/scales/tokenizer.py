@@ -128,7 +128,9 @@ class MultiScaleVQ(nn.Module):
         Raises ModelError without an encoder, for pixels of another size, or what `shape.check_pixels` refuses.
         """
         if self.encoder is None or self.quant_conv is None:
-            raise ModelError("this image tokenizer has no encoder", "encoding images needs a file that holds both")
+            raise ModelError(
+                "this image tokenizer has no encoder", "to encode images, use a file with encoder and decoder"
+            )
         self.shape.check_pixels(pixels)
         side = self.scales.sides[-1] * self.shape.downsample
         if tuple(pixels.shape[-2:]) != (side, side):

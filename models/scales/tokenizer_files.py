@@ -61,7 +61,7 @@ def load_tokenizer(
             shape = TokenizerShape.of(tensors, arguments)
         if scales is None and "patch_nums" not in arguments:
             raise ModelError(
-                "nothing states the sides of its token maps",
+                f"{file} comes without the sides of its token maps",
                 f'write {{"patch_nums": [...]}} into {arguments_file(file).name}',
             )
         with torch.device("meta"):

@@ -62,7 +62,7 @@ class ScaleCache(KVCache):
         """Records that these rows are fed scales `first` to `last`. Raises CacheError unless these come next."""
         if wrong := set(self.scales[rows].tolist()) - {first}:
             raise CacheError(
-                f"scale {first} is fed to rows whose next scale is {', '.join(map(str, sorted(wrong)))}",
+                f"scale {first} was fed to rows whose next scale is {', '.join(map(str, sorted(wrong)))}",
                 "feed the scales in order, all rows of a call at the same one",
             )
         self.scales[rows] = last + 1

@@ -73,7 +73,7 @@ def test_a_cache_that_is_read_in_parts_keeps_none() -> None:
     cache = toy.new_cache(2, 8, shared=3)
     at = torch.tensor([[3, 4], [3, 4]])
     plan = Plan(ids(2, 2), at, at, toy.visible(), torch.full((2,), 5), torch.zeros(2, 1, dtype=torch.int64))
-    with pytest.raises(CacheError, match="this cache is read in a way of its own"):
+    with pytest.raises(CacheError, match="this cache has its own reader"):
         toy.forward(replace(plan, attention=(0,)), cache)
 
 

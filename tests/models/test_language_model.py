@@ -84,9 +84,9 @@ def test_a_plan_that_does_not_fit_the_cache_is_refused():
     with pytest.raises(CacheError, match="has 2 layers and toy has 3"):
         toy.forward(Plan.full(ids(2, 4), toy.visible()), model(layers=2).new_cache(2, 4))
     rows = ask(ids(1, 1), torch.tensor([[0]]), toy.visible(), torch.tensor([1]), rows=torch.tensor([0]))
-    with pytest.raises(CacheError, match="there is none"):
+    with pytest.raises(CacheError, match="this forward has no cache"):
         toy.forward(rows)
-    with pytest.raises(CapacityError, match="sees the 4 of this forward; the plan says 6"):
+    with pytest.raises(CapacityError, match="only 4 positions are visible, and the plan has uniform=6"):
         toy.forward(replace(Plan.full(ids(1, 4), toy.visible()), uniform=6))
 
 

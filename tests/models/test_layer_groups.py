@@ -60,8 +60,8 @@ def test_layers_fall_into_groups_behind_the_first() -> None:
 
 def test_a_stack_that_cannot_is_refused() -> None:
     check_parallel(toy_ar(3, 5))
-    with pytest.raises(ModelError, match="cannot run on the same input"):
+    with pytest.raises(ModelError, match="cannot run in parallel"):
         check_parallel(SimpleNamespace(decoder=None, processes=1, name="other"))  # type: ignore[arg-type]
     for more in ({"parallel": 0}, {"parallel": 2, "layers": slice(0, 1)}):
-        with pytest.raises(ModelError, match="goes with the whole stack"):
+        with pytest.raises(ModelError, match="needs the whole stack"):
             toy_ar(3, 5).forward(replace(Plan.full(TEXTS, Visible.causal()), **more))

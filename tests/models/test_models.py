@@ -21,7 +21,7 @@ def test_everything_exported_is_there_and_sorted():
 def test_under_another_name_it_is_not_imported(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(pardec.models.__file__).parents[1]))
     monkeypatch.delitem(sys.modules, "models", raising=False)
-    with pytest.raises(ImportError, match=r"imports as 'pardec\.models', not as 'models'"):
+    with pytest.raises(ImportError, match=r"import this package as 'pardec\.models', not as 'models'"):
         importlib.import_module("models")
 
 

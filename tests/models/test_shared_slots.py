@@ -161,7 +161,7 @@ def test_slots_are_copied_across_the_end_of_the_shared_part() -> None:
 def test_what_cannot_read_it_is_refused() -> None:
     cache = make()
     low = ask(ids(3, 1), torch.tensor([[1], [2], [3]]), Visible.causal(), torch.tensor([2, 3, 4]))
-    with pytest.raises(CacheError, match="whole rows"):
+    with pytest.raises(CacheError, match="which this stack cannot read"):
         cache.slots(low)
     for call in (cache.check, cache.flat):
         with pytest.raises(CacheError, match="first 2 slots are shared"):

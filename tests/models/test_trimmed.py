@@ -71,7 +71,7 @@ def test_lists_in_files_and_the_first_ids_of_the_one_beside_a_checkpoint(tmp_pat
     ):
         with pytest.raises(ModelError, match=error):
             read_ids(source, tmp_path)
-    with pytest.raises(ModelError, match=f"commonest ids of {ORDER}"):
+    with pytest.raises(ModelError, match=f"vocab=3 needs {ORDER}"):
         read_ids("3", None)
     (tmp_path / "mine.json").write_text('{"a": 1}')
     with pytest.raises(ModelError, match="no list of ids"):

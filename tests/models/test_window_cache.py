@@ -93,5 +93,5 @@ def test_memory_is_constant_and_what_is_left_out_is_gone() -> None:
 def test_tokens_behind_others_that_do_not_fit_are_refused() -> None:
     own = cache()
     TARGET.decoder(chain(0, 12), own)
-    with pytest.raises(CacheError, match="5 tokens after others"):
+    with pytest.raises(CacheError, match="5 tokens after the prompt"):
         TARGET.decoder(chain(12, 17), own)

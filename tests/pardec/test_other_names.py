@@ -31,7 +31,7 @@ def test_load_refuses_an_argument_that_it_does_not_take(argument: dict[str, Any]
 
 
 def test_load_says_what_a_name_is_that_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(pardec.ModelError, match="is a drafter for tiny-llama") as caught:
+    with pytest.raises(pardec.ModelError, match="is a draft module for tiny-llama") as caught:
         pardec.load("tiny-llama-eagle")
     assert 'sampler="eagle:name=tiny-llama-eagle"' in str(caught.value.hint)
     (tmp_path / "a.gguf").write_text("")

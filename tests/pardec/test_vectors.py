@@ -258,7 +258,7 @@ def test_an_autoencoder_of_another_size_is_refused(home: Path) -> None:
 
 def test_a_draft_of_another_shape_is_refused(model: pardec.Model, home: Path) -> None:
     wide = vector_painter(home / "wide", side=SIDE + 1)
-    with pytest.raises(ModelError, match=f"wide cannot draft for vectors: it has {(SIDE + 1) ** 2} tokens an image"):
+    with pytest.raises(ModelError, match=f"wide cannot draft for vectors: it has {(SIDE + 1) ** 2} tokens per image"):
         model.generate(label=1, sampler=f'cspd:draft="{wide}"')
 
 

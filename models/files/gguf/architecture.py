@@ -72,7 +72,7 @@ def describe(header: Header) -> tuple[dict[str, Any], dict[str, Target]]:
     if name not in ARCHITECTURES:
         raise ModelError(
             f"{header.file} holds a model of architecture {name!r}, which cannot be read from GGUF files",
-            f"architectures that can: {', '.join(ARCHITECTURES)}; other models load from a folder of safetensors",
+            f"supported: {', '.join(ARCHITECTURES)}; load other models from a folder of safetensors",
         )
     if fields.whole("split.count", 1) > 1:
         raise ModelError(
@@ -97,7 +97,7 @@ def _config(fields: Fields, header: Header, architecture: Architecture) -> dict[
     width, heads = fields.whole("embedding_length"), fields.whole("attention.head_count")
     layers = fields.whole("block_count")
     if not heads or not width or not 0 < layers <= len(tensors):
-        raise ModelError(f"{fields.file}: {layers} layers of {heads} heads and width {width} are no model")
+        raise ModelError(f"{fields.file}: {layers} layers of {heads} heads and width {width} are not possible")
     head_dim = fields.whole("attention.key_length", width // heads)
     rotated = fields.whole("rope.dimension_count", head_dim)
     values = fields.whole("attention.value_length", head_dim)
@@ -133,7 +133,7 @@ def _rope(fields: Fields, header: Header, head_dim: int, architecture: Architect
         raise ModelError(
             f"{fields.file}: {fields.architecture}.rope.scaling.type: rotary scaling of type {str(kind)[:80]!r} is not"
             " supported",
-            "none and linear are, and the divisors of Llama 3",
+            "supported: none, linear, and the divisors of Llama 3",
         )
     factor = 1.0
     for key in ("rope.scaling.factor", "rope.scale_linear"):
@@ -201,9 +201,9 @@ def _targets(header: Header, config: dict[str, Any], architecture: Architecture)
                 wanted[f"blk.{layer}.{part}.{ending}"] = (target, shape if ending == "weight" else shape[:1])
     missing, unknown = wanted.keys() - header.tensors.keys(), header.tensors.keys() - wanted.keys() - {_ROPE_FACTORS}
     if missing:
-        raise ModelError(f"{header.file} misses {len(missing)} tensors: {listed(sorted(missing))}")
+        raise ModelError(f"{header.file} lacks {len(missing)} tensors: {listed(sorted(missing))}")
     if unknown:
-        raise ModelError(f"{header.file} holds tensors that have no use: {listed(sorted(unknown))}")
+        raise ModelError(f"{header.file} holds unknown tensors: {listed(sorted(unknown))}")
     for name, (_, shape) in wanted.items():
         if header.tensors[name].shape != shape:
             raise ModelError(f"{header.file}: tensor {name} has shape {header.tensors[name].shape}, not {shape}")

@@ -99,7 +99,7 @@ def _write(header: Header, folder: Path, config: dict[str, Any], targets: dict[s
     files[SOURCE] = json.dumps(_source(header, targets, config["model_type"]))
     total = sum(_published_size(header.tensors[name]) for name in targets)
     if shutil.disk_usage(folder).free < total:
-        raise OSError(errno.ENOSPC, f"{total / 2**30:.2f} GiB are needed")
+        raise OSError(errno.ENOSPC, f"{total / 2**30:.2f} GiB of disk space are needed")
     _save(folder / _WEIGHTS, _safetensors(header, targets))
     for name, text in files.items():
         _save(folder / name, iter([text.encode("utf-8")]))
@@ -153,7 +153,7 @@ def _dequantized(header: Header, tensor: StoredTensor, rows: NDArray[np.uint8]) 
     except NotImplementedError as error:
         raise ModelError(
             f"{header.file}: tensor {tensor.name} is of type {tensor.kind}, which the package gguf cannot dequantize",
-            "take a file of another quantization, such as Q8_0 or Q4_K_M",
+            "use a file of another quantization, such as Q8_0 or Q4_K_M",
         ) from error
     return values.astype(np.float32, copy=False)
 
@@ -194,5 +194,5 @@ def _unwritable(file: Path, error: OSError) -> ModelError:
         folder = "the cache"
     return ModelError(
         f"{file} cannot be converted in {folder}: {problem}",
-        "name a folder of your own with enough space: PARDEC_CACHE=/path/to/folder",
+        "set PARDEC_CACHE=/path/to/folder to a folder of your own with enough space",
     )

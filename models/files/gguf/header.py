@@ -79,7 +79,7 @@ def read_header(file: Path) -> Header:
     reader = _Reader(file, content)
     version = reader.scalar("I")
     if version & 0xFFFF == 0:
-        raise ModelError(f"{file} was written for big-endian machines", "take the usual, little-endian file")
+        raise ModelError(f"{file} was written for big-endian machines", "use the usual, little-endian file")
     if version not in (2, 3):
         raise ModelError(f"{file} is of GGUF version {version}, and only 2 and 3 are known")
     tensors, fields = reader.scalar("Q"), reader.scalar("Q")
@@ -140,7 +140,7 @@ class _Reader:
         for _ in range(count):
             name = self.text()
             if name in fields:
-                raise self.fail(f"{name!r} is in it twice")
+                raise self.fail(f"the key {name!r} is in it twice")
             fields[name] = self.value(self.scalar("I"))
         return fields
 

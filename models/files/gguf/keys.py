@@ -122,7 +122,7 @@ def _check_flag(header: Header, key: str, value: Any, wanted: bool | None) -> No
     """Raises ModelError unless the flag `value` is a bool, and equal to `wanted` where that is not None."""
     if not isinstance(value, bool) or (wanted is not None and value != wanted):
         raise ModelError(
-            f"{header.file}: {key} is {str(value)[:80]}, and models of this architecture are run with {wanted}",
+            f"{header.file}: {key} is {str(value)[:80]}, and models of this architecture need {wanted}",
             "the file contradicts its architecture: convert the original again",
         )
 
@@ -131,5 +131,5 @@ def _refusal(header: Header, key: str, value: Any) -> ModelError:
     text = str(np.float32(value)) if isinstance(value, float) else repr(value)[:80]
     return ModelError(
         f"{header.file}: {key} is {text}: not supported",
-        "load the original checkpoint, a folder of safetensors, in its place",
+        "load the original checkpoint, a folder of safetensors, instead",
     )

@@ -62,7 +62,7 @@ def tokenizer_files(header: Header, vocabulary: int, positions: int) -> dict[str
     if split is None:
         raise ModelError(
             f"{file} lacks {_PREFIX}pre, which says how its tokenizer splits text",
-            "write it into a copy, from the original model: gguf-new-metadata --pre-tokenizer llama-bpe IN OUT",
+            "add the original model's value to a copy: gguf-new-metadata --pre-tokenizer llama-bpe IN OUT",
         )
     if split not in _SPLITS:
         raise ModelError(
@@ -74,7 +74,7 @@ def tokenizer_files(header: Header, vocabulary: int, positions: int) -> dict[str
     if not isinstance(types, list):
         raise ModelError(f"{file}: {_PREFIX}token_type is no list")
     if strange := [own for own in types if own not in range(_NORMAL, _BYTE + 1)]:
-        raise ModelError(f"{file}: {_PREFIX}token_type holds {strange[0]!r}, and types are 1 to 6")
+        raise ModelError(f"{file}: {_PREFIX}token_type has the entry {strange[0]!r}, and types are 1 to 6")
     if len(tokens) > vocabulary or len(types) != len(tokens) or len(set(tokens)) != len(tokens):
         raise ModelError(
             f"{file}: {len(tokens)} tokens, {len(set(tokens))} different ones, {len(types)} types and "

@@ -73,7 +73,7 @@ def build(source: Path, command: Sequence[str], openmp: str) -> bytes:
         ):
             report = _run([*command, *arguments])
             if not output.is_file():
-                raise CompilerError(f"{command[0]} made no library of it: {report}")
+                raise CompilerError(f"{command[0]} could not make a library: {report}")
         return whole.read_bytes()
 
 

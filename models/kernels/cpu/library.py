@@ -104,7 +104,7 @@ def library(source: Path) -> ctypes.CDLL | None:
     try:
         return _library(source, command, openmp)
     except (OSError, compiler.CompilerError) as error:
-        log.warning("%s could not be compiled, PyTorch does its work: %s", source.name, one_line(error))
+        log.warning("%s could not be compiled, so PyTorch is used instead: %s", source.name, one_line(error))
         return None
 
 

@@ -278,17 +278,20 @@ def changed(folder: Path, change: dict[str, Any], drop: tuple[str, ...] = ()) ->
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dflash_config": {"target_layer_ids": [0, 2, 3]}}, "does not say mask_token_id"),
+        ({"dflash_config": {"target_layer_ids": [0, 2, 3]}}, "lacks mask_token_id"),
         ({"block_size": 1}, "block_size of .* at least 2, got 1"),
-        ({"hidden_size": None}, "does not say hidden_size"),
+        ({"hidden_size": None}, "lacks hidden_size"),
         (
             {"is_causal": False, "layer_types": ["sliding_attention"] * 2, "sliding_window": 4},
             "window below its blocks",
         ),
-        ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 2, 3]}}, "mask_token_id 5 of .* 5 ids"),
+        (
+            {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 2, 3]}},
+            "mask_token_id 5 of .* its 5 embeddings",
+        ),
         (
             {"dflash_config": {"mask_token_id": 4}, "aux_hidden_state_layer_ids": [1, 3]},
-            "outputs of layers to one reader and inputs to another",
+            "as outputs of layers and others as inputs",
         ),
     ],
 )
@@ -354,10 +357,10 @@ def test_taps_say_what_a_config_leaves_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        ("mask_hidden", "is a P-EAGLE, which is not built"),
-        ("layers.0.attention_conv.base_kernel", "is a DFlash 2, and its config does not say selector_top_k"),
-        ("candidate_selector.hidden_projection.weight", "is a DFlash 2, and its config does not say selector_top_k"),
-        ("draft_adapter.0.weight", "this relative of DFlash is not built"),
+        ("mask_hidden", "is a P-EAGLE, which is not supported"),
+        ("layers.0.attention_conv.base_kernel", "is a DFlash 2, and its config lacks selector_top_k"),
+        ("candidate_selector.hidden_projection.weight", "is a DFlash 2, and its config lacks selector_top_k"),
+        ("draft_adapter.0.weight", "this variant of DFlash is not supported"),
         ("surprise.weight", "1 not known: surprise.weight"),
     ],
 )
@@ -374,14 +377,14 @@ def test_a_parallel_eagle_is_refused_whatever_it_is_taken_for(
 ) -> None:
     """Its other tensors are those of an EAGLE-3, which would load and draft one token after the other."""
     eagle_folders.write(tmp_path, "speculators", vocab=5, draft=5, width=16, target=16)
-    assert "is a P-EAGLE, which is not built" in refusal(changed(tmp_path, name), kind=kind)
+    assert "is a P-EAGLE, which is not supported" in refusal(changed(tmp_path, name), kind=kind)
 
 
 def test_a_second_dflash_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
     tensors, config = write(tmp_path, selected=3)
     own = config["dflash_config"]
     assert "does not divide its width" in refusal(changed(tmp_path, {"dflash_config": own | {"conv_group_size": 5}}))
-    assert "does not say selector_rank" in refusal(changed(tmp_path, {"dflash_config": own | {"selector_rank": None}}))
+    assert "lacks selector_rank" in refusal(changed(tmp_path, {"dflash_config": own | {"selector_rank": None}}))
     assert "kernel_projection.weight" in refusal(changed(tmp_path, {"dflash_config": own | {"conv_group_size": 8}}))
     changed(tmp_path, {"dflash_config": own})
     head = {"markov_head.markov_w1.weight": torch.zeros(5, 6)}

@@ -267,7 +267,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "HASS with norms": (
         "eagle",
         {"change": with_tensor("embedding_layernorm.weight", 16)},
-        r"this variant of HASS \(layernorms\) is not built",
+        r"this variant of HASS \(layernorms\) is not supported",
     ),
     "a norm before the first layer": (
         "eagle",
@@ -277,12 +277,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "fc_norm without its tensors": (
         "speculators",
         {"draft": 15, "change": lambda tensors, config: config.update(fc_norm=True)},
-        "fc_norm is True in the config",
+        "has fc_norm=True, and its file lacks fc_norm.0.weight",
     ),
     "tensors of fc_norm without the flag": (
         "speculators",
         {"draft": 15, "fc_norm": True, "change": lambda tensors, config: config.update(fc_norm=False)},
-        "fc_norm is False in the config",
+        "has fc_norm=False, and its file has fc_norm.0.weight",
     ),
     "both norms": ("speculators", {"draft": 15, "fc_norm": True, "norm_before_fc": True}, "both fc_norm and input_n"),
     "a weight that is not finite": (
@@ -293,12 +293,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "no sizes in the config": (
         "eagle",
         {"change": lambda tensors, config: config.pop("hidden_size")},
-        "does not say hidden_size",
+        "lacks hidden_size",
     ),
     "another number of taps": (
         "eagle3",
         {"draft": 15, "states": 2},
-        "reads 2 states and 3 layers are named",
+        "reads 2 states, and taps names 3 layers",
     ),
     "no third state": (
         "eagle3",

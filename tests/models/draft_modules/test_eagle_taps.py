@@ -57,7 +57,7 @@ def test_chosen_taps_win_and_are_outputs() -> None:
 @pytest.mark.parametrize(
     ("config", "layers", "chosen", "message"),
     [
-        ({}, 6, None, "names no layers to read, and a target of 6 has no three by default"),
+        ({}, 6, None, "names no layers to read, and 6 layers are too few for the default three"),
         (top(2, 18, 40), 36, None, "outputs of layers 1-17-39; the target has layers 0..35"),
         (nested(2, 2, 5), 36, None, "outputs of layers 2-2-5"),
         (top(), 36, None, "must be a list of layers"),

@@ -137,7 +137,7 @@ def without(*names: str, **flags: Any) -> dict[str, Tensor]:
         (hydra(), {"hidden_state_offset": 2}, "hidden_state_offset=2 are not supported"),
         (hydra(width=8), {}, r"hydra_mlp\.0\.0\.linear\.weight is \[8, 16\], and toy needs \[16, 32\]"),
         (hydra(vocab=99), {}, "head 0 predicts 99 tokens, and toy has 40"),
-        (hydra() | {"hydra_attn.q.weight": STATES}, {}, r"it has hydra_attn\.q\.weight"),
+        (hydra() | {"hydra_attn.q.weight": STATES}, {}, r"that Hydra heads do not have: hydra_attn\.q\.weight"),
         (without("hydra_lm_head.1.weight", "hydra_lm_head.1.bias"), {}, "heads 1 have no last linear"),
         (without("hydra_lm_head.1.weight"), {}, r"lacks hydra_lm_head\.1\.weight"),
         (without("hydra_mlp.1.1.linear.weight"), {}, r"lacks hydra_mlp\.1\.1\.linear\.weight"),
@@ -164,9 +164,9 @@ def without(*names: str, **flags: Any) -> dict[str, Tensor]:
         (
             hydra(prefix=LAYER) | {"prefix_embeding_layer.layers.1.mlp.up_proj.weight": STATES},
             {"hydra_head_arch": "prefix-mlp"},
-            r"has prefix_embeding_layer\.layers\.1\.mlp\.up_proj\.weight, which is not known",
+            r"has unknown tensors: prefix_embeding_layer\.layers\.1\.mlp\.up_proj\.weight",
         ),
-        (hydra(), {"hydra_head_arch": "prefix-mlp"}, r"is said to be prefix-mlp, and has no prefix_embeding_layer\.\*"),
+        (hydra(), {"hydra_head_arch": "prefix-mlp"}, r"says prefix-mlp, and the file has no prefix_embeding_layer\.\*"),
     ],
 )
 def test_files_that_do_not_fit_are_refused_in_a_line(

@@ -111,7 +111,7 @@ def test_a_folder_without_a_tokenizer_is_refused(family: str, tmp_path: Path) ->
     root = folder(tmp_path / family, family)
     for file in root.glob("tokenizer*"):
         file.unlink()
-    with pytest.raises(ModelError, match="has no tokenizer, and reads captions with one"):
+    with pytest.raises(ModelError, match="has no tokenizer, which captions need"):
         load(root)
 
 
@@ -121,10 +121,10 @@ def test_a_codebook_of_another_size_is_refused(tmp_path: Path) -> None:
     (root / "config.json").write_text(json.dumps(config))
     imaging = load(root).imaging
     assert imaging is not None
-    with pytest.raises(ModelError, match=r"has 8 codes, its image tokenizer 16"):
+    with pytest.raises(ModelError, match=r"has 8 codes, and its image tokenizer has 16"):
         _ = imaging.downsample
     (root / "config.json").write_text(json.dumps(config | {"codebook_size": 2**20}))
-    with pytest.raises(ModelError, match="codes begin at"):
+    with pytest.raises(ModelError, match="ids, too few for"):
         load(root)
 
 

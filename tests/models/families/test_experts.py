@@ -252,11 +252,11 @@ def test_routers_stay_in_float32_and_are_not_quantized(tmp_path: Path) -> None:
     ("config", "message"),
     [
         (LLADA2 | {"num_experts_per_tok": 9}, "9 of 8 experts"),
-        (LLADA2 | {"n_group": 3}, "groups of 8 experts cannot be chosen"),
-        (LLADA2 | {"topk_group": 1, "n_group": 8}, "hold no 3"),
+        (LLADA2 | {"n_group": 3}, "a token cannot choose . of 3 groups of 8 experts"),
+        (LLADA2 | {"topk_group": 1, "n_group": 8}, "have fewer than 3"),
         (LLADA2 | {"num_experts": "8"}, "num_experts is '8'"),
         (LLADA2 | {"score_function": "softmax"}, "score_function='softmax' is not supported"),
-        (LLADA_MOE | {"moe_layer_freq": [1, 1]}, "names 2 layers of 3"),
+        (LLADA_MOE | {"moe_layer_freq": [1, 1]}, "has 2 entries, and the model has 3 layers"),
         (LLADA_MOE | {"routed_scaling_factor": 2.0}, "routed_scaling_factor=2.0 is not supported"),
     ],
 )

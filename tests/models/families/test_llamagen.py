@@ -86,7 +86,7 @@ def test_damaged_arguments_and_other_models_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"block_size": 10}, "block_size is 10, and an image's tokens make a square"),
+        ({"block_size": 10}, "block_size is 10, which is no square number of tokens"),
         ({"n_head": 3}, "3 heads over a width of 16"),
         ({"n_head": 8}, "multiple of 4"),
     ],

@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
         ({n: v for n, v in whole.items() if n != "mask_token"}, {}, "mask_token"),
         ({**whole, "extra": torch.zeros(1)}, {}, "belong to no part of the model: extra"),
         ({**whole, "decoder_norm.bias": torch.zeros(7)}, {}, "decoder_norm.bias has shape"),
-        (whole, {"encoder_depth": 3}, "encoder_depth is stated as 3"),
+        (whole, {"encoder_depth": 3}, "encoder_depth is 3 in the config"),
         (whole, {"encoder_num_heads": 5}, "5 heads do not divide the encoder"),
         (whole, {"num_sampling_steps": "1"}, "2 to 1000"),
         (whole, {"patch_size": 2}, "patch_size=2"),

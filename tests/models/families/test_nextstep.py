@@ -100,14 +100,14 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path, edit: Any, message: s
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"num_hidden_layers": 3}, "num_hidden_layers is stated as 3, and the tensors have 2"),
-        ({"num_hidden_layers": 1}, "num_hidden_layers is stated as 1, and the tensors have 2"),
-        ({"fm_head_layers": 4}, "fm_head_layers is stated as 4, and the tensors have 2"),
+        ({"num_hidden_layers": 3}, "num_hidden_layers is 3 in config.json, and 2 in the tensors"),
+        ({"num_hidden_layers": 1}, "num_hidden_layers is 1 in config.json, and 2 in the tensors"),
+        ({"fm_head_layers": 4}, "fm_head_layers is 4 in config.json, and 2 in the tensors"),
         ({"fm_head_dim": 16}, "has shape .* expected"),
         ({"fm_head_mlp_ratio": 2.0}, "fm_head_mlp_ratio=2.0 is not supported"),
         ({"use_gen_pos_embed": True}, "use_gen_pos_embed=True is not supported"),
         ({"attention_use_qk_norm": True}, "attention_use_qk_norm=True is not supported"),
-        ({"latent_size": 7}, "7 latents a side is not divided by tokens of 2"),
+        ({"latent_size": 7}, "7 latents per side cannot be divided into tokens of 2"),
         ({"latent_channels": None}, "latent_channels=None"),
         ({"boi": None}, "names no token that begins an image"),
         ({"latent_channels": 3}, "has 4 channels, and latents of model 3"),
@@ -119,7 +119,7 @@ def test_configs_that_cannot_be_run_are_refused(tmp_path: Path, config: dict[str
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="has no tokenizer, which reads captions"):
+    with pytest.raises(ModelError, match="has no tokenizer, which captions need"):
         load_continuous(files.write(tmp_path / "model", tokenizer=False))
 
 

@@ -165,7 +165,7 @@ def test_what_queries_attend_to_is_not_returned(tmp_path):
     published("Granite", BASE | {"attention_multiplier": 0.5}, tmp_path)
     toy = load(tmp_path, device="cpu", dtype="float32")
     plan = replace(Plan.full(torch.tensor([[5, 6, 7]]), Visible.causal()), attention=(0,))
-    with pytest.raises(ModelError, match="does not return what queries attend to"):
+    with pytest.raises(ModelError, match="does not return attention weights"):
         toy.forward(plan)
 
 

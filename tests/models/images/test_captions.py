@@ -243,5 +243,5 @@ def test_a_word_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     BertModel(BertConfig(vocab_size=4, max_position_embeddings=8, **shape)).save_pretrained(tmp_path)
     reader = TextEncoder(str(tmp_path), most=8, device=torch.device("cpu"), dtype=torch.float32, offline=True)
     assert reader(["a red circle"])[0].shape == (3, 8)
-    with pytest.raises(ModelError, match="knows no word 'rde', in 'a rde circle' .did you mean 'red'"):
+    with pytest.raises(ModelError, match="does not know the word 'rde' in 'a rde circle' .did you mean 'red'"):
         reader(["a rde circle"])

@@ -240,14 +240,14 @@ def test_prefixes_by_row() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     toy = model()
-    with pytest.raises(ModelError, match="cfg=2.0 requests guidance"):
+    with pytest.raises(ModelError, match="cfg=2.0 needs an unconditional input"):
         Conditioned(toy.decoder, Prefix(SAID), LENGTHS, cfg=2.0)
     with pytest.raises(ModelError, match="conditions of 4 positions do not fit into 3"):
         Conditioned(toy.decoder, Prefix(SAID), [3, 1, 3, 2])
     made = dressed(EVEN)
-    with pytest.raises(CacheError, match="4 rows, a cache of 3"):
+    with pytest.raises(CacheError, match="4 rows, and a cache of 3"):
         made.new_cache(3, 9)
-    with pytest.raises(CacheError, match="there is no cache"):
+    with pytest.raises(CacheError, match="this forward has none"):
         made.run(Plan.full(ids(4, 2), Visible.causal()))
     assert made.decoder.embedding.shape == (VOCAB, WIDTH)
     assert len(list(made.decoder.parameters())) == len(list(toy.decoder.parameters()))

@@ -157,7 +157,10 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
     refused({"decoder.mid.attn_1.q.weight": None}, "1 of .* tensors are missing: decoder.mid.attn_1.q.weight")
     refused({"encoder.norm_out.bias": one}, r"encoder.norm_out.bias has shape \[1\], expected \[64\]")
     refused({"decoder.extra": one}, "1 tensors belong to no part of the model: decoder.extra")
-    refused({"post_quant_conv.weight": torch.zeros(16, 4, 1, 1)}, "latents of 4 channels that are decoded from 16")
+    refused(
+        {"post_quant_conv.weight": torch.zeros(16, 4, 1, 1)},
+        "latents of 4 channels with 16 channels before the decoder",
+    )
     (tmp_path / "kl.args.json").write_text(json.dumps({"scale": "big"}))
     with pytest.raises(ModelError, match="scale of latents must be a number, got 'big'"):
         load_kl(file)

@@ -118,7 +118,7 @@ def test_wrong_files_are_told_in_one_line(tmp_path: Path) -> None:
     assert "embedded" in str(refused("no image tokenizer", tmp_path / "vq_none.pt", UnknownModelError).hint)
     refused("holds no image tokenizer", tmp_path)
     (tmp_path / "notes.txt").write_text("notes")
-    refused("is no weight file", tmp_path / "notes.txt")
+    refused("is not a weight file", tmp_path / "notes.txt")
     file.write_bytes(b"not a safetensors file")
     refused("damaged or cut short")
     (tmp_path / "vq.pt").write_bytes((GOLDEN / "vq_tiny.pt").read_bytes()[:5000])
@@ -140,7 +140,7 @@ def test_wrong_files_are_told_in_one_line(tmp_path: Path) -> None:
 
     save(file, tensors)
     (tmp_path / "vq.args.json").write_text(json.dumps({"codebook_size": 512}))
-    refused("the arguments say codebook_size 512, the tensors 24")
+    refused("the arguments have codebook_size=512, and the tensors have 24")
     with pytest.raises(ModelError, match="cannot write weights"):
         save_vq(made(SHAPES[0]), tmp_path / "vq.bin")
 
@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ModelError, match="codes must be"):
         model.decode(torch.zeros(4, dtype=torch.long))
     model.check_vocabulary(24, "a model")
-    with pytest.raises(ModelError, match="tiny has 16384 image tokens, its decoder a codebook of 24"):
+    with pytest.raises(ModelError, match="tiny has 16384 image tokens, and its decoder has a codebook of 24"):
         model.check_vocabulary(16384, "tiny")
     for wrong, message in (
         ({"ch": 48}, "multiple of 32"),

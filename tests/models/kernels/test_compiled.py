@@ -104,7 +104,12 @@ def test_without_a_cache_each_process_compiles_its_own(monkeypatch, seven, place
         monkeypatch.setattr(os, "fsync", full)
     assert fresh(seven).seven() == 7
     assert fresh(seven).seven() == 7
-    said = {"a file": "something else", "relative": "no absolute path", "no home": "no home", "full": "No space left"}
+    said = {
+        "a file": "of the wrong file type",
+        "relative": "not an absolute path",
+        "no home": "no home",
+        "full": "No space left",
+    }
     assert len(caplog.records) == 1
     assert said[why] in caplog.text
     assert not [*tmp_path.rglob("*.so"), *tmp_path.rglob("~")]

@@ -73,18 +73,18 @@ def test_what_names_none_is_told_and_passed_over(monkeypatch, seven, words, capl
     ("script", "said"),
     [
         ("printf 'caf\\351 \\377\\376' >&2; exit 3", "ended with 3: caf\N{REPLACEMENT CHARACTER}"),
-        ("exit 0", "made no library of it"),
-        ("echo fine", "made no library of it: fine"),
+        ("exit 0", "could not make a library"),
+        ("echo fine", "could not make a library: fine"),
         ("exec yes", "has no end: b'y"),
         ("kill -9 $$", "ended with -9"),
-        ("cat", "made no library"),  # waits for nobody to type
+        ("cat", "could not make a library"),  # waits for nobody to type
         ('while [ "$1" != -o ]; do shift; done; echo > "$2"', "could not be compiled"),  # no library at all
     ],
 )
 def test_what_it_does_instead_is_told_in_a_line(becomes, seven, place, caplog, script, said):
     becomes(script)
     assert fresh(seven) is None
-    (message,) = {record.getMessage() for record in caplog.records if "PyTorch does" in record.getMessage()}
+    (message,) = {record.getMessage() for record in caplog.records if "PyTorch is used" in record.getMessage()}
     assert said in message
     assert "\n" not in message
 

@@ -68,7 +68,7 @@ def test_it_is_never_below_the_working_directory(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in ("own", "./own", "~nobody-of-this-name/own"):
         monkeypatch.setenv("PARDEC_CACHE", name)
-        with pytest.raises(OSError, match="is no absolute path"), cache_dir.private():
+        with pytest.raises(OSError, match="is not an absolute path"), cache_dir.private():
             pass
     monkeypatch.delenv("PARDEC_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -127,7 +127,7 @@ def test_what_others_may_have_written_is_not_read(place, monkeypatch, tmp_path, 
         else:
             path.write_bytes(b"mine")
     said = {"another user's": "belongs to another user", "for all": "others may write", "for the group": "others may"}
-    with pytest.raises(OSError, match=said.get(how, "is a link" if how == "a link" else "something else")):
+    with pytest.raises(OSError, match=said.get(how, "is a link" if how == "a link" else "of the wrong file type")):
         read()
     if which != "file":
         with pytest.raises(OSError, match=str(path)):
@@ -196,5 +196,5 @@ def test_it_is_said_once(place, caplog):
     for _ in range(3):
         cache_dir.warn_uncached(OSError(28, "No space left on device", "some file"))
     assert [record.getMessage() for record in caplog.records] == [
-        f"nothing is cached in {place}, every process prepares its own: No space left on device"
+        f"the cache folder {place} is not used, so every process compiles and computes again: No space left on device"
     ]

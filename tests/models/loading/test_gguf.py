@@ -259,7 +259,7 @@ def test_without_the_library_the_command_is_named(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        ({"metadata": {"llama.block_count": 3}}, "misses 9 tensors: blk.2.attn_k.weight"),
+        ({"metadata": {"llama.block_count": 3}}, "lacks 9 tensors: blk.2.attn_k.weight"),
         ({"metadata": {"llama.block_count": 2**31 - 1}}, "2147483647 layers"),
         ({"metadata": {"llama.attention.head_count": None}}, "llama.attention.head_count is missing"),
         ({"metadata": {"llama.attention.head_count": 0}}, "0 heads"),
@@ -278,8 +278,8 @@ def test_without_the_library_the_command_is_named(tmp_path: Path, monkeypatch: p
         ({"metadata": {"tokenizer.ggml.tokens": 5}}, "tokenizer.ggml.tokens is no list of texts"),
         ({"metadata": {"tokenizer.ggml.merges": [*MERGES, "q zz"]}}, "the tokenizer of .* cannot be built"),
         ({"metadata": {"tokenizer.ggml.merges": [*MERGES, "the"]}}, "a merge is no pair"),
-        ({"tensors": {"blk.0.ffn_up.weight": (None, None)}}, "misses 1 tensors: blk.0.ffn_up.weight"),
-        ({"tensors": {"x\x1b": (np.zeros(4, np.float32), F32)}}, r"have no use: x\\x1b"),
+        ({"tensors": {"blk.0.ffn_up.weight": (None, None)}}, "lacks 1 tensors: blk.0.ffn_up.weight"),
+        ({"tensors": {"x\x1b": (np.zeros(4, np.float32), F32)}}, r"unknown tensors: x\\x1b"),
         ({"tensors": {"output_norm.weight": (np.zeros(4, np.float32), F32)}}, r"has shape \(4,\), not \(64,\)"),
         ({"tensors": {"output_norm.weight": (np.zeros(64), gguf.GGMLQuantizationType.F64)}}, "type F64, which the"),
     ],

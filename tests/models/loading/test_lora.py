@@ -216,21 +216,21 @@ def halves() -> dict[str, Tensor]:
 SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "another kind": ({"peft_type": "IA3"}, "of peft_type IA3"),
     "no kind": ({"peft_type": None}, "of peft_type None"),
-    "an activated LoRA": ({"alora_invocation_tokens": [1, 2]}, "is active after certain tokens alone"),
-    "parameters": ({"target_parameters": ["experts.gate_up_proj"]}, "parameters that are no layer's weight"),
+    "an activated LoRA": ({"alora_invocation_tokens": [1, 2]}, "is active only after certain tokens"),
+    "parameters": ({"target_parameters": ["experts.gate_up_proj"]}, "parameters that are not the weight of a layer"),
     "layers twice": ({"layer_replication": [[0, 2], [0, 2]]}, "repeats layers"),
     "another base": ({"init_lora_weights": "pissa_niter_4"}, "changes the base as well"),
-    "another rank": ({"r": 4}, "a rank of 4"),
+    "another rank": ({"r": 4}, "its config has r=4"),
     "no rank": ({"r": 0}, "r=0"),
-    "another rank by pattern": ({"rank_pattern": {"down_proj": 2}}, "a rank of 2"),
+    "another rank by pattern": ({"rank_pattern": {"down_proj": 2}}, "its config has r=2"),
     "no pattern": ({"alpha_pattern": {"(": 2}}, "no pattern"),
     "no alpha": ({"lora_alpha": "much"}, "lora_alpha='much'"),
     "names of no modules": ({"exclude_modules": [3]}, "names of modules are needed"),
-    "a module of no target": ({"target_modules": ["q_proj"]}, "holds pairs of model.layers.1.mlp.down_proj"),
-    "an excluded module": ({"exclude_modules": ["down_proj"]}, "holds pairs of model.layers.1.mlp.down_proj"),
+    "a module of no target": ({"target_modules": ["q_proj"]}, "holds updates of model.layers.1.mlp.down_proj"),
+    "an excluded module": ({"exclude_modules": ["down_proj"]}, "holds updates of model.layers.1.mlp.down_proj"),
     "another layer": (
         {"target_modules": ["q_proj", "down_proj"], "layers_to_transform": [0]},
-        "holds pairs of model.layers.1.mlp.down_proj",
+        "holds updates of model.layers.1.mlp.down_proj",
     ),
     "no number of a layer": ({"layers_to_transform": ["one"]}, "numbers of layers are needed"),
     "biases of its own": ({"lora_bias": True}, "lacks lora_B.bias"),
@@ -370,7 +370,7 @@ def test_an_adapter_that_may_not_be_meant_for_a_model_is_merged_with_a_warning(t
     for number, (changes, message) in enumerate(
         (
             ({"base_model_name_or_path": "the/other-base"}, "was trained on the/other-base .* merged into base"),
-            ({"target_modules": ["q_proj", "v_proj"]}, r"has nothing for model\.layers\.0\.self_attn\.v_proj"),
+            ({"target_modules": ["q_proj", "v_proj"]}, r"has no tensors for model\.layers\.0\.self_attn\.v_proj"),
             ({"use_something_new": True}, "use_something_new"),
         )
     ):

@@ -95,8 +95,8 @@ def test_what_stays_as_it_is_is_said(tmp_path):
     odd = llama_folder(tmp_path / "odd", **WIDE | {"intermediate_size": 72}, vocab_size=40)
     said = load(odd, device="cpu", quantize="int4").describe()
     assert "int4 in 6 of 9 matrices" in said
-    assert "layers.0.down_weight and 1 more (72 columns are no multiple of 32)" in said
-    assert "head.weight (40 rows are no multiple of 16)" in said
+    assert "layers.0.down_weight and 1 more (72 columns are not a multiple of 32)" in said
+    assert "head.weight (40 rows are not a multiple of 16)" in said
     tied = llama_folder(tmp_path / "tied", **WIDE, tie_word_embeddings=True)
     model = load(tied, device="cpu", quantize="int8")
     assert "int8 in 8 of 9 matrices" in model.describe()

@@ -74,21 +74,25 @@ def test_unread_rotation_of_a_grid_is_the_one_computed(tmp_path: Path) -> None:
     load(write(tmp_path, {**tensors(), "freqs_cis": right.bfloat16()}, ARGUMENTS), device="cpu")
     for change in WRONG.values():
         file = write(tmp_path, {**tensors(), "freqs_cis": change(right)}, ARGUMENTS)
-        with pytest.raises(ModelError, match="freqs_cis is not the rotation"):
+        with pytest.raises(ModelError, match="freqs_cis does not match the rotation"):
             load(file, device="cpu")
-        with pytest.raises(ModelError, match="freqs_cis is not the rotation"):
+        with pytest.raises(ModelError, match="freqs_cis does not match the rotation"):
             load_weights(model, file)
 
 
 @pytest.mark.parametrize(
     ("make", "more", "said"),
     [
-        (llama, {"medusa_head.0.0.linear.weight": torch.ones(16, 16)}, r"1 tensors .* left out: medusa_head\.0"),
-        (test_dimple.published, {}, r"4 tensors .* left out: .*visual\."),
+        (
+            llama,
+            {"medusa_head.0.0.linear.weight": torch.ones(16, 16)},
+            r"1 tensors .* does not use them: medusa_head\.0",
+        ),
+        (test_dimple.published, {}, r"4 tensors .* does not use them: .*visual\."),
         (test_diffusion_gemma.published, {"model.encoder.vision_tower.a": torch.ones(2)}, r"vision_tower\.a"),
-        (chameleon, {}, r"left out: model\.vqmodel\.encoder"),
-        (write_library, {}, r"left out: .*vqmodel\.encoder"),
-        (nextstep, {}, r"2 tensors .* left out: gen_pos_embed, lm_head\.weight"),
+        (chameleon, {}, r"does not use them: model\.vqmodel\.encoder"),
+        (write_library, {}, r"does not use them: .*vqmodel\.encoder"),
+        (nextstep, {}, r"2 tensors .* does not use them: gen_pos_embed, lm_head\.weight"),
     ],
     ids=["medusa heads", "dimple", "diffusion gemma", "chameleon", "emu3", "nextstep"],
 )
@@ -109,7 +113,7 @@ def test_unread_scales_of_a_cache_are_named_unless_they_are_one(tmp_path: Path) 
     assert not warned(tmp_path)
     add(tmp_path, {"encoder.layers.1.self_attn.k_scale": torch.tensor([0.5])})
     (line,) = warned(tmp_path)
-    assert "1 scales of a KV cache in 8 bits are left out" in line
+    assert "1 scales of an 8-bit KV cache are ignored" in line
     assert "encoder.layers.1.self_attn.k_scale" in line
 
 

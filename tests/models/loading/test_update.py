@@ -321,7 +321,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
     "on meta": (lambda state: state | {"model.norm.weight": torch.ones(16, device="meta")}, "is on the meta device"),
     "an adapter": (
         lambda state: state | {"model.layers.0.self_attn.q_proj.lora_A.default.weight": torch.ones(2, 16)},
-        "parts of an adapter",
+        "holds an adapter that is not merged",
     ),
     "no tensors": (lambda state: state | {"model.norm.weight": [1.0] * 16}, "this one holds 'model.norm.weight': list"),
     "nothing": (lambda state: {}, "21 missing"),
@@ -348,7 +348,7 @@ def test_folders_of_other_models_are_refused(tmp_path: Path) -> None:
         "family": {"model_type": "mistral", "sliding_window": None},
     }.items():
         folder = llama_folder(tmp_path / name, **changes)
-        with pytest.raises(ModelError, match="describes another model than base"):
+        with pytest.raises(ModelError, match="does not describe the model base"):
             load_weights(model, folder)
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
@@ -394,7 +394,7 @@ def test_models_without_a_checkpoint_or_without_weights_are_refused(tmp_path: Pa
     with pytest.raises(ModelError, match="was not loaded from a checkpoint"):
         load_weights(toy(), {})
     base = llama_folder(tmp_path / "base")
-    with pytest.raises(ModelError, match="are not all on its devices"):
+    with pytest.raises(ModelError, match="are offloaded from its devices"):
         load_weights(load(base, device="meta"), tensors_in(base))
 
 

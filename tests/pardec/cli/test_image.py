@@ -220,7 +220,7 @@ def test_what_a_model_cannot_do_is_said_before_the_first_forward(
     assert (code, "bare has no image tokenizer" in err, "--decoder FILE" in err) == (1, True, True)
     other = painter(tmp_path / "other", "class", tokenizer=CODES * 2)
     code, _, err = cli("image", bare, "--class", 1, "--decoder", other / "vq.safetensors", *out)
-    assert (code, f"bare has {CODES} image tokens, its decoder a codebook of {2 * CODES}" in err) == (1, True)
+    assert (code, f"bare has {CODES} image tokens, and its decoder has a codebook of {2 * CODES}" in err) == (1, True)
     code, _, err = cli("image", captions, "--class", 1, *out)
     assert (code, "draws captions and has no classes" in err, '-p "..."' in err) == (2, True, True)
     code, _, err = cli("image", "tiny-llama", "-p", "a", *out)

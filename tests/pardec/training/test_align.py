@@ -132,7 +132,7 @@ def test_rows_that_do_not_fit_are_refused(lines: str, message: str, model: parde
         ("tiny-llama", "smollm2-eagle", (), "the target has layers 0..3"),
         ("tiny-llama", "tiny-llama-eagel", (), "did you mean 'tiny-llama-eagle'"),
         ("tiny-dream", "tiny-llama-eagle", (), "tiny-dream fills masks"),
-        ("tiny-llama", "tiny-llama-draft", (), "no draft module that is known"),
+        ("tiny-llama", "tiny-llama-draft", (), "no known kind of draft module"),
         ("tiny-llama", "tiny-llama-eagle", ("--minutes", "1"), "--steps and --minutes are both given"),
         ("tiny-llama", "tiny-llama-eagle", ("--loss", "fkll"), "unknown loss 'fkll' (did you mean 'fkl' or 'rkl'?)"),
     ],

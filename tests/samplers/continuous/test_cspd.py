@@ -61,8 +61,8 @@ def test_a_request_that_cannot_be_served_is_refused() -> None:
         with pytest.raises(SpecError, match="temperature=0.0 has none"):
             generate(target, f"cspd:draft=d,mode={mode}", draft=draft, temperature=0.0)
     for other, match in (
-        (toy("d", draft.head, ToyBackbone(5, 2)), "5 tokens an image, not 4"),
-        (toy("d", ToyHead(3, 3), ToyBackbone(4, 3)), "3 numbers a token, not 2"),
+        (toy("d", draft.head, ToyBackbone(5, 2)), "5 tokens per image, not 4"),
+        (toy("d", ToyHead(3, 3), ToyBackbone(4, 3)), "3 numbers per token, not 2"),
         (toy("d", ToyHead(2, 4), ToyBackbone(4, 2)), "4 steps of the head, not 3"),
     ):
         with pytest.raises(ModelError, match=match):

@@ -175,7 +175,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
             registry.resolve(f"threshold@spa:{bad}")
     model = toy()
     model.processes = 2
-    with pytest.raises(ModelError, match="processes share toy"):
+    with pytest.raises(ModelError, match="toy is shared by processes"):
         model.new_cache(1, 8, reuse=LayerReuse((1.0, 0.5), 4))
     with torch.device("meta"):
         layer = type(toy().decoder.layers[0])(toy().decoder.config)

@@ -89,7 +89,7 @@ def test_without_steps_four_fifths_of_the_scales_are_the_large_model_s() -> None
     [
         (toy(1, 2, 3, name="small"), "its sides of the token maps are .1, 2, 3., not .1, 2, 3, 4."),
         (small(vocab=9), "its codes are 9, not 8"),
-        (small(channels=4), "its numbers of a code's vector are 4, not 3"),
+        (small(channels=4), "its dimensions of a code's vector are 4, not 3"),
         (small(classes=5), "its classes are 5, not 4"),
     ],
 )

@@ -136,7 +136,7 @@ def test_labels_of_a_file_are_read_before_the_prompt_is(tmp_path: Path) -> None:
     spec = f"sequential@{FEW},file={file}"
     done = run(model, spec, given, NEW)
     assert rows(run(model, spec, given[:1], NEW[0])) == rows(done)[:1]
-    with pytest.raises(ModelError, match="other layers or heads"):
+    with pytest.raises(ModelError, match="does not match the layers and heads"):
         run(toy_ar(3, 8, layers=3), spec, given, NEW)
     with pytest.raises(ModelError, match="lists no label channels"):
         run(model, f"sequential@{FEW},file={tmp_path / 'none.json'}", given, NEW)

@@ -215,7 +215,7 @@ def test_ids_of_the_prompt_keep_the_law(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "more", "reason"),
-    [("EAGLE-1", {}, "drafts all of them"), ("EAGLE-3", {"tie_word_embeddings": False}, "has a head of its own")],
+    [("EAGLE-1", {}, "drafts all of them"), ("EAGLE-3", {"tie_word_embeddings": False}, "has its own head")],
 )
 def test_a_head_without_rows_for_other_ids_drafts_none(
     name: str, more: dict[str, Any], reason: str, tmp_path: Path

@@ -147,7 +147,7 @@ def test_the_authors_own_files_are_refused_by_name(tmp_path: Path) -> None:
     file = tmp_path / "f" / "model.safetensors"
     tensors = {name: tensor for name, tensor in load_file(file).items() if not name.startswith("fc.")}
     save_file({**tensors, "lstm.weight_ih_l0": torch.zeros(64, 32)}, file)
-    with pytest.raises(ModelError, match=r"lstm.weight_ih_l0: its LSTM, which the authors' code runs over the batch"):
+    with pytest.raises(ModelError, match=r"lstm.weight_ih_l0: the authors' LSTM, which runs over the batch"):
         load_draft_module(tmp_path / "f", target())
 
 
