@@ -4,9 +4,7 @@ It has two kinds of state. The contents of the rows (tokens, which are open, whe
 committed) are tensors on the model's device. The progress of the rows (active block, clock, forwards) is in small
 arrays on the host, updated by one transfer a step; on a CPU that transfer is a view.
 
-Columns of a canvas: added where a longer row joins, and rearranged where edits move tokens.
-
-What a step writes to the canvas: tokens at some positions, and a revision of committed ones.
+`Update` and `Revision` are what a step writes: tokens at some positions, and changes of committed ones.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def check(
             sampler, takes every cache that can decode.
 
     Raises:
-        SpecError: two of them do not go together; it says why, and what would.
+        SpecError: two of them cannot be combined; it says why, and what can.
     """
     parties = [party(stage, published=published) for stage in sampler.stages]
     if {Trait.ORDER_OF_SCORES, Trait.KNOWN_SCORES} <= sampler.traits:

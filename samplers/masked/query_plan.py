@@ -1,13 +1,10 @@
 """Plans the positions that a step computes: the cache's, and those whose outputs predict the wanted ones.
 
-Which positions the live rows are asked with where a query stage leaves some out, and the slots that they take.
-
-What is visible stands in the first slots of a row, in the order of positions, so that a forward reads no others. Keys
-carry the angles of their positions, and attention does not depend on the order of slots.
-
-Lays plans: which rows go through a forward together, and which positions each of these groups queries.
-
-What a group of rows feeds at its queries: vectors of the active block, and random tokens in place of masks.
+- `VisiblePositions`: if a query stage leaves positions out, the visible ones take the first slots of a row in order,
+  so that a forward reads no others. Keys are rotated by their positions, and attention does not depend on the order
+  of slots.
+- `QueryPlanner`, `Queries`: the positions that each live row computes.
+- `Layout`, `Group`: the plans, one for each group of rows that one forward computes together.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def check(
             the candidates are then the likeliest of processed logits.
 
     Raises:
-        SpecError: two of them do not go together; it says why, and what would.
-        ModelError: the model is none that a cache can read a part of.
+        SpecError: two of them cannot be combined; it says why, and what can.
+        ModelError: a cache cannot read a part of this model's K/V.
     """
     if sampler.texts is not None:
         parties = [party("texts", sampler.texts, published=published)]

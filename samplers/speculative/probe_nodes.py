@@ -1,6 +1,6 @@
 """Places a drafter's probe nodes after the nodes of a draft.
 
-The target's own queries before each row's next token, by which a stage may choose what is read.
+`QueryVectors` keeps the target's attention queries, by which a stage may choose the slots to read.
 """
 
 from __future__ import annotations

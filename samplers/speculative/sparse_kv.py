@@ -1,13 +1,11 @@
 """Sparse attention: chooses the committed slots that the target attends to, per layer and key head.
 
-A reading is a cache of an autoregressive spec, through which every forward reads, which changes what the target says;
-or it stands in a drafter, which drafts through it and leaves the decision to a forward that reads everything.
+It is used in two places. As the cache of a spec it applies to every forward and changes the target's predictions. In
+a drafter it applies only to drafting forwards, and the verify forward reads all slots.
 
     chosen[l][b, j, h] = slots of the text,  after them the text from first[b] on     (`SparseAttention.choose`)
 
-Either way a `CompactCache` has copies of what is chosen. It is chosen anew every `refresh` rounds.
-
-The target that drafts, or verifies an inner draft, through a reading of its own keys and values.
+Either way a `CompactCache` has copies of the chosen slots, which are chosen anew every `refresh` rounds.
 """
 
 from __future__ import annotations

@@ -13,14 +13,6 @@ last accepted counts, and zeros may remain, so that a row depends on its batch. 
 `mode=exact` is not theirs; it runs the target on each group from what precedes it, drafts included, in one call.
 Exact: no: the published ratio is not that of the tokens' distributions, and drafts after a replaced one stay; the
 deviation is not bounded. With `mode=exact` the distribution is that of `mar` with the same steps, last, guidance, head.
-
-The parameters of `cspd`, which both of its rounds read.
-
-A second model of vectors that draws ahead of the target: how it is loaded, and what it drafts.
-
-A round of `cspd` that keeps the target's distribution: speculative sampling on whole denoising paths.
-
-A round of `cspd` as its authors publish it: steps of the draft, and one call of the target that tests them all.
 """
 
 from __future__ import annotations

@@ -32,9 +32,7 @@ computes only the first block; its shares are for 64 steps, here for K in propor
 Exact: distribution: the baseline of the family. Other methods are exact with respect to `mar` with the same `steps`,
 `last`, `guidance`, `head` and `head_to`, in a random order. No with any of the three options.
 
-An order of the tokens of an image in which those of one group are far apart and near to what is known.
-
-Locality-aware Parallel Decoding for Efficient Autoregressive Image Generation (LPD), https://arxiv.org/abs/2507.01957
+The order of `order=local` (LPD):
 
     c_i = sum of 1 / distance to the known ones of the eight neighbours of i
     a group of m: from the highest c_i on, tokens with c_i >= 1 that are no neighbours of one taken before;

@@ -30,8 +30,6 @@ and PSD publish no code. Left open there, and decided here: SSD's tree branches 
 Spiffy's nodes may commit several positions per step, and are not pruned while decoding; PSD's drafts agree where the
 step commits their tokens, not where it predicts them alone.
 Exact: greedy: the output of the sampler without it, greedy or sampled; not with `subset=true`.
-
-Positions and tokens by their ranks in a proposal.
 """
 
 from __future__ import annotations

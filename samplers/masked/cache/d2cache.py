@@ -20,9 +20,8 @@ is to a copy). The block's masks are those of the coming step. Rows of a batch q
 filled up to the largest. `refresh` is added.
 Exact: no, but for `refresh=1`.
 
-Attention rollout: how much every position is attended to through all layers.
-
-Quantifying Attention Flow in Transformers, https://arxiv.org/abs/2005.00928
+Attention rollout, the attention to every position through all layers, is that of Quantifying Attention Flow in
+Transformers, https://arxiv.org/abs/2005.00928:
 
     column sums of  A_N ... A_1,  A_l = (a_l + 1) / rows' sums,  1 in the rows that a forward did not query
 """

@@ -19,10 +19,6 @@ Deviates from published engines (SGLang's JointThresholdInDel, whose budgets the
 steps back while a mask of its own is left): the mask is no prediction, so that no token becomes a mask again; the bound
 on steps counts the positions that the block generates. The experts of a block's pool are the family's affair.
 Exact: no.
-
-What a block has been while it was edited, and how many steps it has had.
-
-Where the tokens of a block go when some of them are deleted, and masks are inserted before others.
 """
 
 from __future__ import annotations

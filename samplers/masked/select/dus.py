@@ -10,7 +10,7 @@ round joins the one before if it is the smaller of the two. With `skip` a candid
 round of its block, at most for the last.
 
 Deviates from the authors' code, where a position that was skipped stays masked. Without `skip` confidences order
-nothing, so that this is a floor for other selects; its spacing beside any select is `spacing`.
+nothing, so that this is a lower bound for other selects; `spacing` adds its spacing to any select.
 Exact: no.
 """
 

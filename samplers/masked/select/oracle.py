@@ -1,6 +1,6 @@
 """Commits all candidates that agree with the finished text of another decode: a lower bound on a select's forwards.
 
-A yardstick, not a method: it looks at the answer. Learning to Parallel (Learn2PD), https://arxiv.org/abs/2509.25188,
+This is a reference, not a method: it reads the answer. Learning to Parallel (Learn2PD), https://arxiv.org/abs/2509.25188,
 describes such a greedy-parallel reference as the upper bound that a learned filter aims at.
 
     commit = {i : candidate_i = y_i}, y the text that the sampler `of` ends with on the same request

@@ -19,8 +19,6 @@ follows instructions for the second opinion to be worth anything.
 Deviates from the paper: the last token is not copied, since no drafted token follows it; the probe's words and alpha
 are not the authors', who have published no code. Trees are refused: each path would need a copy of its own.
 Exact: no, except with alpha=0, where nothing is added to the pass and the rule is `speculative`.
-
-The nodes that `reflective` adds after a draft: a probe, and the draft once more.
 """
 
 from __future__ import annotations

@@ -16,10 +16,6 @@ each row has its own, unless `reference` is set; excess goes round until none is
 text. The whole text's keys and values stay in memory here, beside the copies that are read. Not built: eviction layer
 by layer while the prompt is fed, which bounds the memory and not what is kept.
 Exact: no; while a text has at most `budget` tokens, nothing is left out.
-
-What the rows of a request have kept of their texts, where what was evicted is never seen again.
-
-How many slots each layer keeps, and which: the formulas of `cake`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shared by the caches that keep older K/V in fewer bytes: when they are encoded, and how deep drafts may be."""
+"""Shared by the caches that encode older K/V in fewer bytes: when K/V are encoded, and how deep drafts may be."""
 
 from __future__ import annotations
 

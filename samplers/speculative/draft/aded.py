@@ -15,8 +15,6 @@ prompt, and may begin with a file of texts (`corpus`); with `decay`, what M knew
 Each row has a table of its own for one request. With `keep=true` all rows and requests that this sampler object decodes
 with a model share one table.
 Exact: greedy and distribution, with an exact acceptance: every drafted token is a point mass.
-
-Weights of the tokens that follow each pair of tokens, and roll-outs through them.
 """
 
 from __future__ import annotations

@@ -16,8 +16,6 @@ Deviates from the papers: only the copy is judged in rounds in which it was not 
 rounds count more than older ones; no bounds of confidence. Every row decides by its own past alone. Costs are not
 measured, so that the same text is drafted the same way on every machine.
 Exact: greedy and distribution, with an exact acceptance.
-
-Two drafters by turns: what each has been worth to a row, and one draft of both for rows side by side.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A draft model with another tokenizer, which continues the target's text and whose tokens are translated.
 
-Tokens of a drafter as tokens of a target with another tokenizer, and the target's text as the drafter's tokens.
+`TokenMap` translates the drafter's tokens, and `Reading` encodes the target's text with the drafter's tokenizer.
 """
 
 from __future__ import annotations

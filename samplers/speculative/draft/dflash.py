@@ -15,8 +15,6 @@ estimate a_j of an acceptance and not the highest probability: `fallback:below=.
 Deviates from the authors' code: rows of any lengths in a batch; every block has its full width, at the end of a text,
 too, so that a draft does not depend on the room that is left; q of DFlash 2 has the request's filters, theirs has none.
 Exact: greedy and distribution, with an exact acceptance.
-
-The state of a request whose drafts are blocks of masks, denoised in one pass after the target's states.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The target's first layers as a draft model, as many of them as each row chooses.
 
-Where each row's next draft exits and how long it gets, by counts of the tokens that each exit would have drafted.
+`Choice` sets the exit and the length of each row's next draft, by counts of the tokens that each exit would have
+drafted.
 """
 
 from __future__ import annotations

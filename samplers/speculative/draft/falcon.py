@@ -9,8 +9,6 @@ Custom-Designed Decoding Tree, https://arxiv.org/abs/2412.12639
 With `block=1` this is `eagle`. Deviates from the paper: the tokens of a block are coupled by learned offsets, not by an
 LSTM (see `models.draft_modules.falcon`); the tree is the spec's shape; rows of any lengths in a batch.
 Exact: greedy and distribution, with an exact acceptance.
-
-Blocks of pairs in one pass, for `falcon`.
 """
 
 from __future__ import annotations

@@ -13,8 +13,6 @@ next one.
 
 Deviates from the authors' code: rows of any lengths in a batch, drafts of any shape, tokens that are sampled.
 Exact: greedy and distribution, with an exact acceptance.
-
-The target's first layers with an adapter after them, drafting during one request.
 """
 
 from __future__ import annotations

@@ -22,10 +22,6 @@ Bayesian optimisation; a length controller decides when to stop (theirs is `laye
 is shared by the batch.
 Exact: greedy and distribution, with an exact acceptance. How much is drafted depends on the batch and, with
 `skip=search`, on earlier requests; so do a row's sampled tokens, not their distribution.
-
-Where a search of layers to skip is kept on disk: one file in the cache folder for each model, ratio and context.
-
-Sets of sub-blocks to skip when drafting: evenly spread, or found by a search.
 """
 
 from __future__ import annotations

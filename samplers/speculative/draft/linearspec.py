@@ -18,8 +18,6 @@ Deviates from the authors' code: rows of any lengths in a batch; drafts that are
 acceptance is exact; trees grow by the block's distributions with `dyspec`. A block has as many masks as tokens are
 drafted: length controllers stand for the window of 8 to 32 tokens that ports of it double and halve.
 Exact: greedy and distribution, with an exact acceptance.
-
-The state of a request whose target drafts for itself: blocks of masks that it fills in after its causal text.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ Deviates from the authors' code: the pool begins with the prompt's n-grams, whic
 a whole guess and the token after it may be accepted (`reference=true`: one token less); the window has its full width
 while its rows still grow, and ends at the length limit.
 Exact: greedy, and distribution with an exact acceptance: every guess is a point mass.
-
-A pool of n-grams by their first token, and a tree of guesses from it.
 """
 
 from __future__ import annotations

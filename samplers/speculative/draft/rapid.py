@@ -13,16 +13,13 @@ Deviates from the authors' code: chunks are ranked by the tokens that they share
 model's embeddings, and are cut anywhere; the query is what the prompt ends with; rows of any lengths in a batch.
 Exact: greedy and distribution, with an exact acceptance.
 
-Shared by drafters that read a shortened prompt: the text after it is the row's own, at nearer positions.
-
-BM25: how well chunks of tokens answer a query, by the tokens that they have in common.
-
-The Probabilistic Relevance Framework: BM25 and Beyond, https://doi.org/10.1561/1500000019
+BM25 scores chunks by the tokens that they share with the query (The Probabilistic Relevance Framework: BM25 and Beyond,
+https://doi.org/10.1561/1500000019):
 
     score(c) = sum over tokens t of the query  idf(t) n(t, c) (k1 + 1) / (n(t, c) + k1 (1 - b + b |c| / mean |c|))
     idf(t) = log(1 + (N - N_t + 1/2) / (N_t + 1/2)),  N_t of the N chunks contain t
 
-Terms are token ids, so that nothing has to be known of the language.
+Terms are token ids, so that BM25 needs no knowledge of the language.
 """
 
 from __future__ import annotations

@@ -13,10 +13,6 @@ Deviates from the paper: the row's text is searched like the store, and wins a t
 nothing is pruned. Rounds with retrieved nodes do not count for a length controller.
 Exact: greedy and distribution, with an exact acceptance: retrieved nodes are point masses, and the model's keep the
 distributions that they were sampled from.
-
-A drafting model's tree and trees of known tokens as one draft, in which equal paths are one.
-
-Continuations of the longest suffix of a text: in a store of texts, and in the text itself.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ are small; every round updates the matrix, including the last one and the prompt
 latter); each row has a matrix of its own for one request. With `keep=true` all rows and requests that this sampler
 object decodes with a model share one matrix.
 Exact: greedy and distribution, with an exact acceptance: every drafted token is a point mass.
-
-The most likely successors of each token, as last predicted by the target.
 """
 
 from __future__ import annotations

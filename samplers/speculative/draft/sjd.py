@@ -20,8 +20,6 @@ Deviates from the papers: each row advances by its own accepted tokens, and fres
 only `random` ones were sampled; with `uniform` these are tested against the uniform distribution, which matters only
 for small vocabularies.
 Exact: greedy, and distribution with an exact acceptance.
-
-Resampling the tokens of a window when their distributions have changed, so that most tokens stay the same.
 """
 
 from __future__ import annotations

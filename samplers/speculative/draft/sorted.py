@@ -15,8 +15,6 @@ Deviates from the paper: q is processed like the target's distribution, temperat
 maximum is compared with tau; one tau for all exits. Any checkpoint can be named; one that was trained for it learned
 the sum of the losses at its exits (`scripts/train_text.py --exits`).
 Exact: greedy and distribution, with an exact acceptance.
-
-A checkpoint that drafts from several depths, during one request.
 """
 
 from __future__ import annotations

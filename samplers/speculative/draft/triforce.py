@@ -15,8 +15,6 @@ and values replace those that were made through it.
 Deviates from the authors' code: rows of any lengths in a batch; the small model reads its whole text; tokens drafted
 are cut at the length limit alone, gamma and up to k more a round.
 Exact: greedy and distribution, with an exact acceptance, whatever the small model and the reading do.
-
-A draft that is itself the result of a verify loop: its text as it grows, its random numbers, its middle model.
 """
 
 from __future__ import annotations

@@ -21,8 +21,6 @@ affects the sampled tokens, but not their distribution.
 Deviates from the paper: each row has its own k, chosen jointly. Counts fade while nothing is drafted, so that drafting
 is tried again.
 Exact: greedy and distribution, with an exact acceptance. Sampled tokens depend on the batch.
-
-Tokens per unit of time of a round with given lengths, and the lengths that maximise it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Trees of paths: their text form, and their levels.
 
-Trees that were published for Medusa's heads, and EAGLE's first one: paths of child ranks, one digit a rank.
+The constants are the trees published for Medusa's heads, and EAGLE's first one: paths of child ranks, one digit per
+rank.
 
 Each was grown greedily from measured hit rates; `stage2` is for heads that were trained together with their target.
 From FasterDecoding/Medusa (`medusa_choices.py`), and for EAGLE from SafeAILab/EAGLE (`choices.py`).

@@ -12,7 +12,7 @@ Deviates from the authors' code: s states and not 3; all states have one tree, c
 name it; P is that of the steady state; a node may end up with none, but for node 0, without which a round that accepts
 nothing would be the last to draft; the loop ends where the limit is met.
 
-The tree of paths that is accepted the longest, for given hit rates of ranks.
+`best_paths` gives the tree of the longest expected acceptance for given hit rates of ranks:
 
     rates a[d][r]: how often the token of rank r after a node of depth d is right;  a node's value is the product of
     the rates on its path;  the accepted tokens of a tree, expected for independent heads, are the sum of its values

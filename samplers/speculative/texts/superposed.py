@@ -18,10 +18,6 @@ with one of the k best candidates, as in beam search, where the code sets apart 
 `corpus` n-grams are counted in the prompt. With k=1 nothing has to be told apart, and g is left out: that is greedy
 decoding.
 Exact: no, except with k=1, where it is greedy.
-
-What drafts of one pass cannot follow, since a forward is of all of them.
-
-Interpolated n-gram models: which token a text goes on with, counted in a corpus.
 """
 
 from __future__ import annotations
