@@ -34,8 +34,8 @@ class WindowCache(KVCache):
     ) -> None:
         """Takes the storage of `plain`, which has sink + window + nodes - 1 slots, for texts of up to `reach` slots.
 
-        `nodes` are the most that a forward feeds after the prompt. `far` says where sinks from before the window
-        stand for a query, which meets them as one at position `window`; None: it meets them as it is.
+        `nodes` are the most that a forward feeds after the prompt. `far` gives the positions of sinks from before a
+        query's window, to which the query attends as from position `window`; None: as from its own position.
         """
         vars(self).update(vars(plain))
         self.longest = reach

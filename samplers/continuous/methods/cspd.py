@@ -10,7 +10,7 @@ Continuous Speculative Decoding for Autoregressive Image Generation, https://arx
 Deviates from the authors' code: in `mode=reference` a rejected token takes its first accepted proposal, and after 100
 tries the target's own token. `reference=true` restores theirs: all tokens of all rows are tried until each had one, the
 last accepted counts, and zeros may remain, so that a row depends on its batch. Rounds count from the schedule's start.
-`mode=exact` is not theirs; it runs the target on each group from what precedes it, drafts included, in one call.
+`mode=exact` is not theirs; one call runs the target on every group, given the tokens before it, drafts included.
 Exact: no: the published ratio is not that of the tokens' distributions, and drafts after a replaced one stay; the
 deviation is not bounded. With `mode=exact` the distribution is that of `mar` with the same steps, last, guidance, head.
 """

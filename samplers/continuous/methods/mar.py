@@ -13,18 +13,18 @@ With `order=local` a step's tokens are far apart and near to known ones (LPD: Lo
 Efficient Autoregressive Image Generation, https://arxiv.org/abs/2507.01957; see `local_order`), in the sizes of the
 same schedule; LPD's own models and group sizes are not meant.
 
-Three options take from earlier steps (LazyMAR: Accelerating Masked Autoregressive Models via Feature Caching,
+Three options reuse results of earlier steps (LazyMAR: Accelerating Masked Autoregressive Models via Feature Caching,
 https://arxiv.org/abs/2503.12450; `preset:lazymar` has its 9, 9 and 7). Step k computes everything if k < warmup or
 k - warmup is a multiple of the option; else
 
     uncond_every:  the half without the condition is the guided one + the difference of the last full step
-    decoder_every: only tokens drawn at the last step, to be drawn at this, and those positions whose values at `layer`
-                   changed the most pass all layers: share of all, falling from 1 to .05, but `margin` beside the former
-    head_every:    in the head's transitions but the first tenth, the last and every 7th, what its blocks add and what
-                   the condition changes are those of the last full transition; the condition's half alone is computed
+    decoder_every: only the last step's and this step's tokens, and the positions whose values at `layer` changed the
+                   most, pass all layers: a share of all that falls from 1 to .05, at least `margin` more than those
+    head_every:    the first tenth of the head's transitions, the last and every 7th are full; in others, what blocks
+                   add and what the condition changes are those of the last full one, without the unconditional half
 
-With each step full they are plain `mar`, bit for bit. `forward_rows` counts a half that is not computed as none, and
-`tokens_fed` the tokens that pass all layers; the layers up to `layer` always take all.
+If every step is full, they equal plain `mar` bit for bit. `forward_rows` does not count a half that is not computed,
+and `tokens_fed` counts the tokens that pass all layers; the layers up to `layer` always compute all.
 
 Deviates from the authors' code: `last` chooses which end of a path is the token; theirs is "map". From LazyMAR's: there
 the head's first block, and those from the sixth on, compute their gate anew at every transition, and the first tenth

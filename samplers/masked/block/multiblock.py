@@ -4,12 +4,12 @@ d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory Distillation, https://ar
 Diffusion LLMs Can Do Faster-Than-AR Inference via Discrete Diffusion Forcing, https://arxiv.org/abs/2508.09192
 
     block k + 1 is active once a share `add` of block k is decoded, and no more than `blocks` are
-    all sure positions of active blocks are committed; where none is in the first of them, its best one is
+    all confident positions of active blocks are committed; if the first of them has none, its best one is
 
-Caches take the first active block for the one that is entered: K/V are final, and kept, only after complete blocks. In
-block-causal families the blocks are the model's own. Untrained models lose more than the distilled ones it is published
-with. The published codes also mark blocks as "semi-complete", which decides nothing but when a later one has to make
-progress; here only the first active block has to.
+Caches treat the first active block as the entered one: K/V are final, and reused, only for complete blocks. In
+block-causal families the blocks are the model's own. Models that were not distilled for it lose more accuracy. The
+published codes also mark blocks as "semi-complete", which decides nothing but when a later one has to make progress;
+here only the first active block has to.
 Exact: no; `blocks=1` is the grid.
 """
 

@@ -6,9 +6,9 @@ https://arxiv.org/abs/2509.18085
     graph of D nodes = argmax sum over its nodes q of (count(q) + sum over its nodes p one step before q of count(p))
 
 count(q) is how often, over a few samples, what the sampler committed in the steps after a forward was q, by the ranks
-of that forward. Nodes are added one by one, each the one that adds the most of those that a node, or the row, leads to.
-The paper publishes no code, and how it searches is not known. With `parents=False` only count(q) is summed: the second
-sum prefers states after the most frequent one, however rare they are themselves.
+of that forward. Nodes are added greedily: each time the state that adds the most, among those one step after a node or
+the row. The paper publishes no code, and how it searches is not known. With `parents=False` only count(q) is summed:
+the second sum prefers states after the most frequent one, however rare they are themselves.
 """
 
 from __future__ import annotations

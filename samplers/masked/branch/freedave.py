@@ -3,10 +3,10 @@
 Free Draft-and-Verification: Toward Lossless Parallel Decoding for Diffusion Large Language Models,
 https://arxiv.org/abs/2510.00294
 
-    hypothesis 0 is the row; the others are states that it may come to, each so many steps d further
-    one forward of all; step(i) = hypothesis i with what the sampler commits to it by its own prediction
-    from 0 on, go to j where hypothesis j = step(i) and d(j) = d(i) + 1, as long as there is one; the last one, i,
-    survives, and becomes step(i)
+    hypothesis 0 is the row; hypothesis i is a state that the row may reach, d(i) steps later
+    one forward computes all; step(i) = hypothesis i after the sampler's commits by its own prediction
+    from i = 0, move to the hypothesis j = step(i) with d(j) = d(i) + 1 as long as there is one; the last i survives
+    and becomes step(i)
 
 Which states are drafted:
 
@@ -20,13 +20,13 @@ Which states are drafted:
 
 Every hypothesis on this way is a state that the sampler without it passes through, and draws are keyed by step and
 position: the tokens are the same, greedy or sampled, with any cache whose K/V follow from the tokens alone.
-`subset=true` goes to every later hypothesis whose tokens step(i) commits as well, as the paper does with a threshold,
-where a step may commit more than a draft: it skips states of the sampler, and is not exact. With a threshold that is
+`subset=true` also moves to a later hypothesis whose tokens are among those that step(i) commits, as the paper does with
+a threshold: this skips states of the sampler, and is not exact. With a threshold that is
 PSD, as far as its rule is known (`preset:psd`; PSD: Pushing the Pareto Frontier of Diffusion LLMs via Parallel
 Speculative Decoding, https://arxiv.org/abs/2605.15609): drafts of several depths from one forward's confidences, the
 deepest kept that agrees with the updated predictions.
-Deviates from the published code, which drafts for one row; `eager` drafts, beyond the block, are not built. SSD, Spiffy
-and PSD publish no code. Left open there, and decided here: SSD's tree branches over tokens, cheapest nodes first;
+Deviates from the published code, which drafts for one row; `eager` drafts, beyond the block, are not supported. SSD,
+Spiffy and PSD publish no code. Open there and decided here: SSD's tree branches over tokens, cheapest nodes first;
 Spiffy's nodes may commit several positions per step, and are not pruned while decoding; PSD's drafts agree where the
 step commits their tokens, not where it predicts them alone.
 Exact: greedy: the output of the sampler without it, greedy or sampled; not with `subset=true`.

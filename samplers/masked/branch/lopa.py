@@ -7,7 +7,7 @@ LoPA: Scaling dLLM Inference via Lookahead Parallel Decoding, https://arxiv.org/
     probabilities of the masks that are left, by the branch's own forward
     the branch of the highest score survives; the sampler commits to it by that forward
 
-A row costs as much as so many rows.
+A row with b branches costs as much as b rows.
 Deviates from the published code, in which later branches commit tokens beyond the block of a D2F model.
 Exact: no.
 """

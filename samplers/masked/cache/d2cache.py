@@ -2,22 +2,22 @@
 
 d2Cache: Accelerating Diffusion-Based LLMs via Dual Adaptive Caching, https://arxiv.org/abs/2509.23094
 
-    queried = everything in the first forward, otherwise together
-      the k masks of the highest  p_i density_i  (those of the block first, then those of the blocks after it that it
-        takes to have k), or the positions before them where predictions are shifted by one
-      what was committed (or reopened) since the last forward
-      of the others the most important ones, as many as have `rollout` of their importance together, and at least one
-      what lies between two of these that are at most `fill` apart
-    importance = column sums of A_N ... A_1,  A_l = (a_l + 1) / 2 with the attention a_l of layer l, meaned over heads,
+    queried = everything in the first forward, otherwise the union of
+        the k masks of the highest  p_i density_i,  the block's first, then those of later blocks until there are k
+            (in families with shifted predictions, the positions before them)
+        what was committed (or reopened) since the last forward
+        the most important other positions, until they have the share `rollout` of the importance, at least one
+        the positions between two of these that are at most `fill` apart
+    importance = column sums of A_N ... A_1,  A_l = (a_l + 1) / 2 with the attention a_l of layer l, mean over heads,
       in the rows that were queried, and 1 in the others
 
 p is the probability of a position's likeliest token by the forward that predicted it last; `density` says what
 density is. Only the k masks can be committed. A forward holds the attention of all its layers until they have been
 multiplied: 4 bytes times layers, queries and length.
 
-Deviates from the authors' code: p is theirs as it is meant; there the first forward's is never renewed (the assignment
-is to a copy). The block's masks are those of the coming step. Rows of a batch query sets of their own, and are not
-filled up to the largest. `refresh` is added.
+Deviates from the authors' code: p is updated at every forward, as intended; theirs stays the first forward's (it is
+assigned to a copy). The block's masks are those of the coming step. Each row of a batch queries its own set, without
+padding to the largest. `refresh` is added.
 Exact: no, but for `refresh=1`.
 
 Attention rollout, the attention to every position through all layers, is that of Quantifying Attention Flow in

@@ -8,11 +8,11 @@ SPA-Cache: Singular Proxies for Adaptive Caching in Diffusion Language Models, h
     rho_l = ratio * first^(((l / N - peak) / peak)^2) for l / N < peak, and at least 1/32
     rho_l = ratio * last^(((l / N - peak) / (1 - peak))^2) from there on
 
-P has the largest singular directions of the layer's value projection, by their values. Of a token that is not computed
-K and V stay, and what the layer added to its state is added again: a layer keeps its width and `rank` more values of
-each token than K and V. The shares at both ends of the stack, `first` and
+P has the largest singular directions of the layer's value projection, times their singular values. A token that is not
+computed keeps its K and V, and the layer adds to its state what it added before: a layer stores its width and `rank`
+more values per token than K and V. The shares at both ends of the stack, `first` and
 `last`, are of `ratio`; by default they and `peak` are the published ones, 0.12, 0.52 and 0.75 for LLaDA, and where rows
-are shifted, as Dream's are, 1/6, 5/6 and 0.5. What a trace calls queried, the first layer has computed.
+are shifted, as Dream's are, 1/6, 5/6 and 0.5. A trace shows the positions that the first layer computes.
 Deviates from the authors' code, which computes K and V of the whole answer in every layer at every step, and the prompt
 once more in the first layer, where it cannot have changed; cosines are rounded to 2^-16, so that tokens that have not
 changed tie in any batch.

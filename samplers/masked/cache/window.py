@@ -5,8 +5,8 @@ https://arxiv.org/abs/2512.22737
 
     queried = [f, o + W): o the first open position, f that of the forward before; W is `block_length`
 
-Such a model sees known tokens before masks, each at its own position, under a causal mask. What stands before the first
-open position sees final tokens alone, so that its K/V, computed once more in the forward after, are kept from then on;
+Such a model sees known tokens before masks, each at its own position, under a causal mask. Tokens before the first
+open position see only final tokens, so that their K/V, computed once more in the next forward, are reused after that;
 the window's other tokens are queried again at every step. `slide=false` fills block after block instead, with the same
 K/V. The published engine's masks run past the end of the request, where pardec's window ends with it.
 Exact: greedy.

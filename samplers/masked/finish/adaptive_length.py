@@ -7,8 +7,8 @@ Orchestrating Dual-Boundaries: An Arithmetic Intensity Inspired Acceleration Fra
     f = the first open position from s + beyond on whose likeliest token is an end token, with a probability >= tau
     the row ends at s + (floor((f - s) / W) + 1) W: where the block of f does
 
-W is `block_length`. Masks from there on become padding that no forward queries or sees: what follows is decoded as if
-so many tokens had been asked for. No end token is committed by this; `eos` ends the row at one that is. The paper's tau
+W is `block_length`. Masks after the new end become padding that no forward computes or sees, as if fewer tokens had
+been requested. This commits no end token; `eos` ends the row at a committed one. The paper's tau
 is 0.9 without a cache, and 0.93 to 0.95 with `prefix` or `dual`.
 Deviates from the authors' code, in which words of a prompt format count as ends too (by their ids), and `beyond` is 128
 or 0 by the task. Here the end tokens are those of the request. A row with given tokens after the new end stays as it

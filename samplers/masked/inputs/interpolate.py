@@ -6,8 +6,8 @@ DMax: Aggressive Parallel Decoding for dLLMs ("soft parallel decoding"), https:/
     input_i = m_i (p_i |E[x_i]| + (1 - p_i) |E[mask]|) / |m_i|
 
 p_i is the probability of x_i at the last forward that predicted it: with a revise stage the one before, otherwise that
-which committed it. A token that is not the likeliest there, one that the request gave, and all of another block are fed
-as they are. It is published with `contiguous` and with `edit`, for models that were trained on such inputs.
+which committed it. Tokens that are not the likeliest there, tokens of the request and those of other blocks are fed
+unchanged. It is published with `contiguous` and with `edit`, for models that were trained on such inputs.
 Exact: no.
 """
 

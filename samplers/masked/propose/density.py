@@ -4,7 +4,7 @@ d2Cache: Accelerating Diffusion-Based LLMs via Dual Adaptive Caching, https://ar
 
     score_i = p(x_i) density_i,  density_i = sum_j [j is known] g(i - j) / sum_d g(d),  g(d) = exp(-d^2 / (2 sigma^2))
 
-What is before a row counts as known, and what is after it as its last position is. A small `sigma` decodes from left
+Positions before a row count as known, and positions after it like its last one. A small `sigma` decodes from left
 to right, a large one in order of confidence. Without a select in the spec `fixed` is taken, as published: scores are no
 probabilities.
 

@@ -10,8 +10,8 @@ DAPD: Dependency-Aware Parallel Decoding via Attention for Diffusion LLMs, https
 
 As published, with the canvas as one block.
 
-Deviates from the authors' code, of which none was found: the rule is that of their paper as it is described. What that
-leaves open is decided here: tau_t with its `first` and `last` is that of an evaluation by others, which also counts the
+Deviates from the authors' code: unknown, since none was found; the rule follows the paper. Open there and
+decided here: tau_t with its `first` and `last` is that of an evaluation by others, which also counts the
 masks of a block, and the number of layers is rounded up.
 Exact: no.
 """

@@ -2,7 +2,7 @@
 
 DAWN: Dependency-Aware Fast Inference for Diffusion LLMs, https://arxiv.org/abs/2602.06953
 
-    A = attention, meaned over the heads and the last `layers` layers, 0 on the diagonal and in the columns of sinks,
+    A = attention, averaged over the heads and the last `layers` layers, 0 on the diagonal and in the columns of sinks,
         which are those with  mean_i A_ij > sink.   i depends on j  iff  A_ij >= edge
     anchors = known tokens up to the block's end whose probability, by this forward, is >= high
     sure = {p_i >= high},  induced = {i depends on an anchor, p_i >= induce}
@@ -11,8 +11,8 @@ DAWN: Dependency-Aware Fast Inference for Diffusion LLMs, https://arxiv.org/abs/
 
 Left open, `sink`, `edge`, `induce` and `low` are the published values: 0.01, 0.07, 0.7 and 0.75 for LLaDA, and 0.03,
 0.1, 0.75 and 0.8 for Dream 7B Instruct, whose predictions are shifted (its base model has edge=0.05,low=0.75). They are
-shares of attention, which is spread over all of a row: those were found on rows of some hundred tokens, and of a row of
-64 an even spread gives each column 0.016, more than `sink`.
+shares of attention, which is spread over the whole row: the values suit rows of some hundred tokens; in a row of 64,
+uniform attention gives each column 0.016, more than `sink`.
 
 Deviates from the authors' code: at the end of its greedy pass, which counts rounds by the candidates there were at
 first, it commits position 0 of the row once for each that was left out; not here. Its paper leaves out of the rest what

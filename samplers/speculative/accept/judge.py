@@ -11,8 +11,8 @@ h is the target's normed state at x itself, which it has read: the pass that ver
 node, and of those that pass the one that matters least is taken. Heads are trained by scripts/train_judge.py, with
 AutoJudge's labels: a token matters if the target's own continuation after it no longer gives the right answer.
 
-The embedded head of tiny-llama shows how the parts go together; nine in ten of the tokens that its first layers would
-have written otherwise matter, and it saves next to nothing (its card.json).
+The embedded head of tiny-llama is an example: nine in ten of the tokens in which drafts of its first layers differ
+matter, so that it saves next to nothing (see its card.json).
 
 After a token that the head alone has accepted, the target goes on from the draft's text. The reported deviation is the
 sum of 1 - p(x) over these tokens, p being what the target samples from: at temperature 0 it counts them.

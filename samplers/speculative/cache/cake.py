@@ -9,12 +9,12 @@ CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences, https://a
     keys, and the last `window` ones
 
 After the prompt, a layer that exceeds its budget evicts by the same indicator, A being that of the newest token over
-what is kept: what was evicted stays so. Where a prompt is no longer than `budget`, every layer has the same.
+the kept slots: an evicted slot never returns. If a prompt is no longer than `budget`, all layers have equal budgets.
 
 Deviates from the authors' code, where rows of a batch share their budgets, which follow from sums over all of them:
-each row has its own, unless `reference` is set; excess goes round until none is left; slots are pooled in order of the
-text. The whole text's keys and values stay in memory here, beside the copies that are read. Not built: eviction layer
-by layer while the prompt is fed, which bounds the memory and not what is kept.
+each row has its own, unless `reference` is set; a layer's excess goes to the other layers; slots are pooled in text
+order. The whole text's keys and values stay in memory, in addition to the copies that are read. Not supported: eviction
+layer by layer while the prompt is fed, which bounds the memory and not what is kept.
 Exact: no; while a text has at most `budget` tokens, nothing is left out.
 """
 

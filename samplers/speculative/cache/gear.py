@@ -9,9 +9,9 @@ of each head in a chunk: S the outliers, a share `sparsity` of the entries, in w
 rank `rank`, nearest to X - S - Q(X - S). Q is per channel for keys and per token for values.
 
 Deviates from the authors' code: a chunk's outliers are the entries farthest from the mean of their channel (keys) or
-token (values), of all its channels together: in a channel of 20 tokens two per cent are none. The error is measured
-without them. L is the nearest matrix of its rank, where theirs comes of a few power iterations from a random start.
-Levels are 2^bits, theirs bits^2. A prompt is compressed chunk by chunk, as the answer is.
+token (values), of all its channels together: two per cent of a channel of 20 tokens are less than one. The error is
+measured without them. L is the nearest matrix of its rank, where theirs comes from a few power iterations with a random
+start. Levels are 2^bits, theirs bits^2. A prompt is compressed chunk by chunk, as the answer is.
 Exact: no. With `aligned`, drafted tokens are those of `sequential` with the same cache.
 """
 

@@ -3,7 +3,7 @@
 LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language Models, https://arxiv.org/abs/2308.16137
 
     a query at position p sees slot s  iff  s < sink  or  p - s < window
-    sinks with p - s >= window are met as by a query at position window, all others as they are
+    sinks with p - s >= window are attended to as from position window, all other slots as from p
 
 For texts longer than the model was trained for: no distance exceeds the window, and a row takes constant memory. The
 request's length is then bounded by the request alone, not by the checkpoint's.

@@ -10,11 +10,11 @@ H is the normalised Walsh-Hadamard matrix, its own inverse. The order puts chann
 first tokens, whose keys and values differ from all others, stay exact.
 
 Deviates from the authors' code: the order is that of sums of absolute values in what a row encodes first, not of signed
-sums in a calibration set. Values are rotated when they are written and read, and not in the model's weights. Of the
-heads as many as are a power of two and divide them are rotated together, at most `heads`; where channels are no power
-of two, in blocks that are. The first `sinks` tokens stay exact; the authors find such tokens by their norms. `clip`
-shrinks a group's range about its middle, where theirs scales minimum and maximum apart; levels are 2^bits, theirs
-bits^2, which is one too many at 3. `bits=16` rotates and keeps all.
+sums in a calibration set. Values are rotated when they are written and read, and not in the model's weights. The number
+of heads rotated together is the largest power of two that divides them, at most `heads`; channels that are no power of
+two are rotated in blocks that are. The first `sinks` tokens stay exact; the authors find such tokens by their norms.
+`clip` shrinks a group's range about its middle, where theirs scales minimum and maximum apart; levels are 2^bits,
+theirs bits^2, which is one too many at 3. `bits=16` rotates and keeps all.
 Exact: no. With `aligned`, drafted tokens are those of `sequential` with the same cache.
 """
 

@@ -16,7 +16,7 @@ them (`linear_spec_lora`) is on in the drafting forward and off in the other, wh
 
 Deviates from the authors' code: rows of any lengths in a batch; drafts that are sampled have their q, so that any exact
 acceptance is exact; trees grow by the block's distributions with `dyspec`. A block has as many masks as tokens are
-drafted: length controllers stand for the window of 8 to 32 tokens that ports of it double and halve.
+drafted: length controllers replace the window of 8 to 32 tokens that some ports double and halve.
 Exact: greedy and distribution, with an exact acceptance.
 """
 

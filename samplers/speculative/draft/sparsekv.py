@@ -3,15 +3,15 @@
 TriForce: Lossless Acceleration of Long Sequence Generation with Hierarchical Speculative Decoding,
 https://arxiv.org/abs/2404.11912
 
-    x_i ~ p'(. | text, x_1 .. x_(i-1)),  i = 1 .. k,  p' the target that sees what the reading chooses and the x alone
+    x_i ~ p'(. | text, x_1 .. x_(i-1)),  i = 1 .. k,  p' the target that sees the x and the slots that `read` chooses
 
-The reading is a cache of an autoregressive spec: streaming, retrieval, and others. What it chooses is copied to a
-compact cache; after every round the verify pass's own keys and values of the committed tokens go there, in place of
-those that were made through the reading.
+`read` is a cache of an autoregressive spec: streaming, retrieval, and others. The slots that it chooses are copied to a
+compact cache; after every round the verify forward's keys and values of the committed tokens replace those that were
+made while drafting.
 
-A draft step reads all weights and the budget's keys and values; the verify pass, all of them. It gains where these are
-many beside the weights: at long texts.
-Exact: greedy and distribution, with an exact acceptance, whatever the reading does.
+A draft step reads all weights and the budget's keys and values; the verify forward reads all keys and values. Drafting
+pays off where these outweigh the weights: for long texts.
+Exact: greedy and distribution, with an exact acceptance, whichever cache drafts.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ https://arxiv.org/abs/2404.11912
     x_j accepted  iff  u p'(x_j) < p(x_j);  at the first rejection  next ~ norm([p - p']+)                the target
 
 A token that leaves the inner loop is distributed as p' given what is before it, so that q = p' at the time it was drawn
-makes the outer test exact. The reading is a cache of an autoregressive spec; after every round the target's own keys
-and values replace those that were made through it.
+makes the outer test exact. `read` is a cache of an autoregressive spec; after every round the target's own keys and
+values replace those that were made while drafting.
 
 Deviates from the authors' code: rows of any lengths in a batch; the small model reads its whole text; tokens drafted
 are cut at the length limit alone, gamma and up to k more a round.
-Exact: greedy and distribution, with an exact acceptance, whatever the small model and the reading do.
+Exact: greedy and distribution, with an exact acceptance, whichever small model and cache draft.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ Where the drafter estimates acceptances itself, in one forward, as DSpark does (
 
     tokens of row b = 1 + sum over j of s_bj,  s_bj = a_b1 a_b2 .. a_bj,  T = 1 + c + token sum_b (k_b + 1) + context L
 
-All levels are drafted if that promises more, by the counts, than no draft; then each row ends where the best choice
-among the tokens known so far, of all rows, has no more of it. Tokens that are chosen already stay: what follows a token
-depends on it, and to drop it for that would change what is sampled. For a single row that is the maximum over k.
+All levels are drafted if the counts promise more than no draft; then each row ends where the best choice among the
+tokens of all rows known so far takes no more of it. Tokens that are chosen already stay: to drop a token because of
+what follows it would change the distribution. For a single row that is the maximum over k.
 
 Costs are relative to an empty forward of the target. With `measured` they are fitted by least squares to the timed
 rounds of the request. The number of drafted tokens then depends on measured times, and always on the other rows; this

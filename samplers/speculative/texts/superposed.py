@@ -7,8 +7,8 @@ Superposed Decoding: Multiple Generations from a Single Autoregressive Inference
     score       of the draft + (1 - alpha) * log p(v) + alpha * log g(v | draft)
     kept        the k best of them all
 
-g interpolates relative frequencies after one to five tokens (2- to 6-grams) of a corpus; `weights` are theirs. The K/V
-of superposed inputs are all that there are: of one row, whatever k. The first forward reads the prompt, and its k best
+g interpolates relative frequencies after one to five tokens (2- to 6-grams) of a corpus; `weights` are theirs. Only the
+K/V of the superposed inputs exist: one row, whatever k. The first forward reads the prompt, and its k best
 tokens begin the drafts. A draft that ends is set apart; the pass ends with the length, or when k drafts have ended and
 no other can score better. Texts are in the order of their scores, those that have ended before those that have not.
 
