@@ -99,7 +99,7 @@ def pixels(name: str, image: Tensor, decoder: Any) -> Tensor:
 
 
 def conditioning(name: str, outputs: Iterable[Tensor], reader: Any) -> None:
-    """Raises ModelError where weights of `reader`, of the model called `name`, are why its `outputs` are not finite."""
+    """Raises ModelError if `outputs` of the model called `name` are not finite because weights of `reader` are not."""
     if all(bool(states.isfinite().all()) for states in outputs):
         return
     if (error := by_weights(name, "states of an image's condition", reader)) is not None:

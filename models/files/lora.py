@@ -235,9 +235,9 @@ class Adapter:
         return update if update.shape == shape else None
 
     def _without_tied(self, published: Mapping[str, Published], tied: tuple[str, str], base: str) -> dict[str, _Update]:
-        """The updates, where embedding and head are one tensor that an update of either would change for both.
+        """The updates of a base whose embedding and head are one tensor. Raises ModelError for updates that need two.
 
-        PEFT runs W + s B A in the one and W in the other. Both saved whole, and equal, are the same tensor still.
+        PEFT runs W + s B A in one and W in the other. If both are saved whole, and equal, they still are one tensor.
         """
         embed, head = tied
         either = [name for name in tied if name in self.updates]

@@ -4,8 +4,8 @@ EasySpec: Layer-Parallel Speculative Decoding for Efficient Multi-GPU Utilizatio
 
     h' = h + sum_i (attn_i(h) + mlp_i(h))  over a group of N consecutive layers, in place of one layer after the other
 
-The first layer runs alone, and so does one that has no other in its group. What comes out is an approximation, for
-drafting only; keys and values of such a forward are approximate, too, and are to be computed again.
+The first layer runs alone, and so does the only layer of a group. The result is an approximation, for drafting only;
+keys and values of such a forward are approximate, too, and must be computed again.
 
 The rule has not been compared with the authors' code.
 """

@@ -47,7 +47,7 @@ class ContinuousContext:
         return own
 
     def head_of(self, steps: int) -> Head:
-        """The model's head with `transitions` transitions."""
+        """The model's head with this number of transitions."""
         if steps == self.head.steps:
             return self.head
         if steps not in self._heads:

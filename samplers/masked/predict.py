@@ -511,7 +511,7 @@ class RawDistribution:
 
 
 class LastStates(RowState):
-    """The last hidden state of every position, which predicts where a forward does not compute the position.
+    """The last hidden state of every position, which gives predictions where a forward does not compute the position.
 
     The head is a function of a position's last state, so that states replace stored logits at a fraction of
     their memory; both halves of guidance are stored, before they are mixed. Column L is a scratch slot. The first

@@ -20,7 +20,7 @@ _Steps = ctypes.c_ssize_t * 14
 
 
 def faster(q: Tensor) -> bool:
-    """Whether the kernel is compiled, and PyTorch's attention takes longer of these queries [B, Q, H, D]."""
+    """Whether the kernel is compiled, and faster than PyTorch's attention for these queries [B, Q, H, D]."""
     _, queries, _, dim = q.shape
     return (queries > 1 or dim <= _WIDE) and kernel() is not None
 

@@ -85,7 +85,7 @@ def has_bfloat16() -> bool:
 
 @cache
 def has_tiles() -> bool:
-    """Whether it has AMX: PyTorch's matmuls of many rows of bfloat16 are then faster than ours."""
+    """Whether this processor has AMX: PyTorch's matmuls of many rows of bfloat16 are then faster than pardec's."""
     return bool(_capabilities().get("amx_bf16"))
 
 

@@ -6,10 +6,10 @@ LLaDA2.2, https://huggingface.co/inclusionAI/LLaDA2.2-flash
     write  = the select's, or the `needs` surest masks if they are more;  {j committed : argmax_j != x_j and p_j > tau}
     a write of DELETE takes its position out;  of SPLIT puts a mask before the token that stands there
 
-at every step; the block keeps its length: masks fill it up at its end, and what falls over its end is lost. It ends
-when a step writes nothing, or with the last of `post` steps that began with none of its own masks left, and after so
-many and one more than it generates positions in any case; that last step writes neither DELETE nor SPLIT and leaves no
-mask. Where a block is what it was before, the least sure change takes the best token that was not yet written there.
+at every step. The block keeps its length: masks fill it up at its end, and tokens pushed over its end are lost. It ends
+when a step writes nothing, or with the last of `post` steps that began without original masks, and in any case after
+`post` + 1 + its generated positions steps; that last step writes neither DELETE nor SPLIT and leaves no mask. If a
+block returns to an earlier state, the least confident change takes the best token that was not yet written there.
 
 Every token keeps the number of its first position, and every inserted mask gets one of its own: `Trace.serial`. Tokens
 that the request gave stay where they are, and others move between them. K/V of what has moved are computed again by
@@ -17,7 +17,7 @@ every cache that queries the whole block at every forward; other caches are refu
 
 Deviates from published engines (SGLang's JointThresholdInDel, whose budgets these are; the released loop gives its
 steps back while a mask of its own is left): the mask is no prediction, so that no token becomes a mask again; the bound
-on steps counts the positions that the block generates. The experts of a block's pool are the family's affair.
+on steps counts the positions that the block generates. The pool of experts of a block belongs to the family.
 Exact: no.
 """
 

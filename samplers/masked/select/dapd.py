@@ -2,7 +2,7 @@
 
 DAPD: Dependency-Aware Parallel Decoding via Attention for Diffusion LLMs, https://arxiv.org/abs/2603.12996
 
-    s_ij = (a_ij + a_ji) / 2 between open positions of the block, a meaned over the heads of the last `share` of layers
+    s_ij = (a_ij + a_ji) / 2 between open positions of the block, a the mean over heads of the last `share` of layers
     while at least `switch` of the block is open:
         commit = a set without s_ij > tau_t, taken greedily in the order of  p_i sum_j s_ij,  the highest first
     after that:  commit = {i : p_i > tau}

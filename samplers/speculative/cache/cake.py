@@ -5,7 +5,7 @@ CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences, https://a
     A = attention of the last `window` tokens of the prompt over the older ones, of each layer and head
     preference_l = disp_l^(1/tau1) var_l^(1/tau2),  disp = -sum A log A,  var = sum over slots of Var over the queries
     budget_l = preference_l / sum of preferences  (budget - window) L,  at most what there is
-    kept: the budget_l slots of the highest  avgpool5(mean A + gamma Var A),  meaned over the query heads of a head of
+    kept: the budget_l slots of the highest  avgpool5(mean A + gamma Var A),  averaged over the query heads of a head of
     keys, and the last `window` ones
 
 After the prompt, a layer that exceeds its budget evicts by the same indicator, A being that of the newest token over
@@ -105,9 +105,9 @@ def layer_budgets(preferences: np.ndarray, average: int, most: int) -> np.ndarra
 
 
 def indicator(attention: Tensor, heads: int, gamma: float) -> Tensor:
-    """[B, S, K]: mean + gamma var over the queries of attention [B, H, n, S], pooled over 5 slots, meaned over a group.
+    """[B, S, K]: mean + gamma var over the queries of attention [B, H, n, S], pooled over 5 slots; mean over a group.
 
-    Of a single query the variance counts for nothing.
+    The variance of a single query is 0.
     """
     score = attention.mean(2)
     if attention.shape[2] > 1:
@@ -200,7 +200,7 @@ class Cake(SparseAttention):
     def attention(self, slots: CommittedSlots, layer: int, q: Tensor, slot: Tensor, first: np.ndarray) -> Tensor:
         """[b, H, n, S]: attention of each row's last queries q [b, n, H, D] over the candidates `slot` [b, S, K].
 
-        The slots from `first` [b] on are in the softmax, and not in what is given.
+        The softmax includes the slots from `first` [b] on; the result does not.
         """
         where, kv = torch.from_numpy(slots.rows).to(slot.device), slot.shape[2]
         begin, end = (torch.from_numpy(each).to(slot.device)[:, None] for each in (first, slots.length))

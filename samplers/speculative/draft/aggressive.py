@@ -10,10 +10,10 @@ Lossless Acceleration for Seq2seq Generation with Aggressive Decoding, https://a
 The source is the row's prompt, or the text given as `source`. The output is expected to begin like the source; if it
 does not, the second rule finds the position; until then nothing is drafted.
 
-Deviates from the papers: the third rule takes a deviation for tokens that were replaced one by one, where theirs draft
-nothing (`reference=true`): a wrong guess costs positions, and a right one the forward, or several where tokens are
-repeated, that the second rule waits for. A deviation ends where `agree` tokens in a row are as it guesses; the second
-rule is asked where the second token or a later one is not, of the tokens since the deviation alone. At most k tokens
+Deviates from the papers: the third rule assumes that tokens were replaced one by one, where theirs draft nothing
+(`reference=true`): a wrong guess costs positions, and a right one saves the forwards that the second rule waits for. A
+deviation ends when `agree` tokens in a row equal the guesses; the second rule applies, to the tokens since the
+deviation alone, once the second or a later token differs from its guess. At most k tokens
 are drafted, not the whole rest of the source, and a suffix has at most `max_ngram` tokens.
 Exact: greedy and distribution, with an exact acceptance: every drafted token is a point mass.
 """

@@ -7,10 +7,10 @@ Not-a-Bandit: Provably No-Regret Drafter Selection in Speculative Decoding for L
     copy:   r_C = g(n) / (1 + token * tokens copied),  g(n) = mean of what recent copies after n equal tokens gave
     copy  iff  there is something to copy and r_C > r_M
 
-The copy's guess costs nothing, so it is made every round; one that is not used is compared with what the round commits,
-and counts like one that was. Hence no round is spent on trying, and a switch takes a round or two. Where all that was
-committed agrees with the guess, the tokens after it are put at g(n). Sums fade by a factor a round, from a start that
-favours long matches.
+The copy costs nothing to guess, so it is guessed in every round: an unused guess is compared with the tokens that the
+round commits, and counts like a used one. So no round is spent on trying, and a switch takes a round or two. If all
+committed tokens agree with an unused guess, its further tokens count as g(n). Sums fade by a factor per round, and
+start with values that favour long matches.
 
 Deviates from the papers: only the copy is judged in rounds in which it was not played, since its guess is free; recent
 rounds count more than older ones; no bounds of confidence. Every row decides by its own past alone. Costs are not

@@ -85,7 +85,7 @@ class HeadsState(RowState, DraftModel):
         """Does nothing: no state of the nodes is kept."""
 
     def _level_wide(self, raw: Tensor, draft: Draft, nodes: Tensor) -> Tensor:
-        """Processed logits [B, K, V] of `nodes` [B, K], all with the logits raw [B, 1, V]; if it can be, a view."""
+        """Processed logits [B, K, V] of `nodes` [B, K], which share the logits raw [B, 1, V]; a view where possible."""
         wide = (-1, nodes.shape[1], -1)
         if not self.pathless:
             return self._processed(raw.expand(wide), draft, nodes)

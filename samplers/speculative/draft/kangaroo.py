@@ -4,7 +4,7 @@ Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting, https://a
 
     q = softmax(head(adapter(h_E))),  h_E the output of the first E layers;  a verified position runs layers E + 1 .. L
 
-The second exit of the title, which ends a draft before unsure tokens, is a length controller beside it:
+The second exit of the title, which ends a draft before uncertain tokens, is a length controller here:
 `kangaroo:name=...,k=6+unsure:tau=0.6` has the authors' numbers.
 
 The first layers run once on a node, as with `earlyexit`. The adapter has K/V of its own, which stay with the tokens

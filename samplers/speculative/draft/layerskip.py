@@ -11,9 +11,9 @@ https://arxiv.org/abs/2404.06954 (`skip=uniform`)
     are the drafter's argmax, all fed in one forward; one candidate a round
 
 Later requests of the model start from the result of a search and continue it; with `disk`, those of later processes do
-(by the weights, `ratio` and `context`). While no row has `context` generated tokens, a half or a quarter of them are
-used, and a candidate is judged once scored on `context` tokens in all, over several short requests. Where tokens are
-sampled without seeded noise, each request has its own search: a seed gives the same text.
+too (by the weights, `ratio` and `context`). While no row has `context` generated tokens, a half or a quarter of them is
+used, and a candidate is judged after `context` scored tokens in all, over several short requests. If tokens are sampled
+without seeded noise, each request has its own search, so that a seed gives the same text.
 
 It drafts on the target's KV cache; its own K/V are written where the verify pass writes next.
 
@@ -58,7 +58,7 @@ _SAMPLE = 8  # values along each axis of a weight, about, that tell two models a
 class SkipFile:
     """The file of a search. It is replaced as a whole, so that two writing processes never mix their results.
 
-    Where the folder cannot be used, nothing is read, and nothing written but one line of the log.
+    If the folder cannot be used, nothing is read or written, except one line in the log.
     """
 
     name: str

@@ -6,12 +6,12 @@ Parallel Speculative Decoding with Adaptive Draft Length, https://arxiv.org/abs/
     post-verify   it writes x_(k+1) .. x_(2k) while the target runs on x_1 .. x_k, which tests x_2 .. x_(k+1)
     a token that is rejected drops all drafted ones after it, and leads to pre-verify; otherwise post-verify follows
 
-So a round takes max(k forwards of the drafter, 1 of the target), and a draft goes on until a token of it is wrong.
-`pardec simulate --schedule pearl` shows that time; here both models run in one process, one after the other. A token
-drafted meanwhile counts only if the one before it turns out right, and is computed when that is known.
+So a round takes max(k forwards of the drafter, 1 of the target), and a draft continues until one of its tokens is
+wrong. `pardec simulate --schedule pearl` shows that time; here both models run in one process, one after the other. A
+token drafted meanwhile counts only if the one before it turns out right, and is computed when that is known.
 
-Deviates from the paper: at a temperature x_1 stands where it is the token that the target samples, not with probability
-p / q, so that a draft is begun less often. Rows of a batch are in different states.
+Deviates from the paper: above temperature 0, x_1 is accepted if it is the token that the target samples, not with
+probability p / q, so that a draft is begun less often. Rows of a batch are in different states.
 Exact: greedy and distribution, with an exact acceptance.
 """
 

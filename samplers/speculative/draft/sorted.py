@@ -6,9 +6,9 @@ https://arxiv.org/abs/2407.01955
     exits n_1 < n_2 < .. < n_S:  q_s = softmax(head(norm(h_(n_s)))),  the token is drawn from q_s of the first s with
     max q_s >= tau, or of the last exit
 
-Every token begins with the first exit. Where that is unsure, the layers up to the next one go on from the same states;
-rows that go on form a group. Layers that a token left out have no K/V of it: their input is remembered, and they run on
-it with the next token that needs them, in the same forward. One set of weights drafts for any target of its vocabulary.
+Every token begins with the first exit. If it is uncertain, the layers up to the next exit continue from the same
+states; rows that continue form a group. Layers that a token skipped have no K/V of it: their input is stored, and they
+run on it in the next forward that needs them. One set of weights drafts for any target of its vocabulary.
 tau=0 is the first exit alone, tau=1 the last one.
 
 Deviates from the paper: q is processed like the target's distribution, temperature and filters included, before its
