@@ -55,9 +55,7 @@ class CSpDSettings(LookaheadMethod):
     head: Annotated[int | None, "denoising transitions of both heads; none: the model's number"] = None
     prefill: Annotated[float, "share of the steps, from the first on, that the target takes alone"] = 0.15
     tau: Annotated[float, "mode=reference: factor that widens the last transition's Gaussians in the test"] = 42.0
-    derived: Annotated[bool, "mode=reference: use the paper's derivation for the other transitions, not its code"] = (
-        False
-    )
+    derived: Annotated[bool, "mode=reference: the factor of the other transitions as derived, not as published"] = False
     reference: Annotated[
         bool, "mode=reference: resample rejected tokens as the authors' code does, which can leave zeros"
     ] = False

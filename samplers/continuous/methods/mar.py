@@ -116,7 +116,7 @@ class MAR(GroupMethod):
     decoder_every: Annotated[int, "compute all positions at every n-th step"] = 1
     head_every: Annotated[int, "compute the head's blocks at every n-th transition"] = 1
     warmup: Annotated[int, "full steps at the start, if any *_every is above 1"] = 5
-    margin: Annotated[int, "positions computed in addition to the last step's and this step's tokens"] = 15
+    margin: Annotated[int, "fewest positions computed in addition to the last step's and this step's tokens"] = 15
     layer: Annotated[int, "layer of the decoder, from 0, whose values show which positions have changed"] = 3
 
     def __post_init__(self) -> None:

@@ -44,7 +44,7 @@ class CausalPrefix(Cache):
     attention = "causal-prefix"
 
     alongside: Annotated[
-        bool | None, "one forward both stores the finished text and begins the block; none: by the model"
+        bool | None, "one forward both stores the finished text and begins the block; none: only for random canvases"
     ] = None
 
     def fit(self, model: LanguageModel) -> CausalPrefix:

@@ -59,13 +59,15 @@ class Dawn(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"low": (0.75, 0.8, 0.9, 0.7, 0.6), "sink": (None, 0.05)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"low": (0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4)}
 
-    low: Annotated[float | None, "least probability of a position that depends on no other; none: by the model"] = None
-    induce: Annotated[float | None, "least probability of a position that depends on an anchor; none: by the model"] = (
+    low: Annotated[float | None, "least probability of a position that depends on no other; none: published value"] = (
         None
     )
+    induce: Annotated[
+        float | None, "least probability of a position that depends on an anchor; none: published value"
+    ] = None
     high: Annotated[float, "least probability of a confident position, and of an anchor"] = 0.9
-    edge: Annotated[float | None, "least attention that counts as a dependence; none: by the model"] = None
-    sink: Annotated[float | None, "mean attention above which a column is a sink; none: by the model"] = None
+    edge: Annotated[float | None, "least attention that counts as a dependence; none: published value"] = None
+    sink: Annotated[float | None, "mean attention above which a column is a sink; none: published value"] = None
     layers: Annotated[int, "layers whose attention is read, from the last one"] = 4
 
     def __post_init__(self) -> None:

@@ -50,7 +50,7 @@ class Grouped(Acceptance):
     group: Annotated[int, "tokens compared, ranked around the drafted one"] = 14
     prob: Annotated[float, "a group's probabilities differ by less than this from the drafted token's"] = 0.15
     dist: Annotated[float, "a group's squared embedding distances from the drafted token are below this"] = 0.5
-    mode: Annotated[Literal["vectorised", "reference"], "reference: the authors' special cases too"] = "vectorised"
+    mode: Annotated[Literal["vectorised", "reference"], "reference: with the authors' special cases"] = "vectorised"
 
     def __post_init__(self) -> None:
         self.require("group", "dist", least=0)

@@ -36,7 +36,9 @@ from ..ops.verification import follow
 )
 @dataclass(frozen=True)
 class Match(Acceptance):
-    noise: Annotated[Literal["fresh", "seeded"], "seeded: one noise per position for the whole request"] = "fresh"
+    noise: Annotated[
+        Literal["fresh", "seeded"], "fresh: new noise per round; seeded: one noise per position for the whole request"
+    ] = "fresh"
 
     @property
     def provides(self) -> frozenset[Trait]:

@@ -127,7 +127,7 @@ class JacobiWindow(Drafter):
     window: Annotated[int, "tokens fed in a forward, including the last committed one"] = 16
     policy: Annotated[Literal["sliding", "block"], "block: a window is finished before the next one begins"] = "sliding"
     init: Annotated[
-        Init, "fresh guesses: any token, a prompt token, the last one, an n-gram's next, or image token left, up"
+        Init, "fresh guesses: any token, a prompt token, the token before, an n-gram's next, image token left, up"
     ] = "prompt"
     exit_iterations: Annotated[
         int | None, "policy=block: accept guesses untested after so many iterations; none: never"

@@ -113,7 +113,10 @@ class Sjd(Drafter):
     window: Annotated[
         int | None, "tokens fed in a forward, the last known one included; none: 32 of an image, 16 of text"
     ] = None
-    refresh: Annotated[Literal["coupled", "independent", "gumbel"], "independent: as first published"] = "coupled"
+    refresh: Annotated[
+        Literal["coupled", "independent", "gumbel"],
+        "redraw samples coupled with the old ones, independently, or with fixed noise",
+    ] = "coupled"
     init: Annotated[
         Init | None,
         "fresh guesses: any token, any of the prompt's, the one before, what followed before, or the image token "

@@ -166,7 +166,7 @@ class Sorted(Drafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.7, 0.4, 0.9), "k": (5, 3, 8)}
 
     name: Annotated[ModelName | None, "the draft model: embedded name, folder or hub id"] = None
-    exits: Annotated[str | None, "layers it can stop after, joined by '-'; by default half of them, and all"] = None
+    exits: Annotated[str | None, "layers after which it can stop, joined by '-'; default: half of them, and all"] = None
     tau: Annotated[float, "more layers run if the likeliest token has less than this probability"] = 0.7
     k: Annotated[int, "tokens drafted"] = 5
 

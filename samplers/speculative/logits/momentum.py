@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Momentum(Logits):
     alpha: Annotated[float, "weight of the resistance, in probability; 0 is off"] = 0.2
-    k: Annotated[int, "candidates where the likeliest token closes a circuit"] = 5
+    k: Annotated[int, "candidates considered where the likeliest token would close a circuit"] = 5
     resistance: Annotated[str, "resistance of circuits of depth 1, 2, ...; deeper ones have the last"] = "1-3-4-5-6"
 
     def __post_init__(self) -> None:
