@@ -35,8 +35,8 @@ class RowState:
     Attributes:
         per_row: the names of these attributes; a class adds its own to those of its bases.
         per_slot: of these, the names whose entry stays when a row is replaced, such as the row's index in the request.
-        fills: what stands in the columns that an attribute gains where a wider row joins, if it is not 0; an instance
-            may have a mapping of its own.
+        fills: the value of the columns that an attribute gains when a wider row joins, if it is not 0; an instance
+            may have its own mapping.
     """
 
     per_row: ClassVar[tuple[str, ...]] = ()

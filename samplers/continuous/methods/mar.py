@@ -11,7 +11,7 @@ in Autoregressive Image Generation, https://arxiv.org/abs/2505.20297, with `head
 
 With `order=local` a step's tokens are far apart and near to known ones (LPD: Locality-aware Parallel Decoding for
 Efficient Autoregressive Image Generation, https://arxiv.org/abs/2507.01957; see `local_order`), in the sizes of the
-same schedule; LPD's own models and group sizes are not meant.
+same schedule; LPD's own models and group sizes are not supported.
 
 Three options reuse results of earlier steps (LazyMAR: Accelerating Masked Autoregressive Models via Feature Caching,
 https://arxiv.org/abs/2503.12450; `preset:lazymar` has its 9, 9 and 7). Step k computes everything if k < warmup or
