@@ -6,13 +6,15 @@ import ast
 import json
 import re
 import shutil
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.append(str(Path(__file__).resolve().parent))
+import fresh
 
 from tests.samplers.test_registry import check_docstring
 
@@ -82,10 +84,9 @@ with torch.no_grad():
 ours = pardec.load(sys.argv[1], device="cpu", dtype="float32").logits(ids)
 torch.testing.assert_close(ours.float(), expected.float(), atol=1e-4, rtol=1e-4)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, input=BLOCKS[3], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    given = f"import io, sys\nsys.argv, sys.stdin = ['', {str(tmp_path)!r}], io.StringIO({BLOCKS[3]!r})\n"
+    [done] = fresh.results([{"language": "python", "code": given + script}], ROOT)
+    assert done["code"] == 0, done["told"]
 
 
 def test_the_conversion_of_the_page_adds_one_to_norms() -> None:
@@ -118,12 +119,18 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(tree: Path, *commands: tuple[str, ...]) -> tuple[list[int], str, str]:
     """One command after the other in a fresh process: how each ends, and all that is told."""
-    code = f"import sys; sys.path.insert(0, {str(tree)!r}); from pardec.cli import run; "
-    code += f"ends = [run(list(command)) for command in {commands!r}]; print(); print(ends)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    told, ends = f"\n{done.stdout.strip()}".rsplit("\n", 1)
-    return json.loads(ends), told.strip(), done.stderr
+    code = f"""
+import contextlib, io, json, sys
+sys.path.insert(0, {str(tree)!r})
+with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+    from pardec.cli import run
+    ends = [run(list(command)) for command in {commands!r}]
+print(json.dumps([ends, out.getvalue(), err.getvalue()]))
+"""
+    [done] = fresh.results([{"language": "python", "code": code}], tree)
+    assert done["code"] == 0, done["told"]
+    ends, out, err = json.loads(done["told"].splitlines()[-1])
+    return ends, out, err
 
 
 def test_the_argument_of_the_page_is_known_everywhere(tree: Path) -> None:
@@ -160,11 +167,11 @@ for one, arguments, says in (
         raise AssertionError(says)
 """
     code = f"import sys; sys.path.insert(0, {str(tree)!r})\n{script}"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True)
+    [done] = fresh.results([{"language": "python", "code": code}], tree)
     ends, _, told = run(tree, ("generate", "tiny-llama", "-p", "a", "--end-penalty", "-1"))
     for file, was in before.items():
         file.write_text(was)
-    assert done.returncode == 0, done.stderr
+    assert done["code"] == 0, done["told"]
     assert (ends, "--end-penalty must be from 0 to 1e4" in told) == ([2], True), told
 
 

@@ -26,13 +26,13 @@ from tests.fuzz.surfaces import SURFACES
 SECONDS = 30  # that a case may take at most, on a machine that does other things
 CHUNK = 30
 CASES = {
-    "checkpoints": 180,
-    "results": 90,
-    "prompts": 90,
-    "specs": 120,
-    "arguments": 180,
-    "commands": 90,
-    "pictures": 60,
+    "checkpoints": 90,
+    "results": 60,
+    "prompts": 60,
+    "specs": 90,
+    "arguments": 120,
+    "commands": 60,
+    "pictures": 30,
 }
 PARTS = [(name, start) for name, count in CASES.items() for start in range(0, count, CHUNK)]
 ROOM = 4 << 30  # bytes beside what a process has that has loaded everything

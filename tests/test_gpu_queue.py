@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,20 @@ def queue(*arguments: str, cwd: Path = ROOT, timeout: float = 580) -> subprocess
     )
 
 
+def test_dry_run_of_an_entry_leaves_its_results(tmp_path: Path) -> None:
+    """The others are run by the slow test, and their modules are imported here."""
+    for entry in run_queue.ENTRIES:
+        assert callable(import_module(f"gpu_runs.{entry.module}").run)
+    done = queue("--dry-run", "--only", "b", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    entry = json.loads((tmp_path / "results.json").read_text())["entries"]["b"]
+    assert (entry["status"], f"b  done in {entry['seconds']:.0f} s" in done.stdout) == ("done", True)
+    assert entry["line"]
+    assert all(row["different"] == 0 for row in entry["rows"])
+    assert {file.name for file in tmp_path.iterdir()} == {"results.json", "log.txt"}
+
+
+@pytest.mark.slow
 def test_dry_run_runs_every_entry(tmp_path: Path) -> None:
     done = queue("--dry-run", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -100,15 +99,10 @@ result = model.generate(["Tom has 3 cups.", "Ann"], sampler="surest:k=3", max_ne
 assert [len(step.positions) for step in result.trace.steps[0]] == [3, 3, 2], result.trace.steps
 assert run(["show", "surest"]) == 0
 """
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]\n{script}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "positions per step" in done.stdout
+    code = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]\n{script}"
+    [done] = fresh.results([{"language": "python", "code": code}], tmp_path)
+    assert done["code"] == 0, done["told"]
+    assert "positions per step" in done["told"]
 
 
 def test_the_changelog_has_a_dated_section_for_this_version() -> None:

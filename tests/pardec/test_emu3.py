@@ -236,7 +236,9 @@ def measure(small: Both, samplers: tuple[str, ...], count: int) -> None:
         assert variation(seen, law) < noise + 4 * wide, sampler
 
 
+@pytest.mark.slow
 def test_the_joint_law_of_sjd_is_that_of_transformers_logits(tmp_path: Path) -> None:
+    """Its greedy images are compared always, and the law of the sampler on such a grid in test_chameleon.py."""
     small = Both(tmp_path / "small", sharp=0.4)
     measure(small, ("sjd:window=4",), 600)
 

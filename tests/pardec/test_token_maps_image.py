@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,9 @@ import pardec
 from pardec.cli import run
 from pardec.images import pngs
 from pardec.models.errors import ModelError
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import fresh
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "tests" / "golden" / "code_var" / "checkpoint"
@@ -68,8 +70,10 @@ def test_a_refiner_of_another_tokenizer_or_none_is_refused(tmp_path: Path) -> No
 
 
 def test_the_script_compares_samplers_of_token_maps() -> None:
-    script = [sys.executable, str(ROOT / "scripts" / "generate_image.py"), "--model", str(LARGE), "--images", "1"]
-    done = subprocess.run([*script, "--class", "2"], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    samplers = [line.split()[0] for line in done.stdout.splitlines()]
+    script = str(ROOT / "scripts" / "generate_image.py")
+    arguments = [script, "--model", str(LARGE), "--images", "1", "--class", "2"]
+    code = f"import runpy, sys\nsys.argv = {arguments}\nrunpy.run_path({script!r}, run_name='__main__')"
+    [done] = fresh.results([{"language": "python", "code": code}], ROOT)
+    assert done["code"] == 0, done["told"]
+    samplers = [line.split()[0] for line in done["told"].splitlines()]
     assert samplers == ["sequential", "fastvar", "fastvar:keep=0.3"]

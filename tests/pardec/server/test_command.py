@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,11 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         (("tiny-llama", "--host", "no.such.host.invalid", "--port", "0"), "cannot listen"),
     ],
 )
-def test_what_cannot_be_served_is_refused_before_it_listens(arguments: tuple[str, ...], message: str) -> None:
-    command = [sys.executable, "-m", "pardec", "serve", *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode != 0
-    assert message in ended.stderr
-    assert "Traceback" not in ended.stderr
+@pytest.mark.timeout(120)  # it listens where it should not
+def test_what_cannot_be_served_is_refused_before_it_listens(
+    arguments: tuple[str, ...], message: str, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, _, err = cli("serve", *arguments)
+    assert code != 0
+    assert message in err
+    assert "Traceback" not in err

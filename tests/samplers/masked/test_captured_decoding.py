@@ -27,7 +27,8 @@ MASKED = (
     ("sdar", "threshold:tau=0.2@dual"),
     ("dream", "suffix:window=2+threshold:tau=0.2@dual"),
 )
-SELDOM = ("sequential", "sequential@dkv", "threshold:tau=0.2@dual")  # in parts what others do too
+SELDOM = ("sequential", "sequential@dkv", "threshold:tau=0.2@dual", "threshold:tau=0.3+smoothing@dual")
+SELDOM += ("credit+localleap+prophet@dual:refresh=2",)  # their forwards are in parts those of others
 CHAINS = (("sequential", 1.0), ("lookup", 0.0), ("jacobi:window=4", 0.0), ("sjd:window=4", 1.0), ("recycling", 0.0))
 CHAINS += (("layerskip", 0.0),)
 
@@ -78,7 +79,7 @@ def test_guidance_and_ends_decode_the_same() -> None:
     assert counts(other)["replayed"] > 5
 
 
-@pytest.mark.parametrize(("spec", "temperature"), CHAINS)
+@pytest.mark.parametrize(("spec", "temperature"), thinned(CHAINS, lambda spec, _: not spec.startswith("sjd")))
 def test_autoregressive_models_decode_the_same(spec: str, temperature: float) -> None:
     plain = ar_toys.toy_ar(vocab=11)
     other = captured(plain)

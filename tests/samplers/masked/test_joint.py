@@ -89,7 +89,8 @@ def test_every_method_keeps_gaps_to_their_words(spec: str) -> None:
         together = decoded(model, IDS, SEEDS, **arguments)
         for row in (0, 2):
             assert all(tuple(together[row][at : at + 3]) in WORDS for at in STARTS), together[row]
-        assert decoded(model, IDS[2:], SEEDS[2:], **arguments) == together[2:]
+        if temperature:
+            assert decoded(model, IDS[2:], SEEDS[2:], **arguments) == together[2:]
 
 
 @pytest.mark.parametrize("family", EVERY_FAMILY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,13 +10,21 @@ import pytest
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.trace import PROMPT
-from tests.grids import chequered
+from tests.grids import pairwise
 from tests.samplers.masked.test_contract import SPECS, drawn
 from tests.samplers.masked_pictures import CAPTIONS, CODES, asked, draw, painter
 from tests.samplers.toys import same
 
 
-@pytest.mark.parametrize(("spec", "cfg"), chequered([spec for spec in SPECS if drawn(spec, 3) == 0], [None, 2.0]))
+def axes(spec: str, cfg: float | None) -> tuple[Any, ...]:
+    """What stands before the cache, and the cache, each with and without guidance."""
+    head, cache = spec.split("@")
+    return head, (cache, cfg)
+
+
+@pytest.mark.parametrize(
+    ("spec", "cfg"), pairwise(product([spec for spec in SPECS if drawn(spec, 3) == 0], [None, 2.0]), axes, 1)
+)
 def test_every_sampler_draws(spec: str, cfg: float | None) -> None:
     """Codes in cells, given tokens between them, rows alone as in company; or a stage that says why it cannot."""
     sampler = registry.resolve(spec, "masked")

@@ -72,12 +72,11 @@ def test_an_exit_after_one_forward_commits_a_window_a_forward() -> None:
 @pytest.mark.covers(1)
 def test_every_window_and_init_is_plain_greedy_in_every_batch(policy: str, init: str) -> None:
     model = toy_ar(4, 6, 1.5)
+    expected = [plain_greedy(model, *each) for each in zip(GIVEN, NEW, strict=True)]
     for window in (2, 5, 16):
         spec = f"jacobi:window={window},policy={policy},init={init}"
-        for count in (1, 3, 8):
-            done = run(model, spec, GIVEN[:count], NEW[:count])
-            expected = [plain_greedy(model, *each) for each in zip(GIVEN[:count], NEW[:count], strict=True)]
-            assert rows(done) == expected
+        for count in (1, 8):
+            assert rows(run(model, spec, GIVEN[:count], NEW[:count])) == expected[:count]
 
 
 def test_tiny_llama_says_what_it_says_one_by_one() -> None:

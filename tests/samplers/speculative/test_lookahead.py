@@ -61,9 +61,9 @@ def test_rows_take_the_forwards_of_a_naive_one(seed: int, window: int, ngram: in
 def test_every_window_is_plain_greedy_in_every_batch(window: int, ngram: int, guesses: int, more: str) -> None:
     model = toy_ar(4, 6, 1.5)
     spec = f"lookahead:window={window},ngram={ngram},guesses={guesses},{more}".rstrip(",")
-    for count in (1, 3, 8):
-        done = run(model, spec, GIVEN[:count], NEW[:count])
-        assert rows(done) == [plain_greedy(model, *each) for each in zip(GIVEN[:count], NEW[:count], strict=True)]
+    expected = [plain_greedy(model, *each) for each in zip(GIVEN, NEW, strict=True)]
+    for count in (1, 8):
+        assert rows(run(model, spec, GIVEN[:count], NEW[:count])) == expected[:count]
 
 
 def test_the_window_is_laid_down_beside_the_guesses() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import runpy
 from itertools import product
 from pathlib import Path
 
@@ -93,7 +92,7 @@ def test_a_draft_carries_the_prompt_tokens_of_each_node() -> None:
     assert (whole.index >= 0)[0].sum(0).tolist() == [2, 1, 1, 1]
 
 
-def test_the_spec_keeps_greedy_decoding_and_the_script_prints_it() -> None:
+def test_the_spec_keeps_greedy_decoding_and_the_script_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
     rates = [[0.6, 0.15, 0.05], [0.4, 0.1, 0.04], [0.3, 0.1, 0.02]]
     spec = prompt_tree(rates, 24).spec("tiny-llama-prompts", 3)
     assert "." in spec.partition("carry=")[2].partition("+")[0]
@@ -102,12 +101,14 @@ def test_the_spec_keeps_greedy_decoding_and_the_script_prints_it() -> None:
     plain = model.generate(prompts, sampler="sequential", max_new_tokens=24)
     assert model.generate(prompts, sampler=spec, max_new_tokens=24).text == plain.text
     text = " / ".join(" ".join(map(str, level)) for level in rates)
-    command = [sys.executable, str(ROOT / "scripts" / "prompt_tree.py"), "tiny-llama-prompts", "--rates", text]
-    run = subprocess.run([*command, "--inputs", "24"], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == spec
-    assert "inputs" in run.stderr
-    wrong = subprocess.run([*command, "--inputs", "2"], capture_output=True, text=True, check=False)
-    assert (wrong.returncode, wrong.stderr[:6]) == (1, "error:")
+    main = runpy.run_path(str(ROOT / "scripts" / "prompt_tree.py"))["main"]
+    command = ["tiny-llama-prompts", "--rates", text, "--inputs"]
+    capsys.readouterr()
+    main([*command, "24"])
+    out, err = capsys.readouterr()
+    assert (out.strip(), "inputs" in err) == (spec, True)
+    with pytest.raises(SystemExit, match="^error:"):
+        main([*command, "2"])
 
 
 @pytest.mark.seeds("arXiv:2405.18628")

@@ -375,9 +375,10 @@ def test_rows_that_share_the_beginning_of_their_prompts_are_those_that_hold_it_e
     assert [row[1:] for row in shared.trace.fed] == [row[1:] for row in plain.trace.fed]
 
 
-@pytest.mark.parametrize("spec", sorted({*GREEDY, *SAMPLED}))
-def test_a_resolved_spec_is_its_own_resolution(spec: str) -> None:
-    for sampling in (False, True):
+@pytest.mark.parametrize("drafter", sorted({spec.split("+")[0] for spec in (*GREEDY, *SAMPLED)}))
+def test_a_resolved_spec_is_its_own_resolution(drafter: str) -> None:
+    specs = {spec for spec in (*GREEDY, *SAMPLED) if spec.split("+")[0] == drafter}
+    for spec, sampling in product(sorted(specs), (False, True)):
         if resolves(spec, sampling=sampling):
             full = registry.resolve(spec, "ar", sampling=sampling).spec
             assert registry.resolve(str(full), "ar", sampling=sampling).spec == full

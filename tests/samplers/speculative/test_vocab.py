@@ -77,7 +77,7 @@ def test_where_only_other_tokens_are_allowed_the_law_is_kept(rest: str, ids: str
     sets = torch.ones(2, 5, dtype=torch.bool)
     sets[1] = torch.tensor([False, True, False, False, True])
     at = torch.tensor([0, 0, 1, 0, 1, 0])
-    count = 3000
+    count = 1500
     allowed = Allowed(sets, (at,) * count)
     with named(near=near()), drafts() as tokens:
         spec = f"model:name=near,k=3,vocab={ids}+{rest}"
