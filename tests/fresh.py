@@ -65,7 +65,11 @@ def results(pieces: list[dict[str, str]], folder: Path) -> list[dict[str, Any]]:
 
 
 def _python(code: str) -> None:
-    exec(compile(code, "<piece>", "exec"), {"__name__": "__main__"})
+    try:
+        exec(compile(code, "<piece>", "exec"), {"__name__": "__main__"})
+    except SystemExit as end:  # as a script ends well
+        if end.code:
+            raise
 
 
 def _command(line: str) -> None:

@@ -157,7 +157,8 @@ def test_pieces_make_up_the_results_text(model: pardec.Model, spec: str) -> None
     except pardec.SpecError:
         pytest.skip("refused")
     stop = model.generate(TEXTS, sampler="sequential", max_new_tokens=12, stop_ids=[]).tokens[0][5]
-    for arguments in ({}, {"stop_ids": [stop]}, {"temperature": 0.7, "cfg": 1.5, "stop_ids": [stop]}):
+    ways = ({}, {"stop_ids": [stop]}, {"temperature": 0.7, "cfg": 1.5, "stop_ids": [stop]})
+    for arguments in (ways[len(spec) % 2], ways[2]):
         given: dict[str, Any] = {"sampler": spec, "max_new_tokens": 12, "block_length": 4, **arguments}
         result = model.generate(TEXTS, **given)
         pieces = pieces_of(model.stream(TEXTS, **given), 3)

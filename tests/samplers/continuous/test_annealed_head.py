@@ -65,7 +65,7 @@ def test_each_step_has_its_own_chain(model: ContinuousModel) -> None:
     assert (same.latents == plain.latents).all()
 
 
-@pytest.mark.parametrize("last", ["map", "x1", "noise"])
+@pytest.mark.parametrize("last", ["map", "x1", pytest.param("noise", marks=pytest.mark.slow)])
 def test_seeded_jacobi_and_sequential_anneal_alike(model: ContinuousModel, last: str) -> None:
     parts = f"last={last},head=12,head_to=4"
     for steps in (4, 16):

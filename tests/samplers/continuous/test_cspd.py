@@ -93,6 +93,7 @@ def test_the_draft_is_loaded_once_as_the_target_is() -> None:
         ("k=1,tau=1,derived=true,reference=true", "map"),
     ],
 )
+@pytest.mark.covers(1)
 def test_a_draft_that_is_the_target_is_accepted_and_gives_its_pictures(spec: str, last: str, cfg: float | None) -> None:
     model = mar()
     plain = generate(model, f"mar:steps=7,last={last}", cfg=cfg, **ROWS)  # type: ignore[arg-type]

@@ -61,6 +61,7 @@ def test_both_bounds_are_strict() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("high", "low"), [(0.9, 0.4), (0.5, 0.2), (None, 0.0), (0.3, 0.6)])
+@pytest.mark.covers(1)
 def test_it_is_the_naive_rule(family: str, high: float | None, low: float) -> None:
     length = {} if "sdar" in family else {"block_length": 8}
     name = "none" if high is None else high

@@ -29,6 +29,7 @@ def test_what_is_taken_back_by_hand() -> None:
 @pytest.mark.parametrize("reference", [False, True])
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize(("least", "size"), [(2, 4), (2, 8), (3, 16), (1, 8)])
+@pytest.mark.covers(2)
 def test_it_follows_its_paper(family: str, least: int, size: int, reference: bool) -> None:
     reopened = 0
     for seed in range(3):

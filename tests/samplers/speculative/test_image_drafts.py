@@ -21,6 +21,7 @@ from pardec.samplers.speculative.draft.image_grid import copy_left, copy_up
 from pardec.samplers.speculative.draft.sjd import Sjd
 from pardec.samplers.speculative.draft.text_history import GridIndex
 from pardec.samplers.speculative.sequences import Sequences
+from tests.grids import pairwise
 from tests.samplers.ar_toys import run, toy_ar
 from tests.samplers.module_files import random_modules
 from tests.samplers.picture_toys import (
@@ -118,7 +119,19 @@ def test_at_temperature_0_pictures_are_those_of_whole_forwards(spec: str) -> Non
         assert sum(done.draft_forwards) > 0
 
 
-@pytest.mark.parametrize("spec", [*(spec for spec in SPECS if "search" not in spec), "zipar:window=2", "zipar"])
+def each_drafter(spec: str) -> tuple[Any, ...]:
+    """The drafter, and whether its drafts are trees."""
+    return (spec.split(":")[0].split("+")[0], "template" in spec)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    pairwise(
+        [(spec,) for spec in (*SPECS, "zipar:window=2", "zipar") if "search" not in spec],
+        lambda spec: (each_drafter(spec),),
+        1,
+    ),
+)
 def test_a_picture_alone_is_the_picture_in_any_batch(spec: str) -> None:
     asked: dict[str, Any] = {"temperature": 1.0, "top_k": 5, **GUIDED}
     together = draw(target(), spec, CAPTIONS, seeds=range(7, 11), **asked)
