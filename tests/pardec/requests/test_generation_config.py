@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,16 @@ def settled(weights: Path, folder: Path, **keys: Any) -> Path:
     return folder
 
 
+@lru_cache(maxsize=1)
+def theirs(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
 def reference(folder: Path, prompt: list[int], **arguments: Any) -> list[int]:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = torch.tensor([prompt])
-    rows = model.generate(ids, attention_mask=torch.ones_like(ids), **{"max_new_tokens": NEW, **arguments})
-    return rows[0, len(prompt) :].tolist()
+    rows = theirs(folder).generate(ids, attention_mask=torch.ones_like(ids), **{"max_new_tokens": NEW, **arguments})
+    found: list[int] = rows[0, len(prompt) :].tolist()
+    return found
 
 
 CASES: dict[str, dict[str, Any]] = {

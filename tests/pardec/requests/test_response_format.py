@@ -71,7 +71,7 @@ LEFT_TO_RIGHT = HELD | {name: schema for name, (schema, _) in MASKED.items()}
 def test_autoregressive_answers_are_valid_and_exact(llama: pardec.Model, name: str, temperature: float) -> None:
     schema = LEFT_TO_RIGHT[name]
     least = shortest(llama, schema)
-    new = max(32, least + 8)
+    new = least + 8
     drafted = ("lookup", "model:name=tiny-llama-draft,k=3")
 
     def answers(sampler: str, new: int, rows: slice = slice(None)) -> list[list[int]]:
@@ -247,7 +247,7 @@ def test_a_drafter_changes_no_greedy_answer(llama: pardec.Model, plain: list[lis
 
 @pytest.mark.parametrize("argument", [{"top_k": 1}, {"top_p": 0.5}, {"repetition_penalty": 1.5}, {"stop_ids": []}])
 def test_filters_choose_among_what_the_grammar_leaves(llama: pardec.Model, argument: dict[str, Any]) -> None:
-    valid(llama.generate(PROMPTS, response_format=RECORD, temperature=1.0, max_new_tokens=72, **argument), RECORD)
+    valid(llama.generate(PROMPTS, response_format=SMALL, temperature=1.0, max_new_tokens=32, **argument), SMALL)
 
 
 def test_a_row_ends_where_nothing_can_follow(llama: pardec.Model) -> None:
@@ -272,9 +272,9 @@ def test_without_llguidance_the_error_tells_how_to_install_it(
 
 
 def test_rows_of_other_schemas_share_a_running_batch(llama: pardec.Model, dream: pardec.Model) -> None:
-    schemas = [HELD["flat"], None, HELD["enum"], HELD["integer bounds"], RECORD, HELD["string lengths"], None]
+    schemas = [HELD["flat"], None, HELD["enum"], HELD["integer bounds"], SMALL, HELD["string lengths"], None]
     items: list[dict[str, Any]] = [
-        {"prompt": f"{name} has {at} cups.", "max_new_tokens": 72}
+        {"prompt": f"{name} has {at} cups.", "max_new_tokens": 40}
         | ({"max_new_tokens": 9} if schema is None else {"response_format": schema})
         for at, (name, schema) in enumerate(
             zip(["Tom", "Ann", "Kim", "Bob", "Eva", "Max", "Ivo"], schemas, strict=True)
