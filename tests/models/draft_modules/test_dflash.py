@@ -283,7 +283,7 @@ def changed(folder: Path, change: dict[str, Any], drop: tuple[str, ...] = ()) ->
         ({"hidden_size": None}, "lacks hidden_size"),
         (
             {"is_causal": False, "layer_types": ["sliding_attention"] * 2, "sliding_window": 4},
-            "window below its blocks",
+            "window below its block",
         ),
         (
             {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 2, 3]}},
@@ -439,4 +439,4 @@ def test_vocabularies_that_disagree(tmp_path: Path) -> None:
 
 def test_a_markov_head_of_another_type_is_refused(tmp_path: Path) -> None:
     write(tmp_path, markov="vanilla")
-    assert "type 'cond', which is not built" in refusal(changed(tmp_path, {"markov_head_type": "cond"}))
+    assert "type 'cond', which is not supported" in refusal(changed(tmp_path, {"markov_head_type": "cond"}))

@@ -143,7 +143,7 @@ def test_what_cannot_go_with_hypotheses_is_refused_with_the_reason(spec: str) ->
 
 def test_logprobs_are_refused() -> None:
     model = Model(recorded("llada"))
-    with pytest.raises(SpecError, match="logprobs are of one"):
+    with pytest.raises(SpecError, match="logprobs need a single one"):
         model.generate(input_ids=[[5, 6, 7]], sampler="freedave+sequential", max_new_tokens=8, logprobs=1)
 
 
