@@ -326,6 +326,10 @@ def _parameters(cls: type) -> tuple[Mapping[str, str], ...]:
     def describe(field: Field[Any]) -> Mapping[str, str]:
         kind = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
         kind, doc = annotation(ast.parse(kind, mode="eval").body)
+        if field.default is MISSING and field.init:
+            raise SpecError(
+                f"{cls.__name__}: the parameter {field.name} has no default", "every parameter of a method has one"
+            )
         default = "" if field.default is MISSING else format_value(field.default)
         return {"name": field.name, "type": kind, "default": default, "doc": doc}
 

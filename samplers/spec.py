@@ -128,6 +128,13 @@ class Policy:
             rule = f"be {bound}" if least is None or most is None else f"lie in [{least}, {most}]"
             raise SpecError(f"{self.registered[0]}: {name} must {rule}, got {value}", hint)
 
+    def undefined(self, method: str) -> SpecError:
+        """The error for a method of the stage that a class has to define and does not."""
+        return SpecError(
+            f"the class {type(self).__name__} does not define {method}",
+            "the base class of its stage says what it gets and returns: contracts.py of the loop",
+        )
+
     def check(self, sampler: Any) -> None:
         """Raises SpecError for invalid parameters when a spec is resolved; combinations are checked by traits."""
 

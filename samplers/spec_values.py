@@ -108,6 +108,18 @@ def by_stage(spec: Spec, family: Family) -> dict[str, Named]:
     return stages
 
 
+def check_bases(stages: Mapping[str, Named], bases: Mapping[str, type]) -> None:
+    """Raises SpecError for a method that is not of the class of the stage for which it is registered."""
+    for stage, named in stages.items():
+        base = bases[stage]
+        for name, method in named:
+            if not isinstance(method, base):
+                raise SpecError(
+                    f"{name!r} is registered for the stage {stage!r} but is no {base.__name__}",
+                    hint=f"derive it from {base.__module__}.{base.__name__}",
+                )
+
+
 def add_default(stages: Mapping[str, Named], stage: str, text: str, family: str) -> None:
     """Gives `stage` the method of the spec `text` if it has none."""
     if not stages[stage]:

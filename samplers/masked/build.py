@@ -7,12 +7,40 @@ from typing import TYPE_CHECKING, Any
 
 from ..cards import MASKED, SINGLE, name_of
 from ..spec import Spec
-from ..spec_values import Named, add_default, by_stage, exactness, full, refuse_doubles
+from ..spec_values import Named, add_default, by_stage, check_bases, exactness, full, refuse_doubles
 from . import compatibility
-from .contracts import MaskedSampler, Stage
+from .contracts import (
+    Block,
+    Branch,
+    Cache,
+    Finish,
+    Inputs,
+    Logits,
+    MaskedSampler,
+    Propose,
+    Query,
+    Revise,
+    Select,
+    Stage,
+    Widen,
+)
 
 if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
+
+_BASES = {
+    "block": Block,
+    "branch": Branch,
+    "query": Query,
+    "inputs": Inputs,
+    "logits": Logits,
+    "propose": Propose,
+    "select": Select,
+    "widen": Widen,
+    "revise": Revise,
+    "finish": Finish,
+    "cache": Cache,
+}
 
 
 def build(spec: Spec, *, sampling: bool = False) -> MaskedSampler:
@@ -21,6 +49,9 @@ def build(spec: Spec, *, sampling: bool = False) -> MaskedSampler:
     Raises SpecError for two methods where one is allowed, a cache without `@`, stages that do not go together.
     """
     stages = by_stage(spec, "masked")
+    # A class of a user's own may have the methods of its stage without the base class.
+    derived = {stage: [one for one in named if isinstance(one[1], Stage)] for stage, named in stages.items()}
+    check_bases(derived, _BASES)
     _add_defaults(stages, spec)
     refuse_doubles(spec, stages)
     order = [named for stage in MASKED for named in stages[stage]]

@@ -316,7 +316,7 @@ class Block(Stateful):
 
     def span(self, canvas: Canvas, state: Any) -> Span:
         """Called before each forward: the span in which each row's open positions compete."""
-        raise NotImplementedError
+        raise self.undefined("span")
 
     def narrow(self, evidence: Evidence, canvas: Canvas, state: Any) -> Span | None:
         """Called after each forward: a smaller span that takes effect at once; None keeps the span."""
@@ -350,7 +350,7 @@ class Branch(Stage):
     @property
     def depths(self) -> tuple[int, ...]:
         """How many steps each hypothesis of a row is ahead of the row, ascending from 0, the row itself."""
-        raise NotImplementedError
+        raise self.undefined("depths")
 
     @property
     def needs(self) -> tuple[int, ...]:
@@ -363,11 +363,11 @@ class Branch(Stage):
         `number` [N] is the number of each within its row. `choice` is what the sampler would commit next from that
         forward, after the hypothesis's earlier steps; a hypothesis that adds nothing at a step is dropped.
         """
-        raise NotImplementedError
+        raise self.undefined("draft")
 
     def survivors(self, hypotheses: Hypotheses) -> np.ndarray:
         """[n] the index among N of the hypothesis that each row continues from; the step's commits are made to it."""
-        raise NotImplementedError
+        raise self.undefined("survivors")
 
 
 class Query(Stateful):
@@ -394,7 +394,7 @@ class Query(Stateful):
 
         The loop adds everything up to the end of the active block, and all positions that are not open.
         """
-        raise NotImplementedError
+        raise self.undefined("visible")
 
 
 class Cache(Stateful):
@@ -424,7 +424,7 @@ class Cache(Stateful):
         return self.provides | _reads_attention(self) | reuses
 
     def query(self, canvas: Canvas, state: Any) -> QuerySpec:
-        raise NotImplementedError
+        raise self.undefined("query")
 
     def layer_reuse(self, layers: int) -> LayerReuse | None:
         """The share of positions that each of `layers` layers computes in `QuerySpec.similar` rows; None: no reuse."""
@@ -455,7 +455,7 @@ class Inputs(Stateful):
 
     def soft(self, canvas: Canvas, state: Any) -> Tensor | None:
         """Called before a forward: the vectors to add, [B, W, E], or None if there is nothing to add."""
-        raise NotImplementedError
+        raise self.undefined("soft")
 
     def observe(self, evidence: Evidence, embed: Callable[[Tensor], Tensor], canvas: Canvas, state: Any) -> None:
         """Called after a forward; `embed` mixes the model's embeddings, [B, W, V] weights -> [B, W, E]."""
@@ -469,14 +469,14 @@ class Logits(Stateful):
         return self.provides | _reads_attention(self) | _remembers(self)
 
     def logits(self, evidence: Evidence, canvas: Canvas, state: Any) -> Distribution:
-        raise NotImplementedError
+        raise self.undefined("logits")
 
 
 class Propose(Stage):
     """Proposes a candidate and a score for each position."""
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
-        raise NotImplementedError
+        raise self.undefined("propose")
 
 
 class Select(Stateful):
@@ -496,7 +496,7 @@ class Select(Stateful):
         return traits
 
     def select(self, proposal: Proposal, canvas: Canvas, state: Any) -> Tensor | Choice:
-        raise NotImplementedError
+        raise self.undefined("select")
 
     @property
     def reference_sampler(self) -> str | None:
@@ -525,7 +525,7 @@ class Select(Stateful):
         called after `skipped_steps`. A select with `KNOWN_ORDER` always knows it, one with `ORDER_OF_SCORES` only with
         a proposer that has `KNOWN_SCORES`.
         """
-        raise NotImplementedError
+        raise self.undefined("commit_order")
 
 
 class Widen(Stateful):
@@ -536,7 +536,7 @@ class Widen(Stateful):
         return self.provides | _reads_attention(self) | _remembers(self)
 
     def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: Any) -> Tensor:
-        raise NotImplementedError
+        raise self.undefined("widen")
 
 
 class Revise(Stateful):
@@ -558,7 +558,7 @@ class Revise(Stateful):
 
     def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: Any) -> Revision:
         """The revision of this step; `chosen` [B, W] are the positions that the step commits at the same time."""
-        raise NotImplementedError
+        raise self.undefined("revise")
 
 
 class Finish(Stage):
@@ -579,11 +579,11 @@ class Finish(Stage):
 
     def fill(self, predictions: Predictions, proposal: Proposal, canvas: Canvas) -> np.ndarray:
         """[B] bool on the host, called before each commit: rows whose open positions are all committed now instead."""
-        raise NotImplementedError
+        raise self.undefined("fill")
 
     def cut(self, predictions: Predictions, canvas: Canvas, request: Request) -> np.ndarray:
         """[B], called before the commit of a step that enters a block: the new ends of rows, after their blocks."""
-        raise NotImplementedError
+        raise self.undefined("cut")
 
 
 @dataclass(frozen=True)

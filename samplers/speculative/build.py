@@ -9,7 +9,7 @@ from pardec.models.errors import SpecError
 from ..cards import AUTOREGRESSIVE, SINGLE
 from ..limits import check_nodes
 from ..spec import Spec, parse
-from ..spec_values import add_default, build_method, by_stage, exactness, full, refuse_doubles
+from ..spec_values import add_default, build_method, by_stage, check_bases, exactness, full, refuse_doubles
 from ..traits import Trait
 from . import compatibility
 from .contracts import Acceptance, Cache, Drafter, Length, Logits, Shape, SpeculativeSampler, Texts
@@ -33,13 +33,7 @@ def build(parsed: Spec, *, sampling: bool = False) -> SpeculativeSampler:
     """
     stages = by_stage(parsed, "ar")
     refuse_doubles(parsed, stages)
-    for stage, named in stages.items():
-        for name, policy in named:
-            if not isinstance(policy, _BASES[stage]):
-                raise SpecError(
-                    f"{name!r} is registered for the stage {stage!r} but is no {_BASES[stage].__name__}",
-                    hint=f"derive it from pardec.samplers.speculative.contracts.{_BASES[stage].__name__}",
-                )
+    check_bases(stages, _BASES)
     if stages["texts"]:
         return _of_texts(parsed, *stages["texts"][0])
     add_default(stages, "draft", "sequential", "ar")

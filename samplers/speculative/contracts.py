@@ -332,7 +332,7 @@ class Drafter(Stage):
 
     def width(self, model: LanguageModel) -> int:
         """The most nodes of a draft, node 0 included."""
-        raise NotImplementedError
+        raise self.undefined("width")
 
     @property
     def needed_model(self) -> str | None:
@@ -370,7 +370,7 @@ class Drafter(Stage):
 
     def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:
         """A draft for every live row, at most `remaining` [B] deep, which leaves room for the bonus token."""
-        raise NotImplementedError
+        raise self.undefined("propose")
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: Any) -> None:
         """Called after each round's commit, including the first round, which feeds the prompt."""
@@ -410,7 +410,7 @@ class Acceptance(Stage):
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: Any) -> Verdict:
         """The accepted nodes and the token after them."""
-        raise NotImplementedError
+        raise self.undefined("accept")
 
 
 class DraftModel(Protocol):
@@ -459,13 +459,13 @@ class Shape(Stage):
 
     def width(self, k: int) -> int:
         """The most nodes of a draft `k` tokens deep, including node 0 and nodes that are pruned before verification."""
-        raise NotImplementedError
+        raise self.undefined("width")
 
     def grow(
         self, draft_model: DraftModel, context: DecodeContext, budget: np.ndarray, uniforms: Uniforms, state: Any
     ) -> Draft:
         """Grows a draft at most `budget` [B] tokens deep."""
-        raise NotImplementedError
+        raise self.undefined("grow")
 
 
 class Logits(Stage):
@@ -483,7 +483,7 @@ class Logits(Stage):
             logits: [N, V] after them; -inf excludes a token. At least one finite logit has to stay finite.
             prompts: [N] tokens of each text's prompt.
         """
-        raise NotImplementedError
+        raise self.undefined("scores")
 
 
 class Cache(Stage):
@@ -528,17 +528,17 @@ class Texts(Stage):
 
     def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens that may continue a draft, likeliest first, and their log-probabilities, both [B, T]."""
-        raise NotImplementedError
+        raise self.undefined("candidates")
 
     def scores(
         self, texts: Sequence[Sequence[int]], tokens: np.ndarray, logprobs: np.ndarray, state: Any
     ) -> np.ndarray:
         """[n, T], at most 0: what each of `tokens` [T] adds to the scores of n drafts; `state` was made by `begin`."""
-        raise NotImplementedError
+        raise self.undefined("scores")
 
     def mixture(self, scores: np.ndarray) -> np.ndarray:
         """[n] the weight of each draft in the next input, from the drafts' `scores` [n]; weights sum to 1."""
-        raise NotImplementedError
+        raise self.undefined("mixture")
 
 
 class Length(Stage):

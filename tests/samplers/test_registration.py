@@ -13,9 +13,10 @@ import pytest
 
 from pardec.models.errors import SpecError
 from pardec.samplers import cards, registry, renamed
+from pardec.samplers.masked.contracts import Select
 from pardec.samplers.masked.select.threshold import Threshold
 from pardec.samplers.registry import Policy, register, resolve
-from pardec.samplers.speculative.contracts import DraftModel
+from pardec.samplers.speculative.contracts import Drafter, DraftModel
 from pardec.samplers.traits import Trait
 from tests.samplers.toys import fill, prompts, toy
 
@@ -166,6 +167,40 @@ def test_a_negative_threshold_goes_with_entropies_whatever_stands_before() -> No
             return evidence.logits
 
     assert str(resolve("idle_logits+entropy+threshold:tau=-1").spec).startswith("idle_logits:kind=a+entropy:of=raw+")
+
+
+@pytest.mark.usefixtures("scratch")
+@pytest.mark.parametrize(("stage", "family"), [("widen", "masked"), ("length", "ar")])
+def test_a_method_of_another_stage_s_class_is_refused(stage: str, family: Literal["masked", "ar"]) -> None:
+    @register("misplaced", stage=stage, family=family)
+    @dataclass(frozen=True)
+    class Misplaced(Select if family == "masked" else Drafter):  # type: ignore[misc]
+        pass
+
+    with pytest.raises(SpecError, match=f"'misplaced' is registered for the stage '{stage}' but is no") as caught:
+        resolve("misplaced", family)
+    assert (caught.value.hint or "").endswith(f".contracts.{stage.capitalize()}")
+
+
+@pytest.mark.usefixtures("scratch")
+def test_a_method_that_a_class_does_not_define_is_named() -> None:
+    @register("misspelt", stage="select")
+    @dataclass(frozen=True)
+    class Misspelt(Select):
+        def selct(self) -> None: ...
+
+    with pytest.raises(SpecError, match="the class Misspelt does not define select"):
+        fill(toy(), "misspelt", prompts((3,)), 8)
+
+
+@pytest.mark.usefixtures("scratch")
+def test_a_parameter_without_a_default_is_refused() -> None:
+    with pytest.raises(SpecError, match="Bare: the parameter k has no default"):
+
+        @register("bare", stage="select")
+        @dataclass(frozen=True)
+        class Bare(Select):
+            k: int
 
 
 @pytest.mark.usefixtures("scratch")
