@@ -45,10 +45,10 @@ def test_a_card_says_what_its_file_says(name: str) -> None:
     card = CARDS[name]
     module = inspect.getmodule(card.make)
     doc = inspect.getdoc(module) or ""
-    assert Path(card.file).stem == card.name
+    assert Path(card.file).stem == card.name, f"the file of {card.name} has to be {card.name}.py"
     assert Path(card.file).read_text().splitlines()[card.line - 1].startswith("@register")
     assert card.summary == doc.split("\n")[0]
-    assert card.summary.endswith(".")
+    assert card.summary.endswith("."), "the docstring begins with one line, a sentence with a full stop"
     assert card.stage in registry.STAGES
     assert card.exact in ("greedy", "distribution", "relaxed")
     check_docstring(doc, paper=card.paper, exact=card.exact)
@@ -60,7 +60,7 @@ def test_every_parameter_is_documented_and_has_a_default(name: str) -> None:
     card = CARDS[name]
     assert [p["name"] for p in card.parameters] == [f.name for f in dataclasses.fields(card.make)]
     for parameter in card.parameters:
-        assert parameter["doc"], f"{name}:{parameter['name']} has no comment"
+        assert parameter["doc"], f'{name}: {parameter["name"]} has no description: Annotated[type, "description"]'
         assert parameter["type"]
         assert parameter["default"] != ""
     defaults = ",".join(f"{p['name']}={p['default']}" for p in card.parameters)
@@ -78,7 +78,7 @@ def test_grids_name_parameters_of_the_method_and_have_enough_values(name: str) -
 
 @pytest.mark.parametrize("name", CARDS)
 def test_a_method_is_immutable(name: str) -> None:
-    assert CARDS[name].make.__dataclass_params__.frozen
+    assert CARDS[name].make.__dataclass_params__.frozen, "a method is a @dataclass(frozen=True)"
 
 
 def test_cards_stand_by_stage_and_name() -> None:
