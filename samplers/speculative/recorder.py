@@ -33,8 +33,8 @@ class TraceRecorder:
         self.lengths = text.length.copy()
         self.finished_rows: dict[int, RowFinished] = {}
         self.rounds: list[Round] = []  # not yet in the following counts
-        self.drafted: list[list[int]] = [[] for _ in range(count)]
-        self.accepted: list[list[int]] = [[] for _ in range(count)]
+        self._drafted: list[list[int]] = [[] for _ in range(count)]
+        self._accepted: list[list[int]] = [[] for _ in range(count)]
         self.forced: list[list[int]] = [[] for _ in range(count)]
         self.draft_forwards = np.zeros(count, dtype=np.int64)
         self.deviation: np.ndarray | None = None  # [B], if the acceptance reports one
@@ -43,6 +43,18 @@ class TraceRecorder:
         self.earlier: list[list[range | tuple[int, ...]]] = [
             [] for _ in range(count)
         ]  # positions fed before, in another loop
+
+    @property
+    def drafted(self) -> list[list[int]]:
+        """The number of drafted tokens of each row at each round."""
+        self.add_rounds()
+        return self._drafted
+
+    @property
+    def accepted(self) -> list[list[int]]:
+        """The number of accepted tokens of each row at each round."""
+        self.add_rounds()
+        return self._accepted
 
     def add_rounds(self) -> None:
         """Counts `rounds`."""
@@ -71,13 +83,13 @@ class TraceRecorder:
         accepted: np.ndarray,
     ) -> None:
         for row, drafted, passed in zip(rows.tolist(), deepest.tolist(), accepted.tolist(), strict=True):
-            self.drafted[row].append(drafted)
-            self.accepted[row].append(passed)
+            self._drafted[row].append(drafted)
+            self._accepted[row].append(passed)
         if forwards:
             self.draft_forwards[rows] += forwards
         if "deviation" in summary:
             if self.deviation is None:
-                self.deviation = np.zeros(len(self.drafted))
+                self.deviation = np.zeros(len(self._drafted))
             self.deviation[rows] += summary["deviation"]
 
     def _any_forced(self, which: Sequence[int]) -> bool:
