@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import Emu3Config, Emu3ForConditionalGeneration, Emu3Processor
 
 from pardec.models.images.emu3_words import RANKS, TOKENS, VISION, from_ranks
@@ -100,13 +100,6 @@ def processor(folder: Path) -> Any:
     from transformers import AutoTokenizer, Emu3ImageProcessor
 
     return Emu3Processor(Emu3ImageProcessor.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
-
-
-def change_tensors(folder: Path, rename: Any) -> None:
-    """Rewrites model.safetensors with names changed by `rename`; tensors whose new name is None are left out."""
-    file = folder / "model.safetensors"
-    tensors = {rename(name): tensor for name, tensor in load_file(file).items()}
-    save_file({name: tensor for name, tensor in tensors.items() if name is not None}, file, metadata={"format": "pt"})
 
 
 def write_authors(folder: Path, vision: Path, seed: int = 0) -> Any:

@@ -21,6 +21,7 @@ from pardec.samplers.rng import Keyed, Source
 from pardec.samplers.spec import parse
 from pardec.samplers.speculative.contracts import Acceptance, Drafter, Length, Shape, SpeculativeSampler
 from pardec.samplers.speculative.loop import decode
+from tests.samplers.toys import draw_weights
 
 
 def toy_ar(
@@ -50,12 +51,7 @@ def toy_ar(
             frequencies=frequencies,
         )
     )
-    drawn = np.random.RandomState(seed)  # the one stream that numpy promises never to change
-    with torch.no_grad():
-        for weight in decoder.parameters():
-            if weight.dim() > 1:
-                weight.copy_(torch.from_numpy(drawn.standard_normal(weight.shape)) * 0.5)
-        decoder.head.weight.mul_(sharp)
+    draw_weights(decoder, seed, sharp)
     decoder.to(dtype).eval().requires_grad_(False)
     decoding_config = DecodingConfig(None, tuple(eos), 0, None, 1, "causal")
     where = {"path": None, "device": torch.device("cpu"), "dtype": dtype}

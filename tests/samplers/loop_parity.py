@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from pardec.samplers.events import Finished
 from pardec.samplers.rng import Keyed
 from tests.reference import naive_masked as naive
-from tests.samplers.toys import BLOCK, MASK, request, run
+from tests.samplers.toys import BLOCK, MASK, prompts, request, run, toy
 
 LENGTHS, NEW = (5, 1, 8), (9, 6, 3)  # ragged prompts, and blocks that do not divide what is generated
 
@@ -21,6 +23,21 @@ def compare(
     """Runs both on every row; the tokens, the forward of each commit and the number of forwards must agree."""
     canvases = [row + [MASK] * count for row, count in zip(given, new, strict=True)]
     return compare_canvases(model, spec, select, canvases, [len(row) for row in given], **options)
+
+
+def orders_as_naive(name: str) -> Callable[..., None]:
+    """A test that the proposer of this name ranks tokens as the naive decoder does, by raw and filtered scores."""
+
+    @pytest.mark.parametrize("family", ["llada", "dream"])
+    @pytest.mark.parametrize("of", ["raw", "filtered"])
+    @pytest.mark.covers(1)
+    def test(family: str, of: str) -> None:
+        model, given = toy(family, seed=3, sharp=1.2), prompts(LENGTHS)
+        distribution = {"temperature": 0.7, "top_k": 6} if of == "filtered" else {}
+        for select, rule in {"sequential": naive.sequential, "fixed:steps=5": naive.fixed(5)}.items():
+            compare(model, f"{name}:of={of}+{select}", rule, given, NEW, **distribution)
+
+    return test
 
 
 def compare_canvases(

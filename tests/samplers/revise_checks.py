@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from pardec.samplers.events import Finished
-from tests.samplers.toys import MASK, fill, prompts, toy
+from tests.samplers.toys import MASK, fill, prompts, same, toy
 
 LENGTHS, NEW = (3, 6, 1), (10, 12, 7)
 
@@ -25,3 +28,37 @@ def compare(spec: str, rule: Any, family: str, size: int, seed: int, **parameter
         agree(got, row, *rule(model, [*prompt, *[MASK] * new], len(prompt), size, MASK, **parameters))
     plain = fill(model, spec.split("+")[-1] if "+" in spec else "threshold:tau=0.4", given, NEW, block_length=size)
     return got, int((got.tokens != plain.tokens).sum()) + int(got.nfe != plain.nfe)
+
+
+def alone_as_in_a_batch(spec: str) -> Callable[..., None]:
+    """A test that each row of a ragged batch, decoded by `spec` with any cache, is the row decoded alone."""
+
+    @pytest.mark.parametrize("cache", ["none", "prefix", "dual", "dual:refresh=3"])
+    @pytest.mark.parametrize(
+        ("family", "distribution"),
+        [("llada", {}), ("shifted-sdar", {}), ("dream", {"temperature": 0.7}), ("sdar", {"cfg": 1.5})],
+    )
+    @pytest.mark.covers(1)
+    def test(family: str, distribution: dict[str, Any], cache: str) -> None:
+        model, given = toy(family, sharp=1.2), prompts(LENGTHS)
+        whole = fill(model, f"{spec}@{cache}", given, NEW, **distribution)
+        for row in range(3):
+            alone = fill(model, f"{spec}@{cache}", [given[row]], NEW[row], seeds=[100 + row], **distribution)
+            assert same(alone, 0, whole, row)
+
+    return test
+
+
+def as_the_select_alone(*pairs: tuple[str, str]) -> Callable[..., None]:
+    """A test that the first spec of each pair decodes like the second, with any cache."""
+
+    @pytest.mark.parametrize("cache", ["none", "prefix", "dual", "dual:refresh=2"])
+    @pytest.mark.parametrize("family", ["llada", "dream", "sdar", "shifted-sdar"])
+    @pytest.mark.parametrize(("spec", "base"), pairs)
+    @pytest.mark.covers(2)
+    def test(spec: str, base: str, family: str, cache: str) -> None:
+        model, given = toy(family, sharp=1.2), prompts(LENGTHS)
+        one, other = (fill(model, f"{text}@{cache}", given, NEW) for text in (spec, base))
+        assert all(same(one, row, other, row) for row in range(3))
+
+    return test

@@ -43,6 +43,16 @@ EVERY_FAMILY: dict[str, tuple[Literal[0, 1], Attention]] = {
 EXPERTS = ExpertsConfig(count=4, top=2, width=8, sparse=(False, True), scores="sigmoid", bias="choice", shared_width=8)
 
 
+def draw_weights(decoder: Any, seed: int, sharp: float) -> None:
+    """Draws the matrices of a decoder; `sharp` multiplies its logits."""
+    drawn = np.random.RandomState(seed)  # the one stream that numpy promises never to change
+    with torch.no_grad():
+        for weight in decoder.parameters():
+            if weight.dim() > 1:
+                weight.copy_(torch.from_numpy(drawn.standard_normal(weight.shape)) * 0.5)
+        decoder.head.weight.mul_(sharp)
+
+
 def toy(
     family: str = "llada", *, seed: int = 0, vocab: int = VOCAB, sharp: float = 0.25, width: int = 16
 ) -> LanguageModel:
@@ -55,12 +65,7 @@ def toy(
             vocab=vocab, width=width, norm_eps=1e-6, frequencies=(1.0, 0.3, 0.1, 0.03), experts=experts, **shape
         )
     )
-    drawn = np.random.RandomState(seed)  # the one stream that numpy promises never to change
-    with torch.no_grad():
-        for weight in decoder.parameters():
-            if weight.dim() > 1:
-                weight.copy_(torch.from_numpy(drawn.standard_normal(weight.shape)) * 0.5)
-        decoder.head.weight.mul_(sharp)
+    draw_weights(decoder, seed, sharp)
     decoder.eval().requires_grad_(False)
     block = BLOCK if attention == "block-causal" else None
     decoding_config = DecodingConfig(vocab - 1, (vocab - 2,), vocab - 3, None, shift, attention, block)

@@ -17,7 +17,8 @@ from pardec.models.load import load
 from pardec.models.loading.kinds import kind_of
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
-from tests.models.emu3_files import CODES, change_tensors, processor, write_authors, write_library
+from tests.models.chameleon_files import change_tensors
+from tests.models.emu3_files import CODES, processor, write_authors, write_library
 
 TEXT = "the red cat, aed"
 

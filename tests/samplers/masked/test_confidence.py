@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.reference import naive_masked as naive
 from tests.samplers.eight_tokens import LAWS, SURE, TOKENS, proposal
-from tests.samplers.loop_parity import LENGTHS, NEW, compare
-from tests.samplers.toys import prompts, toy
+from tests.samplers.loop_parity import orders_as_naive
 
 
 def test_scores_by_hand() -> None:
@@ -30,11 +28,4 @@ def test_the_raw_score_is_blind_to_the_temperature_and_the_filtered_one_is_not()
         assert filtered.score[0, place].item() == pytest.approx(float(sharp[place, token]), abs=1e-6)
 
 
-@pytest.mark.parametrize("family", ["llada", "dream"])
-@pytest.mark.parametrize("of", ["raw", "filtered"])
-@pytest.mark.covers(1)
-def test_the_order_is_that_of_the_naive_decoder(family: str, of: str) -> None:
-    model, given = toy(family, seed=3, sharp=1.2), prompts(LENGTHS)
-    distribution = {"temperature": 0.7, "top_k": 6} if of == "filtered" else {}
-    for select, rule in {"sequential": naive.sequential, "fixed:steps=5": naive.fixed(5)}.items():
-        compare(model, f"confidence:of={of}+{select}", rule, given, NEW, **distribution)
+test_the_order_is_that_of_the_naive_decoder = orders_as_naive("confidence")

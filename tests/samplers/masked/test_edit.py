@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
-from tests.samplers.revise_checks import LENGTHS, NEW, compare
-from tests.samplers.toys import BLOCK, fill, prompts, request, run, same, table, toy
+from tests.samplers.revise_checks import alone_as_in_a_batch, as_the_select_alone, compare
+from tests.samplers.toys import BLOCK, request, run, table
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -26,28 +24,10 @@ def test_it_is_the_naive_rule(family: str, post: int) -> None:
     assert changed, "nothing was ever edited: the test shows nothing"
 
 
-@pytest.mark.parametrize("cache", ["none", "prefix", "dual", "dual:refresh=2"])
-@pytest.mark.parametrize("family", ["llada", "dream", "sdar", "shifted-sdar"])
-@pytest.mark.parametrize(("spec", "base"), [("threshold:tau=0.4+edit:tau=1", "threshold:tau=0.4")])
-@pytest.mark.covers(2)
-def test_nothing_surer_is_the_select_alone(spec: str, base: str, family: str, cache: str) -> None:
-    model, given = toy(family, sharp=1.2), prompts(LENGTHS)
-    one, other = (fill(model, f"{text}@{cache}", given, NEW) for text in (spec, base))
-    assert all(same(one, row, other, row) for row in range(3))
+test_nothing_surer_is_the_select_alone = as_the_select_alone(("threshold:tau=0.4+edit:tau=1", "threshold:tau=0.4"))
 
 
-@pytest.mark.parametrize("cache", ["none", "prefix", "dual", "dual:refresh=3"])
-@pytest.mark.parametrize(
-    ("family", "distribution"),
-    [("llada", {}), ("shifted-sdar", {}), ("dream", {"temperature": 0.7}), ("sdar", {"cfg": 1.5})],
-)
-@pytest.mark.covers(1)
-def test_a_row_alone_is_the_row_in_a_ragged_batch(family: str, distribution: dict[str, Any], cache: str) -> None:
-    model, given, spec = toy(family, sharp=1.2), prompts(LENGTHS), f"edit:tau=0.4+factor@{cache}"
-    whole = fill(model, spec, given, NEW, **distribution)
-    for row in range(3):
-        alone = fill(model, spec, [given[row]], NEW[row], seeds=[100 + row], **distribution)
-        assert same(alone, 0, whole, row)
+test_a_row_alone_is_the_row_in_a_ragged_batch = alone_as_in_a_batch("edit:tau=0.4+factor")
 
 
 def test_what_is_sure_everywhere_ends_at_once() -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.reference import naive_masked as naive
 from tests.samplers.eight_tokens import LAWS, TOKENS, proposal
-from tests.samplers.loop_parity import LENGTHS, NEW, compare
-from tests.samplers.toys import prompts, toy
+from tests.samplers.loop_parity import orders_as_naive
 
 NATS = [0.2535, 1.1125, 0.4014, 1.3799, 0.0670, 0.5875, 0.4315]
 
@@ -28,11 +26,4 @@ def test_the_filtered_score_is_of_what_is_drawn_from() -> None:
     assert found.score[0, :7].tolist() == pytest.approx((sharp * sharp.log()).sum(-1).tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("family", ["llada", "dream"])
-@pytest.mark.parametrize("of", ["raw", "filtered"])
-@pytest.mark.covers(1)
-def test_the_order_is_that_of_the_naive_decoder(family: str, of: str) -> None:
-    model, given = toy(family, seed=3, sharp=1.2), prompts(LENGTHS)
-    distribution = {"temperature": 0.7, "top_k": 6} if of == "filtered" else {}
-    for select, rule in {"sequential": naive.sequential, "fixed:steps=5": naive.fixed(5)}.items():
-        compare(model, f"entropy:of={of}+{select}", rule, given, NEW, **distribution)
+test_the_order_is_that_of_the_naive_decoder = orders_as_naive("entropy")

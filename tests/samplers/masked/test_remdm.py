@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.reference import naive_revise as naive
-from tests.samplers.revise_checks import LENGTHS, NEW, compare
+from tests.samplers.revise_checks import LENGTHS, NEW, alone_as_in_a_batch, as_the_select_alone, compare
 from tests.samplers.spec_checks import refused_specs
-from tests.samplers.toys import BLOCK, fill, prompts, same, toy
+from tests.samplers.toys import BLOCK, fill, prompts, toy
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -21,28 +19,10 @@ def test_it_is_the_naive_rule(family: str) -> None:
         assert all(more > less for more, less in zip(got.nfe, plain.nfe, strict=True))
 
 
-@pytest.mark.parametrize("cache", ["none", "prefix", "dual", "dual:refresh=2"])
-@pytest.mark.parametrize("family", ["llada", "dream", "sdar", "shifted-sdar"])
-@pytest.mark.parametrize(("spec", "base"), [("threshold:tau=0.4+remdm:rounds=0", "threshold:tau=0.4")])
-@pytest.mark.covers(2)
-def test_no_round_is_the_select_alone(spec: str, base: str, family: str, cache: str) -> None:
-    model, given = toy(family, sharp=1.2), prompts(LENGTHS)
-    one, other = (fill(model, f"{text}@{cache}", given, NEW) for text in (spec, base))
-    assert all(same(one, row, other, row) for row in range(3))
+test_no_round_is_the_select_alone = as_the_select_alone(("threshold:tau=0.4+remdm:rounds=0", "threshold:tau=0.4"))
 
 
-@pytest.mark.parametrize("cache", ["none", "prefix", "dual", "dual:refresh=3"])
-@pytest.mark.parametrize(
-    ("family", "distribution"),
-    [("llada", {}), ("shifted-sdar", {}), ("dream", {"temperature": 0.7}), ("sdar", {"cfg": 1.5})],
-)
-@pytest.mark.covers(1)
-def test_a_row_alone_is_the_row_in_a_ragged_batch(family: str, distribution: dict[str, Any], cache: str) -> None:
-    model, given, spec = toy(family, sharp=1.2), prompts(LENGTHS), f"remdm:at=0.5+threshold:tau=0.4@{cache}"
-    whole = fill(model, spec, given, NEW, **distribution)
-    for row in range(3):
-        alone = fill(model, spec, [given[row]], NEW[row], seeds=[100 + row], **distribution)
-        assert same(alone, 0, whole, row)
+test_a_row_alone_is_the_row_in_a_ragged_batch = alone_as_in_a_batch("remdm:at=0.5+threshold:tau=0.4")
 
 
 test_bad_parameters = refused_specs(

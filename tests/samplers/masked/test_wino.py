@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
-from tests.samplers.revise_checks import LENGTHS, NEW, compare
+from tests.samplers.revise_checks import alone_as_in_a_batch, as_the_select_alone, compare
 from tests.samplers.spec_checks import refused_specs
-from tests.samplers.toys import BLOCK, fill, prompts, same, toy
+from tests.samplers.toys import BLOCK
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -24,21 +22,11 @@ def test_it_is_the_naive_rule(family: str, size: int) -> None:
     assert changed, "nothing was ever revoked: the test shows nothing"
 
 
-@pytest.mark.parametrize("cache", ["none", "prefix", "dual", "dual:refresh=2"])
-@pytest.mark.parametrize("family", ["llada", "dream", "sdar", "shifted-sdar"])
-@pytest.mark.parametrize(
-    ("spec", "base"),
-    [
-        ("threshold:tau=0.4+wino:verify=0", "threshold:tau=0.4"),
-        ("wino:draft=0.4,verify=0", "threshold:tau=0.4"),
-        ("factor+wino:verify=0", "factor"),
-    ],
+test_verifying_nothing_is_the_select_alone = as_the_select_alone(
+    ("threshold:tau=0.4+wino:verify=0", "threshold:tau=0.4"),
+    ("wino:draft=0.4,verify=0", "threshold:tau=0.4"),
+    ("factor+wino:verify=0", "factor"),
 )
-@pytest.mark.covers(2)
-def test_verifying_nothing_is_the_select_alone(spec: str, base: str, family: str, cache: str) -> None:
-    model, given = toy(family, sharp=1.2), prompts(LENGTHS)
-    one, other = (fill(model, f"{text}@{cache}", given, NEW) for text in (spec, base))
-    assert all(same(one, row, other, row) for row in range(3))
 
 
 def test_it_brings_a_threshold_where_the_spec_has_no_select() -> None:
@@ -46,18 +34,7 @@ def test_it_brings_a_threshold_where_the_spec_has_no_select() -> None:
     assert "factor" in str(resolve("wino+factor").spec)
 
 
-@pytest.mark.parametrize("cache", ["none", "prefix", "dual", "dual:refresh=3"])
-@pytest.mark.parametrize(
-    ("family", "distribution"),
-    [("llada", {}), ("shifted-sdar", {}), ("dream", {"temperature": 0.7}), ("sdar", {"cfg": 1.5})],
-)
-@pytest.mark.covers(1)
-def test_a_row_alone_is_the_row_in_a_ragged_batch(family: str, distribution: dict[str, Any], cache: str) -> None:
-    model, given, spec = toy(family, sharp=1.2), prompts(LENGTHS), f"wino:draft=0.4,verify=0.7@{cache}"
-    whole = fill(model, spec, given, NEW, **distribution)
-    for row in range(3):
-        alone = fill(model, spec, [given[row]], NEW[row], seeds=[100 + row], **distribution)
-        assert same(alone, 0, whole, row)
+test_a_row_alone_is_the_row_in_a_ragged_batch = alone_as_in_a_batch("wino:draft=0.4,verify=0.7")
 
 
 test_bad_parameters = refused_specs(
