@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -134,3 +135,34 @@ def stale(model: Any, spec: str, rows: list[list[int]], starts: list[int], **opt
             reach = max(reach, *positions) + 0
             count += int((stored[: reach + 1] != tokens[row][number][: reach + 1]).sum())
     return count, event
+
+
+def refreshed_is_no_cache(name: str) -> Callable[..., None]:
+    """A test that the cache `name` that refreshes at every step changes nothing, and says that it is exact."""
+
+    @pytest.mark.parametrize("distribution", [{}, {"temperature": 0.9, "top_p": 0.9}, {"cfg": 1.7}])
+    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.covers(1)
+    def test(family: str, distribution: dict[str, Any]) -> None:
+        for select in ("threshold:tau=0.4", "origin:steps=30"):
+            assert agree(*both(family, f"{select}@{name}:refresh=1", f"{select}@none", **distribution))
+        exact = [registry.resolve(f"sequential@{cache}").exact for cache in (f"{name}:refresh=1", name)]
+        assert exact == ["greedy", "relaxed"]
+
+    return test
+
+
+def loses_nothing_if_block_causal(*caches: str) -> Callable[..., None]:
+    """A test that block-causal models decode the same with these caches, and feed less."""
+
+    @pytest.mark.parametrize("distribution", [{}, {"temperature": 0.9}, {"cfg": 1.7}])
+    @pytest.mark.parametrize("cache", caches)
+    @pytest.mark.parametrize("family", ["sdar", "shifted-sdar"])
+    @pytest.mark.covers(2)
+    def test(family: str, cache: str, distribution: dict[str, Any]) -> None:
+        for select in ("threshold:tau=0.4", "sequential"):
+            cached, plain = both(family, f"{select}@{cache}", f"{select}@none", **distribution)
+            assert agree(cached, plain)
+            assert sum(cached.tokens_fed) < sum(plain.tokens_fed)
+
+    return test

@@ -11,10 +11,10 @@ from pardec.samplers.masked.cache.changes import rows_predicting
 from pardec.samplers.masked.cache.d2cache import attention_rollout
 from pardec.samplers.masked.contracts import AttentionMaps
 from pardec.samplers.ops.position_sets import between, nucleus
-from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
 from tests.samplers.dependence_parity import MODELS, model_of
 from tests.samplers.heldout_answers import answered
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import fill, prompts, request, run, same, toy
 
 
@@ -81,20 +81,16 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch(spec: str, options: dict[str, 
             assert same(alone, 0, whole, row)
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"),
+test_bad_parameters = refused_specs(
     [
         ("sequential@d2cache:k=0", "k must be at least 1, got 0"),
         ("sequential@d2cache:rollout=1.5", r"rollout must lie in \[0, 1\], got 1.5"),
-    ],
+    ]
 )
-def test_bad_parameters(spec: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        resolve(spec)
 
 
 def test_families_whose_blocks_do_not_see_later_ones_are_refused() -> None:
-    with pytest.raises(SpecError, match="masks in later blocks are for models whose blocks see them"):
+    with pytest.raises(SpecError, match="computes masks in later blocks, which no block of this model sees"):
         fill(toy("sdar"), "sequential@d2cache", prompts((4,)), 4)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pardec.models.errors import SpecError
 from pardec.samplers.masked.build import fit
 from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
 from tests.samplers.dependence_parity import MODELS, compare, steps_with
 from tests.samplers.heldout_answers import answered
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import fill, prompts, same, toy
 
 DAWN = "dawn:low=0.5,induce=0.4,high=0.9,edge=0.3,sink=0.2,layers=1"
@@ -80,17 +80,13 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
         assert same(fill(model, spec, [given[row]], new[row], temperature=0.8, seeds=[100 + row]), 0, whole, row)
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"),
+test_what_is_refused = refused_specs(
     [
         ("dawn:low=1.5", r"low must lie in \[0, 1\], got 1.5"),
         ("dawn:layers=0", "layers must be at least 1, got 0"),
         ("lopa+dawn", "dawn reads the probabilities of committed tokens, and lopa keeps none"),
-    ],
+    ]
 )
-def test_what_is_refused(spec: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        resolve(spec)
 
 
 @pytest.mark.seeds("arXiv:2602.06953")

@@ -8,14 +8,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pardec.models.errors import SpecError
 from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.contracts import Evidence, Proposal
 from pardec.samplers.masked.select.denoise import Denoise
 from pardec.samplers.ops.distribution import DenseDistribution
-from pardec.samplers.registry import build_method, resolve
+from pardec.samplers.registry import build_method
 from pardec.samplers.spec import parse
 from tests.samplers.eight_tokens import LAWS, MASK, TOKENS
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import request
 
 
@@ -69,14 +69,10 @@ def test_the_last_step_keeps_all_with_the_likeliest_tokens() -> None:
     assert choice.tokens[0].tolist() == list(TOKENS)
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"),
+test_what_is_refused = refused_specs(
     [
-        ("denoise", "denoise keeps nothing for good without 'renoise'"),
+        ("denoise", "denoise needs 'renoise', which replaces the other tokens"),
         ("denoise:gamma=-1+renoise", "gamma must be at least 0, got -1"),
         ("denoise:steps=0+renoise", "steps must be at least 1, got 0"),
-    ],
+    ]
 )
-def test_what_is_refused(spec: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        resolve(spec)

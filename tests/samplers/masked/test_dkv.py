@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import pardec
-from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.masked.cache.dkv import DelayedCache
 from pardec.samplers.masked.contracts import Canvas
@@ -25,6 +24,7 @@ from tests.samplers.cache_checks import (
     queried,
     stale,
 )
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, same, toy
 
 WHOLE = tuple(range(13))
@@ -167,14 +167,11 @@ def masked_rows(given: list[list[int]], new: int) -> tuple[list[list[int]], list
     return [[*prompt, *[MASK] * new] for prompt in given], [len(prompt) for prompt in given]
 
 
-@pytest.mark.parametrize(
-    ("parameters", "says"),
+test_bad_parameters = refused_specs(
     [
         ("refresh=-1", "dkv: refresh must be at least 0"),
         ("full=0", "full must be at least 1, got 0"),
         ("settle=un", "settle is one of self, next, both"),
     ],
+    before="sequential@dkv:",
 )
-def test_bad_parameters(parameters: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        registry.resolve(f"sequential@dkv:{parameters}")

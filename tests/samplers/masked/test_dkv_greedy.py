@@ -15,6 +15,7 @@ from tests.samplers.cache_checks import (
     in_order,
     queried,
 )
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import BLOCK, FAMILIES, fill, prompts, toy
 
 WHOLE = tuple(range(13))
@@ -72,13 +73,10 @@ def test_refreshing_at_every_step_is_no_cache(family: str) -> None:
         assert agree(*both(family, f"{select}@dkv_greedy:{cache}", f"{select}@none", temperature=0.9))
 
 
-@pytest.mark.parametrize(
-    ("parameters", "says"),
+test_bad_parameters = refused_specs(
     [("window=-1", "window must be at least 0, got -1"), ("refresh=-1", "dkv_greedy: refresh must be at least 0")],
+    before="random+fixed@dkv_greedy:",
 )
-def test_bad_parameters(parameters: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        registry.resolve(f"random+fixed@dkv_greedy:{parameters}")
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from pardec.models.errors import SpecError
-from pardec.samplers import registry
 from tests.samplers.cache_checks import (
     ALL,
     FIRST,
     SECOND,
-    agree,
     both,
     check_by_hand,
+    loses_nothing_if_block_causal,
+    refreshed_is_no_cache,
 )
-from tests.samplers.toys import FAMILIES, fill, prompts, same, toy
+from tests.samplers.spec_checks import refused_specs
+from tests.samplers.toys import fill, prompts, same, toy
 
 ASKED: dict[tuple[str, str], list[range]] = {
     ("llada", "dual"): [ALL, *[range(5, 9)] * 3, ALL, *[range(9, 13)] * 3, ALL, range(13, 15)],
@@ -44,27 +42,10 @@ def test_the_positions_that_are_queried_by_hand(family: str, cache: str) -> None
     check_by_hand(family, cache, ASKED[family, cache])
 
 
-@pytest.mark.parametrize("distribution", [{}, {"temperature": 0.9, "top_p": 0.9}, {"cfg": 1.7}])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.covers(1)
-def test_refreshing_at_every_step_is_no_cache(family: str, distribution: dict[str, Any]) -> None:
-    for select in ("threshold:tau=0.4", "origin:steps=30"):
-        assert agree(*both(family, f"{select}@dual:refresh=1", f"{select}@none", **distribution))
-    assert [registry.resolve(f"sequential@{cache}").exact for cache in ("dual:refresh=1", "dual")] == [
-        "greedy",
-        "relaxed",
-    ]
+test_refreshing_at_every_step_is_no_cache = refreshed_is_no_cache("dual")
 
 
-@pytest.mark.parametrize("distribution", [{}, {"temperature": 0.9}, {"cfg": 1.7}])
-@pytest.mark.parametrize("cache", ["dual", "dual:refresh=3"])
-@pytest.mark.parametrize("family", ["sdar", "shifted-sdar"])
-@pytest.mark.covers(2)
-def test_a_block_causal_model_loses_nothing(family: str, cache: str, distribution: dict[str, Any]) -> None:
-    for select in ("threshold:tau=0.4", "sequential"):
-        cached, plain = both(family, f"{select}@{cache}", f"{select}@none", **distribution)
-        assert agree(cached, plain)
-        assert sum(cached.tokens_fed) < sum(plain.tokens_fed)
+test_a_block_causal_model_loses_nothing = loses_nothing_if_block_causal("dual", "dual:refresh=3")
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -89,10 +70,6 @@ def test_a_short_row_is_not_padded_to_a_long_one_for_its_own_count() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("parameters", "says"),
-    [("refresh=-1", "dual: refresh must be at least 0, got -1")],
+test_bad_parameters = refused_specs(
+    [("refresh=-1", "dual: refresh must be at least 0, got -1")], before="sequential@dual:"
 )
-def test_bad_parameters(parameters: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        registry.resolve(f"sequential@dual:{parameters}")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pardec.models.errors import SpecError
-from pardec.samplers.registry import resolve
 from tests.samplers.eight_tokens import SURE, steps_of
 from tests.samplers.masked_pictures import CAPTIONS, check_published
 from tests.samplers.schedule_checks import first_sets
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import fill, prompts, same, toy
 
 # floor(8 cos(pi/2 (i + 1) / s)) stay open after step i. Ranked .99 .95 .91 .901 .85 .60 .45 .30, at 4 0 2 6 5 1 7 3
@@ -22,9 +21,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("spec", STEPS)
-def test_eight_tokens_by_hand(spec: str) -> None:
-    assert steps_of(spec) == STEPS[spec]
+test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 def test_the_steps_are_shared_out_over_the_blocks() -> None:
@@ -59,14 +56,10 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
         assert same(alone, 0, whole, row)
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"),
+test_what_is_refused = refused_specs(
     [
         ("maskgit:steps=0", "steps must be at least 1, got 0"),
         ("maskgit:noise=-1", r"noise must lie in \[0, 1000000.0\], got -1"),
-        ("entropy+maskgit", "maskgit adds noise to the logarithm of a probability, and entropy scores with none"),
-    ],
+        ("entropy+maskgit", "maskgit adds noise to the logarithm of a probability, and the scores of entropy are none"),
+    ]
 )
-def test_what_is_refused(spec: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        resolve(spec)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from tests.samplers.cache_checks import (
     ALL,
-    agree,
-    both,
     check_by_hand,
+    loses_nothing_if_block_causal,
+    refreshed_is_no_cache,
 )
-from tests.samplers.toys import FAMILIES, fill, prompts, same, toy
+from tests.samplers.toys import fill, prompts, same, toy
 
 ASKED: dict[tuple[str, str], list[range]] = {
     ("llada", "prefix"): [ALL, *[range(5, 15)] * 3, ALL, *[range(9, 15)] * 3, ALL, range(13, 15)],
@@ -63,24 +61,7 @@ def test_a_number_below_nothing_is_refused() -> None:
         registry.resolve("sequential@prefix:before=-1")
 
 
-@pytest.mark.parametrize("distribution", [{}, {"temperature": 0.9, "top_p": 0.9}, {"cfg": 1.7}])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.covers(1)
-def test_refreshing_at_every_step_is_no_cache(family: str, distribution: dict[str, Any]) -> None:
-    for select in ("threshold:tau=0.4", "origin:steps=30"):
-        assert agree(*both(family, f"{select}@prefix:refresh=1", f"{select}@none", **distribution))
-    assert [registry.resolve(f"sequential@{cache}").exact for cache in ("prefix:refresh=1", "prefix")] == [
-        "greedy",
-        "relaxed",
-    ]
+test_refreshing_at_every_step_is_no_cache = refreshed_is_no_cache("prefix")
 
 
-@pytest.mark.parametrize("distribution", [{}, {"temperature": 0.9}, {"cfg": 1.7}])
-@pytest.mark.parametrize("cache", ["prefix"])
-@pytest.mark.parametrize("family", ["sdar", "shifted-sdar"])
-@pytest.mark.covers(2)
-def test_a_block_causal_model_loses_nothing(family: str, cache: str, distribution: dict[str, Any]) -> None:
-    for select in ("threshold:tau=0.4", "sequential"):
-        cached, plain = both(family, f"{select}@{cache}", f"{select}@none", **distribution)
-        assert agree(cached, plain)
-        assert sum(cached.tokens_fed) < sum(plain.tokens_fed)
+test_a_block_causal_model_loses_nothing = loses_nothing_if_block_causal("prefix")

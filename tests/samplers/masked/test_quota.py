@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pardec.models.errors import SpecError
-from pardec.samplers.registry import resolve
 from tests.samplers.eight_tokens import MASK, steps_of
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Ranked .99 .95 .91 .901 .85 .60 .45 .30, at 4 0 2 6 5 1 7 3
@@ -22,9 +21,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("spec", STEPS)
-def test_eight_tokens_by_hand(spec: str) -> None:
-    assert steps_of(spec) == STEPS[spec]
+test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 def test_a_share_is_of_all_positions_of_a_block_given_ones_too() -> None:
@@ -52,14 +49,11 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch(family: str) -> None:
         assert same(alone, 0, whole, row)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "says"),
+test_bad_parameters = refused_specs(
     [
         ("tau=1.5", "tau must be at most 1, got 1.5"),
         ("steps=0", "steps must be at least 1, got 0"),
         ("least=0", "least must be at least 1, got 0"),
     ],
+    before="quota:",
 )
-def test_bad_parameters(parameters: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        resolve(f"quota:{parameters}")

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from tests.reference import naive_caches as naive
 from tests.samplers.cache_checks import (
@@ -15,6 +14,7 @@ from tests.samplers.cache_checks import (
     both,
     check_plain,
 )
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import FAMILIES, fill, prompts, toy
 
 
@@ -76,10 +76,7 @@ def test_a_block_causal_model_loses_nothing(family: str) -> None:
     assert agree(fill(model, spec.format("vicinity"), given, NEW), fill(model, spec.format("none"), given, NEW))
 
 
-@pytest.mark.parametrize(
-    ("parameters", "says"),
+test_bad_parameters = refused_specs(
     [("before=-1", "before must be at least 0, got -1"), ("warmup=-2", "warmup must be at least 0, got -2")],
+    before="sequential@vicinity:",
 )
-def test_bad_parameters(parameters: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        registry.resolve(f"sequential@vicinity:{parameters}")

@@ -7,6 +7,7 @@ import pytest
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.samplers.eight_tokens import MASK, steps_of
+from tests.samplers.spec_checks import commits_at
 from tests.samplers.toys import fill, prompts, same, toy
 
 # Entropies .254 1.113 .401 1.380 .067 .588 .432 1.292 nats
@@ -21,9 +22,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("spec", STEPS)
-def test_eight_tokens_by_hand(spec: str) -> None:
-    assert steps_of(spec) == STEPS[spec]
+test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 def test_the_distance_is_from_the_first_open_position_not_from_the_block() -> None:

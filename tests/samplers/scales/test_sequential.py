@@ -19,6 +19,7 @@ from pardec.samplers.scales.contracts import ScaleRequest
 from pardec.samplers.scales.loop import decode
 from tests.samplers.scale_toys import generate
 from tests.samplers.scale_toys import model as toy
+from tests.samplers.spec_checks import refused_specs
 
 
 def plain(
@@ -170,8 +171,7 @@ def test_weights_that_are_not_finite_are_an_error() -> None:
         generate(model)
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
+test_specs_that_cannot_work_are_refused = refused_specs(
     [
         ("sequential:temperatures=1.1x7/0", "temperatures has the entry '0'"),
         ("sequential:temperatures=hot", "temperatures has the entry 'hot'"),
@@ -182,10 +182,8 @@ def test_weights_that_are_not_finite_are_an_error() -> None:
         ("sequential:top_ks=3x99999", "top_ks has the entry '3x99999'"),
         ("sequential:order=none", "order is one of"),
     ],
+    family="scales",
 )
-def test_specs_that_cannot_work_are_refused(spec: str, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        resolve(spec, "scales")
 
 
 def test_more_than_the_codes_of_a_model_is_refused() -> None:

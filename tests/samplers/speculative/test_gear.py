@@ -6,11 +6,9 @@ What holds for every cache that encodes older K/V is test_stores_contract.py.
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from pardec.models.errors import SpecError
-from pardec.samplers import registry
 from tests.reference import naive_stores as naive
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.store_checks import check_tokens, in_chunks
 
 
@@ -23,9 +21,6 @@ def test_each_token_is_that_of_a_loop_that_encodes_its_past_from_scratch() -> No
     check_tokens("gear:bits=2,chunk=6,rank=2,sparsity=0.1", 6, 1, 0, encode)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "says"), [("bits=16", "bits must be at most 8"), ("chunk=200", "chunk must lie in")]
+test_bad_parameters = refused_specs(
+    [("bits=16", "bits must be at most 8"), ("chunk=200", "chunk must lie in")], family="ar", before="sequential@gear:"
 )
-def test_bad_parameters(parameters: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        registry.resolve(f"sequential@gear:{parameters}", "ar")

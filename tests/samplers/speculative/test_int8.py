@@ -5,11 +5,8 @@ What holds for every cache that encodes older K/V is test_stores_contract.py.
 
 from __future__ import annotations
 
-import pytest
-
-from pardec.models.errors import SpecError
-from pardec.samplers import registry
 from tests.reference import naive_stores as naive
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.store_checks import check_tokens
 
 
@@ -17,7 +14,6 @@ def test_each_token_is_that_of_a_loop_that_encodes_its_past_from_scratch() -> No
     check_tokens("int8:chunk=4,residual=3", 4, 3, 0, lambda k, v, first: (naive.int8(k), naive.int8(v)))
 
 
-@pytest.mark.parametrize(("parameters", "says"), [("chunk=0", "chunk must"), ("residual=-1", "residual must")])
-def test_bad_parameters(parameters: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        registry.resolve(f"sequential@int8:{parameters}", "ar")
+test_bad_parameters = refused_specs(
+    [("chunk=0", "chunk must"), ("residual=-1", "residual must")], family="ar", before="sequential@int8:"
+)

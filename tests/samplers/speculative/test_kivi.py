@@ -6,12 +6,10 @@ What holds for every cache that encodes older K/V is test_stores_contract.py.
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from pardec.models.errors import SpecError
-from pardec.samplers import registry
 from tests.reference import naive_stores as naive
 from tests.samplers.ar_toys import rows, run, toy_ar
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.store_checks import NEW, VOCAB, check_tokens, in_chunks, target, texts
 
 
@@ -40,10 +38,8 @@ def test_rounds_need_not_be_aligned() -> None:
     assert max(len(fed) for row in aligned.trace.fed for fed in row[1:]) <= 4 < widest
 
 
-@pytest.mark.parametrize(
-    ("parameters", "says"),
+test_bad_parameters = refused_specs(
     [("bits=5", "bits is one of 2, 3, 4, 8 or 16"), ("residual=0", "residual must be at least 1")],
+    family="ar",
+    before="sequential@kivi:",
 )
-def test_bad_parameters(parameters: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        registry.resolve(f"sequential@kivi:{parameters}", "ar")

@@ -8,29 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.samplers import registry
-from tests.reference.naive_window import naive
 from tests.samplers.ar_toys import prompts, rows, run, toy_ar
+from tests.samplers.reading_drafts import VOCAB, same_window_for_every_drafter
 
-VOCAB = 8
-GIVEN, NEW = prompts((3, 6, 1, 9, 40), vocab=VOCAB), (20, 12, 30, 25, 20)
-
-
-def target(dtype: torch.dtype = torch.float32) -> LanguageModel:
-    return toy_ar(3, VOCAB, 1.5, layers=3, dtype=dtype)
-
-
-@pytest.mark.parametrize("drafter", ["lookup:k=3", "layerskip:k=3+template:widths=2-2-1"])
-def test_every_drafter_gives_what_sequential_gives_through_the_same_window(drafter: str) -> None:
-    """Each query sees its own window, whatever else is fed: the plain version says what that gives."""
-    model, cache = target(torch.float64), "lminfinite:sink=2,window=6"
-    done = run(model, f"{drafter}@{cache}", GIVEN, NEW)
-    assert rows(done) == rows(run(model, f"sequential@{cache}", GIVEN, NEW))
-    text = rows(done)[1]
-    truth = naive(model.decoder, text, 2, 6, "offsets")
-    assert truth[len(GIVEN[1]) - 1 : -1].argmax(-1).tolist() == text[len(GIVEN[1]) :]
+test_every_drafter_gives_what_sequential_gives_through_the_same_window = same_window_for_every_drafter(
+    "lminfinite", "offsets"
+)
 
 
 @pytest.mark.seeds("arXiv:2308.16137")

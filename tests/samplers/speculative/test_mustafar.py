@@ -6,11 +6,9 @@ What holds for every cache that encodes older K/V is test_stores_contract.py.
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from pardec.models.errors import SpecError
-from pardec.samplers import registry
 from tests.reference import naive_stores as naive
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.store_checks import check_tokens
 
 
@@ -21,7 +19,6 @@ def test_each_token_is_that_of_a_loop_that_encodes_its_past_from_scratch() -> No
     check_tokens("mustafar:sparsity=0.5,chunk=4,residual=3", 4, 3, 0, encode)
 
 
-@pytest.mark.parametrize(("parameters", "says"), [("sparsity=1", "sparsity must lie in")])
-def test_bad_parameters(parameters: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        registry.resolve(f"sequential@mustafar:{parameters}", "ar")
+test_bad_parameters = refused_specs(
+    [("sparsity=1", "sparsity must lie in")], family="ar", before="sequential@mustafar:"
+)

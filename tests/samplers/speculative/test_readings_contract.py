@@ -18,15 +18,10 @@ from pardec.samplers.rng import JoinableSource
 from pardec.samplers.speculative.loop import VerifyLoop
 from tests.samplers.ar_toys import prompts, request, rows, run, toy_ar
 from tests.samplers.joint_distributions import SMALL, drafting
+from tests.samplers.reading_drafts import GIVEN, NEW, VOCAB, target
 
-VOCAB = 8
-GIVEN, NEW = prompts((3, 6, 1, 9, 40), vocab=VOCAB), (20, 12, 30, 25, 20)
 LOSSY = ("retrieval:budget=8,chunk=2,refresh=2", "streaming:sink=2,window=6", "lminfinite:sink=2,window=6")
 WHOLE = ("retrieval:budget=64", "retrieval:budget=66,chunk=11,refresh=1", "streaming:sink=4,window=60")
-
-
-def target(dtype: torch.dtype = torch.float32) -> LanguageModel:
-    return toy_ar(3, VOCAB, 1.5, layers=3, dtype=dtype)
 
 
 @pytest.mark.parametrize("cache", [*WHOLE, "lminfinite:window=64"])

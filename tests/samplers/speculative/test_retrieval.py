@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
 from pardec.models.caches.compact_cache import text_keys
 from pardec.models.caches.kv_cache import KVCache
-from pardec.models.errors import SpecError
-from pardec.samplers import registry
 from pardec.samplers.speculative.cache.retrieval import Retrieval
 from pardec.samplers.speculative.sparse_kv import CommittedSlots
+from tests.samplers.spec_checks import refused_specs
 
 
 def naive_chunks(q: Tensor, k: Tensor, size: int, budget: int) -> list[list[int]]:
@@ -50,10 +48,8 @@ def test_retrieval_chooses_the_chunks_of_the_plain_version() -> None:
                 assert [slot for slot in slots[row, :, head].tolist() if slot >= 0] == expected
 
 
-@pytest.mark.parametrize(
-    ("parameters", "says"),
+test_bad_parameters = refused_specs(
     [("budget=4", "budget must be at least 8"), ("chunk=0", "chunk must"), ("refresh=0", "refresh must")],
+    family="ar",
+    before="sequential@retrieval:",
 )
-def test_bad_parameters(parameters: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        registry.resolve(f"sequential@retrieval:{parameters}", "ar")

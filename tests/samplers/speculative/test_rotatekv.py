@@ -6,12 +6,10 @@ What holds for every cache that encodes older K/V is test_stores_contract.py.
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
-from pardec.models.errors import SpecError
-from pardec.samplers import registry
 from tests.reference import naive_stores as naive
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.store_checks import check_tokens, of_family, target, taught
 
 
@@ -37,7 +35,6 @@ def test_rotation_alone_changes_nothing() -> None:
         assert gap.abs().max() < 1e-5 * plain.abs().max()
 
 
-@pytest.mark.parametrize(("parameters", "says"), [("bits=5", "bits is one of"), ("residual=-1", "residual must")])
-def test_bad_parameters(parameters: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        registry.resolve(f"sequential@rotatekv:{parameters}", "ar")
+test_bad_parameters = refused_specs(
+    [("bits=5", "bits is one of"), ("residual=-1", "residual must")], family="ar", before="sequential@rotatekv:"
+)

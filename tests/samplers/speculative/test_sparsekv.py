@@ -2,56 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import torch
 
-from pardec.models.caches.compact_cache import CompactCache
 from pardec.models.errors import SpecError
 from pardec.models.load import load
-from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
 from pardec.tasks import task
-from tests.samplers.ar_toys import prompts, rows, run, toy_ar
-from tests.samplers.joint_distributions import SMALL, WORLDS, drafting, measure
-from tests.samplers.reading_drafts import Ratios
+from tests.samplers.ar_toys import run
+from tests.samplers.reading_drafts import accepts_all_with_room, survives_garbage
 
-VOCAB = 8
-GIVEN, NEW = prompts((3, 6, 1, 9, 40), vocab=VOCAB), (20, 12, 30, 25, 20)
-
-
-def target(dtype: torch.dtype = torch.float32) -> LanguageModel:
-    return toy_ar(3, VOCAB, 1.5, layers=3, dtype=dtype)
+test_with_room_for_the_whole_text_every_draft_is_accepted = accepts_all_with_room(
+    'sparsekv:k=3,read="{read}"+speculative'
+)
 
 
-@pytest.mark.parametrize("read", ["retrieval:budget=66,chunk=11,refresh=1", "streaming:sink=4,window=60"])
-def test_with_room_for_the_whole_text_every_draft_is_accepted(read: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its distributions are the target's."""
-    ratios = Ratios(monkeypatch)
-    with drafting(VOCAB):
-        done = run(target(torch.float64), f'sparsekv:k=3,read="{read}"+speculative', GIVEN, NEW, temperature=1.0)
-    assert done.trace.accepted == done.trace.drafted
-    assert ratios.gaps
-    assert max(ratios.gaps) < 1e-6  # probabilities are float32
-
-
-def test_garbage_in_the_compact_cache_costs_acceptance_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    fill = CompactCache.fill
-    rng = torch.Generator().manual_seed(0)
-
-    def spoiled(compact: Any, *rest: Any) -> None:
-        fill(compact, *rest)
-        for store in (*compact.k, *compact.v):
-            store.normal_(std=3, generator=rng)
-
-    monkeypatch.setattr(CompactCache, "fill", spoiled)
-    with drafting(VOCAB):
-        done = run(target(), SMALL["sparsekv"], GIVEN, NEW)
-    assert rows(done) == rows(run(target(), "sequential", GIVEN, NEW))
-    for reading in measure(f"{SMALL['sparsekv']}+speculative", WORLDS["5 tokens, length 4"], 600):
-        assert reading.z < 4
+test_garbage_in_the_compact_cache_costs_acceptance_alone = survives_garbage("sparsekv")
 
 
 def accepted(done: Finished) -> float:
