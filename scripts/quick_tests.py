@@ -2,9 +2,8 @@
 
     scripts/test --quick NAME [arguments of pytest]
 
-A method's files are those of its name: samplers/**/NAME.py and tests/**/test_NAME.py, or test_NAME_more.py. For a
-method without such files, the cases with its name are run in the three files of its loop that mention it most often.
-A family's are models/families/NAME.py and the same tests, with the cases that name it in those over all families.
+A method's files are those of its name: samplers/**/NAME.py and tests/**/test_NAME.py, or test_NAME_more.py. A family's
+are models/families/NAME.py and the same tests, with the cases that name it in those over all families.
 """
 
 from __future__ import annotations
@@ -31,10 +30,6 @@ def files(name: str) -> tuple[list[Path], list[Path], list[Path]]:
     shared = {ROOT / "tests" / "models" / "families" / file for file in FAMILIES if families}
     if sources or not families:
         shared |= {file for loop in {folder, *loops} for pattern in SHARED for file in loop.glob(pattern)}
-    if not own and not families:
-        word = re.compile(rf"(?<![a-z0-9]){name}(?![a-z0-9])")
-        held = {file: len(word.findall(file.read_text())) for loop in loops for file in loop.glob("test_*.py")}
-        shared |= set(sorted(filter(held.get, held), key=lambda file: -held[file])[:3])
     return sources + families, own, sorted(shared - set(own))
 
 

@@ -39,8 +39,8 @@ def test_quick_runs_lint_own_tests_and_contract_cases(monkeypatch: pytest.Monkey
     families = ["tests/models/families/test_config_keys.py", "tests/models/families/test_families.py"]
     assert commands[-3][-1] == "tests/models/families/test_gemma.py"
     assert commands[-1][1:] == ["tests/models/families/test_gemma.py", *families, "--method", "gemma"]
-    assert quick_tests.main("dual") == 0  # it has no file of its own
-    assert "tests/samplers/masked/test_caches.py" in commands[-1]
+    assert quick_tests.main("dsb") == 0
+    assert {"tests/samplers/masked/test_dsb.py", "tests/samplers/masked/test_blocks_contract.py"} <= set(commands[-1])
     ids = {"::test_a[localleap+fixed@dual-0.0]": True, "::test_a[masked/localleap]": True, "::test_a[leap]": False}
     for node, wanted in ids.items():
         item: Any = SimpleNamespace(path=ROOT / "tests/samplers/masked/test_contract.py", nodeid=node)

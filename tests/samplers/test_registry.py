@@ -13,18 +13,25 @@ from pardec.models.errors import SpecError, UnknownNameError
 from pardec.samplers import registry
 from pardec.samplers.cards import order
 from pardec.samplers.registry import resolve
+from tests.samplers.reference_checks import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {file.name for folder in ("pardec", "samplers", "models", "scripts") for file in (ROOT / folder).rglob("*.py")}
 CARDS = {f"{card.family}/{card.name}": card for card in registry.cards()}
-BUILT = """sequential fixed threshold factor entropy_threshold confidence margin entropy random eos none prefix dual"""
+TESTS = Path(__file__).parent
 
 
 PAPER = r"arXiv:\d{4}\.\d{5}|https://huggingface\.co/[\w./-]+"  # a model whose report has no number is its card
 
 
-def test_every_method_of_the_issue_is_there() -> None:
-    assert {f"masked/{name}" for name in BUILT.split()} <= set(CARDS)
+@pytest.mark.parametrize("name", CARDS)
+def test_a_method_has_a_test_file_of_its_name(name: str) -> None:
+    """Beside those of its loop, with tests that name it: a spec, or something of its module."""
+    card = CARDS[name]
+    file = TESTS / card.make.__module__.split(".")[2] / f"test_{card.name}.py"
+    assert file.exists(), f"{name}: {file.relative_to(TESTS.parents[1])} is missing"
+    tests = Page(file.stem, file.read_text()).tests
+    assert any(test.is_of(card.name, card.make.__module__) for test in tests), f"no test of {file.name} is of {name}"
 
 
 def check_docstring(doc: str, *, paper: str, exact: str) -> None:
