@@ -153,7 +153,7 @@ def test_a_drafter_that_reads_logits_of_the_prompt_copies_nothing(model: Model) 
 @pytest.mark.parametrize(("sampler", "mib"), chequered(["sequential", "lookup", *READ_STATES[:2]], [64, 0.2, 0.07]))
 @pytest.mark.covers(1)
 def test_rows_that_join_a_batch_have_the_tokens_of_those_alone(model: Model, sampler: str, mib: float) -> None:
-    items = [{"prompt": prompt, "max_new_tokens": 5 + 2 * (at % 3)} for at, prompt in enumerate(PROMPTS * 2)]
+    items = [{"prompt": prompt, "max_new_tokens": 5 + 4 * (at % 3)} for at, prompt in enumerate(PROMPTS * 2)]
     results = [model.generate(sampler=sampler, **item) for item in items]
     alone = [result.tokens[0] for result in results]
     cache = on(model, mib)
