@@ -94,7 +94,7 @@ def test_a_second_run_keeps_what_the_card_says_of_the_first(tmp_path: Path) -> N
     assert [point["step"] for point in card["curve"]] == [2, 2]
 
 
-@pytest.mark.parametrize("model", ["tiny-llama", "tiny-dream"])
+@pytest.mark.parametrize("model", [pytest.param("tiny-llama", marks=pytest.mark.slow), "tiny-dream"])
 def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path, model: str) -> None:
     whole = made(tmp_path, model, 6, state="whole")
     whole.train()
