@@ -80,12 +80,12 @@ def test_the_samplers_of_the_examples_keep_the_answers() -> None:
 def test_every_link_to_a_file_leads_to_one() -> None:
     for page in PAGES:
         text = (ROOT / page).read_text()
-        paths = re.findall(r"\]\((?!http)([^)#]+)\)", text)
+        links = [(ROOT / page).parent / link for link in re.findall(r"\]\((?!http)([^)#]+)\)", text)]
         floors = "scripts|tests|samplers|benchmarks|models|pardec"
-        paths += re.findall(rf"`(?:\./|python )?((?:{floors})/[\w/.-]*)[` ]", text)
-        assert paths
-        for path in paths:
-            assert (ROOT / path).exists(), f"{page} names {path}"
+        links += [ROOT / path for path in re.findall(rf"`(?:\./|python )?((?:{floors})/[\w/.-]*)[` ]", text)]
+        assert links
+        for path in links:
+            assert path.exists(), f"{page} names {path}"
 
 
 def test_the_sampler_of_the_contributing_page_works(tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ def _follow_chains(draft: Draft, pick: Tensor) -> Verdict:
     count = np.logical_and.accumulate(same[:, 1:], 1).sum(1)
     path, following = torch.arange(draft.width).expand_as(draft.tokens), picks[np.arange(len(picks)), count]
     tested, ratio = real & (order <= count[:, None] + 1), same.astype(np.float32)
-    return Verdict(path, *map(torch.from_numpy, (count, following, tested, ratio)), pick=pick)
+    accepted, end, compared, fits = map(torch.from_numpy, (count, following, tested, ratio))
+    return Verdict(path, accepted, end, compared, fits, pick=pick)
 
 
 def _follow_on_host(draft: Draft, pick: Tensor) -> Verdict:
