@@ -157,6 +157,16 @@ def same(one: Finished, row: int, other: Finished, at: int) -> bool:
     )
 
 
+def fill_alone(
+    model: LanguageModel, spec: str, given: Sequence[Sequence[int]], new: Sequence[int], **options: Any
+) -> Finished:
+    """A ragged batch, each of whose rows is what it is alone."""
+    whole = fill(model, spec, given, new, **options)
+    for row, (prompt, count) in enumerate(zip(given, new, strict=True)):
+        assert same(fill(model, spec, [prompt], count, seeds=[100 + row], **options), 0, whole, row), row
+    return whole
+
+
 class Table:
     """A stack that predicts position p by row p of a table of distributions [L, V], whatever the tokens."""
 

@@ -14,7 +14,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.events import Step
 from pardec.samplers.trace import UNCOMMITTED
-from tests.samplers.toys import EOS, MASK, PAD, events, fill, prompts, request, run, same, table, toy
+from tests.samplers.toys import EOS, MASK, PAD, events, fill, fill_alone, prompts, request, run, table, toy
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LENGTHS, NEW = (3, 6, 1, 5), (17, 6, 23, 2)
@@ -160,13 +160,10 @@ HEAD = "adaptive_length:beyond=2,tau=0.2"
 @pytest.mark.covers(1)
 def test_a_row_alone_is_the_row_in_a_ragged_batch(rest: str, cache: str) -> None:
     given, model, options = prompts(LENGTHS), toy("dream", sharp=1.2), {"stop_ids": (EOS, 1, 2, 3)}
-    whole = fill(model, f"{HEAD}+{rest}@{cache}", given, NEW, **options)
+    whole = fill_alone(model, f"{HEAD}+{rest}@{cache}", given, NEW, **options)
     assert not (whole.tokens == MASK).any()
     assert (whole.trace.commit_step == UNCOMMITTED).any()
     assert (whole.tokens[whole.trace.commit_step == UNCOMMITTED] == PAD).all()
-    for row, prompt in enumerate(given):
-        alone = fill(model, f"{HEAD}+{rest}@{cache}", [prompt], NEW[row], seeds=[100 + row], **options)
-        assert same(alone, 0, whole, row)
 
 
 def test_blocks_keep_their_share_of_a_schedule() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from tests.samplers.toys import MASK, fill, names, prompts, same, toy
+from tests.samplers.toys import MASK, fill, fill_alone, names, prompts, toy
 
 BLOCKS = [{"adablock": "adablock:delimiters=1-2-3-4"}.get(name, name) for name in names("block")]
 
@@ -19,10 +19,7 @@ BLOCKS = [{"adablock": "adablock:delimiters=1-2-3-4"}.get(name, name) for name i
 def test_a_row_alone_is_the_row_in_a_ragged_batch(block: str, family: str, cache: str, temperature: float) -> None:
     given, new = prompts((3, 6, 1, 5)), (17, 6, 23, 2)
     model, spec = toy(family, sharp=1.2), f"{block}+credit+threshold:tau=0.3@{cache}"
-    whole = fill(model, spec, given, new, temperature=temperature)
-    for row, prompt in enumerate(given):
-        alone = fill(model, spec, [prompt], new[row], temperature=temperature, seeds=[100 + row])
-        assert same(alone, 0, whole, row)
+    fill_alone(model, spec, given, new, temperature=temperature)
 
 
 @pytest.mark.parametrize("block", BLOCKS)

@@ -11,7 +11,7 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.samplers.cache_checks import queried
-from tests.samplers.toys import fill, prompts, same, toy
+from tests.samplers.toys import fill, fill_alone, prompts, toy
 
 
 def test_what_is_queried_by_hand() -> None:
@@ -33,10 +33,7 @@ def test_the_first_token_of_a_block_is_taken_however_unsure() -> None:
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8}, {"cfg": 1.5}])
 def test_a_row_alone_is_the_row_in_a_ragged_batch(options: dict[str, float]) -> None:
     model, given, new = toy("nemotron", sharp=1.2), prompts((5, 2, 9)), (10, 7, 4)
-    whole = fill(model, "threshold:tau=0.4@causal", given, new, **options)
-    for row in range(3):
-        alone = fill(model, "threshold:tau=0.4@causal", [given[row]], new[row], seeds=[100 + row], **options)
-        assert same(alone, 0, whole, row)
+    fill_alone(model, "threshold:tau=0.4@causal", given, new, **options)
 
 
 @pytest.mark.parametrize("family", ["llada", "sdar", "wedlm"])

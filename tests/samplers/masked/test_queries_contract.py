@@ -10,7 +10,7 @@ from pardec.samplers.batching import add_rows
 from pardec.samplers.masked.build import fit
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.rng import JoinableSource
-from tests.samplers.toys import MASK, fill, names, prompts, request, same, toy
+from tests.samplers.toys import MASK, fill, fill_alone, names, prompts, request, same, toy
 
 LENGTHS, NEW = (3, 6, 1, 5), (17, 6, 23, 2)
 
@@ -52,10 +52,7 @@ def test_freedave_keeps_every_token(name: str, cache: str, temperature: float) -
 @pytest.mark.covers(2)
 def test_a_row_alone_is_the_row_in_a_ragged_batch(name: str, rest: str, options: dict[str, float]) -> None:
     given, model = prompts(LENGTHS), toy("dream", sharp=1.2)
-    whole = fill(model, f"{name}+{rest}", given, NEW, **options)
-    for row, prompt in enumerate(given):
-        alone = fill(model, f"{name}+{rest}", [prompt], NEW[row], seeds=[100 + row], **options)
-        assert same(alone, 0, whole, row)
+    fill_alone(model, f"{name}+{rest}", given, NEW, **options)
 
 
 @pytest.mark.parametrize(

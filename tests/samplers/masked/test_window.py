@@ -8,7 +8,7 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.samplers.cache_checks import agree, queried
-from tests.samplers.toys import fill, prompts, same, toy
+from tests.samplers.toys import fill, fill_alone, prompts, toy
 
 
 def test_what_is_queried_by_hand() -> None:
@@ -37,9 +37,7 @@ def test_block_after_block_it_changes_nothing(select: str, options: dict[str, fl
 def test_a_row_alone_is_the_row_in_a_ragged_batch(slide: str) -> None:
     model, given, new = toy("wedlm", sharp=1.2), prompts((5, 2, 9)), (10, 7, 4)
     spec = f"threshold:tau=0.4@window:slide={slide}"
-    whole = fill(model, spec, given, new, temperature=0.8)
-    for row in range(3):
-        assert same(fill(model, spec, [given[row]], new[row], temperature=0.8, seeds=[100 + row]), 0, whole, row)
+    fill_alone(model, spec, given, new, temperature=0.8)
 
 
 def test_what_is_refused() -> None:
