@@ -23,6 +23,14 @@ def test_the_head_runs_on_what_is_wanted_and_on_what_is_asked_later():
     assert out.has(asked).tolist() == [[True, True, False], [True, True, False]]
 
 
+def test_logits_of_all_queries_in_order_are_those_that_are_gathered():
+    toy = model("bidirectional")
+    hidden = toy.forward(Plan.full(ids(2, 6), toy.visible()))
+    assert hidden.logits(in_order=True).equal(hidden.logits())
+    few = toy.forward(replace(hidden.plan, want=torch.tensor([[5, 0], [2, 3]])))
+    assert few.logits(in_order=True).equal(few.logits())
+
+
 def test_nothing_wanted_gives_no_logits():
     toy = model()
     plan = replace(Plan.full(ids(2, 3), toy.visible()), want=torch.empty(2, 0, dtype=torch.int64))

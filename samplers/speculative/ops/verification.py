@@ -55,10 +55,14 @@ def _follow_chains(draft: Draft, pick: Tensor) -> Verdict:
     np.equal(draft.tokens.numpy()[:, 1:], picks[:, :-1], out=same[:, 1:])
     same &= real
     count = np.logical_and.accumulate(same[:, 1:], 1).sum(1)
-    path, following = torch.arange(draft.width).expand_as(draft.tokens), picks[np.arange(len(picks)), count]
-    tested, ratio = real & (order <= count[:, None] + 1), same.astype(np.float32)
-    accepted, end, compared, fits = map(torch.from_numpy, (count, following, tested, ratio))
-    return Verdict(path, accepted, end, compared, fits, pick=pick)
+    return Verdict(
+        torch.arange(draft.width).expand_as(draft.tokens),
+        torch.from_numpy(count),
+        torch.from_numpy(picks[np.arange(len(picks)), count]),
+        torch.from_numpy(real & (order <= count[:, None] + 1)),
+        torch.from_numpy(same.astype(np.float32)),
+        pick=pick,
+    )
 
 
 def _follow_on_host(draft: Draft, pick: Tensor) -> Verdict:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from pardec.samplers import registry
 from pardec.samplers.speculative.accept.greedy import Greedy
 from pardec.samplers.speculative.accept.match import Match
+from pardec.samplers.speculative.contracts import Draft
+from pardec.samplers.speculative.ops.verification import follow
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, toy_ar
 from tests.samplers.handmade_drafts import Given, distributions, tree
 from tests.samplers.joint_distributions import drafting, named
@@ -23,6 +26,25 @@ def test_a_chain_stands_up_to_the_first_token_that_differs() -> None:
         assert (int(made.count), int(made.next)) == (count, following)
         assert made.tested is not None
         assert made.tested[0].tolist() == [0 < node <= count + 1 for node in range(5)]
+
+
+def test_ragged_chains_with_untested_nodes_are_followed_row_by_row() -> None:
+    seeded = torch.Generator().manual_seed(5)
+    for width in (2, 3, 6):
+        tokens, pick = torch.randint(0, 2, (2, 40, width), generator=seeded)
+        sizes = torch.randint(1, width + 1, (40,), generator=seeded).numpy()
+        verify = torch.rand(40, width, generator=seeded) < 0.8
+        made = follow(Draft(tokens, sizes, np.zeros_like(sizes), verify=verify), pick)
+        for row in range(40):
+            real = [0 < node < sizes[row] and bool(verify[row, node]) for node in range(width)]
+            fits = [real[node] and tokens[row, node] == pick[row, node - 1] for node in range(width)]
+            count = next((node - 1 for node in range(1, width) if not fits[node]), width - 1)
+            assert (int(made.count[row]), int(made.next[row])) == (count, int(pick[row, count]))
+            assert made.tested is not None
+            assert made.ratio is not None
+            assert made.tested[row].tolist() == [real[node] and node <= count + 1 for node in range(width)]
+            assert made.ratio[row].tolist() == fits
+            assert made.path[row].tolist() == list(range(width))
 
 
 def test_a_tree_is_followed_through_the_child_that_is_right() -> None:
