@@ -75,7 +75,7 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch(family: str) -> None:
         ("threshold@mlcache:reuse=1.5", "reuse must be at most 1, got 1.5|reuse must lie"),
         ("threshold@mlcache:refresh=-1", "refresh must be at least 0, got -1"),
         ("threshold@mlcache:warmup=-1", "warmup must be at least 0, got -1"),
-        ("wino@mlcache", "wino predicts each token without itself"),
+        ("wino@mlcache", "wino needs new leave-one-out predictions at every step, and mlcache"),
     ],
 )
 def test_what_is_refused(spec: str, says: str) -> None:

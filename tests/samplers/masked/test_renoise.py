@@ -41,7 +41,7 @@ def test_it_brings_the_select_with_its_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "says"),
-    [("renoise", "is for models of random canvases"), ("renoise+threshold", "takes back what 'denoise' does not keep")],
+    [("renoise", "is for models of random canvases"), ("renoise+threshold", "renoise needs the select 'denoise'")],
 )
 def test_models_of_masks_and_other_selects_are_refused(spec: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):

@@ -175,7 +175,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
             registry.resolve(f"threshold@spa:{bad}")
     model = toy()
     model.processes = 2
-    with pytest.raises(ModelError, match="toy is shared by processes"):
+    with pytest.raises(ModelError, match="each process of toy has a part of them"):
         model.new_cache(1, 8, reuse=LayerReuse((1.0, 0.5), 4))
     with torch.device("meta"):
         layer = type(toy().decoder.layers[0])(toy().decoder.config)
@@ -185,5 +185,5 @@ def test_what_cannot_be_compared_is_refused() -> None:
 
 def test_images_refuse_it() -> None:
     asked = request([[3, MASK]], [1], conditions=(object(),))
-    with pytest.raises(SpecError, match="spa keeps"):
+    with pytest.raises(SpecError, match="spa reuses layer outputs by position"):
         compatibility.check(registry.resolve("threshold@spa"), request=asked)

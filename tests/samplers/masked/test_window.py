@@ -41,7 +41,7 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch(slide: str) -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(SpecError, match="shares its steps out over blocks, and a window has none"):
+    with pytest.raises(SpecError, match="divides its steps among blocks, and a sliding window has no blocks"):
         resolve("fixed:steps=4@window")
     for family in ("llada", "sdar", "nemotron"):
         with pytest.raises(SpecError, match="the cache 'window' is for"):

@@ -29,7 +29,7 @@ def test_a_row_alone_is_the_row_in_a_batch(spec: str, cfg: float | None) -> None
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("sequential+code", "has several parts, and token maps are sampled by one"),
+        ("sequential+code", "has several parts, and a sampler of token maps has one"),
         ("fastvar:keep=0", "keep must be above 0"),
         ("fastvar:keep=1.5", "keep must be above 0"),
         ("fastvar:scales=0", "scales must be at least 1"),
@@ -46,8 +46,8 @@ def test_specs_that_cannot_work_are_refused(spec: str, message: str) -> None:
     ("spec", "message"),
     [
         ("code", "refiner is missing"),
-        ("code:refiner=x,steps=5", "steps=5, and toy has 4 scales"),
-        ("code:refiner=x,steps=-5", "steps=-5, and toy has 4 scales"),
+        ("code:refiner=x,steps=5", "steps=5 does not fit the 4 scales of toy"),
+        ("code:refiner=x,steps=-5", "steps=-5 does not fit the 4 scales of toy"),
         ("fastvar:scales=4", "scales=4, and toy has 4 scales"),
         ("fastvar:layer=3", "layer=3, and toy has 3 layers"),
     ],
