@@ -17,7 +17,7 @@ def rule(masks: int | None = None, most: int | None = None) -> Make:
     return make
 
 
-RULES = {"dcd": rule(), "dcd:masks=3,most=5": rule(masks=3, most=5)}
+RULES = {"dcd": rule(), "dcd:masks=3,most=5": rule(masks=3, most=5), "dcd:most=3": rule(most=3)}
 
 
 @pytest.mark.parametrize("spec", RULES)

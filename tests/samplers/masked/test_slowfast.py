@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from pardec.samplers.masked.block.slowfast import SlowFast
+from pardec.samplers.masked.canvas import Canvas
+from pardec.samplers.masked.contracts import Evidence
+from pardec.samplers.ops.distribution import DenseDistribution
 from tests.reference import naive_blocks as naive
 from tests.samplers.block_parity import Make, agree
+from tests.samplers.eight_tokens import MASK
+from tests.samplers.toys import request
 
 RULES: dict[str, Make] = {
     "slowfast:tau=0.05": lambda *sizes: naive.SlowFast(*sizes, tau=0.05),
@@ -18,3 +25,28 @@ RULES: dict[str, Make] = {
 @pytest.mark.covers(1)
 def test_it_is_the_naive_rule_step_by_step(name: str, spec: str) -> None:
     agree(name, spec, RULES[spec])
+
+
+@pytest.mark.parametrize(
+    ("ends", "whole", "end"),
+    [
+        ((7, 3), False, 5),  # the slow phase is over, and its last two ends do not agree: their mean
+        ((7, 7), False, 7),
+        ((7, 3, 5), False, 4),
+        ((7, 3, 3), False, 3),
+        ((7, 3), True, 5),
+    ],
+)
+def test_where_a_stretch_ends_by_hand(ends: tuple[int, ...], whole: bool, end: int) -> None:
+    """The farthest sure position of each of the phase's forwards is the one before these ends."""
+    canvas = Canvas((torch.full((8,), MASK),), (0,), mask_id=MASK, pad_id=4, block_length=8)
+    stage = SlowFast(tau=0.9, steps=len(ends), all=whole)
+    state, asked = stage.start(canvas), request([[MASK] * 8], [0], block_length=8)
+    for number, each in enumerate(ends, 1):
+        laws = torch.full((8, 7), 1 / 7)
+        laws[each - 1] = torch.tensor([0.94, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01])
+        stage.narrow(
+            Evidence(DenseDistribution(laws.log()[None]), canvas.window, canvas.eligible, asked), canvas, state
+        )
+        assert state.fast[0] == (number == len(ends))
+    assert state.end[0] == end
