@@ -94,7 +94,7 @@ def test_past_its_limit_a_model_is_not_run():
     toy = model()
     toy.limit = 6
     assert toy.new_cache(1, 6).capacity == 6
-    with pytest.raises(CapacityError, match="up to 6 positions and 7"):
+    with pytest.raises(CapacityError, match="up to 6 positions, and 7"):
         toy.new_cache(1, 7)
     with pytest.raises(CapacityError, match="up to 6 positions, got 7"):
         toy.forward(Plan.full(ids(1, 7), toy.visible()))

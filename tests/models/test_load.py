@@ -118,7 +118,7 @@ def test_rotary_frequencies_of_another_model_are_refused(tmp_path):
     config = llama_config()
     tensors = llama_tensors(config)
     tensors["model.layers.1.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
-    with pytest.raises(ModelError, match=r"layers\.1\.self_attn\.rotary_emb\.inv_freq is not the rotary frequencies"):
+    with pytest.raises(ModelError, match=r"layers\.1\.self_attn\.rotary_emb\.inv_freq does not match the rotary"):
         load(write_checkpoint(tmp_path, config, tensors), device="cpu")
 
 

@@ -215,9 +215,9 @@ def test_what_cannot_be_loaded_is_refused_by_name(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "b" / "config.json").read_text())
     for changes, match in (
         ({"num_hidden_layers": 3}, "layers.2"),
-        ({"vocabulary_map": {"<s>": 1}}, "vocabulary of b has no <racm3:break>"),
+        ({"vocabulary_map": {"<s>": 1}}, "vocabulary of b lacks the tokens <racm3:break>"),
         ({"vocabulary_map": {**VOCABULARY, "IMGIMGJZ": 50}}, "7 codes of images, up to 9"),
-        ({"image_seq_length": 5}, "5 codes an image"),
+        ({"image_seq_length": 5}, "5 codes per image"),
         ({"vocabulary_map": {**VOCABULARY, "<eoss>": 3}}, "other ids than its vocabulary_map"),
     ):
         (tmp_path / "b" / "config.json").write_text(json.dumps({**config, **changes}))

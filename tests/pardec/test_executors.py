@@ -145,7 +145,7 @@ def test_torchrun_says_the_command_that_works(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "argv", ["/bin/pardec", "generate", "tiny-dream", "--prompts", "my file.txt"])
     with pytest.raises(SpecError) as caught:
         executor("torchrun")
-    assert caught.value.hint == "torchrun --nproc-per-node 2 -m pardec generate tiny-dream --prompts 'my file.txt'"
+    assert caught.value.hint == "run torchrun --nproc-per-node 2 -m pardec generate tiny-dream --prompts 'my file.txt'"
 
 
 def test_ray_is_asked_for_by_the_name_of_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,7 @@ def test_requests_that_it_cannot_draw_are_refused(model: pardec.Model) -> None:
         model.generate("x", negative_prompt="y")
     with pytest.raises(ArgumentError, match="draws multiples of 4 pixels"):
         model.generate("x", size=(10, 8))
-    with pytest.raises((ArgumentError, ModelError), match="more than the 120"):
+    with pytest.raises((ArgumentError, ModelError), match="exceed the 120"):
         model.generate("x", size=(48, 48))
 
 

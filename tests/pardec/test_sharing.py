@@ -24,7 +24,7 @@ def test_the_command_prints_once_what_one_process_prints(cli):
         (("-o", "rows.jsonl"), "would resume an earlier one"),
         (("--executor", "ray", "-o", "rows.jsonl"), "the ray executor gives each a copy"),
         (("--quantize", "int8"), "tp and --quantize int8 cannot be combined"),
-        ((), "works under torchrun"),
+        ((), "needs torchrun"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(cli, monkeypatch, more, message):

@@ -253,7 +253,7 @@ def test_the_pipeline_draws_token_maps(model: pardec.Model) -> None:
     assert codes.shape == (1, TOKENS)
     pixels = pipe(class_labels=1, output_type="pt", guidance_scale=0, generator=generator.manual_seed(0)).images
     assert pixels.shape == (1, 3, 8, 8)
-    with pytest.raises(SpecError, match="num_inference_steps=3 is for mar"):
+    with pytest.raises(SpecError, match="num_inference_steps=3 works with mar only"):
         pipe(class_labels=1, num_inference_steps=3)
     reports = []
 

@@ -114,16 +114,18 @@ def _borrowed(reference: str, known: Mapping[str, Page]) -> set[str]:
     return found
 
 
-def _called(names: set[str], known: Mapping[str, Page]) -> set[str]:
-    """What a test names, with what the helpers that it imports name; what plain versions use is theirs."""
-    left, found = list(names), set(names)
+def _with_helpers(test: Use, known: Mapping[str, Page]) -> Use:
+    """What a test uses, with what the helpers that it imports use; what plain versions use is theirs."""
+    left, names, strings = list(test.names), set(test.names), set(test.strings)
     while left:
         file, _, name = left.pop().removeprefix("tests.").rpartition(".")
         part = known[file].parts.get(name) if file in known and not file.startswith("reference.") else None
-        more = known[file].use(part).names - found if part is not None else set()
-        found |= more
-        left += more
-    return found
+        if part is not None:
+            more = known[file].use(part)
+            left += more.names - names
+            names |= more.names
+            strings |= more.strings
+    return Use(names, strings)
 
 
 def fault(reference: str, method: str, module: str, known: Mapping[str, Page]) -> str | None:
@@ -136,8 +138,8 @@ def fault(reference: str, method: str, module: str, known: Mapping[str, Page]) -
         return f"{reference} is not apart from the package: it uses {', '.join(sorted(borrowed))}"
     callers = [test for page in known.values() for test in page.tests if f"tests.{reference}" in test.names]
     own = [page for name, page in known.items() if name.rpartition(".")[2] == f"test_{method}"]
-    if any(f"tests.{reference}" in _called(test.names, known) for page in own for test in page.tests):
-        return None
+    whole = [_with_helpers(test, known) for page in own for test in page.tests]
+    callers += [test for test in whole if f"tests.{reference}" in test.names]
     if not callers:
         return f"no test calls {reference}"
     if not any(test.is_of(method, module) for test in callers):

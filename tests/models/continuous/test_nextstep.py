@@ -156,7 +156,7 @@ def test_unknown_tokens_are_read_as_zeros(model: ContinuousModel) -> None:
 def test_conditions_that_cannot_be_read_are_refused(model: ContinuousModel) -> None:
     with pytest.raises(ArgumentError, match="reads captions, and a row has a label"):
         model.backbone.start([Condition(label=3)], size=None, guided=False)
-    with pytest.raises(ArgumentError, match="a prompt of 132 tokens and an image of 9 are more than the 120"):
+    with pytest.raises(ArgumentError, match="a prompt of 132 tokens and an image of 9 tokens exceed the 120 positions"):
         started(model, ("x" * 127,))
     with pytest.raises(TypeError, match="start"):
         model.backbone.states(torch.zeros(1), torch.zeros(1), torch.zeros(1), torch.zeros(1))

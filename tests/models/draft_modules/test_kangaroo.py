@@ -73,7 +73,7 @@ def test_absent_keys_are_llamas_and_copies_of_the_target_are_left_alone(tmp_path
         ({}, {"exit_layer": 4}, "reads the output of layer 4, counted from 1, and toy has 4 layers"),
         ({"layers.0.self_attn.o_proj.weight": None}, {}, r"lacks? .*|missing: layers\.0\.self_attn\.o_proj\.weight"),
         ({"layers.0.mlp.up_proj.weight": random(24, 16)}, {}, r"not known: layers\.0\.mlp\.up_proj\.weight"),
-        ({}, {"hidden_size": None}, "does not say hidden_size"),
+        ({}, {"hidden_size": None}, "lacks hidden_size"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(

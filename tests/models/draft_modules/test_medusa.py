@@ -202,7 +202,7 @@ def test_files_that_do_not_fit_are_refused_in_a_line(
 def test_a_map_of_other_tokens_is_refused(tmp_path: Path) -> None:
     tensors = renamed(medusa(vocab=3), "vllm") | {"token_map": torch.tensor([0, 40, 2])}
     write(tmp_path, tensors, CONFIGS["vllm"], "model.safetensors")
-    with pytest.raises(ModelError, match="token_map names 40, toy has 40 tokens"):
+    with pytest.raises(ModelError, match="token_map has id 40, toy has 40 ids"):
         load_draft_module(tmp_path, target())
 
 

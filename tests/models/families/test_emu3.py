@@ -186,7 +186,7 @@ def test_a_missing_map(copied: tuple[Path, Any]) -> None:
 
 def test_a_map_without_a_token_of_images(copied: tuple[Path, Any]) -> None:
     change_config(copied[0], lambda config: config["vocabulary_map"].pop("<|image end|>"))
-    refused(copied[0], r"the vocabulary of copy has no <\|image end\|>")
+    refused(copied[0], r"the vocabulary of copy lacks the tokens <\|image end\|>")
 
 
 def test_a_map_with_a_gap_in_its_codes(copied: tuple[Path, Any]) -> None:

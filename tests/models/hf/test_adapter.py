@@ -157,7 +157,7 @@ def test_arguments_of_masked_models_and_long_inputs_are_refused(tmp_path):
         load(tmp_path, device="cpu", mask_id=4)
     model = load(tmp_path, device="cpu", dtype="bfloat16")
     assert model.dtype == torch.bfloat16
-    with pytest.raises(CapacityError, match="up to 20 positions and 21"):
+    with pytest.raises(CapacityError, match="up to 20 positions, and 21"):
         model.new_cache(1, 21)
 
 

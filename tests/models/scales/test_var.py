@@ -109,7 +109,7 @@ def test_rows_alone_and_chosen_are_the_rows_of_the_batch() -> None:
     own(labels[1:2], maps[1:2, 4:13], cache, first=2, last=2, rows=torch.tensor([1]))
     some = own(labels[1:2], maps[1:2, 13:], cache, first=3, last=3, rows=torch.tensor([1]))
     assert torch.allclose(some[0], whole[1][1], atol=1e-5)
-    with pytest.raises(PardecError, match="scale 3 is fed to rows whose next scale is 2, 4"):
+    with pytest.raises(PardecError, match="scale 3 was fed to rows whose next scale is 2, 4"):
         own(labels, maps[:, 13:], cache, first=3, last=3)
     cache.keep(torch.tensor([2, 0]))
     some = own(labels[[2, 0]], maps[[2, 0], 4:], cache, first=2, last=3)
@@ -119,11 +119,11 @@ def test_rows_alone_and_chosen_are_the_rows_of_the_batch() -> None:
 def test_scales_out_of_order_are_refused() -> None:
     own, labels, maps = transformer(), torch.tensor([0, 3]), inputs(2)
     cache = own.new_cache(2)
-    with pytest.raises(PardecError, match="scale 1 is fed to rows whose next scale is 0"):
+    with pytest.raises(PardecError, match="scale 1 was fed to rows whose next scale is 0"):
         own(labels, maps[:, :4], cache, first=1, last=1)
     own(labels, maps[:, :4], cache, first=0, last=1)
     for first, last, fed in ((0, 1, maps[:, :4]), (1, 1, maps[:, :4]), (3, 3, maps[:, 13:])):
-        with pytest.raises(PardecError, match=f"scale {first} is fed to rows whose next scale is 2"):
+        with pytest.raises(PardecError, match=f"scale {first} was fed to rows whose next scale is 2"):
             own(labels, fed, cache, first=first, last=last)
 
 

@@ -179,7 +179,7 @@ def test_too_few_problems_advise_nothing_and_say_how_many_are_needed() -> None:
     arguments: dict[str, Any] = {"samplers": some, "device": "cpu", "budget": 12}
     advice = pardec.tune("tiny-dream", "arithmetic", confirm=1, **arguments)
     assert (advice.spec, advice.verdict) == ("threshold+eos", "unsure")
-    assert "1 fresh problem is too few to advise" in advice.text
+    assert "1 fresh problem is too few for advice" in advice.text
     assert "may still lose 82 points. At least 20 are needed" in advice.text
     problems = pardec.task("arithmetic").problems(n=20)
     lines = [{"prompt": problem.prompt, "answer": problem.answer} for problem in problems]

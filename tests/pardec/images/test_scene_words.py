@@ -137,7 +137,7 @@ def test_a_caption_is_read_as_people_write_it(painter: pardec.Model, written: st
 
 
 def test_a_word_that_is_not_known_is_named_without_its_full_stop(painter: pardec.Model) -> None:
-    with pytest.raises(pardec.SpecError, match="no word 'mauve', in"):
+    with pytest.raises(pardec.SpecError, match="does not know the word 'mauve' in"):
         painter.prepare("a large green triangle at the top on Mauve.")
     with pytest.raises(pardec.SpecError, match="'mauve' is no background"):
         parse("a large green triangle at the top on Mauve.")

@@ -248,7 +248,7 @@ def test_what_a_pipeline_is_made_of_is_checked(dream: pardec.Model, tmp_path: Pa
     for elsewhere in ("meta", torch.float16):
         with pytest.raises(SpecError, match=", not "):
             pipeline.to(elsewhere)
-    with pytest.raises(SpecError, match="push_to_hub was given"):
+    with pytest.raises(SpecError, match="takes no push_to_hub"):
         pipeline.save_pretrained(tmp_path, push_to_hub=True)
     there = PardecPipeline.from_pretrained("tiny-dream", device_map="cpu", low_cpu_mem_usage=True)
     assert there.device == torch.device("cpu")

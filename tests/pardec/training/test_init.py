@@ -94,7 +94,7 @@ def test_an_embedded_drafter_is_a_start(model: pardec.Model, states: States, tmp
         ("tiny-llama-eagle", {"taps": (0, 1, 3)}, "taps 0-1-2, got 0-1-3", "write --taps 0-1-2"),
         ("tiny-llama-eagle", {"tied": False}, "tied True", "leave --own-head out"),
         ("tiny-llama-dflash", {"block": 8}, "block 6", "--block 6"),
-        ("smollm2-eagle", {}, "the target has layers 0..3", "trained for this target"),
+        ("smollm2-eagle", {}, "the target has layers 0..3", "trained for another target"),
         ("tiny-llama-hydra", {"kind": "medusa"}, "of kind hydra, not medusa", "--kind hydra"),
     ],
 )

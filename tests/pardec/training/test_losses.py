@@ -95,6 +95,6 @@ def test_unknown_names_and_parameters_are_refused() -> None:
         loss("ce:2")
     with pytest.raises(SpecError, match="between 0 and 1"):
         loss("jsd:1.5")
-    with pytest.raises(SpecError, match="no number"):
+    with pytest.raises(SpecError, match="not a number"):
         loss("jsd:x")
     assert loss("jsd:0.3").parameter == 0.3

@@ -412,7 +412,7 @@ def test_what_goes_by_positions_is_refused() -> None:
 def test_its_two_tokens() -> None:
     with pytest.raises(SpecError, match="toy has no delete token: its config names none"):
         fill(toy(), "levenshtein", prompts((3,)), 4)
-    with pytest.raises(SpecError, match="toy has no split token: id 99 of 20"):
+    with pytest.raises(SpecError, match="toy has no split token: id 99 is none of its 20 ids"):
         fill(toy(), "levenshtein:delete=3,split=99", prompts((3,)), 4)
     with pytest.raises(SpecError, match="delete and split are both 3"):
         registry.resolve("levenshtein:delete=3,split=3")

@@ -173,7 +173,7 @@ def test_models_without_a_codebook_look_like_their_embeddings() -> None:
     model.vocab_size = 5  # rows that stand for no id
     assert torch.equal(code_features.code_table(model), model.decoder.embedding[:5])
     model.vocab_size = 7
-    with pytest.raises(ModelError, match="toy has input embeddings of 6 rows and 7 ids"):
+    with pytest.raises(ModelError, match="toy has input embeddings of 6 rows for 7 ids"):
         code_features.code_table(model)
 
 
@@ -187,5 +187,5 @@ def test_codes_among_other_ids_have_neighbours_among_codes() -> None:
     others = set(range(model.vocab_size)) - set(ids.tolist())
     assert all(near[token] == [token] * 2 for token in others)
     model.imaging.codebook = codebook[:3]
-    with pytest.raises(ModelError, match="a codebook of 3 rows and 4 codes"):
+    with pytest.raises(ModelError, match="a codebook of 3 rows for 4 codes"):
         code_features.token_neighbours(model, 2)

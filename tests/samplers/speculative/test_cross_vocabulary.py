@@ -159,7 +159,7 @@ def test_a_shared_map_needs_noise_that_no_draft_changes() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(SpecError, match="with map=text the draft is a chain"):
         registry.resolve(f"{SPEC}+beam", "ar")
-    with pytest.raises(ModelError, match="map=text goes by text, and toy has no tokenizer"):
+    with pytest.raises(ModelError, match="map=text needs tokenizers, and toy has no tokenizer"):
         run(target(), "model:name=nameless,map=text", PROMPTS, 4)
     with pytest.raises(ModelError, match="do not share their tokens"):
         run(target(), "model:name=letters", PROMPTS, 4)

@@ -275,7 +275,7 @@ def test_the_codebook_says_who_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(table[:, 0].tolist() == [2, 3, 0, 1, 5, 4] for table in seen), "also when a row has left"
     assert seen[0].shape == (6, 2)
     monkeypatch.setattr(LanguageModel, "codebook", codes[:5])
-    with pytest.raises(ModelError, match="toy has a codebook of 5 rows and 6 ids"):
+    with pytest.raises(ModelError, match="toy has a codebook of 5 rows for 6 ids"):
         run(model, "sjd+lantern", [[1, 2]], 4, temperature=1.0)
 
 

@@ -187,10 +187,10 @@ def test_the_prompt_s_laws_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) ->
     asked: list[int] = []
     original = Hidden.logits
 
-    def logits(self: Hidden, positions: Any = None) -> Any:
+    def logits(self: Hidden, positions: Any = None, **how: Any) -> Any:
         if positions is not None:
             asked.append(positions.shape[1])
-        return original(self, positions)
+        return original(self, positions, **how)
 
     monkeypatch.setattr(Hidden, "logits", logits)
     parts = run(toy_ar(3, vocab=11), "recycling", RAGGED, 12)

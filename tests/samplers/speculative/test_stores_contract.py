@@ -88,7 +88,7 @@ def test_rows_that_join_leave_and_move_are_those_that_are_alone(spec: str) -> No
 
 FAMILIES = (
     "llama", "qwen2 with some sliding layers", "qwen3", "mistral that slides", "phi3 that slides, rotated in part",
-    "gemma2", "gemma3", "qwen3-moe, one layer dense",
+    "gemma2", "gemma3", "qwen3_moe, one layer dense",
 )  # fmt: skip
 # The mean difference of a logit from those with the plain cache, in standard deviations of these.
 ENOUGH = {

@@ -137,9 +137,9 @@ def test_maps_that_move_along_a_circle_draft_what_a_model_that_counts_says(tmp_p
 @pytest.mark.parametrize(
     ("layers", "error"),
     [
-        ((0, 3), "ascend within 0..2 of toy"),
-        ((1, 1), "ascend within 0..2 of toy"),
-        ((2, 1), "ascend within 0..2 of toy"),
+        ((0, 3), "ascend within 0..2 for toy"),
+        ((1, 1), "ascend within 0..2 for toy"),
+        ((2, 1), "ascend within 0..2 for toy"),
     ],
 )
 def test_layers_that_leave_nothing_to_run_are_refused(layers: tuple[int, ...], error: str, tmp_path: Path) -> None:
