@@ -25,7 +25,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,7 @@ FACTS = (
     ("The Earth goes around the", " sun.", (" moon.", " stars.", " ocean.")),
 )
 Row = dict[str, Any]
+Answer = tuple[list[int], int]  # ids, and forwards
 
 
 class Rows:
@@ -100,7 +101,7 @@ class Rows:
         return [self.found[spec, number] for number in range(count)]
 
 
-def decoded(model: pardec.Model, spec: str, prompts: Sequence[list[int]], new: int) -> list[tuple[list[int], int]]:
+def decoded(model: pardec.Model, spec: str, prompts: Sequence[list[int]], new: int) -> list[Answer]:
     """The ids of each answer before its end token, and the forwards of its row."""
     ends = model.language_model.decoding_config.eos_ids
     result = model.generate(
@@ -134,29 +135,40 @@ def distinct(answers: Iterable[list[int]], n: int) -> float:
     return len(set(grams)) / max(len(grams), 1)
 
 
-def run_answers(given: argparse.Namespace, parent: pardec.Model, model: pardec.Model, rows: Rows) -> int:
-    """Decodes and scores all answers; returns their number."""
-    lines = given.prompts.read_text(encoding="utf-8").splitlines()[: given.count]
-    prompts = [chat_ids(parent, json.loads(line)["turns"][0]) for line in lines]
-    for spec, decoder in ((PARENT, parent), *((spec, model) for spec in given.specs)):
+def missing_answers(
+    given: argparse.Namespace,
+    parent: pardec.Model,
+    model: pardec.Model,
+    rows: Rows,
+    prompts: Sequence[list[int]],
+    new: int,
+) -> Iterator[tuple[str, list[int], list[Answer], float]]:
+    """Decodes the answers without a row, in batches: the spec, the numbers, the answers, and the seconds per answer."""
+    for spec, decoder, sampler in ((PARENT, parent, "sequential"), *((spec, model, spec) for spec in given.specs)):
         missing = rows.missing(spec, len(prompts))
         for at in range(0, len(missing), given.batch):
             numbers = missing[at : at + given.batch]
             started = time.perf_counter()
-            plain = "sequential" if spec == PARENT else spec
-            found = decoded(decoder, plain, [prompts[number] for number in numbers], given.max_new_tokens)
-            seconds = (time.perf_counter() - started) / len(numbers)
-            rows.add(
-                {
-                    "spec": spec,
-                    "number": number,
-                    "answer": answer,
-                    "forwards": forwards,
-                    "seconds": seconds,
-                    "nats": nats(parent, prompts[number], answer),
-                }
-                for number, (answer, forwards) in zip(numbers, found, strict=True)
-            )
+            found = decoded(decoder, sampler, [prompts[number] for number in numbers], new)
+            yield spec, numbers, found, (time.perf_counter() - started) / len(numbers)
+
+
+def run_answers(given: argparse.Namespace, parent: pardec.Model, model: pardec.Model, rows: Rows) -> int:
+    """Decodes and scores all answers; returns their number."""
+    lines = given.prompts.read_text(encoding="utf-8").splitlines()[: given.count]
+    prompts = [chat_ids(parent, json.loads(line)["turns"][0]) for line in lines]
+    for spec, numbers, found, seconds in missing_answers(given, parent, model, rows, prompts, given.max_new_tokens):
+        rows.add(
+            {
+                "spec": spec,
+                "number": number,
+                "answer": answer,
+                "forwards": forwards,
+                "seconds": seconds,
+                "nats": nats(parent, prompts[number], answer),
+            }
+            for number, (answer, forwards) in zip(numbers, found, strict=True)
+        )
     return len(prompts)
 
 
@@ -178,17 +190,12 @@ def copies(count: int) -> list[tuple[str, str]]:
 def run_copies(given: argparse.Namespace, parent: pardec.Model, model: pardec.Model, rows: Rows) -> int:
     tasks = copies(min(60, given.count))
     prompts = [chat_ids(parent, text) for text, _ in tasks]
-    for spec, decoder in ((PARENT, parent), *((spec, model) for spec in given.specs)):
-        missing = rows.missing(spec, len(tasks))
-        for at in range(0, len(missing), given.batch):
-            numbers = missing[at : at + given.batch]
-            plain = "sequential" if spec == PARENT else spec
-            found = decoded(decoder, plain, [prompts[number] for number in numbers], 32)
-            texts = [parent.tokenizer.decode(answer).strip() for answer, _ in found]
-            rows.add(
-                {"spec": spec, "number": number, "right": text.strip('"') == tasks[number][1], "text": text}
-                for number, text in zip(numbers, texts, strict=True)
-            )
+    for spec, numbers, found, _ in missing_answers(given, parent, model, rows, prompts, 32):
+        texts = [parent.tokenizer.decode(answer).strip() for answer, _ in found]
+        rows.add(
+            {"spec": spec, "number": number, "right": text.strip('"') == tasks[number][1], "text": text}
+            for number, text in zip(numbers, texts, strict=True)
+        )
     return len(tasks)
 
 

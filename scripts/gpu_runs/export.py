@@ -53,7 +53,7 @@ def write(folder: Path, shape: Shape, tensors: dict[str, Tensor], template: dict
     save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def export(gguf: Path, folder: Path, state: Path, work: Path) -> int:
+def export(gguf: Path, folder: Path, state: Path) -> int:
     """Rebuilds the model from SmolLM2's GGUF file and the state; 2 if one of them is not there."""
     import pardec
     from gpu_runs.training import Recipe
@@ -68,16 +68,13 @@ def export(gguf: Path, folder: Path, state: Path, work: Path) -> int:
             "scripts/get_smollm2 prints the file's path; git sparse-checkout disable brings the state", file=sys.stderr
         )
         return 2
-    work.mkdir(parents=True, exist_ok=True)
-    file = work / "smollm2.bin"
-    file.write_bytes(carried(gguf))
-    shape, template, base = read(file)
-    file.unlink()
+    parent = pardec.load(gguf, device="cpu", dtype="float32")
+    shape, template, base = read(carried(gguf, parent))
     content, about = found
     changes = difference.decode(shape, content, about["steps"])  # type: ignore[arg-type]
     tensors = {name: (base[name] + changes[name]).to(torch.bfloat16) for name in base}
     write(folder, shape, tensors, template, Recipe.block)
-    pardec.load(gguf, device="cpu").tokenizer.save_pretrained(folder)
+    parent.tokenizer.save_pretrained(folder)
     total = Recipe.total / 1e6
     print(f"{folder}: SmolLM2 as a masked model after {float(about['tokens']) / 1e6:.1f} of {total:.0f} million tokens")  # type: ignore[arg-type]
     return 0

@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None, entries: Sequence[Entry] = ENTRIES) -> i
         from gpu_runs.export import export
         from gpu_runs.parcels import STATE
 
-        return export(*given.export, state=STATE, work=WORK)
+        return export(*given.export, state=STATE)
     if given.page:
         from gpu_runs.page import write
 

@@ -11,10 +11,13 @@ import json
 import struct
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    import pardec
 
 MASK = "<empty_output>"  # a token that SmolLM2 has and never writes
 _BLOCKS = {"Q8_0": 34, "Q4_1": 20}  # bytes of 32 weights
@@ -78,14 +81,14 @@ def _gguf_name(name: str) -> str:
     return f"blk.{index}.{_PUBLISHED[inner]}.weight"
 
 
-def carried(gguf: Path) -> bytes:
-    """The parts of SmolLM2's GGUF file to carry; needs the package gguf, and pardec's tokenizer of that file."""
+def carried(gguf: Path, loaded: pardec.Model | None = None) -> bytes:
+    """The parts of SmolLM2's GGUF file to carry; needs the package gguf. `loaded`: the model of that file, if known."""
     import gguf as package
 
     import pardec
     from pardec.training.texts import OPENINGS
 
-    loaded = pardec.load(gguf, device="cpu", dtype="float32")
+    loaded = loaded or pardec.load(gguf, device="cpu", dtype="float32")
     config, tokenizer = loaded.language_model.config, loaded.tokenizer
     shape = Shape(
         config["vocab_size"],
@@ -121,9 +124,9 @@ def carried(gguf: Path) -> bytes:
     return struct.pack("<Q", len(header)) + header + b"".join(blocks)
 
 
-def read(file: Path) -> tuple[Shape, dict[str, Any], dict[str, Tensor]]:
-    """The shape, the chat template's ids, and the weights in float32 on the CPU."""
-    content = bytearray(file.read_bytes())
+def read(carried: bytes) -> tuple[Shape, dict[str, Any], dict[str, Tensor]]:
+    """The shape, the chat template's ids, and the weights in float32 on the CPU, from the bytes of `smollm2.bin`."""
+    content = bytearray(carried)
     (length,) = struct.unpack_from("<Q", content)
     header = json.loads(content[8 : 8 + length])
     shape = Shape(**header["shape"])

@@ -252,7 +252,7 @@ def run(report: Report) -> None:
             report.set(status="waits")
             report.line(gone)
             return
-        shape, template, base = read(report.inputs / "smollm2.bin")
+        shape, template, base = read((report.inputs / "smollm2.bin").read_bytes())
         recipe, device, wanted = Recipe(), torch.device("cuda"), WANTED
     texts = Texts.load(carried)
     have = 0 if texts is None else len(texts.ids)
