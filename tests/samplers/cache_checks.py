@@ -66,6 +66,9 @@ def check_by_hand(family: str, cache: str, asked: Sequence[range]) -> None:
 FIRST, SECOND, LAST = range(5, 9), range(9, 13), range(13, 15)  # the blocks of `check_by_hand`
 ALL = range(15)
 
+# A prompt of five tokens and a block of eight, whose positions are committed in this order, for `in_order`.
+WHOLE, ORDER, OPEN = tuple(range(13)), [7, 9, 6, 5, 12, 11, 8, 10], range(5, 13)
+
 
 def check_plain(family: str, cache: str, rule: naive.Rule) -> None:
     """The cache is its plain version of tests/reference/naive_caches.py."""

@@ -17,6 +17,9 @@ from tests.reference import naive_caches as naive
 from tests.samplers.cache_checks import (
     LENGTHS,
     NEW,
+    OPEN,
+    ORDER,
+    WHOLE,
     agree,
     both,
     check_plain,
@@ -26,11 +29,6 @@ from tests.samplers.cache_checks import (
 )
 from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, same, toy
-
-WHOLE = tuple(range(13))
-# A prompt of five, eight tokens to come in one block; what is committed by step i is 7, 9, 6, 5, 12, ...
-ORDER = [7, 9, 6, 5, 12, 11, 8, 10]
-OPEN = range(5, 13)
 
 
 def left(*gone: int) -> tuple[int, ...]:

@@ -9,6 +9,8 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from tests.reference import naive_caches as naive
 from tests.samplers.cache_checks import (
+    ORDER,
+    WHOLE,
     Descending,
     agree,
     both,
@@ -17,11 +19,6 @@ from tests.samplers.cache_checks import (
 )
 from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import BLOCK, FAMILIES, fill, prompts, toy
-
-WHOLE = tuple(range(13))
-# A prompt of five, eight tokens to come in one block; what is committed by step i is 7, 9, 6, 5, 12, ...
-ORDER = [7, 9, 6, 5, 12, 11, 8, 10]
-OPEN = range(5, 13)
 
 
 def test_only_what_was_and_will_be_committed_is_queried() -> None:
