@@ -118,11 +118,11 @@ class RowRequest:
 
     def take(self, rows: Sequence[int]) -> Self:
         """The request with these rows only; its `source` still has to be set."""
-        values = {name: value for name in self.per_row if (value := getattr(self, name))}
         return self._with(
             {
                 name: tuple(value[row] for row in rows) if isinstance(value, tuple) else value.take(rows)
-                for name, value in values.items()
+                for name in self.per_row
+                if (value := getattr(self, name))
             }
         )
 
@@ -164,7 +164,7 @@ def add_rows(loop: Growing, count: int) -> np.ndarray:
 
 
 def scatter_rows(value: Any, where: np.ndarray, other: Any, *, fill: float = 0) -> Any:
-    """`value` with the rows at `where` [n] replaced by those of `other`, in every tensor and array in it.
+    """Replaces the rows at `where` [n] of every tensor and array in `value` by the rows of `other`.
 
     Where the two differ in their other dimensions, the narrower one is padded with `fill`; None counts as all `fill`.
     An object with a method `put` of its own takes the rows itself and stays the same object.

@@ -268,8 +268,7 @@ class Canvas(RowState):
         self.eligible_host = self.open_host[each[:, None], self.window_host]
         if self.moving:
             self.eligible_host &= self.compete_host
-        eligible = torch.from_numpy(self.eligible_host)
-        self.eligible = eligible if self.on_host else eligible.to(self.tokens.device)
+        self.eligible = torch.from_numpy(self.eligible_host).to(self.tokens.device)
         self.block_remaining = self.eligible_host.sum(1)
         return value
 
@@ -286,7 +285,7 @@ class Canvas(RowState):
         self._lay_window(block_start[:, None] + np.arange(self.block_length))
 
     def _lay_window(self, positions: np.ndarray) -> None:
-        """Sets the window to those of `positions` [B, W] that are before the end of the active block."""
+        """Sets the window to `positions` [B, W], without the positions at or after the end of the active block."""
         self.window_host = np.where(positions >= self.block_end[:, None], self.length, positions)
         self.window = torch.from_numpy(self.window_host).to(self.tokens.device)
         self.active_host = self.compete_host = self.window_host < self.length
