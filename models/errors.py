@@ -1,4 +1,4 @@
-"""Errors of pardec: the message says in one line what is wrong, `hint` says what to do."""
+"""The exceptions of pardec. The message names the fault in one line, and `hint` gives a way out."""
 
 from __future__ import annotations
 

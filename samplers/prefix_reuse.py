@@ -80,7 +80,7 @@ class PrefixReuse:
         self._leases = [self._leases[at] if new in first else None for new, at in enumerate(rows.tolist())]
 
     def put(self, where: np.ndarray, other: PrefixReuse) -> None:
-        """Replaces the live rows at `where` by those of `other`, with their leases."""
+        """Replaces the live rows at `where` by the rows of `other`, and takes over the leases of these."""
         self.length = self.length.copy()
         self.length[where] = other.length
         for at, lease in zip(where.tolist(), other._leases, strict=True):

@@ -77,7 +77,7 @@ def assign_rows(source: Source, rows: np.ndarray, other: Source, theirs: np.ndar
 
 
 def row_seeds(seed: int | list[int], count: int) -> tuple[int, ...]:
-    """One seed per row: those of a list, or for row i one derived from (seed, i)."""
+    """Returns one seed per row: the list itself, or seeds derived from (seed, i) for row i."""
     if isinstance(seed, int):
         first = _mix(torch.tensor(_signed(seed)))
         return tuple(_mix(first + torch.arange(count) * _GOLDEN).tolist())

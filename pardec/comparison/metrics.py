@@ -299,7 +299,7 @@ def floor_share(rows: Rows, oracle: Rows | None) -> float | None:
 
 
 def agreement(rows: Rows, sequential: Rows | None) -> dict[str, float | None]:
-    """Compares the tokens with those of the sequential decode, on the problems that both finished.
+    """Compares each text with the one that sequential decoding gives, on the problems that both samplers finished.
 
     `agreement` is the mean share of positions, up to the end of the longer text, with the same token; `identical` is
     the share of rows whose tokens are all the same.

@@ -42,7 +42,7 @@ def worth_saying(model: Engine, chat: bool | None) -> bool:
 
 
 def as_message(prompt: Any) -> Any:
-    """A text as a conversation of one user message; any other prompt as it is."""
+    """Wraps a text in a conversation with one user message; returns any other prompt unchanged."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 

@@ -1,4 +1,4 @@
-"""Runs the application with uvicorn until it is told to stop."""
+"""Runs the HTTP server with uvicorn until a signal stops it."""
 
 from __future__ import annotations
 

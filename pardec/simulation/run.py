@@ -53,7 +53,7 @@ class Simulation:
         return self.tokens / self.seconds if self.seconds else None
 
     def speed_up(self, other: Simulation) -> float | None:
-        """Tokens per second divided by those of `other`."""
+        """Tokens per second divided by the tokens per second of `other`; None if either is unknown."""
         ours, theirs = self.tokens_per_second, other.tokens_per_second
         return ours / theirs if ours and theirs else None
 

@@ -25,7 +25,12 @@ Score = Callable[[Problem, str], float | None]
 
 @dataclass(frozen=True)
 class Scorer:
-    """`score` rates a text in [0, 1], None without an answer; `refuses` says what is wrong with an answer, or None."""
+    """Rates the texts of a task.
+
+    Attributes:
+        score: the score in [0, 1] of a text for a problem, or None if the text contains no answer.
+        refuses: the fault of a problem's expected answer that `score` cannot compare with, or None.
+    """
 
     score: Score
     refuses: Callable[[Any], str | None] = lambda answer: None

@@ -94,7 +94,7 @@ def acceptance_text(result: ResultData, row: int) -> str:
 
 
 def forwards_text(result: ResultData, row: int) -> str:
-    """The number of forwards of a row, with those of a refiner named separately."""
+    """Says how many forwards a row took, and how many more the refiner took, if there is one."""
     drafts = result.draft_forwards[row] if result.sides and result.draft_forwards else 0
     return f"{result.nfe[row]} forwards" + (f" and {drafts} of the refiner" if drafts else "")
 

@@ -65,9 +65,9 @@ class ContinuousContext:
         latents: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> States:
-        """Calls a backbone, the target's or that of `model`; arguments are those of `Backbone.states`.
+        """Computes the states of a model's backbone, by default the target's. Arguments as for `Backbone.states`.
 
-        `latents` and `labels` are those of `images` unless others are given: rows need not be the live ones.
+        `latents` and `labels` default to the live rows' in `images`; a caller may pass other rows.
         """
         images, model = self.images, model or self.model
         images.models[model.name] = model

@@ -234,7 +234,7 @@ class Predictions(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Hypotheses:
-    """The hypotheses of all rows after one forward; those of a row are adjacent, in the order of their numbers.
+    """The hypotheses of all rows after one forward, sorted by row and, within a row, by number.
 
     There are N hypotheses of n rows.
     """
@@ -280,7 +280,7 @@ def _reads_attention(stage: Stage) -> frozenset[Trait]:
 
 
 def _remembers(stage: Stateful) -> frozenset[Trait]:
-    """The traits that follow from a state, for a stage that decides what is committed."""
+    """The traits of a stage that keeps a state over the steps and decides which tokens are committed."""
     if type(stage).start is Stateful.start:
         return NONE
     state = NONE if Trait.KEEPS_NO_STATE in stage.provides else frozenset({Trait.REMEMBERS})

@@ -1,4 +1,4 @@
-"""The events of a masked loop, its trace, and the log-probabilities of what it commits."""
+"""Records a masked decode: its events, its trace, and the log-probabilities of the committed tokens."""
 
 from __future__ import annotations
 

@@ -203,7 +203,10 @@ class DerivedDistribution(Distribution):
 
 
 class BoostedDistribution(DerivedDistribution):
-    """A distribution with a few logits raised: its statistics follow from those of `base`, without its own logits."""
+    """`base` with the logits of a few tokens raised; computes its statistics from the statistics of `base`.
+
+    The full logits [B, W, V] are built only if a method asks for them.
+    """
 
     def __init__(self, base: Distribution, tokens: Tensor, by: Tensor) -> None:
         self.base, self.tokens, self.by = base, tokens, by
@@ -267,9 +270,10 @@ class BoostedDistribution(DerivedDistribution):
         return self._dense.expected(embed)
 
     def _raise(self, first: Tensor, top1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The raised tokens' logits before and after, [B, W, K], and those of the old argmax and the raised tokens.
+        """The logits of the raised tokens before and after, [B, W, K] each, and of all candidates for the new argmax.
 
-        Whatever was not raised ranks after the old argmax `first` [B, W], whose logit was `top1` [B, W, 1].
+        The candidates [B, W, 1 + K] are the old argmax `first` [B, W], with logit `top1` [B, W, 1] before, and the
+        raised tokens: no other token can rank above the old argmax.
         """
         old = self.base.logits_of(self.tokens).masked_fill(self.by == 0, -torch.inf)
         new = old + self.by

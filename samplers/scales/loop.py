@@ -92,7 +92,7 @@ class ScaleLoop:
             yield RowFinished(row, tokens.copy(), "length", self.nfe, commit_step=self.maps.commit_step[row])
 
     def finished(self) -> Finished:
-        """The results of all rows. The trace has both models' forwards; other counts are those of the loaded model."""
+        """The results of all rows. The trace lists the forwards of both models; other counts exclude the refiner's."""
         codes, own = self.maps.codes.cpu().numpy().copy(), [result for result in self.results if not result.draft]
         count, tokens = codes.shape
         fed: tuple[Fed, ...] = tuple(result.fed for result in self.results)

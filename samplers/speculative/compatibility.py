@@ -93,7 +93,7 @@ def _model_party(model: LanguageModel) -> Party:
 
 
 def _not_plain(model: LanguageModel) -> str | None:
-    """Why a model's K/V are not those of a native decoder over one text, in any number of slots; None if they are."""
+    """The reason why a model is not a native text decoder whose queries see all earlier slots; None if it is one."""
     decoder = model.decoder
     if not isinstance(decoder, Decoder):
         return "its forwards are not those of the native decoder, or use CUDA graphs, or have an image condition"

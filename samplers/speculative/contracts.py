@@ -169,7 +169,7 @@ class Uniforms(Protocol):
 
 @runtime_checkable
 class BatchedUniforms(Protocol):
-    """Uniforms that do not depend on which tests take place, so that those of a round can be generated at once."""
+    """Uniforms that do not depend on which tests take place: all uniforms of a round can be generated at once."""
 
     def accepts(self, width: int) -> Tensor:
         """[B, width]: the uniforms that `accept` returns for each node."""

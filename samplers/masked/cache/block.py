@@ -26,7 +26,7 @@ from .changes import FINISHED_BLOCKS
 
 @dataclass
 class State:
-    """The length of each row up to which stored K/V are those of final tokens."""
+    """The number of leading positions per row whose stored K/V were computed from final tokens."""
 
     final: np.ndarray  # [B]
 

@@ -44,7 +44,7 @@ from .changes import LastTokens, elapsed, rows_predicting
 
 
 def attention_rollout(maps: AttentionMaps) -> Tensor:
-    """[B, L + 1]: the attention rollout summed per position; `maps` are those of all layers.
+    """[B, L + 1]: for each position, the sum of its column of the attention rollout; `maps` has every layer's weights.
 
     From the last layer down, a vector at a time: no two maps are multiplied.
     """

@@ -181,7 +181,7 @@ class _Row:
 
 
 class CrossVocabularyState(RowState):
-    """A draft model of another vocabulary during one request, with K/V of its own tokens."""
+    """The state of a request for a draft model with another vocabulary, whose KV cache holds its own tokens."""
 
     per_row = ("rows", "own_cache")
 

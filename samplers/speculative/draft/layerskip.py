@@ -129,7 +129,7 @@ def shared_search(model: LanguageModel, ratio: float, context: int, *, disk: boo
 
 
 def inner(layers: int) -> list[tuple[int, str]]:
-    """The sub-blocks that may be skipped: all but those of the first and the last layer."""
+    """The sub-blocks that may be skipped: attention and MLP of every layer except the first and the last."""
     return [(layer, part) for layer in range(1, layers - 1) for part in ("attn", "mlp")]
 
 

@@ -73,7 +73,7 @@ class Lookup(Drafter):
         return PerRow(self.index(int(prompt), wide) for prompt in context.text.prompt)
 
     def index(self, prompt: int = 0, columns: int = 0) -> Index:
-        """The index of one row's text; `columns` are those of an image, which begins after the prompt."""
+        """An empty index for one row; `columns`: the width of an image after `prompt` tokens, 0 for text."""
         if columns:
             return GridIndex(prompt, columns, first=self.prefer == "first")
         if self.prefer == "longest":
