@@ -61,10 +61,15 @@ def threads(work: int) -> int:
     return torch.get_num_threads() if work >= SPREAD else 1
 
 
-@cache
 def kernel(source: Path, name: str, arguments: tuple[Any, ...]) -> Any:
     """The function `name` of a C file; None where it is not compiled or this processor is not supported."""
-    functions = library(source) if supported() else None
+    return kernel_on(supported(), source, name, arguments)
+
+
+@cache
+def kernel_on(able: bool, source: Path, name: str, arguments: tuple[Any, ...]) -> Any:
+    """`kernel` of a file that asks for another processor: `able` says whether this one is that."""
+    functions = library(source) if able else None
     if functions is None:
         return None
     run = getattr(functions, name)
@@ -75,6 +80,11 @@ def kernel(source: Path, name: str, arguments: tuple[Any, ...]) -> Any:
 def supported() -> bool:
     """Whether the processor has AVX-512: not measured speed, so that a machine always rounds the same way."""
     return torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def is_arm() -> bool:
+    """Whether the processor is a 64-bit ARM."""
+    return platform.machine() in ("aarch64", "arm64")
 
 
 @cache

@@ -1,0 +1,609 @@
+/* Matmuls with the block-quantized weights of GGUF files, which stay packed in memory.
+ *
+ *     w[n, k] = q[n, k] * s[n, g] + m[n, g]              float32, rounded once: the dequantized weight, bit for bit
+ *     out[i, n] = sum over k of x[i, k] * w[n, k] + base[i, n]
+ *
+ * A group g is 32 successive k (two halves of 16 with scales of their own in Q6_K). A code q has 4, 5, 6 or 8 bits.
+ * Either x stays float32, or each group of x is rounded to int8:
+ *
+ *     d[i, g] = max over the k of g of |x[i, k]| / 127,   a[i, k] = x[i, k] / d[i, g], rounded to a whole number
+ *     out[i, n] = sum over g of d[i, g] * (s[n, g] * (sum of a * q) + m[n, g] * (sum of a)) + base[i, n]
+ *
+ * A panel holds WIDTH rows of w, group after group, as blocks.py packs it. A row of x gives the same bits alone and in
+ * any batch: every sum is made in one order, whatever the number of rows is.
+ */
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#define LANES 16                /* float32 numbers of a vector */
+#define FLOAT_ROWS 8            /* rows of x that a tile of float32 holds: FLOAT_ROWS * VECTORS sums in registers */
+#define INT_ROWS 8
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define LANES 8
+#define FLOAT_ROWS 3
+#define INT_ROWS 4
+#else
+#define LANES 4
+#define FLOAT_ROWS 3
+#define INT_ROWS 4
+#endif
+
+#define WIDTH 32                /* rows of a panel */
+#define VECTORS (WIDTH / LANES)
+#define GROUP 32                /* k of a group */
+#define QUADS (GROUP / 4)       /* fours of k: the bytes that a dot product of int8 adds */
+#define CODES (GROUP * WIDTH)   /* bytes of a panel's codes of a group, one each */
+#define MOST 4                  /* groups that are summed before their sum is added to the total */
+#define PARTS 6                 /* such sums at least: one long sum would lose more of float32's digits */
+#define ROWS 64                 /* rows of x that go over a panel together */
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 32")
+
+enum { FLOAT32, BFLOAT16 };
+
+/* The types of GGUF files, by their numbers in blocks.py. */
+enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, Q4_K, Q5_K, Q6_K };
+
+#define SUPER 8                 /* groups that share a scale of their scales, in the types called K */
+
+INLINE int least(int a, int b) { return a < b ? a : b; }
+
+INLINE vec every(float x) { return (vec){0} + x; }
+
+INLINE vec fused(vec a, vec b, vec c)
+{
+#if LANES == 16
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif LANES == 8
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__ARM_NEON)
+    return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    for (int i = 0; i < LANES; i++) c[i] = fmaf(a[i], b[i], c[i]);
+    return c;
+#endif
+}
+
+INLINE vec floats(ints x)
+{
+#if LANES == 16
+    return (vec)_mm512_cvtepi32_ps((__m512i)x);
+#elif LANES == 8
+    return (vec)_mm256_cvtepi32_ps((__m256i)x);
+#else
+    return __builtin_convertvector(x, vec);
+#endif
+}
+
+/* WIDTH float16 numbers as float32. */
+INLINE void from_half(const uint8_t *x, float *out)
+{
+#if defined(__F16C__)
+    UNROLL for (int i = 0; i < WIDTH; i += 8)
+        _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + 2 * i))));
+#else
+    for (int i = 0; i < WIDTH; i++) {
+        uint16_t bits;
+        memcpy(&bits, x + 2 * i, 2);
+        uint32_t sign = (uint32_t)(bits & 0x8000) << 16, rest = bits & 0x7fff;
+        union { uint32_t u; float f; } value = {rest << 13}, power = {(254u - 15) << 23};
+        value.f *= power.f;                             /* denormal numbers as well */
+        if (rest >= 0x7c00) value.u |= 0x7f800000;      /* infinite, or no number */
+        value.u |= sign;
+        out[i] = value.f;
+    }
+#endif
+}
+
+INLINE int is_super(const int kind) { return kind >= Q4_K; }
+
+INLINE int has_minimum(const int kind) { return kind == Q4_1 || kind == Q5_1 || kind == Q4_K || kind == Q5_K; }
+
+/* Whether codes are signed numbers of 8 bits; others are unsigned and smaller than 64. */
+INLINE int is_wide(const int kind) { return kind == Q8_0 || kind == IQ4_NL; }
+
+/* Number of quads whose products of codes and int8 fit a sum of 16 bits. */
+INLINE int run_of(const int kind)
+{
+    return is_wide(kind) ? 1 : kind == Q6_K ? 2 : kind == Q5_0 || kind == Q5_1 || kind == Q5_K || kind == MXFP4 ? 4 : 8;
+}
+
+INLINE int bytes_of_codes(const int kind)
+{
+    switch (kind) {
+    case Q5_0: case Q5_1: case Q5_K: return WIDTH * 20;
+    case Q6_K: return WIDTH * 24;
+    case Q8_0: return WIDTH * 32;
+    default: return WIDTH * 16;
+    }
+}
+
+/* Bytes before the codes of a group, and before the groups of a super block. */
+INLINE int bytes_of_scales(const int kind)
+{
+    return is_super(kind) ? 2 * WIDTH : kind == MXFP4 ? WIDTH : has_minimum(kind) ? 4 * WIDTH : 2 * WIDTH;
+}
+
+INLINE int bytes_of_head(const int kind) { return has_minimum(kind) ? 4 * WIDTH : 2 * WIDTH; }
+
+INLINE ptrdiff_t start_of(const int kind, int g)
+{
+    ptrdiff_t group = bytes_of_scales(kind) + bytes_of_codes(kind);
+    return is_super(kind) ? g / SUPER * (bytes_of_head(kind) + SUPER * group) + bytes_of_head(kind) + g % SUPER * group
+                          : g * group;
+}
+
+/* A vector of codes of 4 bits through a table of 16 signed numbers. */
+INLINE words looked_up(words x, const int8_t *table)
+{
+#if LANES == 16
+    __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
+    return (words)_mm512_shuffle_epi8(all, (__m512i)x);
+#elif LANES == 8
+    __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+    return (words)_mm256_shuffle_epi8(all, (__m256i)x);
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+    return (words)vqtbl1q_s8(vld1q_s8(table), (uint8x16_t)x);
+#else
+    uint8_t bytes[4 * LANES];
+    memcpy(bytes, &x, sizeof bytes);
+    for (int i = 0; i < 4 * LANES; i++) bytes[i] = (uint8_t)table[bytes[i]];
+    memcpy(&x, bytes, sizeof bytes);
+    return x;
+#endif
+}
+
+static const int8_t IQ4_NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static const int8_t MXFP4_VALUES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0}; /* each + 12 */
+
+/* The codes of a group as bytes: out[k / 4][row][k % 4]. */
+INLINE void codes_of(const int kind, const uint8_t *x, uint8_t *out)
+{
+    if (kind == Q8_0) {
+        memcpy(out, x, CODES);
+        return;
+    }
+    const uint8_t *planes = x + WIDTH * 16;     /* the bits above the lower 4 */
+    UNROLL for (int j = 0; j < VECTORS; j++) {
+        words low = {0}, high = {0};
+        if (run_of(kind) == 4 && kind != MXFP4) low = *(const words *)(planes + j * 4 * LANES);
+        if (kind == Q6_K) {
+            low = *(const words *)(planes + j * 4 * LANES);
+            high = *(const words *)(planes + WIDTH * 4 + j * 4 * LANES);
+        }
+        UNROLL for (int quad = 0; quad < QUADS / 2; quad++) {
+            ptrdiff_t at = quad * WIDTH * 4 + j * 4 * LANES;
+            words both = *(const words *)(x + at);
+            words first = both & 0x0f0f0f0f, second = (both >> 4) & 0x0f0f0f0f;
+            if (kind == IQ4_NL) {
+                first = looked_up(first, IQ4_NL_VALUES);
+                second = looked_up(second, IQ4_NL_VALUES);
+            } else if (kind == MXFP4) {
+                first = looked_up(first, MXFP4_VALUES);
+                second = looked_up(second, MXFP4_VALUES);
+            } else if (kind == Q6_K) {
+                first |= ((low >> (2 * quad)) & 0x03030303) << 4;
+                second |= ((high >> (2 * quad)) & 0x03030303) << 4;
+            } else if (run_of(kind) == 4) {
+                first |= ((low >> quad) & 0x01010101) << 4;
+                second |= ((low >> (quad + 4)) & 0x01010101) << 4;
+            }
+            *(words *)(out + at) = first;
+            *(words *)(out + WIDTH * GROUP / 2 + at) = second;
+        }
+    }
+}
+
+/* Scales and minima of a group: s and m [2][WIDTH], of which the second is that of the second half in Q6_K. */
+INLINE void scales_of(const int kind, const uint8_t *panel, int g, float *s, float *m)
+{
+    const uint8_t *x = panel + start_of(kind, g);
+    if (kind == MXFP4) {
+        for (int n = 0; n < WIDTH; n++) {
+            uint32_t bits = x[n] < 2 ? 0x00200000u << x[n] : (uint32_t)(x[n] - 1) << 23;
+            memcpy(s + n, &bits, 4);
+            m[n] = -12 * s[n];
+        }
+    } else if (!is_super(kind)) {
+        from_half(x, s);
+        if (has_minimum(kind)) from_half(x + 2 * WIDTH, m);
+        else for (int n = 0; n < WIDTH; n++) m[n] = is_wide(kind) ? 0 : s[n] * (kind == Q4_0 ? -8 : -16);
+    } else {
+        float d[WIDTH], least_of[WIDTH];
+        const uint8_t *head = panel + start_of(kind, g / SUPER * SUPER) - bytes_of_head(kind);
+        from_half(head, d);
+        if (kind == Q6_K) {
+            const int8_t *own = (const int8_t *)x;
+            for (int n = 0; n < WIDTH; n++) s[n] = d[n] * own[n], m[n] = -32 * s[n];
+            for (int n = 0; n < WIDTH; n++) s[WIDTH + n] = d[n] * own[WIDTH + n], m[WIDTH + n] = -32 * s[WIDTH + n];
+        } else {
+            from_half(head + 2 * WIDTH, least_of);
+            for (int n = 0; n < WIDTH; n++) s[n] = d[n] * x[n], m[n] = -least_of[n] * x[WIDTH + n];
+        }
+    }
+}
+
+/* Codes, scales and minima of `count` groups of a panel from the first on: [count][CODES], [count][2][WIDTH]. */
+#define UNPACK(kind)                                                                                               \
+    static void unpack_##kind(const uint8_t *panel, int first, int count, uint8_t *codes, float *s, float *m)       \
+    {                                                                                                              \
+        for (int g = 0; g < count; g++) {                                                                          \
+            const uint8_t *x = panel + start_of(kind, first + g) + bytes_of_scales(kind);                          \
+            for (int line = 0; line < bytes_of_codes(kind) + bytes_of_scales(kind); line += 64)                    \
+                __builtin_prefetch(x + AHEAD + line, 0, 2);                                                        \
+            codes_of(kind, x, codes + g * CODES);                                                                  \
+            scales_of(kind, panel, first + g, s + g * 2 * WIDTH, m + g * 2 * WIDTH);                               \
+        }                                                                                                          \
+    }
+#define AHEAD 4096
+
+UNPACK(Q4_0) UNPACK(Q4_1) UNPACK(Q5_0) UNPACK(Q5_1) UNPACK(Q8_0) UNPACK(IQ4_NL) UNPACK(MXFP4)
+UNPACK(Q4_K) UNPACK(Q5_K) UNPACK(Q6_K)
+
+typedef void (*Unpack)(const uint8_t *panel, int first, int count, uint8_t *codes, float *s, float *m);
+
+static const Unpack UNPACKS[] = {unpack_Q4_0, unpack_Q4_1, unpack_Q5_0, unpack_Q5_1, unpack_Q8_0,
+                                 unpack_IQ4_NL, unpack_MXFP4, unpack_Q4_K, unpack_Q5_K, unpack_Q6_K};
+
+/* Byte i of each lane, a code, as float32. */
+INLINE vec code(const int wide, words x, const int i)
+{
+    return floats(wide ? (ints)(x << (24 - 8 * i)) >> 24 : (ints)((x >> (8 * i)) & 255));
+}
+
+/* `rows` rows of x [rows, step] times `groups` groups: added to total [rows][WIDTH], at the end. */
+INLINE void float_tile(const int rows, const int wide, const int halves, const uint8_t *codes, const float *s,
+                       const float *m, int groups, const float *x, ptrdiff_t step, float *total)
+{
+    vec sum[rows][VECTORS];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = 0; j < VECTORS; j++)
+            sum[r][j] = (vec){0};
+    for (int g = 0; g < groups; g++)
+        for (int quad = 0; quad < QUADS; quad++) {
+            const float *scale = s + g * 2 * WIDTH + (halves == 2 && quad >= QUADS / 2 ? WIDTH : 0);
+            const float *minimum = m + (scale - s);
+            const uint8_t *from = codes + g * CODES + quad * WIDTH * 4;
+            UNROLL for (int i = 0; i < 4; i++) {
+                vec w[VECTORS];
+                UNROLL for (int j = 0; j < VECTORS; j++)
+                    w[j] = fused(code(wide, *(const words *)(from + j * 4 * LANES), i),
+                                 *(const vec *)(scale + j * LANES), *(const vec *)(minimum + j * LANES));
+                UNROLL for (int r = 0; r < rows; r++) {
+                    vec one = every(x[r * step + g * GROUP + quad * 4 + i]);
+                    UNROLL for (int j = 0; j < VECTORS; j++)
+                        sum[r][j] = fused(w[j], one, sum[r][j]);
+                }
+            }
+        }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = 0; j < VECTORS; j++)
+            *(vec *)(total + r * WIDTH + j * LANES) += sum[r][j];
+}
+
+/* The same from dequantized weights w [groups * GROUP][WIDTH]. */
+INLINE void dense_tile(const int rows, const float *w, int length, const float *x, ptrdiff_t step, float *total)
+{
+    vec sum[rows][VECTORS];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = 0; j < VECTORS; j++)
+            sum[r][j] = (vec){0};
+    for (int k = 0; k < length; k++)
+        UNROLL for (int r = 0; r < rows; r++) {
+            vec one = every(x[r * step + k]);
+            UNROLL for (int j = 0; j < VECTORS; j++)
+                sum[r][j] = fused(*(const vec *)(w + k * WIDTH + j * LANES), one, sum[r][j]);
+        }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = 0; j < VECTORS; j++)
+            *(vec *)(total + r * WIDTH + j * LANES) += sum[r][j];
+}
+
+/* Weights of `groups` groups: w[k][row]. */
+INLINE void dequantize(const int wide, const int halves, const uint8_t *codes, const float *s, const float *m,
+                       int groups, float *w)
+{
+    for (int g = 0; g < groups; g++)
+        for (int quad = 0; quad < QUADS; quad++) {
+            ptrdiff_t scale = g * 2 * WIDTH + (halves == 2 && quad >= QUADS / 2 ? WIDTH : 0);
+            UNROLL for (int i = 0; i < 4; i++)
+                UNROLL for (int j = 0; j < VECTORS; j++)
+                    *(vec *)(w + (g * GROUP + quad * 4 + i) * WIDTH + j * LANES) = fused(
+                        code(wide, *(const words *)(codes + g * CODES + quad * WIDTH * 4 + j * 4 * LANES), i),
+                        *(const vec *)(s + scale + j * LANES), *(const vec *)(m + scale + j * LANES));
+        }
+}
+
+#if LANES == 16 || (defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD))
+#define DIRECT 1                /* the processor adds four products of bytes to a sum of 32 bits */
+#else
+#define DIRECT 0
+#endif
+
+INLINE ints dot(const int wide, ints sum, words w, words a)
+{
+#if LANES == 16
+    return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)(wide ? w ^ 0x80808080 : w), (__m512i)a);
+#elif defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
+    return (ints)vdotq_s32((int32x4_t)sum, (int8x16_t)w, (int8x16_t)a);
+#elif LANES == 4
+    for (int i = 0; i < 4; i++)
+        sum += ((ints)(w << (24 - 8 * i)) >> 24) * ((ints)(a << (24 - 8 * i)) >> 24);
+    return sum;
+#else
+    return sum;
+#endif
+}
+
+/* Rows of x in int8: for each group d, and the sum of a over the group and over each of its halves. */
+struct rows { int8_t *a; float *d; int32_t *sum; ptrdiff_t step; int groups; };
+
+#define COLUMNS (VECTORS < 2 ? 1 : 2) /* vectors of a tile */
+
+/* `rows` rows from the i-th on, times one group: added to total [rows][WIDTH]. */
+INLINE void int_tile(const int rows, const int run, const int halves, const uint8_t *codes, const float *s,
+                     const float *m, const struct rows *x, int i, int g, float *total)
+{
+    const int wide = run == 1, each = QUADS / halves;
+    const int8_t *a = x->a + i * x->step + g * GROUP;
+    UNROLL for (int first = 0; first < VECTORS; first += COLUMNS)
+        UNROLL for (int half = 0; half < halves; half++) {
+            ints sum[rows][COLUMNS];
+            UNROLL for (int r = 0; r < rows; r++) {
+                int start = LANES == 16 && wide ? -128 * x->sum[((i + r) * x->groups + g) * 3] : 0;
+                UNROLL for (int j = 0; j < COLUMNS; j++)
+                    sum[r][j] = (ints){0} + start;
+            }
+            UNROLL for (int quad = half * each; quad < (half + 1) * each; quad += DIRECT || LANES == 4 ? 1 : run) {
+#if LANES == 8
+                __m256i part[rows][COLUMNS];
+                UNROLL for (int more = 0; more < run; more++) {
+                    __m256i w[COLUMNS];
+                    UNROLL for (int j = 0; j < COLUMNS; j++)
+                        w[j] = _mm256_loadu_si256(
+                            (const __m256i *)(codes + (quad + more) * WIDTH * 4 + (first + j) * 4 * LANES));
+                    UNROLL for (int r = 0; r < rows; r++) {
+                        int four;
+                        memcpy(&four, a + r * x->step + (quad + more) * 4, 4);
+                        __m256i one = _mm256_set1_epi32(four);
+                        UNROLL for (int j = 0; j < COLUMNS; j++) {
+                            __m256i pairs = wide ? _mm256_maddubs_epi16(_mm256_abs_epi8(w[j]), _mm256_sign_epi8(one, w[j]))
+                                                 : _mm256_maddubs_epi16(w[j], one);
+                            part[r][j] = more ? _mm256_add_epi16(part[r][j], pairs) : pairs;
+                        }
+                    }
+                }
+                UNROLL for (int r = 0; r < rows; r++)
+                    UNROLL for (int j = 0; j < COLUMNS; j++)
+                        sum[r][j] += (ints)_mm256_madd_epi16(part[r][j], _mm256_set1_epi16(1));
+#else
+                words w[COLUMNS];
+                UNROLL for (int j = 0; j < COLUMNS; j++)
+                    w[j] = *(const words *)(codes + quad * WIDTH * 4 + (first + j) * 4 * LANES);
+                UNROLL for (int r = 0; r < rows; r++) {
+                    uint32_t four;
+                    memcpy(&four, a + r * x->step + quad * 4, 4);
+                    words one = (words){0} + four;
+                    UNROLL for (int j = 0; j < COLUMNS; j++)
+                        sum[r][j] = dot(wide, sum[r][j], w[j], one);
+                }
+#endif
+            }
+            UNROLL for (int r = 0; r < rows; r++) {
+                ptrdiff_t at = (i + r) * x->groups + g;
+                float d = x->d[at];
+                UNROLL for (int j = 0; j < COLUMNS; j++) {
+                    vec *to = (vec *)(total + r * WIDTH + (first + j) * LANES);
+                    ptrdiff_t n = half * WIDTH + (first + j) * LANES;
+                    vec value = fused(*(const vec *)(s + n) * d, floats(sum[r][j]), *to);
+                    *to = wide ? value : fused(*(const vec *)(m + n), every(d * x->sum[at * 3 + (halves == 2) + half]), value);
+                }
+            }
+        }
+}
+
+#define ARGUMENTS                                                                                                  \
+    const uint8_t *codes, const float *s, const float *m, int groups, const struct rows *x, int i, int first, float *total
+
+#define INT_TILE(rows, run, halves)                                                                                \
+    static void int_tile_##rows##_##run(ARGUMENTS)                                                                 \
+    {                                                                                                              \
+        for (int g = 0; g < groups; g++)                                                                           \
+            int_tile(rows, run, halves, codes + g * CODES, s + g * 2 * WIDTH, m + g * 2 * WIDTH, x, i, first + g,  \
+                     total);                                                                                       \
+    }
+#define INT_TILES(run, halves)                                                                                     \
+    INT_TILE(1, run, halves) INT_TILE(2, run, halves) INT_TILE(3, run, halves) INT_TILE(4, run, halves)
+
+INT_TILES(1, 1) INT_TILES(2, 2) INT_TILES(4, 1) INT_TILES(8, 1)
+
+#if INT_ROWS == 8
+#define MORE(run, halves)                                                                                          \
+    INT_TILE(5, run, halves) INT_TILE(6, run, halves) INT_TILE(7, run, halves) INT_TILE(8, run, halves)
+MORE(1, 1) MORE(2, 2) MORE(4, 1) MORE(8, 1)
+#define OF(run)                                                                                                    \
+    {int_tile_1_##run, int_tile_2_##run, int_tile_3_##run, int_tile_4_##run,                                       \
+     int_tile_5_##run, int_tile_6_##run, int_tile_7_##run, int_tile_8_##run}
+#else
+#define OF(run) {int_tile_1_##run, int_tile_2_##run, int_tile_3_##run, int_tile_4_##run}
+#endif
+
+typedef void (*IntTile)(ARGUMENTS);
+
+static const IntTile INT_TILES_OF[4][INT_ROWS] = {OF(1), OF(2), OF(4), OF(8)};
+
+INLINE void float_tiles(const int wide, const int halves, int rows, const uint8_t *codes, const float *s,
+                        const float *m, int groups, const float *x, ptrdiff_t step, float *total)
+{
+    switch (rows) {
+    case 1: float_tile(1, wide, halves, codes, s, m, groups, x, step, total); break;
+    case 2: float_tile(2, wide, halves, codes, s, m, groups, x, step, total); break;
+    default: float_tile(3, wide, halves, codes, s, m, groups, x, step, total);
+    }
+}
+
+static void dense_tiles(int rows, const float *w, int length, const float *x, ptrdiff_t step, float *total)
+{
+    switch (rows) {
+    case 1: dense_tile(1, w, length, x, step, total); break;
+    case 2: dense_tile(2, w, length, x, step, total); break;
+    case 3: dense_tile(3, w, length, x, step, total); break;
+#if FLOAT_ROWS == 8
+    case 4: dense_tile(4, w, length, x, step, total); break;
+    case 5: dense_tile(5, w, length, x, step, total); break;
+    case 6: dense_tile(6, w, length, x, step, total); break;
+    case 7: dense_tile(7, w, length, x, step, total); break;
+    case 8: dense_tile(8, w, length, x, step, total); break;
+#endif
+    }
+}
+
+/* `count` rows of float32 numbers x times `groups` groups: added to total. */
+static void float_part(int kind, int count, const uint8_t *codes, const float *s, const float *m, int groups,
+                       const float *x, ptrdiff_t step, float *w, float *total)
+{
+    int wide = is_wide(kind), halves = kind == Q6_K ? 2 : 1;
+    if (count <= 3) {
+        if (wide) float_tiles(1, 1, count, codes, s, m, groups, x, step, total);
+        else if (halves == 2) float_tiles(0, 2, count, codes, s, m, groups, x, step, total);
+        else float_tiles(0, 1, count, codes, s, m, groups, x, step, total);
+        return;
+    }
+    if (wide) dequantize(1, 1, codes, s, m, groups, w);
+    else if (halves == 2) dequantize(0, 2, codes, s, m, groups, w);
+    else dequantize(0, 1, codes, s, m, groups, w);
+    for (int i = 0; i < count; i += FLOAT_ROWS)
+        dense_tiles(least(FLOAT_ROWS, count - i), w, groups * GROUP, x + i * step, step, total + i * WIDTH);
+}
+
+/* The i-th of `rows` from x [length]; d is no number where one of x is none, or infinite. */
+static void round_row(const float *x, const struct rows *rows, ptrdiff_t i)
+{
+    for (int g = 0; g < rows->groups; g++, x += GROUP) {
+        int8_t *a = rows->a + i * rows->step + g * GROUP;
+        float most = 0, none = 0;
+        for (int k = 0; k < GROUP; k++) {
+            float size = fabsf(x[k]);
+            most = size > most ? size : most;
+        }
+        for (int k = 0; k < GROUP; k++) none += x[k] * 0.0f;
+        float d = most / 127, by = most > 0 && none == 0 ? 127 / most : 0;
+        int32_t sum[2] = {0, 0};
+        int32_t whole[GROUP];
+        for (int k = 0; k < GROUP; k++) {
+            float moved = x[k] * by + 12582912.0f;      /* 1.5 * 2^23: rounds to a whole number, half to even */
+            int32_t bits;
+            memcpy(&bits, &moved, 4);
+            whole[k] = bits - 0x4b400000;
+        }
+        for (int k = 0; k < GROUP / 2; k++) sum[0] += whole[k];
+        for (int k = GROUP / 2; k < GROUP; k++) sum[1] += whole[k];
+        for (int k = 0; k < GROUP; k++) a[k] = (int8_t)whole[k];
+        ptrdiff_t at = i * rows->groups + g;
+        rows->d[at] = d + none;
+        rows->sum[at * 3] = sum[0] + sum[1];
+        rows->sum[at * 3 + 1] = sum[0];
+        rows->sum[at * 3 + 2] = sum[1];
+    }
+}
+
+INLINE float number(int type, const void *x, ptrdiff_t n)
+{
+    if (type == FLOAT32) return ((const float *)x)[n];
+    uint32_t bits = (uint32_t)((const uint16_t *)x)[n] << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+INLINE void put(int type, void *x, ptrdiff_t n, float value)
+{
+    if (type == FLOAT32) {
+        ((float *)x)[n] = value;
+        return;
+    }
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    bits = value != value ? 0x7fc00000 : bits + 0x7fff + ((bits >> 16) & 1);
+    ((uint16_t *)x)[n] = (uint16_t)(bits >> 16);
+}
+
+/* x [count, length] of rows `step` apart times panels of `columns` rows, plus `base` (NULL: none; its rows lie
+ * `base_step` apart, 0 where all are one) -> out [count, columns], rows `out_step` apart. x and base are of `type`, out
+ * is of `out_type`; `rounded`: x is rounded to int8. Returns 0, or 1 where there is no memory. */
+int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step, const uint8_t *w, const void *base,
+                  ptrdiff_t base_step, int out_type, void *out, ptrdiff_t out_step, int count, int columns, int length,
+                  int threads)
+{
+    int groups = length / GROUP, panels = (columns + WIDTH - 1) / WIDTH;
+    int each = least(MOST, (groups + PARTS - 1) / PARTS);
+    ptrdiff_t panel = start_of(kind, groups) - (is_super(kind) ? bytes_of_head(kind) : 0);
+    float *copy = NULL;
+    const float *numbers = (const float *)x;
+    struct rows rows = {NULL, NULL, NULL, length, groups};
+    int failed = 0;
+    if (type != FLOAT32) {
+        copy = malloc(sizeof(float) * count * length + 1);
+        failed = !copy;
+        for (ptrdiff_t i = 0; i < count && !failed; i++)
+            for (int k = 0; k < length; k++) copy[i * length + k] = number(type, x, i * step + k);
+        numbers = copy, step = length;
+    }
+    if (rounded && !failed) {
+        ptrdiff_t all = (ptrdiff_t)count * groups;
+        rows.a = malloc((size_t)count * length + 1), rows.d = malloc(4 * all + 1), rows.sum = malloc(12 * all + 1);
+        failed = !rows.a || !rows.d || !rows.sum;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && count > 7)
+        for (int i = 0; i < (failed ? 0 : count); i++) round_row(numbers + i * step, &rows, i);
+    }
+    int run = run_of(kind), line = run == 1 ? 0 : run == 2 ? 1 : run == 4 ? 2 : 3;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int p = 0; p < (failed ? 0 : panels); p++) {
+        uint8_t codes[MOST * CODES] __attribute__((aligned(64)));
+        float s[MOST * 2 * WIDTH] __attribute__((aligned(64))), m[MOST * 2 * WIDTH] __attribute__((aligned(64)));
+        float dense[MOST * GROUP * WIDTH] __attribute__((aligned(64)));
+        float total[ROWS * WIDTH] __attribute__((aligned(64)));
+        const uint8_t *here = w + p * panel;
+        for (int from = 0; from < count; from += ROWS) {
+            int together = least(ROWS, count - from);
+            memset(total, 0, sizeof(float) * together * WIDTH);
+            for (int g = 0; g < groups; g += each) {
+                int some = least(each, groups - g);
+                UNPACKS[kind](here, g, some, codes, s, m);
+                if (!rounded) {
+                    float_part(kind, together, codes, s, m, some, numbers + from * step + (ptrdiff_t)g * GROUP, step,
+                               dense, total);
+                } else {
+                    for (int i = 0; i < together; i += INT_ROWS)
+                        INT_TILES_OF[line][least(INT_ROWS, together - i) - 1](codes, s, m, some, &rows, from + i, g,
+                                                                            total + i * WIDTH);
+                }
+            }
+            int last = least(WIDTH, columns - p * WIDTH);
+            for (int i = 0; i < together; i++)
+                for (int n = 0; n < last; n++) {
+                    float value = total[i * WIDTH + n];
+                    if (base) value += number(type, base, (from + i) * base_step + p * WIDTH + n);
+                    put(out_type, out, (from + i) * out_step + p * WIDTH + n, value);
+                }
+        }
+    }
+    free(copy), free(rows.a), free(rows.d), free(rows.sum);
+    return failed;
+}

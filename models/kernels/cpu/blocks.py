@@ -1,0 +1,362 @@
+"""Block-quantized weights, packed as GGUF files have them: 4 to 8 bits for each weight, and scales for each group.
+
+    W[n, k] = q[n, k] * s[n, g] + m[n, g]      g: 32 successive k, or 16 in Q6_K; float32, rounded once
+
+A matrix takes as many bytes as in the file, and a matmul reads no more than those. What is multiplied stays float32
+(`activations="float32"`: outputs are those of the dequantized matrix, to float32 rounding) or is rounded to int8 in
+groups of 32 ("int8": several times as fast where arithmetic decides; outputs differ by about 0.5%).
+
+In memory, 32 rows of W are a panel, and a panel has its groups one after the other, each with its scales first:
+
+    types of 32     [scales: 32 float16] [minima: 32 float16, if any] [codes]
+    MXFP4           [exponents: 32 bytes] [codes]
+    Q4_K, Q5_K      every 8 groups [32 float16] [32 float16], then in each group [scales: 32 bytes] [minima] [codes]
+    Q6_K            every 8 groups [32 float16], then in each group [scales: 2 x 32 int8] [codes]
+    codes           [4, 32, 4] bytes: the lower 4 bits of k = 4 i + j and, above them, of k = 16 + 4 i + j
+                    then [32, 4] bytes, of which bit i is the fifth bit of k = 4 i + j, and bit 4 + i of 16 + 4 i + j
+                    or [2, 32, 4] bytes, of which bits 2 i and 2 i + 1 are those above the lower 4, for k < 16 and after
+                    Q8_0: [8, 32, 4] bytes
+
+The formats are those of ggml (github.com/ggml-org/llama.cpp, ggml-common.h); blocks.c multiplies with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from . import library
+from .library import COUNT, POINTER, STEP
+from .packed import PackedWeight
+
+Activations = Literal["float32", "int8"]
+
+WIDTH, GROUP = 32, 32  # rows of a panel and columns of a group, as in blocks.c
+_SUPER = 8  # groups that share the scale of their scales
+_CHUNK = 2**22  # weights packed or dequantized at a time
+_FILE = Path(__file__).with_suffix(".c")
+_ARGUMENTS = (COUNT, COUNT, COUNT, POINTER, STEP, POINTER, POINTER, STEP, COUNT, POINTER, STEP, *[COUNT] * 4)
+
+_IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the numbers of 4-bit floats
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """A type of block-quantized tensor in GGUF files."""
+
+    number: int  # in blocks.c
+    block: int  # weights of a block in the file
+    size: int  # bytes of a block in the file
+    bits: int  # of a code
+    scales: int  # bytes of each row's scales and minima in a group
+    head: int = 0  # bytes of each row's scales for all groups of a block of 256
+    offset: int = 0  # subtracted from a code
+    table: tuple[int, ...] = ()  # the number that a code stands for
+
+    @property
+    def codes(self) -> int:
+        """Bytes of the codes of a group in a panel."""
+        return WIDTH * GROUP * self.bits // 8
+
+
+TYPES = {
+    "Q4_0": BlockType(0, 32, 18, 4, 2, offset=8),
+    "Q4_1": BlockType(1, 32, 20, 4, 4),
+    "Q5_0": BlockType(2, 32, 22, 5, 2, offset=16),
+    "Q5_1": BlockType(3, 32, 24, 5, 4),
+    "Q8_0": BlockType(4, 32, 34, 8, 2),
+    "IQ4_NL": BlockType(5, 32, 18, 4, 2, table=_IQ4_NL),
+    "MXFP4": BlockType(6, 32, 17, 4, 1, table=_MXFP4),
+    "Q4_K": BlockType(7, 256, 144, 4, 2, head=4),
+    "Q5_K": BlockType(8, 256, 176, 5, 2, head=4),
+    "Q6_K": BlockType(9, 256, 210, 6, 2, head=2, offset=32),
+}
+
+
+class BlockWeight(PackedWeight):
+    """A matrix [N, K] of block-quantized weights, made of one or more matrices [n, K] of a type each; see above."""
+
+    packed: tuple[Tensor, ...]  # of each type: uint8 [ceil(n / 32), bytes of a panel]; zeros after the last row
+    types: tuple[str, ...]
+    counts: tuple[int, ...]  # n of each
+    activations: Activations
+
+    @staticmethod
+    def __new__(
+        cls,
+        types: tuple[str, ...],
+        counts: tuple[int, ...],
+        columns: int,
+        dtype: torch.dtype,
+        activations: Activations,
+        *packed: Tensor,
+    ) -> BlockWeight:
+        weight: BlockWeight = Tensor._make_wrapper_subclass(
+            cls, (sum(counts), columns), dtype=dtype, device=packed[0].device
+        )
+        weight.packed, weight.types, weight.counts, weight.activations = packed, types, counts, activations
+        return weight
+
+    def __init__(self, *parts: object) -> None: ...
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return self.types, self.counts, self.shape[1], self.dtype, self.activations, *self.packed
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes in memory."""
+        return sum(part.nbytes for part in self.packed)
+
+    @property
+    def dense(self) -> Tensor:
+        return self.rows(torch.arange(self.shape[0]))
+
+    def rows(self, index: Tensor) -> Tensor:
+        """[..., K] the rows `index` [...], dequantized."""
+        out = torch.empty(index.numel(), self.shape[1], dtype=self.dtype)
+        flat, start = index.reshape(-1), 0
+        for kind, count, packed in zip(self.types, self.counts, self.packed, strict=True):
+            here = slice(None) if len(self.types) == 1 else ((flat >= start) & (flat < start + count)).nonzero()[:, 0]
+            own = flat[here] - start
+            step = max(1, _CHUNK // self.shape[1])
+            values = [_dequantized(kind, packed, part, self.shape[1]) for part in own.split(step)]
+            out[here] = torch.cat(values).to(self.dtype) if values else out[here]
+            start += count
+        return out.view(*index.shape, self.shape[1])
+
+    def matmul(self, x: Tensor, base: Tensor | None = None) -> Tensor:
+        if not self._takes(x):
+            out = torch.nn.functional.linear(x, self.dense.to(x.dtype))
+            return out if base is None else out + base
+        flat = x.reshape(-1, self.shape[1])
+        if base is not None:
+            base = base.contiguous().to(x.dtype)
+        out = torch.empty((*x.shape[:-1], self.shape[0]), dtype=x.dtype)
+        self._run(flat, out.view(-1, self.shape[0]), base)
+        return out
+
+    def matmul_into(self, out: Tensor, x: Tensor) -> None:
+        if not self._takes(x) or out.dtype not in library.TYPES or out.stride(1) != 1:
+            super().matmul_into(out, x)
+        else:
+            self._run(x, out, None)
+
+    def _takes(self, x: Tensor) -> bool:
+        fits = x.dtype in library.TYPES and x.is_cpu and not x.requires_grad and not library.is_traced()
+        return fits and library.allowed() and kernel() is not None
+
+    def _run(self, x: Tensor, out: Tensor, base: Tensor | None) -> None:
+        x = x if x.stride(1) == 1 else x.contiguous()
+        run, columns, start = kernel(), self.shape[1], 0
+        kind, to, size = library.TYPES[x.dtype], library.TYPES[out.dtype], out.element_size()
+        rounded, each = self.activations == "int8", x.element_size()
+        apart = 0 if base is None or base.dim() == 1 else self.shape[0]
+        for name, count, packed in zip(self.types, self.counts, self.packed, strict=True):
+            onto = None if base is None else base.data_ptr() + start * each
+            sizes = len(x), count, columns, library.threads(len(x) * count * columns)
+            into = to, out.data_ptr() + start * size, out.stride(0)
+            number = TYPES[name].number
+            if run(number, rounded, kind, x.data_ptr(), x.stride(0), packed.data_ptr(), onto, apart, *into, *sizes):
+                raise MemoryError(f"no memory for a matmul of {len(x)} rows of {columns}")
+            start += count
+
+
+def kernel() -> Any:
+    """The compiled matmul; None where it cannot be compiled or this processor is not supported."""
+    return library.kernel_on(supported(), _FILE, "pardec_blocks", _ARGUMENTS)
+
+
+@cache
+def supported() -> bool:
+    """Whether the processor is one that blocks.c is written for: x86 with AVX2 or AVX-512, or ARM."""
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") or library.is_arm()
+
+
+def pack(kind: str, raw: Tensor) -> Tensor:
+    """The blocks of a file, uint8 [n, bytes of a row], in panels: uint8 [ceil(n / 32), bytes of a panel]."""
+    own, count = TYPES[kind], len(raw)
+    columns = raw.shape[1] // own.size * own.block
+    out = torch.zeros(-(-count // WIDTH), panel_bytes(kind, columns), dtype=torch.uint8)
+    step = max(1, _CHUNK // columns // WIDTH) * WIDTH
+    for start in range(0, count, step):
+        part = raw[start : start + step]
+        if short := -len(part) % WIDTH:
+            part = torch.cat((part, part.new_zeros(short, raw.shape[1])))
+        out[start // WIDTH : (start + len(part)) // WIDTH] = _pack(own, _READERS[kind](part.unflatten(1, (-1, own.size))))
+    return out
+
+
+def panel_bytes(kind: str, columns: int) -> int:
+    """Bytes of a panel of 32 rows."""
+    own = TYPES[kind]
+    heads = columns // (GROUP * _SUPER) * own.head * WIDTH
+    return heads + columns // GROUP * (own.scales * WIDTH + own.codes)
+
+
+# Of n rows: bytes before the groups of a block of 256 [n, S, head], bytes before the codes [n, G, scales], and codes
+# [n, G, 32] of at most 8 bits. Scales that a row has several bytes of come number by number.
+Parts = tuple[Tensor | None, Tensor, Tensor]
+
+
+def _nibbles(x: Tensor) -> Tensor:
+    """[n, G, 32] of bytes [n, G, 16]: the lower 4 bits of each, then the upper ones."""
+    return torch.cat((x & 15, x >> 4), -1)
+
+
+def _read_32(at: int) -> Callable[[Tensor], Parts]:
+    """A reader of blocks of 32 codes of 4 bits after `at` bytes of scales."""
+    return lambda x: (None, x[..., :at], _nibbles(x[..., at:]))
+
+
+def _read_five(at: int) -> Callable[[Tensor], Parts]:
+    def read(x: Tensor) -> Parts:
+        fifth = _bits(x[..., at : at + 4])
+        return None, x[..., :at], _nibbles(x[..., at + 4 :]) | fifth << 4
+
+    return read
+
+
+def _bits(x: Tensor) -> Tensor:
+    """[..., 8 b] the bits of bytes [..., b], the lowest first."""
+    return (x[..., None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2)
+
+
+def _read_8(x: Tensor) -> Parts:
+    return None, x[..., :2], x[..., 2:]
+
+
+def _groups_of_k(scales: Tensor) -> Tensor:
+    """[n, 8 S, 2] scales and minima of 6 bits each, of the 12 bytes [n, S, 12] of Q4_K and Q5_K."""
+    first, second, third = scales[..., :4], scales[..., 4:8], scales[..., 8:]
+    scale = torch.cat((first & 63, third & 15 | (first >> 6) << 4), -1)
+    least = torch.cat((second & 63, third >> 4 | (second >> 6) << 4), -1)
+    return torch.stack((scale, least), -1).flatten(1, 2)
+
+
+def _by_32(x: Tensor) -> Tensor:
+    """[n, 8 S, 32] codes of bytes [n, S, 128]: of each 32 bytes the lower bits, then the upper ones."""
+    chunks = x.unflatten(-1, (4, 32))
+    return torch.stack((chunks & 15, chunks >> 4), -2).flatten(1, 3)
+
+
+def _read_q4_k(x: Tensor) -> Parts:
+    return x[..., :4], _groups_of_k(x[..., 4:16]), _by_32(x[..., 16:])
+
+
+def _read_q5_k(x: Tensor) -> Parts:
+    fifth = x[..., 16:48, None] >> torch.arange(8, dtype=torch.uint8) & 1  # [n, S, 32, 8]
+    return x[..., :4], _groups_of_k(x[..., 4:16]), _by_32(x[..., 48:]) | fifth.transpose(-1, -2).flatten(1, 2) << 4
+
+
+def _read_q6_k(x: Tensor) -> Parts:
+    low = x[..., :128].unflatten(-1, (2, 2, 32))  # [n, S, half, 2, 32]
+    low = torch.stack((low & 15, low >> 4), -3).flatten(-3, -2)  # [n, S, half, 4, 32]
+    high = x[..., 128:192].unflatten(-1, (2, 1, 32)) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None] & 3
+    codes = (low | high << 4).flatten(1, 3)
+    return x[..., 208:], x[..., 192:208].unflatten(-1, (8, 2)).flatten(1, 2), codes
+
+
+_READERS: dict[str, Callable[[Tensor], Parts]] = {
+    "Q4_0": _read_32(2),
+    "Q4_1": _read_32(4),
+    "Q5_0": _read_five(2),
+    "Q5_1": _read_five(4),
+    "Q8_0": _read_8,
+    "IQ4_NL": _read_32(2),
+    "MXFP4": _read_32(1),
+    "Q4_K": _read_q4_k,
+    "Q5_K": _read_q5_k,
+    "Q6_K": _read_q6_k,
+}
+
+
+def _by_number(x: Tensor, size: int) -> Tensor:
+    """[P, G, bytes] of [32 P, G, b]: for each number of `size` bytes those of the 32 rows."""
+    panels = x.view(-1, WIDTH, x.shape[1], x.shape[2] // size, size)
+    return panels.permute(0, 2, 3, 1, 4).flatten(2)
+
+
+def _pack(own: BlockType, parts: Parts) -> Tensor:
+    """Panels [P, bytes] of 32 P rows."""
+    head, scales, codes = parts
+    quads = codes.reshape(-1, WIDTH, codes.shape[1], 8, 4).permute(0, 2, 3, 1, 4)  # [P, G, 8, 32, 4]
+    first, second = quads[:, :, :4], quads[:, :, 4:]
+    if own.bits == 8:
+        packed = [quads.flatten(2)]
+    else:
+        packed = [(first & 15 | second << 4).flatten(2)]
+        at = torch.arange(4, dtype=torch.uint8)[:, None, None]
+        if own.bits == 5:
+            packed.append(((first >> 4) << at | (second >> 4) << at + 4).sum(2, dtype=torch.uint8).flatten(2))
+        if own.bits == 6:
+            packed += [((half >> 4) << 2 * at).sum(2, dtype=torch.uint8).flatten(2) for half in (first, second)]
+    groups = torch.cat((_by_number(scales, 1 if head is not None else min(2, own.scales)), *packed), -1)
+    if head is None:
+        return groups.flatten(1)
+    return torch.cat((_by_number(head, 2), groups.unflatten(1, (-1, _SUPER)).flatten(2)), -1).flatten(1)
+
+
+def _dequantized(kind: str, packed: Tensor, index: Tensor, columns: int) -> Tensor:
+    """Rows `index` [n] of a packed matrix as float32 [n, K]."""
+    own, lane = TYPES[kind], index % WIDTH
+    panel = packed[index // WIDTH]
+    d: Tensor | None = None
+    if own.head:
+        blocks = panel.unflatten(1, (columns // (GROUP * _SUPER), -1))
+        d = _of_row(blocks[..., : own.head * WIDTH], lane, 2).repeat_interleave(_SUPER, 1)
+        panel = blocks[..., own.head * WIDTH :].flatten(1)
+    groups = panel.unflatten(1, (columns // GROUP, -1))  # [n, G, bytes]
+    q = _codes(own, groups[..., own.scales * WIDTH :], lane).double()
+    if own.table:
+        q = torch.tensor(own.table, dtype=torch.float64)[q.long()]
+    elif own.bits == 8:
+        q = torch.where(q > 127, q - 256, q)
+    stored = groups[..., : own.scales * WIDTH]
+    if kind == "MXFP4":
+        exponent = _of_row(stored, lane, 1)
+        s, m = torch.ldexp(torch.ones((), dtype=torch.float64), exponent.double() - 128), None
+    elif d is None:
+        s, m = _split(_of_row(stored, lane, 2).double())
+    elif kind == "Q6_K":
+        own_scales = _of_row(stored, lane, 1).view(torch.int8).double()
+        s, m = (own_scales * d.double()).repeat_interleave(GROUP // 2, -1), None
+    else:
+        scale, least = _of_row(stored, lane, 1).double().split(1, -1)
+        s, m = scale * d[..., :1].double(), -least * d[..., 1:].double()
+    values = (q - own.offset) * s
+    return (values if m is None else values + m).float().flatten(1)
+
+
+def _of_row(x: Tensor, lane: Tensor, size: int) -> Tensor:
+    """[n, G, numbers] the numbers of row `lane` [n] in bytes [n, G, b]; float16 where they have 2 bytes."""
+    each = x.unflatten(-1, (-1, WIDTH, size))
+    own = each[torch.arange(len(lane)), :, :, lane]  # [n, G, numbers, size]
+    return own.contiguous().view(torch.float16)[..., 0] if size == 2 else own[..., 0]
+
+
+def _split(x: Tensor) -> tuple[Tensor, Tensor | None]:
+    return (x, None) if x.shape[-1] == 1 else (x[..., :1], x[..., 1:])
+
+
+def _codes(own: BlockType, x: Tensor, lane: Tensor) -> Tensor:
+    """[n, G, 32] the codes of row `lane` [n] in bytes [n, G, b]."""
+    rows = x.unflatten(-1, (-1, WIDTH, 4))[torch.arange(len(lane)), :, :, lane]  # [n, G, b / 128, 4]
+    if own.bits == 8:
+        return rows.flatten(2)
+    low = rows[:, :, :4]
+    codes = torch.stack((low & 15, low >> 4), 2)  # [n, G, half, 4, 4]
+    at = torch.arange(4, dtype=torch.uint8)[:, None]
+    if own.bits == 5:
+        fifth = rows[:, :, 4, None]
+        codes |= torch.stack((fifth >> at & 1, fifth >> at + 4 & 1), 2) << 4
+    if own.bits == 6:
+        codes |= (rows[:, :, 4:, None] >> 2 * at & 3) << 4
+    return codes.flatten(2)
